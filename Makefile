@@ -1,0 +1,55 @@
+# Every target makes the virtual environment it needs. Nothing is assumed but Python >= 3.11, make and pip's package index.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+Q      ?= How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?
+ARGS   ?=
+
+.PHONY: run test test-models check bench format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run Q=\"…\"     answer a question with the embedded model over examples/documents"
+	@echo "make test          run the tests"
+	@echo "make test-models   run the tests that use the embedded model (slow)"
+	@echo "make check         lint, types, layers"
+	@echo "make bench         run the benchmarks, one summary line each"
+
+$(VENV)/.run: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Closeout needs Python 3.11 or newer: make run PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Closeout into $(VENV) …" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[local]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Closeout needs Python 3.11 or newer: make test PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the development tools into $(VENV) …" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
+	@touch $@ $(VENV)/.run
+
+run: $(VENV)/.run
+	@$(BIN)/closeout run "$(Q)" --docs examples/documents $(ARGS)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-models: $(VENV)/.dev
+	@$(BIN)/python -m pytest -m models -n 0 $(ARGS)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev
+	@for b in bench/*.py; do case $$b in bench/_*) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1 ;; esac; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

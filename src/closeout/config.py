@@ -1,0 +1,205 @@
+"""The one settings model: where values come from (YAML file, environment, dotted overrides) and what is wrong with them.
+
+What settings do lives in the rooms that use them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from closeout.errors import ConfigError
+
+__all__ = ["AgentLimits", "AgentSettings", "Config", "LLMSettings", "ToolSettings", "home_folder", "load_config"]
+
+ENV_PREFIX = "CLOSEOUT_"
+# Environment names that are not settings: where runs are kept, and switches of the design's own world.
+_NOT_SETTINGS = frozenset({"CLOSEOUT_HOME", "CLOSEOUT_MODELS"})
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default where there is no such key (as mappings do)."""
+        return getattr(self, key, default)
+
+
+class AgentLimits(_Section):
+    """Limits of the main agent or of one sub-agent."""
+
+    max_turns: int = Field(50, ge=1)
+
+
+class AgentSettings(_Section):
+    """How a run is led: attempts, turns, budgets, context."""
+
+    context_compress_limit: int = Field(0, ge=0, description="further attempts after one that ends without an answer")
+    keep_tool_result: int = Field(-1, ge=-1, description="-1 keeps every tool result in view; K keeps at least the last K")
+    max_consecutive_rollbacks: int = Field(5, ge=0)
+    max_rollbacks: int = Field(30, ge=0, description="in all, over one attempt")
+    retry_with_summary: bool = True
+    answer_selection: Literal["last", "vote"] = "last"
+    max_parallel_calls: int = Field(8, ge=1)
+    result_budget: int = Field(4000, ge=64, description="tokens of one tool result that the model sees")
+    max_tokens: int | None = Field(None, ge=1, description="input and output tokens of the whole run")
+    max_cost: float | None = Field(None, gt=0, description="US dollars of the whole run")
+    max_seconds: float | None = Field(None, gt=0, description="wall clock of the whole run")
+    constrain: Literal["auto", "on", "off"] = Field("auto", description="constrained decoding where the server has it")
+    compaction: bool = Field(False, description="let the model sum up the oldest part of a full context")
+    high_water: float = Field(0.8, gt=0, le=1, description="share of the context at which old results are evicted")
+    low_water: float = Field(0.5, gt=0, le=1, description="share of the context down to which they are evicted")
+    main_agent: AgentLimits = AgentLimits()  # pyright: ignore[reportCallIssue]
+    sub_agents: dict[str, AgentLimits] = {}
+
+
+class LLMSettings(_Section):
+    """Which model, where it is, and how it is asked."""
+
+    provider: Literal["openai", "anthropic", "local"] | None = None
+    model_name: str | None = None
+    base_url: str | None = None
+    api_key: str | None = Field(None, repr=False)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1, description="of one reply")
+    max_context_length: int | None = Field(None, ge=256, description="tokens of prompt and reply together")
+    timeout: float = Field(600.0, gt=0, description="seconds for one reply")
+    max_retries: int = Field(5, ge=0)
+    extra_body: dict[str, Any] = {}
+
+
+class ToolSettings(_Section):
+    """Which tools there are beside those given in code."""
+
+    mcp_servers: list[str] = []
+    blacklist: list[str] = Field([], description='tools that are not offered: "name" or "server/name"')
+    allow_private_addresses: bool = False
+
+
+class Config(_Section):
+    """All settings. `load_config` makes one; `Agent(config=…)` takes one, a mapping, or a YAML file's path."""
+
+    agent: AgentSettings = AgentSettings()  # pyright: ignore[reportCallIssue]
+    llm: LLMSettings = LLMSettings()  # pyright: ignore[reportCallIssue]
+    tools: ToolSettings = ToolSettings()  # pyright: ignore[reportCallIssue]
+    dialect: str = "auto"
+    prompts: dict[str, str] = Field({}, description="templates that replace the package's: name → Jinja text")
+
+
+def home_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Where runs are kept: `CLOSEOUT_HOME`, else the user's data folder."""
+    named = (os.environ if environment is None else environment).get("CLOSEOUT_HOME")
+    if named:
+        return Path(named).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("closeout", appauthor=False))
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any] | Config | None = None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """One `Config` from a YAML file or mapping, then `CLOSEOUT_…` variables, then dotted overrides, the last wins.
+
+    A variable names its key with double underscores for the dots: `CLOSEOUT_AGENT__MAX_ROLLBACKS=10`. An override is
+    `agent.main_agent.max_turns=20`, its value read as YAML. Raises ConfigError that names the key, the nearest known
+    one, or what is wrong with the value.
+    """
+    if isinstance(source, Config):
+        tree: dict[str, Any] = source.model_dump(exclude_unset=True)
+    elif isinstance(source, Mapping):
+        tree = _copied(source)
+    else:
+        tree = _read_yaml(Path(source)) if source is not None else {}
+    for name, text in _settings_in(os.environ if environment is None else environment):
+        _put(tree, name.split("__"), text, name)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"'{override}' is no setting. Write key=value, for example agent.main_agent.max_turns=20.")
+        _put(tree, key.strip().split("."), text, key.strip())
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): _copied(value) if isinstance(value, Mapping) else value for key, value in source.items()}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        tree = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"The configuration file {path} is not UTF-8 text.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        where = f" at line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        raise ConfigError(f"The configuration file {path} is not valid YAML{where}.") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"The configuration file {path} must hold keys and values, such as 'agent:' and 'llm:'.")
+    return _copied(tree)
+
+
+def _settings_in(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    for name in sorted(environment):
+        if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS:
+            yield name.removeprefix(ENV_PREFIX).lower(), environment[name]
+
+
+def _put(tree: dict[str, Any], path: list[str], text: str, name: str) -> None:
+    import yaml
+
+    # `agent.max_turns` is what everybody types first; it means the main agent's.
+    if path == ["agent", "max_turns"]:
+        path = ["agent", "main_agent", "max_turns"]
+    for part in path[:-1]:
+        branch = tree.setdefault(part, {})
+        if not isinstance(branch, dict):
+            raise ConfigError(f"'{name}': '{part}' is a value, not a section.")
+        tree = branch
+    try:
+        tree[path[-1]] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        tree[path[-1]] = text
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    dotted = ".".join(path)
+    if first["type"] != "extra_forbidden":
+        return f"The setting '{dotted}' does not fit: {first['msg']} (it is {first['input']!r:.80})."
+    near = difflib.get_close_matches(dotted, known_keys(), n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else " `closeout config` lists the keys."
+    return f"There is no setting '{dotted}'.{hint}"
+
+
+def known_keys() -> list[str]:
+    """Every dotted key, in order; `NAME` stands for a sub-agent's name."""
+    return list(_keys(Config))
+
+
+def _keys(section: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, info in section.model_fields.items():
+        kind = info.annotation
+        if name == "sub_agents":
+            yield from _keys(AgentLimits, f"{prefix}{name}.NAME.")
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _keys(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name

@@ -1,0 +1,319 @@
+"""The records that rooms pass to each other: messages, tool calls, requests and replies, usage. No behaviour lives here.
+
+All are frozen. A `Message` is a dict in the OpenAI chat shape, so that every seed-shaped API (`List[Dict]`) takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+__all__ = [
+    "Capabilities",
+    "Constraint",
+    "Defect",
+    "Delta",
+    "Message",
+    "ModelReply",
+    "ModelRequest",
+    "Reading",
+    "Repair",
+    "Step",
+    "ToolCall",
+    "ToolPolicy",
+    "ToolReturn",
+    "ToolSpec",
+    "Usage",
+]
+
+
+# ------------------------------------------------------------------------------------------------ conversation
+
+
+class Message(dict[str, Any]):
+    """One message in the OpenAI chat shape, frozen, encoded at most once for each wire protocol.
+
+    Keys: `role` ("system" | "user" | "assistant" | "tool"), `content` (str, a list of parts, or None), and where they
+    apply `tool_calls` (list of `{"id", "type": "function", "function": {"name", "arguments": str}}`), `tool_call_id`,
+    `name`, `reasoning_content`.
+    """
+
+    __slots__ = ("_wire",)
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **keys)
+        self._wire: dict[str, bytes] = {}
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> Message:
+        """The message itself if it is one, else a frozen copy of the mapping."""
+        return message if isinstance(message, Message) else cls(message)
+
+    @property
+    def role(self) -> str:
+        return str(self.get("role", ""))
+
+    @property
+    def text(self) -> str:
+        """The content as text: a string as it is, of a list its text parts, joined."""
+        content = self.get("content")
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, list):
+            return ""
+        return "".join(part.get("text") or "" for part in content if isinstance(part, dict) and part.get("type") == "text")
+
+    def wire(self, protocol: str, encode: Callable[[Message], bytes]) -> bytes:
+        """The message's bytes in a protocol; `encode` is called the first time only."""
+        found = self._wire.get(protocol)
+        if found is None:
+            found = self._wire[protocol] = encode(self)
+        return found
+
+    def _frozen(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("A Message is frozen: build a new one, for example Message({**message, 'content': …}).")
+
+    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _frozen  # type: ignore[assignment]
+
+    def __copy__(self) -> Message:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        from copy import deepcopy
+
+        return deepcopy(dict(self), memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Message, (dict(self),)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing that was put right: its name, where, and short before and after texts for a person."""
+
+    kind: str  # "trailing_comma", "argument_alias", "tool_name", "dialect:hermes", …
+    where: str = ""  # "arguments.q", "name", "reply"
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model made. `arguments` is an object once read, the model's own text while it is not."""
+
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+    id: str = ""
+    server_name: str | None = None
+    text: str = ""  # the arguments as the model wrote them, where that is known
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReturn:
+    """What the model is shown of one call's outcome. `text` is frozen: the same bytes for ever."""
+
+    call: ToolCall
+    text: str
+    handle: str = ""  # names the stored whole result, "r12"; what read_result takes
+    ok: bool = True
+    tokens: int = 0
+    images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts, for models that take them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One accepted turn as the history shows it: what the model wrote, what it called, what came back.
+
+    `rendered` caches each dialect's messages for it, so that a step is written once for ever.
+    """
+
+    turn: int
+    text: str  # thought or plain text, without reasoning
+    calls: tuple[ToolCall, ...] = ()
+    returns: tuple[ToolReturn, ...] = ()
+    reasoning: str = ""
+    raw: str = ""  # the trusted part of the reply as written, for text dialects
+    rendered: dict[str, tuple[Message, ...]] = field(default_factory=dict, repr=False)
+
+
+# ------------------------------------------------------------------------------------------------ tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPolicy:
+    """How calls of one tool are governed. Defaults fit a tool of which nothing is known."""
+
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parameter → other names models give it
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # for required parameters that models leave out
+    duplicate_key: tuple[str, ...] | None = None  # parameters that make two calls the same; None: all of them
+    repeatable: bool = False  # the same call may rightly be made again (a clock, a random number)
+    read_only: bool = False
+    idempotent: bool = False
+    destructive: bool = False
+    on_crash: Literal["rerun", "report"] | None = None  # None: rerun if read_only or idempotent, else report
+    repair: Literal["full", "none"] = "full"
+    timeout: float | None = 120.0  # seconds
+    retries: int = 0  # after a failure that may pass; only for read-only or idempotent tools
+    empty_at: tuple[str, ...] = ()  # keys of the result that hold its items: {"organic": []} is empty
+    accept_empty: bool = False  # an empty result is an answer, not a reason to ask again
+    check_content: bool = False  # results are web pages: captcha, login wall, "enable JavaScript" are failures
+    format: str = "auto"  # encoding of the model's face: see outputs.encode
+    budget_tokens: int | None = None  # None: the run's default
+    drop_keys: tuple[str, ...] = ()
+    drop_nulls: bool = False
+    round_floats: int | None = None  # significant digits
+    html_to_text: bool = False
+
+    @property
+    def crash_rule(self) -> Literal["rerun", "report"]:
+        return self.on_crash or ("rerun" if self.read_only or self.idempotent else "report")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model is told of it, and the policy for its calls. `parameters` is a JSON Schema object."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    server_name: str | None = None
+    policy: ToolPolicy = field(default_factory=ToolPolicy)
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What requests cost. `input_tokens` counts the whole prompt, cached part included. `cost_usd` None: no price known."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    requests: int = 0
+    cost_usd: float | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        if not isinstance(other, Usage):
+            return NotImplemented
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.requests + other.requests,
+            _add_costs(self, other),
+        )
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+def _add_costs(a: Usage, b: Usage) -> float | None:
+    """One unpriced request makes the sum unknown; an empty bill changes nothing."""
+    if a == Usage():
+        return b.cost_usd
+    if b == Usage():
+        return a.cost_usd
+    return None if a.cost_usd is None or b.cost_usd is None else a.cost_usd + b.cost_usd
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an endpoint can do, as far as is known. A dialect asks here, never for a vendor's name."""
+
+    chat: bool = True
+    completions: bool = False
+    native_tools: bool = True  # tool calls come back as such
+    stop: bool = True
+    streaming: bool = True
+    json_schema: bool = False  # constrained decoding by schema
+    grammar: bool = False  # constrained decoding by GBNF grammar
+    images: bool = False
+    known: bool = False  # False: assumed, worth one probe
+    weak: bool = False  # a small model: worked examples and constrained decoding help
+    max_context: int | None = None  # tokens
+    preferred_dialect: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the reply must match: a JSON schema (dict) or a GBNF grammar or a regular expression (str)."""
+
+    kind: Literal["json_schema", "grammar", "regex"]
+    value: Mapping[str, Any] | str
+    name: str = "reply"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """One request to a model. `prompt` is for completion endpoints and then stands in place of `messages`."""
+
+    messages: Sequence[Message] = ()
+    prompt: str | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: Literal["auto", "none", "required"] | None = None
+    stop: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    constraint: Constraint | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    breakpoints: tuple[int, ...] = ()  # indexes of messages that end a stable prefix, for caches that are told
+    timeout: float | None = None  # seconds for this request, retries not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a reply while it is written. For tool calls `index` says which one."""
+
+    kind: Literal["text", "reasoning", "tool_name", "tool_arguments"]
+    text: str
+    index: int = 0
+
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """One reply, whole. `tool_calls` are native ones, their `arguments` still the model's text.
+
+    `finish_reason` "cut": we closed the connection on purpose, having read enough.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    usage: Usage = field(default_factory=lambda: Usage(requests=1))
+    model: str = ""
+    reasoning_details: Any = None  # vendors' signed thinking blocks, sent back as they came
+
+
+# ------------------------------------------------------------------------------------------------ readings
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """What is wrong with a reply, and the short exact hint that the model is given when it is asked again."""
+
+    code: str  # "empty", "broken_action", "truncated", "invented_observation", "refusal", "repeating", …
+    hint: str
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a dialect read in a reply: calls to make, or an answer, or defects that say why neither."""
+
+    text: str = ""  # thought before a call, or the whole plain text
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    answer: str | None = None  # the closing text, still to be checked by the answer contract
+    defects: tuple[Defect, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+    raw: str = ""  # the trusted part of the reply as written
