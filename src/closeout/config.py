@@ -1,4 +1,4 @@
-"""The one settings model: where values come from (YAML file, environment, dotted overrides) and what is wrong with them.
+"""The one settings model: where values come from (YAML file, environment, dotted overrides), what is wrong with them.
 
 What settings do lives in the rooms that use them.
 """
@@ -40,7 +40,7 @@ class AgentSettings(_Section):
     """How a run is led: attempts, turns, budgets, context."""
 
     context_compress_limit: int = Field(0, ge=0, description="further attempts after one that ends without an answer")
-    keep_tool_result: int = Field(-1, ge=-1, description="-1 keeps every tool result in view; K keeps at least the last K")
+    keep_tool_result: int = Field(-1, ge=-1, description="-1 keeps every tool result in view, K at least the last K")
     max_consecutive_rollbacks: int = Field(5, ge=0)
     max_rollbacks: int = Field(30, ge=0, description="in all, over one attempt")
     retry_with_summary: bool = True
@@ -54,7 +54,7 @@ class AgentSettings(_Section):
     compaction: bool = Field(False, description="let the model sum up the oldest part of a full context")
     high_water: float = Field(0.8, gt=0, le=1, description="share of the context at which old results are evicted")
     low_water: float = Field(0.5, gt=0, le=1, description="share of the context down to which they are evicted")
-    main_agent: AgentLimits = AgentLimits()  # pyright: ignore[reportCallIssue]
+    main_agent: AgentLimits = AgentLimits()
     sub_agents: dict[str, AgentLimits] = {}
 
 
@@ -85,9 +85,9 @@ class ToolSettings(_Section):
 class Config(_Section):
     """All settings. `load_config` makes one; `Agent(config=…)` takes one, a mapping, or a YAML file's path."""
 
-    agent: AgentSettings = AgentSettings()  # pyright: ignore[reportCallIssue]
-    llm: LLMSettings = LLMSettings()  # pyright: ignore[reportCallIssue]
-    tools: ToolSettings = ToolSettings()  # pyright: ignore[reportCallIssue]
+    agent: AgentSettings = AgentSettings()
+    llm: LLMSettings = LLMSettings()
+    tools: ToolSettings = ToolSettings()
     dialect: str = "auto"
     prompts: dict[str, str] = Field({}, description="templates that replace the package's: name → Jinja text")
 
@@ -124,7 +124,9 @@ def load_config(
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"'{override}' is no setting. Write key=value, for example agent.main_agent.max_turns=20.")
+            raise ConfigError(
+                f"'{override}' is no setting. Write key=value, for example agent.main_agent.max_turns=20."
+            )
         _put(tree, key.strip().split("."), text, key.strip())
     try:
         return Config.model_validate(tree)

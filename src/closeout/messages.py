@@ -1,4 +1,4 @@
-"""The records that rooms pass to each other: messages, tool calls, requests and replies, usage. No behaviour lives here.
+"""The records that rooms pass to each other: messages, tool calls, requests and replies, usage. No I/O, no decisions.
 
 All are frozen. A `Message` is a dict in the OpenAI chat shape, so that every seed-shaped API (`List[Dict]`) takes it.
 """
@@ -62,7 +62,9 @@ class Message(dict[str, Any]):
             return content
         if not isinstance(content, list):
             return ""
-        return "".join(part.get("text") or "" for part in content if isinstance(part, dict) and part.get("type") == "text")
+        return "".join(
+            part.get("text") or "" for part in content if isinstance(part, dict) and part.get("type") == "text"
+        )
 
     def wire(self, protocol: str, encode: Callable[[Message], bytes]) -> bytes:
         """The message's bytes in a protocol; `encode` is called the first time only."""
@@ -74,7 +76,7 @@ class Message(dict[str, Any]):
     def _frozen(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("A Message is frozen: build a new one, for example Message({**message, 'content': …}).")
 
-    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _frozen  # type: ignore[assignment]
+    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _frozen
 
     def __copy__(self) -> Message:
         return self
@@ -186,7 +188,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What requests cost. `input_tokens` counts the whole prompt, cached part included. `cost_usd` None: no price known."""
+    """What requests cost. `input_tokens` counts the whole prompt, cached part too. `cost_usd` None: price unknown."""
 
     input_tokens: int = 0
     output_tokens: int = 0
