@@ -1,0 +1,211 @@
+"""The dialect of models with native tool calls: the server takes tool schemas and gives calls back as such.
+
+Calls that a server lost on the way, and so arrive as text, are the business of `salvage`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from closeout.dialects.prompts import Prompts
+from closeout.dialects.protocol import HistoryView, ReadEvent
+from closeout.dialects.thinking import ThinkingSplitter, split_thinking
+from closeout.messages import (
+    Capabilities,
+    Defect,
+    Delta,
+    Message,
+    ModelReply,
+    ModelRequest,
+    Reading,
+    Step,
+    ToolCall,
+    ToolSpec,
+)
+
+__all__ = ["FunctionCall", "FunctionCallReader", "call_ids", "head_messages", "user_message"]
+
+NOT_RUN = "No result: this call was not run."
+EMPTY = Defect("empty", "Your last reply was empty. Call a tool or give the answer.")
+
+
+class FunctionCall:
+    """Native tool calls, several in one reply if the model likes."""
+
+    name = "function_call"
+    parallel_calls = True
+
+    def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
+        self._prompts = Prompts(prompts)
+        self._head: tuple[tuple[Any, ...], tuple[Message, ...]] | None = None
+
+    def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
+        messages = list(self._rendered_head(view))
+        head = len(messages)
+        key = "function_call+images" if capabilities.images else "function_call"
+        for step in view.steps:
+            done = step.rendered.get(key)
+            if done is None:
+                done = step.rendered[key] = tuple(_step_messages(step, capabilities.images))
+            messages += done
+        stable = len(messages)
+        for hint in (view.note, view.closing):
+            if hint:
+                messages.append(Message(role="user", content=hint))
+        return ModelRequest(
+            messages=messages,
+            tools=view.tools,
+            tool_choice="none" if view.closing and view.tools else None,
+            breakpoints=(head - 1,) if stable == head else (head - 1, stable - 1),
+        )
+
+    def reader(self, tools: Sequence[ToolSpec]) -> FunctionCallReader:
+        return FunctionCallReader()
+
+    def _rendered_head(self, view: HistoryView) -> tuple[Message, ...]:
+        key = (view.instructions, view.question, view.earlier, view.images)
+        if self._head is None or self._head[0] != key:
+            system = self._prompts.render("function_call", instruction=view.instructions)
+            self._head = key, head_messages(system, view.earlier, view.question, view.images)
+        return self._head[1]
+
+
+def head_messages(
+    system: str, earlier: Sequence[Message], question: str, images: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Message, ...]:
+    """The start of every chat request: system text if there is any, the conversation so far, the question."""
+    first = (Message(role="system", content=system),) if system.strip() else ()
+    return (*first, *earlier, user_message(question, images))
+
+
+def user_message(text: str, images: Sequence[Mapping[str, Any]] = ()) -> Message:
+    """A user's message; with images its content is a list of parts."""
+    if not images:
+        return Message(role="user", content=text)
+    return Message(role="user", content=[{"type": "text", "text": text}, *(dict(image) for image in images)])
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def _step_messages(step: Step, with_images: bool) -> Iterator[Message]:
+    ids = call_ids(step)
+    assistant: dict[str, Any] = {"role": "assistant", "content": step.text or None}
+    if step.reasoning:
+        assistant["reasoning_content"] = step.reasoning
+    if step.calls:
+        assistant["tool_calls"] = [
+            {"id": id_, "type": "function", "function": {"name": call.name, "arguments": _arguments_text(call)}}
+            for id_, call in zip(ids, step.calls, strict=True)
+        ]
+    elif not step.text:
+        assistant["content"] = ""
+    yield Message(assistant)
+    results: list[str | None] = [None] * len(step.calls)
+    for place, result in _placed(step):
+        results[place] = result
+    for id_, text in zip(ids, results, strict=True):
+        yield Message(role="tool", tool_call_id=id_, content=NOT_RUN if text is None else text)
+    images = [image for result in step.returns for image in result.images] if with_images else []
+    if images:
+        yield user_message("Images from the tool results above:", images)
+
+
+def call_ids(step: Step) -> list[str]:
+    """One id for each call: the model's own, or `call_{turn}_{index}` where it gave none or gave one twice."""
+    ids: list[str] = []
+    for index, call in enumerate(step.calls):
+        own = call.id if call.id and call.id not in ids else ""
+        ids.append(own or f"call_{step.turn}_{index}")
+    return ids
+
+
+def _placed(step: Step) -> Iterator[tuple[int, str]]:
+    """Each result with the index of its call: by the call itself, by its id, else the first that is still open."""
+    open_places = dict(enumerate(step.calls))
+    for result in step.returns:
+        place = next(
+            (i for i, call in open_places.items() if call is result.call or (call.id and call.id == result.call.id)),
+            next(iter(open_places), None),
+        )
+        if place is not None:
+            del open_places[place]
+            yield place, result.text
+
+
+def _arguments_text(call: ToolCall) -> str:
+    """The arguments as the model wrote them while that is what they are; else as JSON. Servers refuse anything else."""
+    written = call.text or (call.arguments if isinstance(call.arguments, str) else "")
+    read = read_object(written)
+    if isinstance(call.arguments, str):
+        if read is not None:
+            return written
+        return json.dumps({"unreadable_arguments": call.arguments}, ensure_ascii=False)
+    if read is not None and read == call.arguments:
+        return written
+    return json.dumps(call.arguments, ensure_ascii=False, default=dict)
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """A strict JSON object, or None."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+class FunctionCallReader:
+    """Reads native calls; text beside them is a thought, text alone the answer, `<think>` blocks are reasoning."""
+
+    __slots__ = ("_splitter",)
+
+    complete = False  # several calls may come, so nothing is ever cut short
+
+    def __init__(self) -> None:
+        self._splitter = ThinkingSplitter()
+
+    def feed(self, delta: Delta) -> list[ReadEvent]:
+        if delta.kind == "text":
+            return [
+                ReadEvent("reasoning" if thinking else "text", piece)
+                for thinking, piece in self._splitter.feed(delta.text)
+            ]
+        return [ReadEvent(delta.kind, delta.text, delta.index)] if delta.text else []
+
+    def close(self, reply: ModelReply) -> Reading:
+        thinking, text = split_thinking(reply.text)
+        reasoning = "\n".join(part for part in (reply.reasoning, thinking) if part)
+        calls, defects = _read_calls(reply)
+        if calls or defects:
+            return Reading(text, reasoning, tuple(calls), defects=tuple(defects), raw=reply.text)
+        cut = reply.finish_reason == "length"
+        if not text.strip():
+            return Reading(text, reasoning, defects=(_cut_defect("reply") if cut else EMPTY,), raw=reply.text)
+        return Reading(text, reasoning, answer=text, defects=(_cut_defect("answer"),) if cut else (), raw=reply.text)
+
+
+def _read_calls(reply: ModelReply) -> tuple[list[ToolCall], list[Defect]]:
+    """The calls with their arguments read where they are JSON objects; what is not is left for repair to judge."""
+    calls: list[ToolCall] = []
+    for call in reply.tool_calls:
+        if not isinstance(call.arguments, str):
+            calls.append(call)
+            continue
+        written = call.arguments
+        if reply.finish_reason == "length" and read_object(written) is None:
+            return calls, [_cut_defect(f"call of {call.name}")]
+        arguments = {} if written.strip() in ("", "null") else read_object(written)
+        calls.append(
+            ToolCall(call.name, written if arguments is None else arguments, call.id, call.server_name, written)
+        )
+    return calls, []
+
+
+def _cut_defect(what: str) -> Defect:
+    return Defect("truncated", f"Your last {what} was cut off at the length limit. Write it again, shorter.")
