@@ -1,0 +1,394 @@
+"""The events of which a run consists. What happened is here; what it means to a reader is in the views.
+
+Every event names the agent it belongs to by its path: "main", and for a sub-agent "main/r4:researcher", where r4 is the
+call that started it. Events that are written once for each thing that happens carry a key; see `Event.key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from closeout.messages import ModelReply, Repair, ToolCall, ToolReturn, Usage
+
+__all__ = [
+    "AgentEnded",
+    "AgentStarted",
+    "AnswerSeen",
+    "AttemptEnded",
+    "AttemptStarted",
+    "Compacted",
+    "Event",
+    "Evicted",
+    "ModelFailed",
+    "ModelReplied",
+    "ModelRequested",
+    "ModelRetried",
+    "Noted",
+    "Repaired",
+    "RunEnded",
+    "RunResumed",
+    "RunStarted",
+    "ToolFinished",
+    "ToolStarted",
+    "TurnAccepted",
+    "TurnRolledBack",
+    "Unknown",
+    "event_from",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. Field values are JSON values, so that an event is a row and a row is an event."""
+
+    # Fields that may be large: kept once by content hash when they are.
+    bodies: ClassVar[tuple[str, ...]] = ()
+    # Written again when a resumed run comes by the same place: outcomes of the moment, not of the run.
+    momentary: ClassVar[bool] = False
+    names: ClassVar[tuple[str, ...]] = ("agent",)
+
+    agent: str
+
+    @property
+    def key(self) -> str:
+        """What makes the event the same event when the run is replayed; empty: its place among its agent's others."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    bodies = ("task",)
+    task: str
+    task_id: str = ""
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # of the agent: a resume compares it
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    ground_truth: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed(Event):
+    """`idle` seconds lay between the last event and this one; they do not count against the run's wall clock."""
+
+    momentary = True
+    idle: float = 0.0
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(Event):
+    momentary = True
+    bodies = ("summary",)
+    status: str
+    stop_reason: str
+    answer: str | None = None
+    summary: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStarted(Event):
+    """A sub-agent sets out."""
+
+    bodies = ("task",)
+    name: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnded(Event):
+    bodies = ("report",)
+    status: str
+    report: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted(Event):
+    attempt: int
+    experiences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded(Event):
+    bodies = ("experience",)
+    attempt: int
+    reason: str
+    answer: str | None = None
+    experience: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequested(Event):
+    """Intent: a request goes out. `call` numbers the agent's requests from 0.
+
+    `messages` is their number; `size` the characters of the prompt, `shared` how many of them stood in the same place
+    in the request before (the part that a prefix cache can serve).
+    """
+
+    call: int
+    attempt: int = 0
+    turn: int = 0
+    purpose: str = "act"  # act | close | experience | compact | probe
+    messages: int = 0
+    size: int = 0
+    shared: int = 0
+    temperature: float | None = None
+    note: str = ""
+
+    @property
+    def key(self) -> str:
+        return str(self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRetried(Event):
+    """The transport asks again. `wait` in seconds."""
+
+    momentary = True
+    call: int
+    reason: str
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReplied(Event):
+    """Outcome of a request. `usage` as of `Usage`, `ms` wall clock."""
+
+    bodies = ("text", "reasoning")
+    call: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    finish_reason: str = "stop"
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    reasoning_details: Any = None
+    ms: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return str(self.call)
+
+    @classmethod
+    def of(cls, agent: str, call: int, reply: ModelReply, ms: float) -> ModelReplied:
+        calls = tuple(
+            {"id": c.id, "name": c.name, "arguments": c.text or c.arguments, "server_name": c.server_name}
+            for c in reply.tool_calls
+        )
+        return cls(
+            agent, call, reply.text, reply.reasoning, calls, reply.finish_reason,
+            usage_record(reply.usage), reply.model, reply.reasoning_details, ms,
+        )  # fmt: skip
+
+    def reply(self) -> ModelReply:
+        calls = tuple(
+            ToolCall(c["name"], c["arguments"], c["id"], c["server_name"], _text(c["arguments"]))
+            for c in self.tool_calls
+        )
+        return ModelReply(
+            self.text,
+            self.reasoning,
+            calls,
+            self.finish_reason,
+            Usage(**self.usage),
+            self.model,
+            self.reasoning_details,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFailed(Event):
+    """Outcome of a request that brought no reply. `kind` is the name of the exception."""
+
+    call: int
+    kind: str
+    error: str
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    status: int | None = None
+    ms: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return str(self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStarted(Event):
+    """Intent: a tool is about to run. `handle` ("r7") names the call within its agent."""
+
+    bodies = ("arguments",)
+    handle: str
+    name: str
+    arguments: str
+    turn: int = 0
+    call_id: str = ""
+    server_name: str | None = None
+
+    @property
+    def key(self) -> str:
+        return self.handle
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFinished(Event):
+    """Outcome of a tool. `record` is the whole ToolOutput as JSON text."""
+
+    bodies = ("record",)
+    handle: str
+    name: str
+    ok: bool
+    record: str
+    ms: float = 0.0
+    note: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.handle
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired(Event):
+    """A line of the repairs ledger."""
+
+    turn: int
+    kind: str
+    where: str = ""
+    before: str = ""
+    after: str = ""
+
+    @property
+    def repair(self) -> Repair:
+        return Repair(self.kind, self.where, self.before, self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAccepted(Event):
+    """A turn enters the history, with what the model is shown of its calls: frozen from here on.
+
+    `calls` hold id, name, arguments (an object), server_name, text; `returns` hold call (index), text, handle, ok,
+    tokens.
+    """
+
+    bodies = ("text", "raw", "reasoning")
+    attempt: int
+    turn: int
+    text: str = ""
+    raw: str = ""
+    reasoning: str = ""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    returns: tuple[Mapping[str, Any], ...] = ()
+
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(ToolCall(c["name"], c["arguments"], c["id"], c["server_name"], c["text"]) for c in self.calls)
+
+    def tool_returns(self, calls: tuple[ToolCall, ...]) -> tuple[ToolReturn, ...]:
+        return tuple(
+            ToolReturn(calls[r["call"]], r["text"], r["handle"], r["ok"], r["tokens"], tuple(r.get("images", ())))
+            for r in self.returns
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRolledBack(Event):
+    """A turn is taken back. `change` says what is different when the model is asked again."""
+
+    attempt: int
+    turn: int
+    reason: str
+    detail: str = ""
+    change: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSeen(Event):
+    """An answer in the form asked for, seen on the way: a candidate to fall back on."""
+
+    bodies = ("text",)
+    attempt: int
+    turn: int
+    answer: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted(Event):
+    """The results of the turns before `before` become stubs. `tokens` is what that frees, as far as counted."""
+
+    attempt: int
+    before: int
+    results: int = 0
+    tokens: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted(Event):
+    """The turns before `before` are replaced by a summary that the model wrote."""
+
+    bodies = ("summary",)
+    attempt: int
+    before: int
+    summary: str
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Noted(Event):
+    """A line for the log: a warning, a change of dialect, a server that did not start."""
+
+    momentary = True
+    level: str
+    name: str
+    message: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown(Event):
+    """An event of a later version of Closeout, or one that cannot be read any more."""
+
+    momentary = True
+    type: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+def usage_record(usage: Usage | None) -> dict[str, Any]:
+    if usage is None:
+        return {}
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "requests": usage.requests,
+        "cost_usd": usage.cost_usd,
+    }
+
+
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else ""
+
+
+def _register() -> dict[str, type[Event]]:
+    types = {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, Event)}
+    for kind in types.values():
+        kind.names = tuple(f.name for f in fields(kind))
+    return types
+
+
+_TYPES = _register()
+
+
+def event_from(kind: str, body: Mapping[str, Any]) -> Event:
+    """The event of a row; one that this version does not know becomes `Unknown`, never an error."""
+    found = _TYPES.get(kind)
+    try:
+        if found is None:
+            raise TypeError
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body.items()}
+        return found(**values)
+    except TypeError:
+        return Unknown(str(body.get("agent", "main")), kind, dict(body))

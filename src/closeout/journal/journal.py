@@ -1,0 +1,239 @@
+"""One run's journal: events go in, everybody who wants hears of them, and every effect passes its one door.
+
+To resume is to run the same code again on a journal that remembers: `append` recognises what is written already, and
+`effect` hands back the recorded outcome instead of repeating the effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from closeout.errors import JournalError
+from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted
+from closeout.journal.past import Past
+from closeout.journal.store import Row, Store
+
+__all__ = ["Journal", "Listener", "Progress", "new_run_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A piece of a reply while the model writes it. Heard by listeners, never stored.
+
+    `discard` says that what was heard of this turn does not count: the reply was asked for again.
+    """
+
+    agent: str
+    turn: int
+    kind: Literal["thought", "reasoning", "tool_name", "tool_arguments", "answer", "discard"]
+    text: str = ""
+    index: int = 0
+
+
+Listener = Callable[[Event | Progress], Any]
+
+
+def new_run_id() -> str:
+    """Sorts by time and is short enough to type: 20261121-114503-k3v9q."""
+    letters = "abcdefghjkmnpqrstvwxyz23456789"
+    return time.strftime("%Y%m%d-%H%M%S-") + "".join(secrets.choice(letters) for _ in range(5))
+
+
+class Journal:
+    """The journal of one run.
+
+    `Journal.start` makes a new one, `Journal.reopen` one that remembers what is recorded. Without a store it lives in
+    memory only. Not for use from several threads: a run lives in one event loop.
+    """
+
+    def __init__(self, run_id: str, store: Store | None, number: int, recorded: Iterable[Row] = ()) -> None:
+        rows = tuple(recorded)
+        self.run_id = run_id
+        self.started_at = rows[0].time if rows else time.time()  # seconds since the epoch
+        self.replay_only = False
+        self._store = store
+        self._number = number
+        self._past = Past(rows)
+        self._next = rows[-1].seq + 1 if rows else 0
+        self._kept: list[Event] = []  # of a run without a store
+        self._listeners: list[Listener] = []
+        self._flush_planned = False
+        self._failure: JournalError | None = None
+
+    @classmethod
+    def start(cls, store: Store | None, started: RunStarted, model: str = "", run_id: str = "") -> Journal:
+        """A new run's journal. Raises JournalError where it cannot be kept."""
+        run_id = run_id or new_run_id()
+        journal = cls(run_id, store, store.create_run(run_id, started.task, model) if store else 0)
+        journal.append(started)
+        return journal
+
+    @classmethod
+    def reopen(cls, store: Store, run_id: str) -> Journal:
+        """The journal of a recorded run, to be led on from where it stopped. Raises RunNotFound, JournalLocked."""
+        number = store.reopen_run(run_id)
+        try:
+            rows = tuple(store.rows(run_id))
+        except BaseException:
+            store.release(number)
+            raise
+        journal = cls(run_id, store, number, rows)
+        idle = max(time.time() - rows[-1].time, 0.0) if rows else 0.0
+        journal._past.idle += idle
+        journal.append(RunResumed("main", idle))
+        return journal
+
+    @classmethod
+    def replay(cls, run_id: str, rows: Iterable[Row]) -> Journal:
+        """A journal in memory that hands back a record. An effect that is not in the record raises JournalError."""
+        journal = cls(run_id, None, 0, rows)
+        journal.replay_only = True
+        return journal
+
+    # ------------------------------------------------------------------------------------------ what is said
+
+    @property
+    def replaying(self) -> bool:
+        """Recorded outcomes are still to come."""
+        return self._past.outcomes_left > 0
+
+    @property
+    def departure(self) -> str:
+        """Where the run first did something else than its record; empty where it did not."""
+        return self._past.departure
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the run has been at work; time between a crash and its resume does not count.
+
+        While recorded outcomes are handed back this is the recorded time, so that what was decided by the clock is
+        decided the same way again.
+        """
+        if self._past.outcomes_left:
+            return self._past.elapsed
+        return time.time() - self.started_at - self._past.idle
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Every event and piece of progress from now on goes to the listener; call what comes back to stop that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def tell(self, progress: Progress) -> None:
+        """Let listeners hear of something that is not kept."""
+        for listener in self._listeners:
+            listener(progress)
+
+    @property
+    def heard(self) -> bool:
+        return bool(self._listeners)
+
+    # ------------------------------------------------------------------------------------------ what is kept
+
+    def append(self, event: Event) -> Event:
+        """Write an event, or recognise it as the one that is recorded at this place; what stands is returned."""
+        recorded = self._past.recognise(event) if self._past.events else None
+        if recorded is None:
+            self._write(event)
+        else:
+            event = recorded
+        for listener in self._listeners:
+            listener(event)
+        return event
+
+    def _write(self, event: Event) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._store is None:
+            self._kept.append(event)
+            return
+        self._store.put(self._number, self._next, time.time(), event)
+        self._next += 1
+        if not self._flush_planned:
+            self._plan_flush()
+
+    def _plan_flush(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.flush()
+            return
+        self._flush_planned = True
+        loop.call_soon(self._flush_planned_now)
+
+    def _flush_planned_now(self) -> None:
+        self._flush_planned = False
+        try:
+            self.flush()
+        except JournalError as error:
+            self._failure = error  # raised where the run next writes
+
+    def flush(self) -> None:
+        """All events so far are safe once this returns. Raises JournalError."""
+        if self._store is not None:
+            self._store.flush()
+
+    async def effect(
+        self,
+        started: Event,
+        run: Callable[[], Awaitable[Event]],
+        interrupted: Callable[[], Event] | None = None,
+    ) -> Event:
+        """The one door: write the intent, do the effect, write the outcome, and return it.
+
+        Of an effect whose outcome is recorded, that outcome is returned and nothing is done. Of one that was under way
+        when the process died, `interrupted()` is the outcome if given; otherwise it is done again.
+        """
+        started_before = self._past.has_started(started)
+        recorded = self._past.outcome_of(started)
+        self.append(started)
+        if recorded is not None:
+            for listener in self._listeners:
+                listener(recorded)
+            return recorded
+        if self.replay_only:
+            raise JournalError(
+                f"The record of run {self.run_id} ends here: it does not hold what {_place(started)} brought."
+            )
+        if started_before and interrupted is not None:
+            return self.append(interrupted())
+        self.flush()
+        return self.append(await run())
+
+    def end(self, ended: RunEnded) -> None:
+        """The run is over: written, listed, and free to be resumed by anybody. Never raises for a full disk."""
+        try:
+            self.append(ended)
+            if self._store is not None:
+                self._store.end_run(self._number, ended.status, ended.answer, ended.stop_reason)
+        except JournalError as error:
+            self._failure = error
+            if self._store is not None:
+                self._store.forget_pending(self._number)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the run without an end, as a crash would."""
+        if self._store is not None:
+            self._store.release(self._number)
+
+    @property
+    def failure(self) -> JournalError | None:
+        """Why the record is incomplete, if it is."""
+        return self._failure
+
+    def events(self) -> list[Event]:
+        """All events of the run so far, in order."""
+        if self._store is None:
+            return [row.event for row in self._past.rows] + self._kept
+        self.flush()
+        return [row.event for row in self._store.rows(self.run_id)]
+
+
+def _place(event: Event) -> str:
+    return f"{type(event).__name__} {event.key} of agent {event.agent}"

@@ -1,0 +1,74 @@
+"""Who leads a run: one byte of a lock file for each run, locked by the process that leads it.
+
+The operating system lets go of the byte when the process dies, however it dies, so a lock is never stale.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from closeout.errors import JournalLocked
+
+__all__ = ["RunLocks"]
+
+
+class RunLocks:
+    """Locks on runs, by their numbers. One file handle a process: closing any handle would drop all its POSIX locks."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._held: set[int] = set()
+
+    def take(self, run_id: str, number: int) -> None:
+        """Raises JournalLocked while somebody leads the run, this process included."""
+        if number in self._held or not _lock(self._file, number):
+            raise JournalLocked(f"Run {run_id} is being led right now. Wait for it to end, or stop it first.")
+        self._held.add(number)
+
+    def drop(self, number: int) -> None:
+        if number in self._held:
+            self._held.discard(number)
+            _unlock(self._file, number)
+
+    def held_anywhere(self, number: int) -> bool:
+        if number in self._held:
+            return True
+        if not _lock(self._file, number):
+            return True
+        _unlock(self._file, number)
+        return False
+
+    def close(self) -> None:
+        os.close(self._file)
+        self._held.clear()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: int, number: int) -> bool:
+        os.lseek(file, number, os.SEEK_SET)
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(file: int, number: int) -> None:
+        os.lseek(file, number, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: int, number: int) -> bool:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number, os.SEEK_SET)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(file: int, number: int) -> None:
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, number, os.SEEK_SET)

@@ -1,0 +1,310 @@
+"""The SQLite file in which runs are kept: rows, bodies by content hash, run locks. What a row means is in `events`.
+
+One connection a process and folder, in WAL mode; every run of the process writes through it, and what has piled up goes
+in with one commit. A commit is a write to the log file without fsync (synchronous=NORMAL): it survives the death of the
+process at any instant; after a power cut the last moments may be missing, the file stays whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
+from closeout.journal.events import Event, Unknown, event_from
+from closeout.journal.runlock import RunLocks
+
+__all__ = ["Row", "RunRecord", "Store", "open_store"]
+
+FILE_NAME = "journal.sqlite3"
+VERSION = 1
+BODY_LIMIT = 1024  # characters: a field longer than this is kept once, by hash
+LOCK_SECONDS = 20.0  # how long a commit waits for another process's
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+  id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, started REAL NOT NULL, ended REAL,
+  status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT);
+CREATE TABLE IF NOT EXISTS events (
+  run INTEGER NOT NULL, seq INTEGER NOT NULL, time REAL NOT NULL, type TEXT NOT NULL, body BLOB NOT NULL, refs TEXT,
+  PRIMARY KEY (run, seq)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+"""
+
+_SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as the list of runs shows it. Times are seconds since the epoch; `task` is its first 200 characters."""
+
+    run_id: str
+    started: float
+    ended: float | None
+    status: str
+    task: str
+    model: str
+    answer: str | None
+    stop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An event with its place and its time (seconds since the epoch)."""
+
+    seq: int
+    time: float
+    event: Event
+
+
+class Store:
+    """The runs kept in one folder. Get one from `open_store`; it is shared by all runs of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+        self._lock = threading.RLock()
+        self._pending: list[tuple[int, int, float, Event]] = []
+        self._known: set[bytes] = set()  # hashes that this process has written
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JournalError(
+                f"Cannot make the folder {folder} for the record of runs ({error.strerror}). "
+                "Set CLOSEOUT_HOME to one you own."
+            ) from None
+        with _explained(self.path):
+            self._db = sqlite3.connect(self.path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+            self._prepare()
+        self._locks = RunLocks(folder / "journal.locks")
+
+    def _prepare(self) -> None:
+        db = self._db
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise JournalError(f"{self.path} is of a newer Closeout. Install that, or set another CLOSEOUT_HOME.")
+        if version < VERSION:
+            db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
+
+    # -------------------------------------------------------------------------------------------- writing
+
+    def create_run(self, run_id: str, task: str, model: str) -> int:
+        """A new run's number. Raises JournalError where the run exists already."""
+        row = (run_id, time.time(), "running", _storable(task[:200]), model)
+        with self._lock, _explained(self.path):
+            number = self._insert_run(row)
+            self._locks.take(run_id, number)
+            return number
+
+    def _insert_run(self, row: tuple[Any, ...]) -> int:
+        try:
+            cursor = self._db.execute("INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)", row)
+        except sqlite3.IntegrityError:
+            raise JournalError(f"There is a run {row[0]} already. `closeout resume {row[0]}` continues it.") from None
+        return int(cursor.lastrowid or 0)
+
+    def reopen_run(self, run_id: str) -> int:
+        """The number of a run to continue. Raises RunNotFound, or JournalLocked while another process leads it."""
+        with self._lock, _explained(self.path):
+            number = self._number(run_id)
+            self._locks.take(run_id, number)
+            self._db.execute("UPDATE runs SET status='running', ended=NULL WHERE id=?", (number,))
+            return number
+
+    def end_run(self, number: int, status: str, answer: str | None, stop_reason: str) -> None:
+        """Everything of the run is written, its outcome is in the list, and others may take it up."""
+        self.flush()
+        row = (status, time.time(), None if answer is None else _storable(answer), stop_reason, number)
+        with self._lock, _explained(self.path):
+            self._db.execute("UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?", row)
+
+    def release(self, number: int) -> None:
+        """Let go of the run: another process may continue it."""
+        with self._lock:
+            self._locks.drop(number)
+
+    def put(self, run: int, seq: int, at: float, event: Event) -> None:
+        """Take an event in. It is safe once `flush` returns."""
+        self._pending.append((run, seq, at, event))
+
+    def flush(self) -> None:
+        """Write what has piled up, of all runs of the process, in one commit."""
+        if not self._pending:
+            return
+        with self._lock, _explained(self.path):
+            pending, self._pending = self._pending, []
+            if not pending:
+                return
+            bodies: dict[bytes, bytes] = {}
+            try:
+                rows = [_row(*entry, bodies) for entry in pending]
+                fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
+                self._write(rows, fresh)
+            except BaseException:
+                self._pending = pending + self._pending  # nothing is lost: the next flush tries again
+                raise
+            self._known.update(key for key, _ in fresh)
+
+    def _write(self, rows: list[tuple[Any, ...]], bodies: list[tuple[bytes, bytes]]) -> None:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if bodies:
+                db.executemany("INSERT OR IGNORE INTO bodies VALUES (?,?)", bodies)
+            db.executemany("INSERT INTO events VALUES (?,?,?,?,?,?)", rows)
+            db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+
+    def forget_pending(self, run: int) -> None:
+        """Drop what could not be written of a run that is over, so that it does not hold up others."""
+        with self._lock:
+            self._pending = [entry for entry in self._pending if entry[0] != run]
+
+    # -------------------------------------------------------------------------------------------- reading
+
+    def _number(self, run_id: str) -> int:
+        found = self._db.execute("SELECT id FROM runs WHERE run_id=?", (run_id,)).fetchone()
+        if found is None:
+            raise RunNotFound(f"There is no run {run_id} in {self.path}. `closeout runs` lists them.")
+        return int(found[0])
+
+    def runs(self, limit: int = 100) -> list[RunRecord]:
+        """The latest runs, newest first. A run left "running" by a process that died is "interrupted"."""
+        with self._lock, _explained(self.path):
+            rows = self._db.execute(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
+            return [self._record(row) for row in rows]
+
+    def run(self, run_id: str) -> RunRecord:
+        with self._lock, _explained(self.path):
+            self._number(run_id)
+            return self._record(self._db.execute(f"{_SELECT_RUN} WHERE run_id=?", (run_id,)).fetchone())
+
+    def _record(self, row: tuple[Any, ...]) -> RunRecord:
+        number, *values = row
+        record = RunRecord(*values)
+        if record.status == "running" and not self._locks.held_anywhere(number):
+            return replace(record, status="interrupted")
+        return record
+
+    def rows(self, run_id: str, after: int = -1) -> Iterator[Row]:
+        """The run's events after a place, in order. One that cannot be read comes as `Unknown`; none is left out."""
+        query = "SELECT seq, time, type, body, refs FROM events WHERE run=? AND seq>? ORDER BY seq"
+        with self._lock, _explained(self.path):
+            self.flush()
+            fetched = self._db.execute(query, (self._number(run_id), after)).fetchall()
+        for seq, at, kind, body, refs in fetched:
+            yield Row(seq, at, self._event(kind, body, refs))
+
+    def _event(self, kind: str, body: bytes, refs: str | None) -> Event:
+        import json
+
+        try:
+            values = json.loads(body)
+            for name, digest in json.loads(refs).items() if refs else ():
+                values[name] = self._body(bytes.fromhex(digest))
+            return event_from(kind, values)
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            return Unknown("main", kind, {"problem": "this row of the journal cannot be read"})
+
+    def _body(self, digest: bytes) -> str:
+        with self._lock:
+            found = self._db.execute("SELECT body FROM bodies WHERE hash=?", (digest,)).fetchone()
+        if found is None or hashlib.sha256(found[0]).digest() != digest:
+            raise ValueError("a stored body is missing or damaged")
+        return bytes(found[0]).decode("utf-8", "surrogatepass")
+
+    def close(self) -> None:
+        with self._lock:
+            with suppress(JournalError):
+                self.flush()
+            self._db.close()
+            self._locks.close()
+
+
+def _row(run: int, seq: int, at: float, event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
+    values = {name: getattr(event, name) for name in event.names}
+    refs = ""
+    for name in event.bodies:
+        value = values[name]
+        if isinstance(value, str) and len(value) > BODY_LIMIT:
+            body = value.encode("utf-8", "surrogatepass")
+            digest = hashlib.sha256(body).digest()
+            bodies[digest] = body
+            values[name] = ""
+            refs += f'{"," if refs else "{"}"{name}":"{digest.hex()}"'
+    return run, seq, at, type(event).__name__, _json(values), refs + "}" if refs else None
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    from pydantic_core import PydanticSerializationError, to_json
+
+    try:
+        return to_json(values, inf_nan_mode="constants")
+    except (PydanticSerializationError, ValueError):
+        # Lone surrogates and foreign objects: escapes carry the first, their text stands for the second.
+        import json
+
+        return json.dumps(values, default=str).encode()
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """SQLite's errors as sentences that tell the next step."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _journal_error(error, path) from error
+
+
+def _journal_error(error: sqlite3.Error, path: Path) -> JournalError:
+    text = str(error)
+    if "disk is full" in text or "disk I/O" in text or "database or disk" in text:
+        return JournalFull(f"The disk that holds {path} is full. Free some space, then `closeout resume` the run.")
+    if "locked" in text or "busy" in text:
+        return JournalLocked(
+            f"{path} has been locked by another process for {LOCK_SECONDS:.0f} seconds. Try again later."
+        )
+    if "not a database" in text or "malformed" in text or "corrupt" in text:
+        return JournalDamaged(
+            f"{path} is damaged ({text}). Move it away to start afresh; `sqlite3 FILE .recover` may save runs."
+        )
+    if "readonly" in text or "unable to open" in text:
+        return JournalError(f"Cannot write {path} ({text}). Set CLOSEOUT_HOME to a folder you own.")
+    return JournalError(f"The journal {path} failed: {text}.")
+
+
+_stores: dict[tuple[int, Path], Store] = {}
+_stores_lock = threading.Lock()
+
+
+def open_store(folder: Path, make: Callable[[Path], Store] = Store) -> Store:
+    """The process's store for a folder. A child process after a fork gets its own."""
+    key = (os.getpid(), folder.absolute())
+    with _stores_lock:
+        found = _stores.get(key)
+        if found is None:
+            found = _stores[key] = make(folder)
+        return found
+
+
+def close_stores() -> None:
+    """Close every store of this process (tests and long-lived programs that switch folders)."""
+    with _stores_lock:
+        for key in [key for key in _stores if key[0] == os.getpid()]:
+            _stores.pop(key).close()
