@@ -1,0 +1,89 @@
+"""The bill and the counts of a run, kept up as its events come by: usage, turns, rollbacks, repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from closeout.journal.events import (
+    AnswerSeen,
+    AttemptStarted,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    Repaired,
+    RunEnded,
+    ToolFinished,
+    ToolStarted,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.journal.journal import Progress
+from closeout.messages import Repair, Usage
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """What a run's events add up to, sub-agents included. `ledger(event)` takes one in; listen with it."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.usage = Usage()
+        self.turns = 0  # accepted, of the main agent
+        self.attempts = 0
+        self.rollbacks = 0
+        self.tool_calls = 0
+        self.tool_failures = 0
+        self.repairs: list[Repair] = []
+        self.candidates: list[AnswerSeen] = []
+        self.ended: RunEnded | None = None
+        for event in events:
+            self(event)
+
+    def __call__(self, event: Event | Progress) -> None:
+        if isinstance(event, Event):
+            take = _TAKES.get(type(event))
+            if take is not None:
+                take(self, event)
+
+    def _replied(self, event: ModelReplied | ModelFailed) -> None:
+        if event.usage:
+            self.usage += Usage(**event.usage)
+
+    def _accepted(self, event: TurnAccepted) -> None:
+        self.turns += event.agent == "main"
+
+    def _attempt(self, event: AttemptStarted) -> None:
+        self.attempts += event.agent == "main"
+
+    def _rolled_back(self, _: TurnRolledBack) -> None:
+        self.rollbacks += 1
+
+    def _repaired(self, event: Repaired) -> None:
+        self.repairs.append(event.repair)
+
+    def _started(self, _: ToolStarted) -> None:
+        self.tool_calls += 1
+
+    def _finished(self, event: ToolFinished) -> None:
+        self.tool_failures += not event.ok
+
+    def _seen(self, event: AnswerSeen) -> None:
+        if event.agent == "main":
+            self.candidates.append(event)
+
+    def _ended(self, event: RunEnded) -> None:
+        self.ended = event
+
+
+_TAKES = {
+    ModelReplied: Ledger._replied,
+    ModelFailed: Ledger._replied,
+    TurnAccepted: Ledger._accepted,
+    AttemptStarted: Ledger._attempt,
+    TurnRolledBack: Ledger._rolled_back,
+    Repaired: Ledger._repaired,
+    ToolStarted: Ledger._started,
+    ToolFinished: Ledger._finished,
+    AnswerSeen: Ledger._seen,
+    RunEnded: Ledger._ended,
+}

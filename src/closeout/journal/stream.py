@@ -1,0 +1,182 @@
+"""The live view of a run for the outside: what happens goes into a queue as small dicts, ready for server-sent events."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from closeout.journal.events import (
+    AgentEnded,
+    AgentStarted,
+    AttemptStarted,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    ModelRequested,
+    Noted,
+    RunEnded,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+    TurnRolledBack,
+)
+from closeout.journal.journal import Progress
+
+__all__ = ["StreamHandler"]
+
+_Put = Callable[[dict[str, Any]], Any]
+
+
+class StreamHandler:
+    """Tells the outside what a run does, as `{"event": …, "data": {…}}`.
+
+    `stream_queue`: anything with `put_nowait` (an `asyncio.Queue`) or a function that takes the dict; None: nobody
+    listens. A queue that is full or a listener that fails never disturbs the run: `dropped` counts what was lost.
+
+    Events: start_of_workflow, end_of_workflow, start_of_agent, end_of_agent, start_of_llm, end_of_llm, message (a
+    delta), tool_call (also as it is written, and with its result), show_error. The methods may be called by anybody;
+    as a listener on a journal (`journal.listen(handler)`) it tells a whole run by itself.
+    """
+
+    def __init__(self, stream_queue: Any = None) -> None:
+        self.dropped = 0
+        self._put: _Put | None = getattr(stream_queue, "put_nowait", stream_queue)
+        self._workflow = ""
+        self._agents: dict[str, str] = {}
+
+    def send(self, event_type: str, data: Mapping[str, Any]) -> None:
+        """Put one event into the stream; never waits and never raises."""
+        if self._put is None:
+            return
+        try:
+            self._put({"event": event_type, "data": dict(data)})
+        except Exception:  # whoever listens, the run goes on
+            self.dropped += 1
+
+    @staticmethod
+    def sse(event: Mapping[str, Any]) -> str:
+        """One event as text/event-stream bytes want it."""
+        return f"event: {event['event']}\ndata: {json.dumps(event['data'], ensure_ascii=True, default=str)}\n\n"
+
+    # ------------------------------------------------------------------------------------ what callers may say
+
+    async def update(self, event_type: str, data: Mapping[str, Any]) -> None:
+        self.send(event_type, data)
+
+    async def start_workflow(self, user_input: str) -> str:
+        """Returns the workflow's id."""
+        self._workflow = str(uuid.uuid4())
+        content = [{"role": "user", "content": user_input}]
+        self.send("start_of_workflow", {"workflow_id": self._workflow, "input": content})
+        return self._workflow
+
+    async def end_workflow(self, workflow_id: str) -> None:
+        self.send("end_of_workflow", {"workflow_id": workflow_id})
+
+    async def start_agent(self, agent_name: str, display_name: str | None = None) -> str:
+        """Returns the agent's id."""
+        agent_id = str(uuid.uuid4())
+        data = {"agent_name": agent_name, "display_name": display_name or agent_name, "agent_id": agent_id}
+        self.send("start_of_agent", data)
+        return agent_id
+
+    async def end_agent(self, agent_name: str, agent_id: str) -> None:
+        self.send("end_of_agent", {"agent_name": agent_name, "agent_id": agent_id})
+
+    async def start_llm(self, agent_name: str, display_name: str | None = None) -> None:
+        self.send("start_of_llm", {"agent_name": agent_name, "display_name": display_name or agent_name})
+
+    async def end_llm(self, agent_name: str) -> None:
+        self.send("end_of_llm", {"agent_name": agent_name})
+
+    async def message(self, message_id: str, delta_content: str) -> None:
+        self.send("message", {"message_id": message_id, "delta": {"content": delta_content}})
+
+    async def tool_call(
+        self, tool_name: str, payload: Mapping[str, Any], streaming: bool = False, tool_call_id: str | None = None
+    ) -> str:
+        """A call, whole, or field by field with `streaming`. Returns the call's id."""
+        call_id = tool_call_id or str(uuid.uuid4())
+        if streaming:
+            for key, value in payload.items():
+                self._tool_call(call_id, tool_name, delta_input={key: value})
+        else:
+            self._tool_call(call_id, tool_name, tool_input=dict(payload))
+        return call_id
+
+    async def show_error(self, error: str) -> None:
+        """An error for people to see. The stream goes on."""
+        self.send("show_error", {"error": error})
+
+    def _tool_call(self, call_id: str, name: str, **content: Any) -> None:
+        self.send("tool_call", {"tool_call_id": call_id, "tool_name": name, **content})
+
+    # ------------------------------------------------------------------------------------ as a view of a journal
+
+    def __call__(self, event: Event | Progress) -> None:
+        if self._put is None:
+            return
+        if isinstance(event, Progress):
+            self._tell_progress(event)
+        elif isinstance(event, (ModelRequested, ModelReplied, ModelFailed)):
+            self._tell_model(event)
+        elif isinstance(event, (ToolStarted, ToolFinished)):
+            self._tell_tool(event)
+        else:
+            self._tell_agents(event)
+
+    def _tell_progress(self, piece: Progress) -> None:
+        message_id = f"{piece.agent}:{piece.turn}"
+        if piece.kind in ("thought", "answer", "reasoning"):
+            data = {"message_id": message_id, "delta": {"content": piece.text}, "kind": piece.kind}
+            self.send("message", data)
+        elif piece.kind == "tool_name":
+            self._tool_call(f"{message_id}.{piece.index}", piece.text)
+        elif piece.kind == "tool_arguments":
+            self._tool_call(f"{message_id}.{piece.index}", "", delta_input=piece.text)
+        else:
+            self.send("discard", {"message_id": message_id})
+
+    def _tell_model(self, event: ModelRequested | ModelReplied | ModelFailed) -> None:
+        if isinstance(event, ModelRequested):
+            self.send("start_of_llm", {"agent_name": event.agent, "purpose": event.purpose})
+            return
+        self.send("end_of_llm", {"agent_name": event.agent, "usage": dict(event.usage)})
+        if isinstance(event, ModelFailed):
+            self.send("show_error", {"error": event.error})
+
+    def _tell_tool(self, event: ToolStarted | ToolFinished) -> None:
+        call_id = f"{event.agent}:{event.handle}"
+        if isinstance(event, ToolStarted):
+            self._tool_call(call_id, event.name, tool_input=event.arguments)
+        else:
+            self._tool_call(call_id, event.name, ok=event.ok, result=event.note, ms=event.ms)
+
+    def _tell_agents(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._workflow = str(uuid.uuid4())
+                content = [{"role": "user", "content": event.task}]
+                self.send("start_of_workflow", {"workflow_id": self._workflow, "input": content})
+            case AgentStarted() | AttemptStarted():
+                if event.agent not in self._agents:
+                    name = event.name if isinstance(event, AgentStarted) else event.agent
+                    self._agents[event.agent] = agent_id = str(uuid.uuid4())
+                    self.send("start_of_agent", {"agent_name": event.agent, "display_name": name, "agent_id": agent_id})
+            case AgentEnded():
+                self._end_agent(event.agent)
+            case TurnRolledBack():
+                self.send("discard", {"message_id": f"{event.agent}:{event.turn}", "reason": event.reason})
+            case Noted(level="error" | "warning"):
+                self.send("show_error", {"error": event.message})
+            case RunEnded():
+                self._end_agent("main")
+                data = {"workflow_id": self._workflow, "status": event.status, "answer": event.answer}
+                self.send("end_of_workflow", data)
+
+    def _end_agent(self, agent: str) -> None:
+        agent_id = self._agents.pop(agent, None)
+        if agent_id is not None:
+            self.send("end_of_agent", {"agent_name": agent, "agent_id": agent_id})

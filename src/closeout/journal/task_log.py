@@ -1,0 +1,176 @@
+"""The log of a task as people read it: a status, the answer, and steps with a level, a name and a message.
+
+A view: `TaskLog.of(events)` is made from a journal, and a log that is bound to one writes its steps there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from closeout.journal.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    Evicted,
+    ModelFailed,
+    ModelReplied,
+    ModelRetried,
+    Noted,
+    Repaired,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+    TurnRolledBack,
+)
+
+__all__ = ["StepLog", "TaskLog"]
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """One line: `level` (debug, info, warning, error), `name` such as "Main Agent | Final Answer", `time` ISO 8601."""
+
+    level: str
+    name: str
+    message: str
+    time: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TaskLog:
+    """The log of one task.
+
+    `status`: running | answered | unanswered | failed | cancelled. `ground_truth` is kept for those who grade; the
+    model never sees it. `writer`, where there is one, takes each step to the journal.
+    """
+
+    status: str = "running"
+    task_id: str = ""
+    input: Any = ""
+    ground_truth: str | None = None
+    final_boxed_answer: str = ""
+    error: str = ""
+    step_logs: list[StepLog] = field(default_factory=list)
+    start_time: str = field(default_factory=lambda: _iso(time.time()))
+    end_time: str = ""
+    writer: Callable[[StepLog], None] | None = field(default=None, repr=False, compare=False)
+
+    def log_step(self, level: str, step_name: str, message: str, metadata: Mapping[str, Any] | None = None) -> StepLog:
+        """Add a step. Constant time: nothing that stands is written again. An unknown level is taken as info."""
+        known = level.lower() if isinstance(level, str) and level.lower() in LEVELS else "info"
+        step = StepLog(known, str(step_name), str(message), _iso(time.time()), dict(metadata or {}))
+        self.step_logs.append(step)
+        if self.writer is not None:
+            self.writer(step)
+        return step
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "writer"}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """JSON text, Unicode as it is; values that JSON does not know stand as their text."""
+        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=indent, default=str)
+        return text.encode("utf-8", "replace").decode("utf-8")
+
+    def save(self, path: str | Path) -> Path:
+        """Write the log as a JSON file, whole or not at all. Returns the path. Raises OSError."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+            Path(temporary).replace(target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return target
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """A log from what `to_dict` gave. Keys that a log does not have are left out."""
+        known = {f.name for f in fields(cls)} - {"writer"}
+        values = {name: value for name, value in record.items() if name in known}
+        names = {f.name for f in fields(StepLog)}
+        values["step_logs"] = [
+            step if isinstance(step, StepLog) else StepLog(**{k: v for k, v in step.items() if k in names})
+            for step in values.get("step_logs") or ()
+        ]
+        return cls(**values)
+
+    @classmethod
+    def of(cls, events: Iterable[tuple[float, Event]]) -> Self:
+        """The log that a journal's events add up to: pairs of time (seconds since the epoch) and event."""
+        log = cls(start_time="")
+        for at, event in events:
+            log._take(_iso(at), event)
+        return log
+
+    def _take(self, at: str, event: Event) -> None:
+        self.start_time = self.start_time or at
+        if isinstance(event, RunStarted):
+            self.task_id, self.input, self.ground_truth = event.task_id, event.task, event.ground_truth
+        elif isinstance(event, RunEnded):
+            self.status, self.final_boxed_answer, self.error = event.status, event.answer or "", event.error
+            self.end_time = at
+        elif isinstance(event, RunResumed):
+            self.status, self.end_time = "running", ""
+        described = _describe(event)
+        if described is not None:
+            level, name, message, metadata = described
+            self.step_logs.append(StepLog(level, name, message, at, metadata))
+
+
+def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
+    """Level, name, message and metadata of an event that a log shows, else None."""
+    who = "Main Agent" if event.agent == "main" else event.agent.removeprefix("main/")
+    match event:
+        case RunStarted():
+            return "info", f"{who} | Start", event.task, {"files": list(event.files)}
+        case AttemptStarted(attempt=attempt):
+            return "info", f"{who} | Attempt {attempt}", f"starts with {len(event.experiences)} experiences", {}
+        case ModelReplied(call=call):
+            return "info", f"{who} | Model reply {call}", event.text, {"usage": dict(event.usage), "ms": event.ms}
+        case ModelFailed(call=call):
+            return "error", f"{who} | Model request {call}", event.error, {"kind": event.kind}
+        case ModelRetried(call=call):
+            return "warning", f"{who} | Model request {call}", event.reason, {"wait": event.wait}
+        case ToolStarted(handle=handle):
+            return "info", f"{who} | Tool Call {handle}", f"{event.name} {event.arguments}", {}
+        case ToolFinished(handle=handle, ok=ok):
+            metadata = {"ms": event.ms, "ok": ok}
+            return "info" if ok else "warning", f"{who} | Tool Result {handle}", event.note or event.name, metadata
+        case Repaired():
+            return "info", f"{who} | Repair", f"{event.kind} {event.where}: {event.before} → {event.after}", {}
+        case TurnRolledBack(turn=turn):
+            message = f"{event.reason}: {event.detail}" if event.detail else event.reason
+            return "warning", f"{who} | Rollback of turn {turn}", message, {"change": event.change}
+        case Evicted():
+            return "info", f"{who} | Eviction", f"{event.results} results, {event.reason}", {"tokens": event.tokens}
+        case AttemptEnded(attempt=attempt):
+            return "info", f"{who} | End of attempt {attempt}", event.reason, {"answer": event.answer}
+        case Noted():
+            return event.level, event.name, event.message, dict(event.metadata)
+        case RunEnded():
+            return "info", f"{who} | End", f"{event.status}: {event.stop_reason}", {"answer": event.answer}
+    return None
+
+
+def _plain(value: Any) -> Any:
+    return [asdict(step) for step in value] if isinstance(value, list) else value
+
+
+def _iso(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 1000):03d}"
