@@ -1,0 +1,72 @@
+"""Text from tools made harmless: it cannot pass for a protocol marker, a tool call, a wrapper or an observation.
+
+One rule: of each marker, one character is written as its HTML character reference. All other text stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["escape_markers"]
+
+# Words that open a section in the text dialects, at the start of a line, any case (the ReAct prompts and their usual
+# translations). Mid-line they are plain words to every parser and stay untouched.
+_WORDS = (
+    "observation",
+    "action",
+    "thought",
+    "answer",
+    "question",
+    "观察",
+    "行动",
+    "动作",
+    "思考",
+    "答案",
+    "问题",
+    "工具结果",
+)
+_LINE_MARKER = re.compile(
+    r"(?i)(?:thought|action(?:[ _]?input)?|observation|(?:final[ _]?)?answer|question"
+    r"|(?:观察|行动|动作|思考|问题|工具)(?:输入|结果)?|(?:最终)?答案)"
+    r"[ \t\d*_#.)]{0,40}([:：])"
+)
+_BLANKS = frozenset(" \t\ufeff\u00a0\u3000*#_-0123456789.)\u200b")
+_LINE_ENDS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+
+# Tags that model families, agent protocols and our own wrapper write calls, results and turns with; `<|…|>`, `<|…>` and
+# `<…|>` stand for the special tokens of chat templates. Ordinary HTML and code match none of these.
+_TAG = re.compile(
+    r"(?i)<(?=/?\s{0,8}(?:"
+    r"tools?_?(?:call|result|response|output|use|name)s?\b|use_mcp_tool\b|server_name\b|arguments>|final_answer\b|observation\b"
+    r"|function_(?:call|result|response|output)s?\b|function(?:=|\s{1,8}name)|parameter(?:=|\s{1,8}name)|invoke\b|arg_(?:key|value)\b"
+    r"|think(?:ing)?\b|(?:start|end)_of_turn\b|[a-z]{2,16}:(?:tool|function|invoke|parameter|think)|s>|bos>|eos>"
+    r"|<sys>>)"
+    r"|/?[|｜][\w▁\"/-]{1,48}[|｜]?>|[\w▁/]{1,48}[|｜]>)"
+)
+_BRACKET = re.compile(r"\[(?=/?(?:TOOL_CALLS?|TOOL_RESULTS?|AVAILABLE_TOOLS|TOOL_CONTENT|INST|ARGS|CALL_ID|THINK)\])")
+
+
+def escape_markers(text: str) -> str:
+    """The text with every marker broken by one character reference: `&lt;tool_call>`, `Observation&#58;`, `&#91;INST]`.
+
+    Linear in the text. Text without markers comes back as the same object. Applying it twice changes nothing more.
+    """
+    if "<" in text:
+        text = _TAG.sub("&lt;", text)
+    if "[" in text and "]" in text:
+        text = _BRACKET.sub("&#91;", text)
+    if ":" in text or "：" in text:
+        low = text.lower()
+        if any(word in low for word in _WORDS):
+            text = _LINE_MARKER.sub(_break_line_marker, text)
+    return text
+
+
+def _break_line_marker(found: re.Match[str]) -> str:
+    """The marker with its colon as a reference if it opens its line, else as it stands."""
+    text, at = found.string, found.start() - 1
+    while at >= 0 and text[at] in _BLANKS:
+        at -= 1
+    if at >= 0 and text[at] not in _LINE_ENDS:
+        return found[0]
+    return f"{found[0][:-1]}&#{ord(found[1])};"

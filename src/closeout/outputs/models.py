@@ -1,0 +1,160 @@
+"""What a tool gave back: the result with its two faces, one for the model and one for the systems around it.
+
+How a result is measured lives in `telemetry`, how it is shown to a model in `present`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Self
+
+from pydantic import BaseModel, Field, field_serializer
+
+from closeout.outputs.escape import escape_markers
+from closeout.outputs.normal import SURROGATE, compact_json, normalise
+
+__all__ = ["ResponseFormat", "ToolOutput", "ToolTelemetry", "format_observation"]
+
+
+class ResponseFormat(StrEnum):
+    """How much of a result its observation shows: the summary; with type and status; everything; the bare result."""
+
+    CONCISE = "concise"
+    STANDARD = "standard"
+    DETAILED = "detailed"
+    RAW = "raw"
+
+
+class ToolTelemetry(BaseModel):
+    """What one call of a tool cost. For people and systems; no model sees it outside a DETAILED observation.
+
+    `latency_ms` is the tool's own time in its last try; `duration_ms` the whole call, with retries, waiting and
+    writing the result. `memory_mb` is what the process' peak memory grew by, `cpu_percent` the CPU time of the calling
+    thread over `latency_ms`. `timestamp` is ISO 8601 with its zone, the start of the call.
+    """
+
+    tool_name: str = ""
+    tool_version: str = "1.0.0"
+    execution_id: str = ""
+    timestamp: str = ""
+
+    latency_ms: float = 0.0
+    duration_ms: float = 0.0
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+    cache_hit: bool = False
+    cache_key: str | None = None
+
+    success: bool = True
+    error_code: str | None = None
+    error_message: str | None = None
+    retry_count: int = 0
+
+    memory_mb: float = 0.0
+    cpu_percent: float = 0.0
+
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class ToolOutput(BaseModel):
+    """The one shape of every tool result.
+
+    `model_dump` and `model_dump_json` are the model's side: `telemetry` and `metadata` are never in them. `to_record`
+    is the whole, for the journal; `from_record` reads it back. `result` may be any Python value; in JSON it is written
+    as `outputs.normal.normalise` defines.
+    """
+
+    result: Any | None = None
+    summary: str = ""
+    observation: str = ""
+
+    response_format: ResponseFormat = ResponseFormat.CONCISE
+    compressed: bool = False
+
+    telemetry: ToolTelemetry = Field(default_factory=ToolTelemetry, exclude=True)
+    metadata: dict[str, Any] = Field(default_factory=dict, exclude=True)
+
+    state_update: dict[str, Any] | None = None
+    checkpoint: str | None = None
+
+    @field_serializer("result", "state_update", when_used="json")
+    def _as_json_value(self, value: Any) -> Any:
+        return _writable(normalise(value))
+
+    @field_serializer("summary", "observation", when_used="json")
+    def _as_text(self, value: str) -> str:
+        return str(_writable(value))
+
+    @property
+    def success(self) -> bool:
+        return self.telemetry.success
+
+    @property
+    def handle(self) -> str:
+        """The name under which the whole result is stored, for `read_result`; "" where it is not."""
+        return str(self.metadata.get("handle", ""))
+
+    def to_record(self) -> dict[str, Any]:
+        """Everything as a JSON-able dict: the fields' names, `telemetry` and `metadata` too, values normalised."""
+        return {
+            "result": normalise(self.result),
+            "summary": self.summary,
+            "observation": self.observation,
+            "response_format": self.response_format.value,
+            "compressed": self.compressed,
+            "telemetry": self.telemetry.__dict__ | {"metrics": normalise(self.telemetry.metrics)},
+            "metadata": normalise(self.metadata),
+            "state_update": normalise(self.state_update),
+            "checkpoint": self.checkpoint,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The output that `to_record` wrote. Fields that are missing get their defaults, unknown ones are ignored."""
+        return cls.model_validate(dict(record))
+
+
+def format_observation(output: ToolOutput) -> str:
+    """The ReAct observation of an output, in its own response format. Text in it cannot forge a marker.
+
+    >>> format_observation(ToolOutput(summary="3 rows updated"))
+    'Observation: 3 rows updated'
+    """
+    summary = escape_markers(output.summary)
+    if output.response_format is ResponseFormat.CONCISE:
+        return f"Observation: {summary}"
+    if output.response_format is ResponseFormat.STANDARD:
+        status = "Success" if output.telemetry.success else "Failed"
+        return f"Observation: {summary}\n\nResult Type: {type(output.result).__name__}\nStatus: {status}\n"
+    if output.response_format is ResponseFormat.DETAILED:
+        return _detailed(output, summary)
+    result = output.result
+    return f"Observation: {escape_markers(result if isinstance(result, str) else compact_json(normalise(result)))}"
+
+
+def _detailed(output: ToolOutput, summary: str) -> str:
+    telemetry = output.telemetry
+    result = json.dumps(normalise(output.result), ensure_ascii=False, indent=2)
+    return (
+        f"Observation: {summary}\n\n"
+        f"Tool: {telemetry.tool_name}\n"
+        f"Execution ID: {telemetry.execution_id}\n"
+        f"Latency: {telemetry.latency_ms:.2f}ms\n"
+        f"Tokens: {telemetry.output_tokens}\n\n"
+        f"Result: {escape_markers(result)}\n\n"
+        f"Metadata: {escape_markers(str(output.metadata))}\n"
+    )
+
+
+def _writable(value: Any) -> Any:
+    """The value without lone surrogates, which no UTF-8 encoder takes; each becomes U+FFFD."""
+    if isinstance(value, str):
+        return value if value.isascii() else SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list) else value
