@@ -1,0 +1,46 @@
+"""A scripted model for tests, in process and as an HTTP server, that misbehaves on request. No test framework.
+
+from closeout.testing import ScriptedClient, answer, call
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from closeout.testing.client import ScriptedClient
+    from closeout.testing.misbehaviour import MISBEHAVIOURS, Misbehaviour, always, once, sometimes
+    from closeout.testing.script import RequestView, Turn, answer, call, say
+    from closeout.testing.server import ScriptedServer, serve_script
+
+__all__ = [
+    "MISBEHAVIOURS",
+    "Misbehaviour",
+    "RequestView",
+    "ScriptedClient",
+    "ScriptedServer",
+    "Turn",
+    "always",
+    "answer",
+    "call",
+    "once",
+    "say",
+    "serve_script",
+    "sometimes",
+]
+
+_HOMES = {
+    "client": ("ScriptedClient",),
+    "misbehaviour": ("MISBEHAVIOURS", "Misbehaviour", "always", "once", "sometimes"),
+    "script": ("RequestView", "Turn", "answer", "call", "say"),
+    "server": ("ScriptedServer", "serve_script"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
+
+            return getattr(import_module(f"closeout.testing.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

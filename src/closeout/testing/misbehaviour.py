@@ -1,0 +1,210 @@
+"""How a scripted model goes wrong on request: which fault, when, and what becomes of the turn. No I/O."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.messages import ModelReply, ToolCall
+from closeout.testing.script import Dialect, RequestView, Turn
+from closeout.testing.writing import argument_text, hermes_call, write
+
+__all__ = ["MISBEHAVIOURS", "Misbehaviour", "always", "applies_to", "once", "sometimes", "spoil"]
+
+# Faults of the connection: staged by the server, raised by the client in process.
+CONNECTION_FAULTS: Mapping[str, str] = {
+    "rate_limited": "429 with Retry-After",
+    "server_error": "500 with a JSON error",
+    "overloaded": "529",
+    "html_error": "502 with a proxy's HTML page",
+    "error_in_200": "200 whose body is an error object, in a stream an error event",
+    "garbage_body": "200 whose body is not JSON, in a stream a broken event",
+    "empty_body": "200 with nothing in it",
+    "dropped": "the connection ends in the middle of the reply",
+    "slow": "the reply is right and comes late",
+    "hang": "nothing ever comes",
+}
+# Faults of the reply, and to which turns they can happen.
+REPLY_FAULTS: Mapping[str, str] = {
+    "empty": "no text, no call",
+    "refusal": "an apology in place of the turn",
+    "repeated": "the end of the text repeats until the length limit",
+    "truncated": "cut in the middle by the length limit",
+    "missing_box": "the answer without its box",
+    "malformed": "arguments that are almost JSON",
+    "wrong_dialect": "the call in another form than asked for",
+    "hallucinated_observation": "an observation and an answer that the model made up",
+    "wrong_parameter": "a parameter's name slightly wrong",
+    "misspelt_tool": "the tool's name slightly wrong",
+    "wrong_types": "numbers as strings, texts as lists",
+}
+MISBEHAVIOURS: tuple[str, ...] = (*CONNECTION_FAULTS, *REPLY_FAULTS)
+"""Every kind that `Misbehaviour` takes."""
+
+_ON_CALLS = frozenset({
+    "malformed", "wrong_dialect", "hallucinated_observation", "wrong_parameter", "misspelt_tool", "wrong_types",
+})  # fmt: skip
+# After these an agent may have run the call all the same: whether the turn is over shows in its next request.
+MAY_STILL_ACT = frozenset({
+    "malformed", "wrong_dialect", "hallucinated_observation", "wrong_parameter", "misspelt_tool", "wrong_types",
+})  # fmt: skip
+_SHORT_NAMES = {"429": "rate_limited", "500": "server_error", "529": "overloaded"}
+
+
+@dataclass(frozen=True, slots=True)
+class Misbehaviour:
+    """One fault and when it happens: at turn `at` (None: any), so many `times` in a conversation (None: no end),
+    to a `share` of the requests that it could happen to, drawn from `seed`.
+
+    `seconds`: how late "slow" is, and what "rate_limited" asks to wait.
+    """
+
+    kind: str
+    at: int | None = None
+    times: int | None = 1
+    share: float = 1.0
+    seed: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        kind = _SHORT_NAMES.get(self.kind, self.kind)
+        if kind not in MISBEHAVIOURS:
+            raise UsageError(f"No misbehaviour is called '{self.kind}'. Known: {', '.join(MISBEHAVIOURS)}.")
+        object.__setattr__(self, "kind", kind)
+
+    def happens(self, turn: Turn, view: RequestView, conversation: str, so_far: int) -> bool:
+        """Whether it happens to this request; the draw depends on nothing but seed, conversation and request."""
+        if self.times is not None and so_far >= self.times:
+            return False
+        if self.at not in (None, view.turn) or not applies_to(self.kind, turn):
+            return False
+        draw = random.Random(f"{self.seed}/{self.kind}/{conversation}/{view.number}")  # noqa: S311  a test's dice
+        return self.share >= 1.0 or draw.random() < self.share
+
+
+def once(kind: str, at: int | None = None, *, times: int = 1, seconds: float = 0.0) -> Misbehaviour:
+    """The fault `times` times running, at turn `at` or at the first turn that it can happen to."""
+    return Misbehaviour(kind, at, times, seconds=seconds)
+
+
+def always(kind: str, at: int | None = None, *, seconds: float = 0.0) -> Misbehaviour:
+    """The fault at every request."""
+    return Misbehaviour(kind, at, None, seconds=seconds)
+
+
+def sometimes(kind: str, share: float, *, seed: int = 0, seconds: float = 0.0) -> Misbehaviour:
+    """The fault at a random share of the requests, the same ones for the same seed."""
+    return Misbehaviour(kind, None, None, share, seed, seconds)
+
+
+def applies_to(kind: str, turn: Turn) -> bool:
+    """Whether the fault can happen to the turn: a wrong parameter needs a call, a missing box an answer."""
+    if kind in _ON_CALLS:
+        return bool(turn.calls)
+    return turn.answer is not None if kind == "missing_box" else True
+
+
+def spoil(kind: str, turn: Turn, view: RequestView) -> ModelReply:
+    """The reply with the fault in it; faults of the connection leave the reply itself right."""
+    if kind in _ON_TURNS:
+        return write(_ON_TURNS[kind](turn), view)
+    reply = write(turn, view)
+    return _ON_REPLIES[kind](turn, reply, view.dialect) if kind in _ON_REPLIES else reply
+
+
+# ------------------------------------------------------------------------------------------------ faults of a turn
+
+
+def _each_call(change: Callable[[ToolCall], ToolCall]) -> Callable[[Turn], Turn]:
+    return lambda turn: replace(turn, calls=tuple(map(change, turn.calls)))
+
+
+def _almost_json(call: ToolCall) -> ToolCall:
+    text = argument_text(call)
+    return replace(call, arguments=text[:-1].rstrip() + ",}" if text != "{}" else "{,}")
+
+
+def _renamed_parameter(call: ToolCall) -> ToolCall:
+    if not isinstance(call.arguments, Mapping) or not call.arguments:
+        return call
+    first, *rest = call.arguments
+    return replace(call, arguments={f"{first}s": call.arguments[first], **{key: call.arguments[key] for key in rest}})
+
+
+def _misspelt(call: ToolCall) -> ToolCall:
+    return replace(call, name=call.name[:2] + call.name[1:])
+
+
+def _of_other_type(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        return argument_text(ToolCall("", {"value": value})).removeprefix('{"value":').removesuffix("}")
+    return [value] if isinstance(value, str) else str(value)
+
+
+def _retyped(call: ToolCall) -> ToolCall:
+    if not isinstance(call.arguments, Mapping):
+        return call
+    return replace(call, arguments={key: _of_other_type(value) for key, value in call.arguments.items()})
+
+
+_ON_TURNS: Mapping[str, Callable[[Turn], Turn]] = {
+    "empty": lambda turn: replace(turn, text="", calls=(), answer=None),
+    "refusal": lambda turn: replace(turn, text="I'm sorry, but I can't help with that.", calls=(), answer=None),
+    "malformed": _each_call(_almost_json),
+    "wrong_parameter": _each_call(_renamed_parameter),
+    "misspelt_tool": _each_call(_misspelt),
+    "wrong_types": _each_call(_retyped),
+    "wrong_dialect": lambda turn: Turn(
+        text="\n".join((turn.thought, *map(hermes_call, turn.calls))).lstrip(), reasoning=turn.reasoning
+    ),
+}
+
+# ------------------------------------------------------------------------------------------------ faults of a reply
+
+_REPEATS = 120
+
+
+def _repeated(turn: Turn, reply: ModelReply, dialect: Dialect) -> ModelReply:
+    tail = "I will look at it once more. " * _REPEATS
+    return replace(reply, text=f"{turn.thought}\n{tail}", tool_calls=(), finish_reason="length")
+
+
+def _truncated(turn: Turn, reply: ModelReply, dialect: Dialect) -> ModelReply:
+    def cut(text: str) -> str:
+        return text[: len(text) * 2 // 3]
+
+    if reply.tool_calls:
+        *whole, last = reply.tool_calls
+        last = replace(last, text=cut(last.text), arguments=cut(last.text))
+        return replace(reply, tool_calls=(*whole, last), finish_reason="length")
+    # The last character of every dialect's call and of a box lies in the last third.
+    return replace(reply, text=cut(reply.text), finish_reason="length")
+
+
+def _without_box(turn: Turn, reply: ModelReply, dialect: Dialect) -> ModelReply:
+    return replace(reply, text=reply.text.replace(f"\\boxed{{{turn.answer}}}", str(turn.answer)))
+
+
+def _invented(turn: Turn, reply: ModelReply, dialect: Dialect) -> ModelReply:
+    closing = "The answer is \\boxed{made up}."
+    if dialect in {"react_json", "react_text"}:
+        closing = f"Thought: Now I know.\nFinal Answer: {closing}"
+    invented = f"\nObservation: made up\n{closing}"
+    return replace(reply, text=reply.text + invented, tool_calls=(), finish_reason="stop")
+
+
+_ON_REPLIES: Mapping[str, Callable[[Turn, ModelReply, Dialect], ModelReply]] = {
+    "repeated": _repeated,
+    "truncated": _truncated,
+    "missing_box": _without_box,
+    "hallucinated_observation": _invented,
+}
+
+
+def plan(given: Iterable[Misbehaviour | str] | Misbehaviour | str) -> tuple[Misbehaviour, ...]:
+    """Misbehaviours from what a caller wrote; a name alone stands for once, at the first turn it can happen to."""
+    items = (given,) if isinstance(given, Misbehaviour | str) else given
+    return tuple(item if isinstance(item, Misbehaviour) else once(item) for item in items)
