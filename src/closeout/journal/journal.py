@@ -30,7 +30,7 @@ class Progress:
 
     agent: str
     turn: int
-    kind: Literal["thought", "reasoning", "tool_name", "tool_arguments", "answer", "discard"]
+    kind: Literal["thought", "reasoning", "text", "tool_name", "tool_arguments", "answer", "discard"]
     text: str = ""
     index: int = 0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from closeout.journal.events import (
     AnswerSeen,
@@ -75,7 +76,7 @@ class Ledger:
         self.ended = event
 
 
-_TAKES = {
+_TAKES: Mapping[type[Event], Callable[[Ledger, Any], None]] = {
     ModelReplied: Ledger._replied,
     ModelFailed: Ledger._replied,
     TurnAccepted: Ledger._accepted,

@@ -1,4 +1,4 @@
-"""The live view of a run for the outside: what happens goes into a queue as small dicts, ready for server-sent events."""
+"""The live view of a run for the outside: what happens goes into a queue as small dicts, for server-sent events."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class StreamHandler:
 
     def _tell_progress(self, piece: Progress) -> None:
         message_id = f"{piece.agent}:{piece.turn}"
-        if piece.kind in ("thought", "answer", "reasoning"):
+        if piece.kind in ("thought", "text", "answer", "reasoning"):
             data = {"message_id": message_id, "delta": {"content": piece.text}, "kind": piece.kind}
             self.send("message", data)
         elif piece.kind == "tool_name":

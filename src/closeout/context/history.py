@@ -1,0 +1,104 @@
+"""The history view: what of an agent's journal the model sees. A pure fold of events; dialects write it out.
+
+The same fold serves the live loop, which listens with it, and whoever reads a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from closeout.dialects.protocol import HistoryView
+from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, TurnAccepted
+from closeout.messages import Message, Step, ToolReturn, ToolSpec
+
+__all__ = ["History", "stub_text"]
+
+
+class History:
+    """One agent's history in its present attempt. `apply` takes in the agent's events; `view` is what the model sees.
+
+    Steps are written once: a step changes only by an eviction or a compaction, and then the earlier ones stay as they
+    are, so that a cached prefix breaks at most there.
+    """
+
+    def __init__(
+        self,
+        instructions: str,
+        question: str,
+        tools: Sequence[ToolSpec] = (),
+        earlier: Sequence[Message] = (),
+        images: Sequence[dict[str, Any]] = (),
+        agent: str = "main",
+    ) -> None:
+        self._instructions = instructions
+        self._question = question
+        self._task = question
+        self._tools = tuple(tools)
+        self._earlier = tuple(earlier)
+        self._images = tuple(images)
+        self._agent = agent
+        self._steps: tuple[Step, ...] = ()
+        self.evicted_before = 0  # turns before this one show stubs
+        self.compacted_before = 0
+
+    @classmethod
+    def of(cls, events: Iterable[Event], instructions: str, question: str, agent: str = "main") -> History:
+        """The history that recorded events add up to."""
+        history = cls(instructions, question, agent=agent)
+        for event in events:
+            history.apply(event)
+        return history
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self._steps
+
+    def apply(self, event: Event) -> None:
+        """Take in an event; those of other agents, and those that the model does not see, change nothing."""
+        if event.agent != self._agent:
+            return
+        if isinstance(event, TurnAccepted):
+            self._accept(event)
+        elif isinstance(event, AttemptStarted):
+            self._start(event)
+        elif isinstance(event, Evicted):
+            self.evicted_before = event.before
+            self._steps = tuple(_stubbed(step) if step.turn < event.before else step for step in self._steps)
+        elif isinstance(event, Compacted):
+            self.compacted_before = event.before
+            summary = Step(event.before - 1, f"Summary of the work so far:\n{event.summary}", raw=event.summary)
+            self._steps = (summary, *(step for step in self._steps if step.turn >= event.before))
+
+    def _start(self, event: AttemptStarted) -> None:
+        self._steps = ()
+        self.evicted_before = self.compacted_before = 0
+        self._question = "\n\n".join((self._task, *event.experiences))
+
+    def _accept(self, event: TurnAccepted) -> None:
+        calls = event.tool_calls()
+        step = Step(event.turn, event.text, calls, event.tool_returns(calls), event.reasoning, event.raw)
+        if self._steps and self._steps[-1].turn == event.turn:  # written anew after a departure from the record
+            self._steps = self._steps[:-1]
+        self._steps = (*self._steps, step)
+
+    def view(self, note: str = "", closing: str = "", withheld: frozenset[str] = frozenset()) -> HistoryView:
+        """What the model sees now. `note` is a hint that is not kept; `withheld` names tools that are not offered."""
+        tools = tuple(tool for tool in self._tools if tool.name not in withheld) if withheld else self._tools
+        return HistoryView(
+            self._instructions, self._question, tools, self._steps, self._earlier, note, closing, self._images
+        )
+
+
+def stub_text(returned: ToolReturn) -> str:
+    """What stands for a result that was evicted: how to see it again."""
+    if not returned.handle:
+        return "[left out to save room]"
+    return f'[result {returned.handle} left out to save room; read_result("{returned.handle}") shows it]'
+
+
+def _stubbed(step: Step) -> Step:
+    if not step.returns or all(r.tokens == 0 and r.text == stub_text(r) for r in step.returns):
+        return step
+    returns = tuple(ToolReturn(r.call, stub_text(r), r.handle, r.ok) for r in step.returns)
+    return Step(step.turn, step.text, step.calls, returns, step.reasoning, step.raw)

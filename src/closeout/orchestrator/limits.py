@@ -1,0 +1,80 @@
+"""The budgets of a run: turns, tokens, cost, wall clock; a sub-agent's lie within its parent's. Only counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from closeout.messages import Usage
+
+__all__ = ["Budget", "Limits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one agent may spend. None: no limit. `max_cost` in US dollars, `max_seconds` of work."""
+
+    max_turns: int = 50
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    max_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Budget:
+    """What one agent has spent. Its spending is also its parent's; `elapsed` tells the run's seconds of work.
+
+    A reserve is kept for the closing turn: a limit counts as reached while one more request like the last one, plus the
+    closing one, would go beyond it.
+    """
+
+    limits: Limits
+    elapsed: Callable[[], float]
+    parent: Budget | None = None
+    usage: Usage = field(default_factory=Usage)
+    last: Usage = field(default_factory=Usage)
+    seconds_of_last: float = 0.0
+    started: float = -1.0
+
+    def charge(self, usage: Usage) -> None:
+        """What a request cost, failed ones too."""
+        self.usage += usage
+        if self.parent is not None:
+            self.parent.charge(usage)
+
+    def note_request(self, usage: Usage, seconds: float) -> None:
+        """How large the agent's last request was: the measure of what closing will need."""
+        self.last, self.seconds_of_last = usage, seconds
+
+    def begin(self) -> None:
+        if self.started < 0:
+            self.started = self.elapsed()
+
+    def reached(self, turns: int) -> str:
+        """The limit that is reached, by its stop reason (max_turns, max_tokens, max_cost, max_seconds), or empty."""
+        if turns >= self.limits.max_turns:
+            return "max_turns"
+        return self._spent(self.last, self.seconds_of_last)
+
+    def exhausted(self) -> str:
+        """The limit that leaves no room even for closing, or empty."""
+        return self._spent(Usage(), 0.0)
+
+    def _spent(self, need: Usage, seconds: float) -> str:
+        limits = self.limits
+        # Twice: the next request, which is a little larger than the last, and the closing one.
+        if limits.max_tokens is not None and self.usage.total_tokens + 2 * need.total_tokens >= limits.max_tokens:
+            return "max_tokens"
+        if limits.max_cost is not None and (self.usage.cost_usd or 0.0) + 2 * (need.cost_usd or 0.0) >= limits.max_cost:
+            return "max_cost"
+        if limits.max_seconds is not None and self.elapsed() - self.started + 2 * seconds >= limits.max_seconds:
+            return "max_seconds"
+        return self.parent._spent(need, seconds) if self.parent is not None else ""
+
+    def seconds_left(self) -> float | None:
+        """Until the wall clock of this agent or of one above it runs out; None where none is set."""
+        own = None
+        if self.limits.max_seconds is not None:
+            own = max(self.limits.max_seconds - (self.elapsed() - max(self.started, 0.0)), 0.0)
+        above = self.parent.seconds_left() if self.parent is not None else None
+        return min((left for left in (own, above) if left is not None), default=None)

@@ -1,0 +1,164 @@
+"""The model's side of the one door: a client whose every request is journaled before and after, and replayed on resume."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from closeout import errors
+from closeout.errors import ModelError, ModelTimeout
+from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ModelRetried, usage_record
+from closeout.journal.journal import Journal
+from closeout.llm.base import BaseClient, OnDelta, OnRetry, RetryNote
+from closeout.messages import Message, ModelReply, ModelRequest, Usage
+from closeout.orchestrator.limits import Budget
+
+__all__ = ["JournaledClient"]
+
+
+class JournaledClient(BaseClient):
+    """A client for one agent of one run. What it cost is this agent's; the inner client may serve many runs.
+
+    The loop says before a request what it is for: `purpose`, `attempt`, `turn`, `note` go into the journal.
+    """
+
+    def __init__(self, inner: BaseClient, journal: Journal, agent: str, budget: Budget) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.capabilities = inner.capabilities
+        self.purpose = "act"
+        self.attempt = 0
+        self.turn = 0
+        self.note = ""
+        self.prompt_tokens = 0  # of the last request, as the server counted
+        self.on_delta: OnDelta | None = None  # for requests made through the message-history face
+        self.to_prompt: Callable[[Sequence[Message]], str] | None = None  # for endpoints that take text only
+        self._journal = journal
+        self._agent = agent
+        self._budget = budget
+        self._calls = 0
+        self._last: ModelRequest = ModelRequest()
+        self._sizes: list[int] = []  # characters up to and including each message of the last request
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        if request.prompt is None and self.to_prompt is not None:
+            request = _as_prompt(request, self.to_prompt)
+        call = self._calls
+        self._calls += 1
+        live: list[ModelReply] = []
+        outcome = await self._journal.effect(
+            self._intent(call, request), lambda: self._ask(call, request, on_delta or self.on_delta, on_retry, live)
+        )
+        if isinstance(outcome, ModelFailed):
+            usage = Usage(**outcome.usage)
+            self._charge(usage, outcome.ms)
+            raise _error_of(outcome, usage)
+        assert isinstance(outcome, ModelReplied)
+        reply = live[0] if live else outcome.reply()
+        self._charge(reply.usage, outcome.ms)
+        self.prompt_tokens = reply.usage.input_tokens
+        return reply
+
+    def _charge(self, usage: Usage, ms: float) -> None:
+        self.charge(usage)
+        self._budget.charge(usage)
+        self._budget.note_request(usage, ms / 1000)
+
+    async def _ask(
+        self,
+        call: int,
+        request: ModelRequest,
+        on_delta: OnDelta | None,
+        on_retry: OnRetry | None,
+        live: list[ModelReply],
+    ) -> ModelReplied | ModelFailed:
+        def retried(note: RetryNote) -> None:
+            self._journal.append(ModelRetried(self._agent, call, str(note.error), note.delay))
+            if on_retry is not None:
+                on_retry(note)
+
+        began = time.perf_counter()
+        try:
+            seconds = self._budget.seconds_left()
+            if seconds is None:
+                reply = await self.inner.complete(request, on_delta=on_delta, on_retry=retried)
+            else:
+                async with asyncio.timeout(seconds):
+                    reply = await self.inner.complete(request, on_delta=on_delta, on_retry=retried)
+        except ModelError as error:
+            return self._failure(call, error, began)
+        except TimeoutError:
+            text = "The time allowed for this run (max_seconds) ran out while the model was writing."
+            return self._failure(call, ModelTimeout(text, usage=Usage(requests=1)), began)
+        live.append(reply)
+        return ModelReplied.of(self._agent, call, reply, _ms(began))
+
+    def _failure(self, call: int, error: ModelError, began: float) -> ModelFailed:
+        usage = usage_record(error.usage)
+        return ModelFailed(self._agent, call, type(error).__name__, str(error), usage, error.status, _ms(began))
+
+    # ------------------------------------------------------------------------------------ what was shared
+
+    def _intent(self, call: int, request: ModelRequest) -> ModelRequested:
+        size, shared = self._measure(request)
+        return ModelRequested(
+            self._agent, call, self.attempt, self.turn, self.purpose, len(request.messages), size, shared,
+            request.temperature, self.note,
+        )  # fmt: skip
+
+    def _measure(self, request: ModelRequest) -> tuple[int, int]:
+        """Characters of the prompt, and how many at its start were in the request before."""
+        last, self._last = self._last, request
+        if request.prompt is not None:
+            return len(request.prompt), _common(last.prompt or "", request.prompt)
+        same = 0
+        if request.tools == last.tools:
+            for before, now in zip(last.messages, request.messages, strict=False):
+                if before is not now and before != now:
+                    break
+                same += 1
+        sizes = self._sizes[:same]
+        size = shared = sizes[-1] if sizes else 0
+        for message in request.messages[same:]:
+            size += len(message.text) + sum(
+                len(call["function"]["arguments"]) for call in message.get("tool_calls") or ()
+            )
+            sizes.append(size)
+        self._sizes = sizes
+        return size, shared
+
+
+def _common(before: str, now: str) -> int:
+    """The length of the common start of two texts; by halves, since comparing slices is what strings do fast."""
+    low, high = 0, min(len(before), len(now))
+    if now.startswith(before):
+        return len(before)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if before[low:middle] == now[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _as_prompt(request: ModelRequest, to_prompt: Callable[[Sequence[Message]], str]) -> ModelRequest:
+    from dataclasses import replace
+
+    return replace(request, prompt=to_prompt(request.messages), messages=(), tools=(), tool_choice=None)
+
+
+def _error_of(failed: ModelFailed, usage: Usage) -> ModelError:
+    kind: Any = getattr(errors, failed.kind, ModelError)
+    if not (isinstance(kind, type) and issubclass(kind, ModelError)):
+        kind = ModelError
+    error: ModelError = kind(failed.error, status=failed.status, usage=usage)
+    return error
+
+
+def _ms(began: float) -> float:
+    return round((time.perf_counter() - began) * 1000, 3)

@@ -1,0 +1,51 @@
+"""What a run ends with: the answer or why there is none, and the bill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from closeout.journal.task_log import TaskLog
+from closeout.messages import Repair, Usage
+
+__all__ = ["RunResult", "Status"]
+
+Status = Literal["answered", "unanswered", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended.
+
+    `answer`: the answer as text, by the rules of its contract, or None. `value`: the same as the contract's own type
+    (a number, an object). `stop_reason`: "answered", or what ended it: max_turns, max_tokens, max_cost, max_seconds,
+    rollbacks, loop, context_overflow, model_failed, journal_failed, no_answer, cancelled. `candidates`: other answers
+    seen, best first, each with its share of the vote. `task_log` is read from the journal when it is asked for.
+    """
+
+    answer: str | None
+    status: Status
+    stop_reason: str
+    run_id: str
+    value: Any = None
+    error: str = ""
+    final_summary: str = ""
+    failure_experience_summary: str | None = None
+    turns: int = 0
+    attempts: int = 0
+    rollbacks: int = 0
+    repairs: tuple[Repair, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    seconds: float = 0.0
+    candidates: tuple[tuple[str, float], ...] = ()
+    task_log: TaskLog = field(default_factory=TaskLog, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for machines; without the task log."""
+        from dataclasses import asdict, fields
+
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "task_log"}
+        record["usage"] = asdict(self.usage)
+        record["repairs"] = [asdict(repair) for repair in self.repairs]
+        record["candidates"] = [{"answer": answer, "share": share} for answer, share in self.candidates]
+        return record

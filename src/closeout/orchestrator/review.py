@@ -1,0 +1,80 @@
+"""Is a turn to be kept? Pure decisions over what was read in a reply and over what its calls brought."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from closeout.messages import Reading
+from closeout.orchestrator.loops import repeated_tail
+
+if TYPE_CHECKING:
+    from closeout.tools.executor import CallOutcome
+
+__all__ = ["RollBack", "is_refusal", "review_outcomes", "review_reply"]
+
+_REFUSAL = re.compile(
+    r"\s*(?:i'?m (?:really |very )?sorry|i am sorry|sorry,|i apologi[sz]e|unfortunately,? i (?:can|am)"
+    r"|i (?:can't|cannot|can not|won't|am unable to|am not able to|'m unable to|'m not able to)"
+    r"|as an ai\b|抱歉|对不起|很遗憾|我无法|我不能|作为一个?(?:ai|人工智能))",
+    re.IGNORECASE,
+)
+_INTENT = re.compile(
+    r"\b(?:let me|i(?:'ll| will| am going to|'m going to| need to| should| can now) (?:now |first |then |next )?"
+    r"(?:search|look|check|find|use|call|calculate|compute|read|fetch|query|try|run|open|start|proceed|verify|get))\b"
+    r"|(?:让我|我将|我会|我先|我需要|接下来)[^。！？\n]{0,12}(?:搜索|查找|查询|查看|调用|计算|使用|阅读|打开|获取)",
+    re.IGNORECASE,
+)
+SHORT = 700  # characters: a refusal or a plan is short; a long text is an answer that contains such words
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Take the turn back: why, and the short hint that the model gets when it is asked again."""
+
+    reason: str
+    hint: str
+    detail: str = ""
+    withhold: str = ""  # a tool that is not offered in the next try
+
+
+def is_refusal(text: str) -> bool:
+    """Whether a short text declines the task rather than answers it."""
+    return len(text) <= SHORT and _REFUSAL.match(text) is not None
+
+
+def review_reply(reading: Reading, *, answer_fits: bool, tools_offered: bool, may_nudge: bool) -> RollBack | None:
+    """Whether a reply is to be taken back, before any of its calls is run.
+
+    `answer_fits`: its text satisfies the answer contract. `may_nudge`: a reply that only announces what it is going to
+    do may be asked once more to do it.
+    """
+    if reading.calls:
+        return None
+    if reading.defects:
+        defect = reading.defects[0]
+        return RollBack(defect.code, defect.hint)
+    text = reading.answer if reading.answer is not None else reading.text
+    if not text.strip():
+        return RollBack("empty", "Your last reply was empty. Call a tool or give the answer.")
+    if repeated_tail(text) >= 0 and not answer_fits:
+        return RollBack("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
+    if answer_fits:
+        return None
+    if is_refusal(text):
+        hint = "You can do this task with what you have. "
+        hint += "Use the tools." if tools_offered else "Give the best answer that you can."
+        return RollBack("refusal", hint, text[:200])
+    if tools_offered and may_nudge and len(text) <= SHORT and _INTENT.search(text):
+        return RollBack("no_action", "You said what you will do but called no tool. Make the call now.", text[-200:])
+    return None
+
+
+def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:
+    """Whether a turn is to be taken back for what its calls brought: only when none of them is worth keeping."""
+    if not outcomes or not all(outcome.rollback for outcome in outcomes):
+        return None
+    first = outcomes[0]
+    return RollBack(first.status, first.reason, f"{first.call.name}: {first.reason}"[:300])

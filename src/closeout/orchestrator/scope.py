@@ -1,0 +1,53 @@
+"""Where an agent acts: the run's journal, the agent's path in it, its budget, the results it may look up again.
+
+A tool that needs the run it is called in (a sub-agent, `read_result`) finds the scope with `current_scope`.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from closeout.journal.journal import Journal
+from closeout.orchestrator.limits import Budget, Limits
+from closeout.outputs.artifacts import MemoryArtifacts
+
+__all__ = ["MAX_DEPTH", "Scope", "current_scope"]
+
+MAX_DEPTH = 3  # sub-agents below the main agent
+
+_current: ContextVar[Scope | None] = ContextVar("closeout_scope", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One agent's place in a run. `path`: "main", or "main/r4:researcher" for the sub-agent that call r4 started."""
+
+    journal: Journal
+    budget: Budget
+    path: str = "main"
+    depth: int = 0
+    artifacts: MemoryArtifacts = field(default_factory=MemoryArtifacts)
+    handle: str = ""  # of the call that is being made
+
+    def for_call(self, handle: str) -> Scope:
+        return replace(self, handle=handle)
+
+    def child(self, name: str, limits: Limits) -> Scope:
+        """The scope of a sub-agent that the present call starts."""
+        budget = Budget(limits, lambda: self.journal.elapsed, self.budget)
+        return Scope(self.journal, budget, f"{self.path}/{self.handle}:{name}", self.depth + 1)
+
+
+def current_scope() -> Scope | None:
+    """The scope of the tool call that is being made in this task, or None outside of runs."""
+    return _current.get()
+
+
+def enter(scope: Scope) -> Any:
+    return _current.set(scope)
+
+
+def leave(token: Any) -> None:
+    _current.reset(token)
