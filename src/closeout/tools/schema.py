@@ -1,0 +1,359 @@
+"""From a Python signature to the JSON Schema a model is told, and back from a model's arguments to Python values.
+
+Nothing here knows what a `Tool` is. pydantic is imported on first use only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, get_origin, get_type_hints
+
+from closeout.errors import ToolDefinitionError, ToolError
+from closeout.tools.docstrings import Docstring
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["Binding", "bind_as_given", "build_binding", "check_signature", "readable_signature"]
+
+MAX_REPORTED_ERRORS = 4  # a model mends a few at a time
+_PLAIN_TYPES = {
+    "str": str, "string": str, "int": int, "integer": int, "float": float, "number": float,
+    "bool": bool, "boolean": bool, "list": list, "dict": dict, "array": list, "object": dict,
+}  # fmt: skip
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A tool's `parameters` (JSON Schema object) and how arguments that fit them become a Python call."""
+
+    parameters: Mapping[str, Any]
+    adapter: TypeAdapter[dict[str, Any]] | None = None
+    positional: tuple[str, ...] = ()  # parameters that Python takes by position only
+
+    def bind(self, tool: str, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments of the hinted types; `ToolError` says which argument does not fit."""
+        values = dict(arguments)
+        if self.adapter is not None:
+            from pydantic import ValidationError
+
+            try:
+                values = self.adapter.validate_python(values)
+            except ValidationError as error:
+                raise ToolError(_explain(tool, error)) from None
+        if not self.positional:
+            return [], values
+        return [values.pop(name) for name in self.positional if name in values], values
+
+
+def readable_signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:
+    """The function's signature; `ToolDefinitionError` if Python cannot tell it."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        raise ToolDefinitionError(
+            f"Tool {tool!r}: Python cannot tell the parameters of {function!r}. Wrap it in a def with type hints, "
+            "or give its JSON Schema with parameters={...}."
+        ) from None
+
+
+def check_signature(tool: str, signature: inspect.Signature) -> None:
+    """Refuse parameters that a model has no way to fill: *args, and **kwargs without a type."""
+    for parameter in signature.parameters.values():
+        untyped = parameter.annotation is parameter.empty
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise ToolDefinitionError(
+                f"Tool {tool!r} takes *{parameter.name}, which a model cannot fill: arguments have names. "
+                f"Take a list instead, for example {parameter.name}: list[str]."
+            )
+        if parameter.kind is parameter.VAR_KEYWORD and untyped:
+            raise ToolDefinitionError(
+                f"Tool {tool!r} takes **{parameter.name} without a type. Name the parameters one by one with type "
+                f"hints, or annotate it (**{parameter.name}: str), or give a JSON Schema with parameters={{...}}."
+            )
+
+
+def bind_as_given(tool: str, parameters: Mapping[str, Any]) -> Binding:
+    """A binding for a JSON Schema that the caller wrote; arguments reach the function as they are."""
+    import jsonschema_rs
+
+    schema = dict(parameters)
+    try:
+        jsonschema_rs.meta.validate(schema)
+    except (ValueError, TypeError) as error:  # jsonschema_rs.ValidationError is a ValueError
+        reason = getattr(error, "message", None) or error
+        raise ToolDefinitionError(f"Tool {tool!r}: parameters is no JSON Schema: {reason}") from None
+    if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), Mapping):
+        raise ToolDefinitionError(
+            f"Tool {tool!r}: parameters must describe an object, {{'type': 'object', 'properties': {{...}}}}, "
+            f"and its type is {schema.get('type')!r}."
+        )
+    return Binding({"type": "object", "properties": {}, **schema})
+
+
+def build_binding(
+    tool: str, function: Callable[..., Any], doc: Docstring, names: Mapping[str, Any] | None = None
+) -> Binding:
+    """Read hints, defaults and docstring of `function`. `names` are extra names that its hints may use."""
+    signature = readable_signature(tool, function)
+    check_signature(tool, signature)
+    hints = _read_hints(tool, function, names)
+    fields = {name: _accepted(_hint(parameter, hints, doc)) for name, parameter in signature.parameters.items()}
+    adapter = _adapter(tool, signature, fields)
+    try:
+        schema = adapter.json_schema()
+    except Exception as error:
+        raise ToolDefinitionError(f"Tool {tool!r}: its parameters have no JSON Schema: {error}") from None
+    parameters = signature.parameters.values()
+    return Binding(
+        parameters=_finish(schema, signature, {**doc.parameters, **_annotated_texts(hints)}),
+        adapter=adapter,
+        positional=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ reading hints
+
+
+def _read_hints(tool: str, function: Callable[..., Any], names: Mapping[str, Any] | None) -> dict[str, Any]:
+    source: Any = function
+    while isinstance(source, functools.partial):
+        source = source.func
+    source = inspect.unwrap(source)
+    if not inspect.isroutine(source) and not inspect.isclass(source):
+        source = type(source).__call__  # an object that is called like a function
+    try:
+        return get_type_hints(source, localns=dict(names) if names else None, include_extras=True)
+    except NameError as error:
+        raise ToolDefinitionError(
+            f"Tool {tool!r}: a type hint uses the name {error.name!r}, which cannot be found. "
+            "Define or import it at the top of the tool's module, not under TYPE_CHECKING."
+        ) from None
+    except Exception as error:
+        raise ToolDefinitionError(f"Tool {tool!r}: its type hints cannot be read: {error}") from None
+
+
+def _annotated_texts(hints: Mapping[str, Any]) -> dict[str, str]:
+    """The text of each `Annotated[str, "text"]`."""
+    texts = {}
+    for name, hint in hints.items():
+        if get_origin(hint) is Annotated:
+            found = next((item for item in hint.__metadata__ if isinstance(item, str)), "")
+            if found:
+                texts[name] = found
+    return texts
+
+
+def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any], doc: Docstring) -> Any:
+    """The type to hold an argument to: the hint, else the docstring's plain type, else the default's, else any."""
+    from pydantic.fields import FieldInfo
+
+    default = parameter.default
+    hint = hints.get(parameter.name, Any)
+    if hint is Any:
+        word = doc.types.get(parameter.name, "").split(",")[0].strip().lower()
+        if word in _PLAIN_TYPES:
+            hint = _PLAIN_TYPES[word]
+        elif isinstance(default, str | int | float | list | dict):
+            hint = type(default)
+    if isinstance(default, FieldInfo):  # def f(q: str = Field(description="…"))
+        return Annotated[hint, default]
+    return hint
+
+
+def _accepted(hint: Any) -> Any:
+    """The hint with every `typing.TypedDict` rebuilt: below Python 3.12 pydantic takes only typing_extensions'."""
+    if sys.version_info >= (3, 12):
+        return hint
+    import typing_extensions
+
+    if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
+        keys = {name: _accepted(of) for name, of in get_type_hints(hint, include_extras=True).items()}
+        make: Any = typing_extensions.TypedDict
+        return make(
+            hint.__name__, {n: of if n in hint.__required_keys__ else NotRequired[of] for n, of in keys.items()}
+        )
+    arguments = typing.get_args(hint)
+    rebuilt = tuple(_accepted(item) for item in arguments)
+    if all(new is old for new, old in zip(rebuilt, arguments, strict=True)):
+        return hint
+    if isinstance(hint, types.UnionType):
+        return functools.reduce(operator.or_, rebuilt)
+    return hint.copy_with(rebuilt) if hasattr(hint, "copy_with") else get_origin(hint)[rebuilt]
+
+
+def _adapter(tool: str, signature: inspect.Signature, fields: Mapping[str, Any]) -> TypeAdapter[dict[str, Any]]:
+    from pydantic import ConfigDict, TypeAdapter
+    from pydantic.fields import FieldInfo
+    from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
+
+    keys: dict[str, Any] = {}
+    extra: Any = None
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = fields[name]
+            continue
+        default = parameter.default
+        needed = default.is_required() if isinstance(default, FieldInfo) else default is parameter.empty
+        keys[name] = Required[fields[name]] if needed else NotRequired[fields[name]]
+    make: Any = TypedDict  # its keys are known at run time only, which type checkers refuse
+    arguments = make("Arguments", keys)
+    arguments.__pydantic_config__ = ConfigDict(extra="forbid" if extra is None else "allow")
+    if extra is not None:
+        arguments.__extra_items__ = extra
+    try:
+        return TypeAdapter(arguments)
+    except Exception as error:
+        culprit = next((n for n, hint in fields.items() if not _is_known(hint)), None)
+        where = f"parameter {culprit!r} has a type" if culprit else "a parameter has a type"
+        raise ToolDefinitionError(
+            f"Tool {tool!r}: {where} that JSON cannot carry. Use plain types, Literal, Enum, list, dict, dataclasses, "
+            f"TypedDict or pydantic models. ({str(error).splitlines()[0]})"
+        ) from None
+
+
+def _is_known(hint: Any) -> bool:
+    from pydantic import TypeAdapter
+
+    try:
+        TypeAdapter(hint).json_schema()
+    except Exception:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ writing the schema
+
+_MAPS_OF_SCHEMAS = ("properties", "$defs", "patternProperties")
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "not", "contains")
+
+
+def _finish(schema: dict[str, Any], signature: inspect.Signature, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Short and stable: no titles, properties in the signature's order, descriptions and defaults put in."""
+    tidy = _inline_single_uses(_without_titles(schema))
+    properties: dict[str, Any] = {}
+    found = tidy.get("properties", {})
+    for name, parameter in signature.parameters.items():
+        if parameter.kind not in _VARIADIC:
+            properties[name] = _describe(found.get(name, {}), parameter, texts.get(name, ""))
+    finished: dict[str, Any] = {"type": "object", "properties": properties}
+    if tidy.get("required"):
+        finished["required"] = [name for name in properties if name in tidy["required"]]
+    finished["additionalProperties"] = tidy.get("additionalProperties", False)
+    if tidy.get("$defs"):
+        finished["$defs"] = tidy["$defs"]
+    return finished
+
+
+def _describe(found: dict[str, Any], parameter: inspect.Parameter, text: str) -> dict[str, Any]:
+    from pydantic.fields import FieldInfo
+    from pydantic_core import to_jsonable_python
+
+    entry = dict(found)
+    default = parameter.default
+    description = entry.pop("description", "") or text
+    if default is not parameter.empty and not isinstance(default, FieldInfo):
+        if default is None:
+            entry = _without_null(entry)
+        else:
+            try:
+                entry["default"] = to_jsonable_python(default)
+            except Exception:  # a default that JSON cannot show stays Python's own business
+                entry.pop("default", None)
+    if entry.get("default", ...) is None:
+        entry = _without_null(entry)
+    return {**entry, "description": description} if description else entry
+
+
+def _without_null(entry: dict[str, Any]) -> dict[str, Any]:
+    """`int | None = None` is told as an optional int: leaving it out says None, and the schema is half as long."""
+    entry = {key: value for key, value in entry.items() if key != "default"}
+    options = entry.get("anyOf")
+    if not isinstance(options, list) or {"type": "null"} not in options:
+        return entry
+    rest = [option for option in options if option != {"type": "null"}]
+    others = {key: value for key, value in entry.items() if key != "anyOf"}
+    return {**rest[0], **others} if len(rest) == 1 else {**others, "anyOf": rest}
+
+
+def _map_schemas(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """`schema` with `change` done to every subschema, the innermost first; plain data inside is left alone."""
+    if not isinstance(schema, dict):
+        return schema
+    done = dict(schema)
+    for key in _MAPS_OF_SCHEMAS:
+        if isinstance(done.get(key), dict):
+            done[key] = {name: _map_schemas(sub, change) for name, sub in done[key].items()}
+    for key in _LISTS_OF_SCHEMAS:
+        if isinstance(done.get(key), list):
+            done[key] = [_map_schemas(sub, change) for sub in done[key]]
+    for key in _SCHEMAS:
+        if key in done:
+            done[key] = _map_schemas(done[key], change)
+    return change(done)
+
+
+def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
+    def drop(part: dict[str, Any]) -> dict[str, Any]:  # a discriminator is OpenAPI's and points into $defs
+        return {key: value for key, value in part.items() if key not in ("title", "discriminator")}
+
+    tidy: dict[str, Any] = _map_schemas(schema, drop)
+    return tidy
+
+
+def _inline_single_uses(schema: dict[str, Any]) -> dict[str, Any]:
+    """Put a definition where it is used if that is one place only: small models read that better than a $ref."""
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    uses: dict[str, int] = dict.fromkeys(definitions, 0)
+
+    def count(part: dict[str, Any]) -> dict[str, Any]:
+        name = str(part.get("$ref", "")).removeprefix("#/$defs/")
+        if name in uses:
+            uses[name] += 1
+        return part
+
+    _map_schemas(schema, count)
+    # One use, and that from another place than itself, cannot be a cycle that the root reaches.
+    reachable_once = {name for name, number in uses.items() if number == 1 and not _refers_to(definitions[name], name)}
+
+    def expand(part: dict[str, Any]) -> dict[str, Any]:
+        name = str(part.get("$ref", "")).removeprefix("#/$defs/")
+        if name not in reachable_once:
+            return part
+        body: dict[str, Any] = _map_schemas(definitions[name], expand)
+        return {**body, **{key: value for key, value in part.items() if key != "$ref"}}
+
+    rest = {name: _map_schemas(body, expand) for name, body in definitions.items() if name not in reachable_once}
+    root = {key: value for key, value in schema.items() if key != "$defs"}
+    inlined: dict[str, Any] = _map_schemas(root, expand)
+    return {**inlined, "$defs": rest} if rest else inlined
+
+
+def _refers_to(schema: Any, name: str) -> bool:
+    found = False
+
+    def look(part: dict[str, Any]) -> dict[str, Any]:
+        nonlocal found
+        found = found or part.get("$ref") == f"#/$defs/{name}"
+        return part
+
+    _map_schemas(schema, look)
+    return found
+
+
+def _explain(tool: str, error: Any) -> str:
+    """One short line for each argument that does not fit, for the model to mend."""
+    lines = []
+    for item in error.errors(include_url=False, include_context=False)[:MAX_REPORTED_ERRORS]:
+        where = ".".join(str(step) for step in item["loc"]) or "arguments"
+        lines.append(f"{where}: {item['msg']}")
+    return f"The arguments of {tool} do not fit. " + "; ".join(lines)

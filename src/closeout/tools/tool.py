@@ -1,0 +1,261 @@
+"""What a tool is: `Tool`, and the `@tool` decorator that makes one of a Python function.
+
+Where tools come from besides (MCP servers) is manager.py's business; how a call is governed, executor.py's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from closeout.errors import ToolDefinitionError
+from closeout.messages import ToolPolicy, ToolSpec
+from closeout.tools.docstrings import read_docstring
+from closeout.tools.schema import Binding, bind_as_given, build_binding, check_signature, readable_signature
+from closeout.tools.threads import run_in_thread
+
+__all__ = ["PolicyFields", "Tool", "tool"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # what every vendor's API accepts
+
+
+class PolicyFields(TypedDict, total=False):
+    """The fields of `ToolPolicy` as `@tool` takes them; one name may stand for a tuple of names."""
+
+    aliases: Mapping[str, str | Sequence[str]]
+    defaults: Mapping[str, Any]
+    duplicate_key: str | Sequence[str] | None
+    repeatable: bool
+    read_only: bool
+    idempotent: bool
+    destructive: bool
+    on_crash: Literal["rerun", "report"] | None
+    repair: Literal["full", "none"]
+    timeout: float | None
+    retries: int
+    empty_at: str | Sequence[str]
+    accept_empty: bool
+    check_content: bool
+    format: str
+    budget_tokens: int | None
+    drop_keys: str | Sequence[str]
+    drop_nulls: bool
+    round_floats: int | None
+    html_to_text: bool
+
+
+class Tool(Generic[P, R]):
+    """A function that a model may call. It can still be called as the function it was made of.
+
+    `spec` is what a model is told of it; it is built on first use, and `ToolDefinitionError` then names what is wrong.
+    """
+
+    __name__: str  # copied from the function
+    __doc__: str | None
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        policy: ToolPolicy | None = None,
+        inline: bool = False,
+        names: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`parameters` stands in place of the schema read from the signature; `names` are extra names for its hints."""
+        self.name = _tool_name(function, name)
+        self.function = function
+        self.policy = policy or ToolPolicy()
+        self.inline = inline
+        self._description = description
+        self._parameters = parameters
+        self._names = names
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  # not whether it is callable: whether calling it is async
+        )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ToolDefinitionError(f"Tool {self.name!r} yields its results. Return them together, as a list.")
+        if parameters is None:
+            check_signature(self.name, readable_signature(self.name, function))
+        functools.update_wrapper(self, function)
+
+    @functools.cached_property
+    def _binding(self) -> Binding:
+        if self._parameters is not None:
+            return bind_as_given(self.name, self._parameters)
+        binding = build_binding(self.name, self.function, read_docstring(self.function.__doc__), self._names)
+        self._names = None  # the caller's local names are needed once
+        return binding
+
+    @functools.cached_property
+    def spec(self) -> ToolSpec:
+        """Name, description, JSON Schema and policy."""
+        described = self._description
+        if described is None:
+            described = read_docstring(self.function.__doc__).text
+        _check_policy(self.name, self.policy, self._binding.parameters)
+        return ToolSpec(self.name, described, self._binding.parameters, policy=self.policy)
+
+    async def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the function with arguments as a model gives them, each turned into its hinted type.
+
+        A synchronous function runs in a thread unless the tool is `inline`. Raises `ToolError` if an argument does
+        not fit, and whatever the function raises.
+        """
+        positional, keywords = self._binding.bind(self.name, arguments)
+        function: Callable[..., Any] = self.function
+        if self._is_async:
+            return await function(*positional, **keywords)
+        if self.inline:
+            result = function(*positional, **keywords)
+        else:
+            result = await run_in_thread(functools.partial(function, *positional, **keywords))
+        return await result if inspect.isawaitable(result) else result
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Tool[..., R]:
+        """A tool written as a method: read from an instance, it is bound to it."""
+        if instance is None or not hasattr(self.function, "__get__"):
+            return self
+        return Tool(
+            self.function.__get__(instance, owner),
+            name=self.name,
+            description=self._description,
+            parameters=self._parameters,
+            policy=self.policy,
+            inline=self.inline,
+            names=self._names,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name}{inspect.signature(self.function)}>"
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+
+
+@overload
+def tool(
+    function: None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    inline: bool = False,
+    policy: ToolPolicy | None = None,
+    **fields: Unpack[PolicyFields],
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+
+
+def tool(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    inline: bool = False,
+    policy: ToolPolicy | None = None,
+    **fields: Unpack[PolicyFields],
+) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
+    """Make a `Tool` of a function, `def` or `async def`, with or without arguments: `@tool`, `@tool(read_only=True)`.
+
+    `name` and `description` stand in place of the function's own, `parameters` (a JSON Schema object) in place of what
+    its type hints say. `inline=True` runs a synchronous function on the event loop itself: for functions that never
+    wait. The other keywords are the fields of `ToolPolicy`, over `policy` if that is given.
+    """
+    names = _caller_names(function)
+
+    def make(made_of: Callable[P, R]) -> Tool[P, R]:
+        called = _tool_name(made_of, name)
+        return Tool(
+            made_of,
+            name=name,
+            description=description,
+            parameters=parameters,
+            inline=inline,
+            policy=_policy(called, policy, fields),
+            names=names,
+        )
+
+    return make if function is None else make(function)
+
+
+def _caller_names(function: Any) -> dict[str, Any] | None:
+    """Local names around the decorated function: hints written as strings may use classes of that place."""
+    frame = sys._getframe(2)
+    if frame.f_locals is frame.f_globals or "<locals>" not in getattr(function, "__qualname__", "<locals>"):
+        return None
+    return dict(frame.f_locals)
+
+
+def _tool_name(function: Callable[..., Any], name: str | None) -> str:
+    found = name or getattr(function, "__name__", None)
+    if found is None and isinstance(function, functools.partial):
+        found = getattr(function.func, "__name__", None)
+    if found is None or not _NAME.fullmatch(found):
+        raise ToolDefinitionError(
+            f"{found or repr(function)} is no name for a tool. Give one of up to 64 letters, digits, _ and -: "
+            "@tool(name='look_up')."
+        )
+    return str(found)
+
+
+_NAMES_OF_FIELDS = tuple(field.name for field in dataclasses.fields(ToolPolicy))
+_TUPLE_FIELDS = ("duplicate_key", "empty_at", "drop_keys")
+
+
+def _policy(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> ToolPolicy:
+    given: dict[str, Any] = dict(fields)
+    for field in given:
+        if field not in _NAMES_OF_FIELDS:
+            near = difflib.get_close_matches(field, _NAMES_OF_FIELDS, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(_NAMES_OF_FIELDS)}."
+            raise ToolDefinitionError(f"Tool {called!r}: a policy has no field {field!r}. {hint}")
+    for field in _TUPLE_FIELDS:
+        if given.get(field) is not None:
+            given[field] = _names(given[field])
+    if "aliases" in given:
+        given["aliases"] = {parameter: _names(others) for parameter, others in given["aliases"].items()}
+    return dataclasses.replace(policy or ToolPolicy(), **given)
+
+
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) -> None:
+    """Names in a policy must be parameters of the tool, and only what may be repeated is retried."""
+    known = parameters.get("properties", {})
+    if not parameters.get("additionalProperties", True):
+        for field, named in (
+            ("aliases", policy.aliases),
+            ("defaults", policy.defaults),
+            ("duplicate_key", policy.duplicate_key or ()),
+        ):
+            for parameter in named:
+                if parameter not in known:
+                    raise ToolDefinitionError(
+                        f"Tool {name!r}: {field} names the parameter {parameter!r}, which the tool does not have. "
+                        f"It has: {', '.join(known) or 'none'}."
+                    )
+    if policy.retries and not (policy.read_only or policy.idempotent):
+        raise ToolDefinitionError(
+            f"Tool {name!r}: retries={policy.retries} needs read_only=True or idempotent=True, "
+            "because a call that failed may have done its work already."
+        )
