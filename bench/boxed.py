@@ -1,0 +1,139 @@
+"""Throughput of `extract_boxed` against a plain character scanner, on long traces and on text made to hurt.
+
+    python bench/boxed.py [--quick]
+
+The scanner is what one writes first: for every `\\boxed`, walk its characters with a depth counter. It is given the
+same text, except where it would take minutes (it is quadratic where boxes stay open): there it gets a small one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from closeout.answers.boxed import extract_boxed
+
+SOLUTIONS = Path(__file__).parent / "data" / "math_solutions.jsonl"
+MILLION = 1_000_000
+START = re.compile(r"\\boxed\b\s*")
+
+
+def scan(text: str) -> str:
+    """The baseline: last box, nesting and escapes, one character at a time."""
+    last = ""
+    position = 0
+    while found := START.search(text, position):
+        start = position = found.end()
+        if text[start : start + 1] != "{":
+            continue
+        depth, escaped = 0, False
+        for index in range(start, len(text)):
+            character = text[index]
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+            elif character == "{":
+                depth += 1
+            elif character == "}":
+                depth -= 1
+                if depth == 0:
+                    last, position = text[start + 1 : index], index + 1
+                    break
+        else:
+            last = text[start + 1 :]
+    return last.strip()
+
+
+def ordinary(size: int) -> str:
+    """Solutions with their boxes, one after the other: a long piece of mathematical reasoning."""
+    solutions = "\n\n".join(json.loads(line)["solution"] for line in SOLUTIONS.read_text("utf-8").splitlines())
+    return (solutions * (size // len(solutions) + 1))[:size]
+
+
+def traced(size: int) -> str:
+    """Reasoning that boxes nothing, in `<think>`, then a short reply with the answer."""
+    return "<think>" + ordinary(size).replace("\\boxed", "\\text") + "</think>\nSo the answer is $\\boxed{42}$."
+
+
+def hostile(count: int) -> dict[str, str]:
+    return {
+        "backslashes": "\\" * count,
+        "backslashes in a box": "\\boxed{" + "\\" * count,
+        "open braces": "\\boxed{" + "{" * count,
+        "\\boxed": "\\boxed" * count,
+        "\\boxed{": "\\boxed{" * count,
+        "unclosed, then complete": "\\boxed{" * count + "\\boxed{1}",
+        "nested, complete": "\\boxed{" * count + "1" + "}" * count,
+        "pairs in a box": "\\boxed{" + "{}" * (count // 2),
+        "closing braces after": "\\boxed{1}\\boxed{2}" + "}" * count,
+        "<think>": "<think>" * count + "\\boxed{1}",
+    }
+
+
+def speed(work: Callable[[str], object], text: str, seconds: float) -> float:
+    """MB/s (10⁶ characters), the best of the runs that fit into the time, at least three."""
+    best, spent, runs = float("inf"), 0.0, 0
+    while spent < seconds or runs < 3:
+        start = time.perf_counter()
+        work(text)
+        took = time.perf_counter() - start
+        best, spent, runs = min(best, took), spent + took, runs + 1
+        if took > 5:
+            break
+    return len(text) / best / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    seconds = 0.1 if quick else 0.5
+    count = MILLION // 10 if quick else MILLION
+    big = 4 * MILLION if quick else 16 * MILLION
+
+    common = {"solutions": ordinary(big), "trace with reasoning": traced(big), "no box": traced(big)[:big]}
+    ours = {name: speed(extract_boxed, text, seconds) for name, text in common.items()}
+    scanner = speed(scan, ordinary(MILLION), seconds)
+    for name, value in ours.items():
+        print(f"  {name:26s} {value:9.0f} MB/s")
+    print(f"  {'character scanner':26s} {scanner:9.0f} MB/s on solutions")
+
+    worst, where = float("inf"), ""
+    for name, text in hostile(count).items():
+        value = speed(extract_boxed, text, seconds)
+        small = hostile(count // 100)[name]
+        print(f"  {name:26s} {value:9.0f} MB/s   scanner {speed(scan, small, 0.05):7.1f} (1/100 of the text)")
+        if value < worst:
+            worst, where = value, name
+
+    growths = {name: per_mb_growth(make, seconds) for name, make in of_size().items()}
+    for name, value in growths.items():
+        print(f"  {name:26s} time per MB x {value:.2f} from 1 to 16 MB")
+    growth = max(growths.values())
+    print(
+        f"bench boxed: ordinary {min(ours.values()):.0f} MB/s (scanner {scanner:.0f}), worst hostile {worst:.0f} MB/s "
+        f"({where}), time per MB grows {growth:.2f}x from 1 to 16 MB"
+    )
+
+
+def of_size() -> dict[str, Callable[[int], str]]:
+    """Makers of texts of a size in characters: the ordinary ones, and the hostile ones that take longest."""
+    lengths = {name: len(text) / 1000 for name, text in hostile(1000).items()}
+    makers = {
+        name: lambda size, name=name: hostile(int(size / lengths[name]))[name]
+        for name in ("backslashes in a box", "open braces", "\\boxed", "nested, complete", "pairs in a box")
+    }
+    return {"solutions": lambda size: ordinary(size).replace("\\boxed", "\\text"), "trace": traced, **makers}
+
+
+def per_mb_growth(make: Callable[[int], str], seconds: float) -> float:
+    return speed(extract_boxed, make(MILLION), seconds) / speed(extract_boxed, make(16 * MILLION), seconds)
+
+
+if __name__ == "__main__":
+    main()

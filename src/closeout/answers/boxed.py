@@ -1,0 +1,320 @@
+r"""Boxed answers in text: every `\boxed{…}` with its span, and the one that counts. Pure functions, linear in any text.
+
+What else an answer may look like, and whether it is a good one, is decided in `contracts`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import indexOf
+
+__all__ = ["PLACEHOLDERS", "Box", "Region", "extract_boxed", "find_boxes", "reasoning_regions"]
+
+PLACEHOLDERS = frozenset(
+    {
+        "?",
+        "??",
+        "???",
+        "？",
+        "……",
+        "…",
+        "...",
+        "unknown",
+        "Unknown",
+        "UNKNOWN",
+        "None",
+        "your answer",
+        "your answer here",
+    }
+)
+"""What models write into a box when they have no answer. Compared with the stripped content, as a whole."""
+
+_START = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_BRACED = re.compile(r"\\(?:boxed|fbox)\s*+\{")
+_BRACED_CHAIN = re.compile(r"(?:\s*+\\(?:boxed|fbox)\s*+\{)*+")
+_LAST_BRACED = re.compile(r"(?s:.*)(\\(?:boxed|fbox)\s*+\{)")
+# Up to three levels of braces, scanned in one go without backtracking: nearly every box there is.
+_SHALLOW = re.compile(
+    r"(?s)(?:[^{}\\]++|\\.|\{(?:[^{}\\]++|\\.|\{(?:[^{}\\]++|\\.|\{(?:[^{}\\]++|\\.)*+\})*+\})*+\})*+(\})"
+)
+_SHALLOW_LENGTH = 2048  # characters that the scan above may look at before the general one takes over
+# A box without braces: a command with its arguments, a number, one character, or a word that ends its line.
+# In the middle of a line `\boxed` before a word is prose about the command.
+_BARE_VALUE = (
+    r"(?:\\(?!boxed|fbox)[A-Za-z]+(?:\{[^{}]{0,200}\}){0,3}"
+    r"|[-+−]?[$€£]?\d(?:[\d.,]*\d)?(?:/\d+)?%?"
+    r"|[^\W_](?!\w)"
+    r"|(?=\w)(?!(?:format|notation|command|syntax|form|answer|macro|tag|tags)\b)\w[^\s\\{}$.,;!?*)\]`]{0,199}"
+    r"(?=[.,;!?*)\]`]{0,8}[ \t]*(?:\n|\Z)))"
+)
+_BARE = re.compile(rf"\\(?:boxed|fbox)(?![A-Za-z]|\\boxed|\\fbox)[ \t]*+({_BARE_VALUE})")
+_REASONING_TAG = re.compile(  # one "<" for a prefix that is searched for in C; repeated tags are one
+    r"<(?:think(?:ing)?>(?:<think(?:ing)?>)*+|/think(?:ing)?>(?:</think(?:ing)?>)*+)"
+)
+_FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)", re.MULTILINE)
+
+_BRACE = re.compile(rb"[{}]")
+_SPACES = b" \t\n\r\v\f"
+_NO_BRACES = bytes(code for code in range(256) if code not in b"{}")
+_SWAPPED = bytes.maketrans(b"{}", b"}{")
+_STEPS = bytes({0x7B: 1, 0x7D: 0xFF}.get(code, 0) for code in range(256))  # as signed bytes: +1, -1, 0
+_CHUNK = 16_384  # bytes that are counted at once
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of a text, `start` inclusive, `end` exclusive: the model's reasoning, or what it says."""
+
+    start: int
+    end: int
+    in_reasoning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One box. Offsets are in characters of the text; `start` is the backslash, `end` is after the closing brace."""
+
+    start: int
+    end: int
+    content_start: int
+    content_end: int
+    complete: bool = True  # False: the closing brace is missing, the content runs to the end of its region
+    braced: bool = True  # False: `\boxed 42`
+    in_reasoning: bool = False
+    in_fence: bool = False
+    enclosed: bool = False  # stands inside another complete box
+    _text: str = field(default="", repr=False, compare=False)
+
+    @property
+    def content(self) -> str:
+        """What is in the box, stripped. Cut out when asked for: a million open boxes share one text."""
+        return self._text[self.content_start : self.content_end].strip()
+
+
+def extract_boxed(text: str | None, blacklist: Collection[str] = PLACEHOLDERS) -> str:
+    r"""The content of the box that counts, stripped; "" when there is none or it holds only a placeholder.
+
+    The last box wins. A box without its closing brace runs to the end of the text, unless a complete one follows; a
+    box inside a complete box is part of that one's content, except that a box which holds nothing but a box gives the
+    inner content. A box in `<think>` counts only if none stands outside, `\boxed 42` only if none has braces.
+    Never raises, and the time is linear in the length of the text, whatever it is.
+    """
+    if not text or ("\\boxed" not in text and "\\fbox" not in text):
+        return ""
+    for span in _candidates(text):
+        if span is not None:
+            content = text[span[0] : span[1]].strip()
+            return "" if content in blacklist else content
+    return ""
+
+
+def find_boxes(text: str | None) -> tuple[Box, ...]:
+    """Every box, in the order of their starts: the plain definition of what `extract_boxed` looks up from the end.
+
+    Boxes without braces are listed too. An unclosed box ends where its region (reasoning or not) ends.
+    """
+    if not text or ("\\boxed" not in text and "\\fbox" not in text):
+        return ()
+    fences = [found.start() for found in _FENCE.finditer(text)]
+    boxes: list[Box] = []
+    for region in reasoning_regions(text):
+        boxes += _boxes_in(text, region, fences)
+    return tuple(boxes)
+
+
+def reasoning_regions(text: str) -> tuple[Region, ...]:
+    """The text cut at `<think>` and `</think>` (or `<thinking>`), tags left out, empty parts too.
+
+    Reasoning is what a closing tag follows, opened or not (servers may write the opening tag themselves), and what
+    follows an opening tag that is never closed.
+    """
+    if "think" not in text:
+        return (Region(0, len(text), False),)
+    regions: list[Region] = []
+    start, opened = 0, False
+    for tag in _REASONING_TAG.finditer(text):
+        closes = text.startswith("</", tag.start())
+        if tag.start() > start:
+            regions.append(Region(start, tag.start(), opened or closes))
+        start, opened = tag.end(), not closes
+    if start < len(text):
+        regions.append(Region(start, len(text), opened))
+    return tuple(regions)
+
+
+# ------------------------------------------------------------------------------------------------ the one that counts
+
+
+def _candidates(text: str) -> Iterator[tuple[int, int] | None]:
+    """Content spans, the best first, looked up only as far as they are asked for."""
+    regions = reasoning_regions(text)
+    for in_reasoning in (False, True):
+        parts = [(r.start, r.end) for r in reversed(regions) if r.in_reasoning is in_reasoning]
+        for start, end in parts:
+            yield _last_braced(text, start, end)
+        for start, end in parts:
+            last = deque(_BARE.finditer(text, start, end), maxlen=1)
+            yield last[0].span(1) if last else None
+
+
+def _last_braced(text: str, start: int, end: int) -> tuple[int, int] | None:
+    """The content span of the last box with braces between two offsets, or of the complete box around it."""
+    opening = _last_opening(text, start, end)
+    if opening is None:
+        return None
+    box, inner = opening
+    shallow = _SHALLOW.match(text, inner, min(end, inner + _SHALLOW_LENGTH))
+    closing = shallow.start(1) if shallow else _drop(_braces(text[inner:end]), 1) + inner
+    if closing < inner:
+        return inner, end
+    if text.find("}", closing + 1, end) >= 0 and _BRACED.search(text, start, box):
+        inner, closing = _enclosing(text, start, end, inner, closing)
+    return _unwrapped(text, inner, closing)
+
+
+def _last_opening(text: str, start: int, end: int) -> tuple[int, int] | None:
+    """Where the last braced box starts, and where its content does."""
+    last = text.rfind("\\boxed", start, end)
+    last = max(last, text.rfind("\\fbox", max(last, start), end))
+    if last < 0:
+        return None
+    # Mostly the last mention is the box itself; else look for one with a brace before it.
+    found = _BRACED.match(text, last, end)
+    if found:
+        return found.span()
+    found = _LAST_BRACED.match(text, start, last)
+    return found.span(1) if found else None
+
+
+def _enclosing(text: str, start: int, end: int, inner: int, closing: int) -> tuple[int, int]:
+    """The content span of the outermost complete box around one, or its own."""
+    levels = -_lowest(_braces(text[closing + 1 : end]))
+    if levels == 0:
+        return inner, closing
+    braces = _braces(text[start:end])
+    before = braces[: inner - 1 - start][::-1].translate(_SWAPPED)
+    levels = min(levels, -_lowest(before))
+    if levels == 0:
+        return inner, closing
+    # The outermost pair of braces that is closed: all between is balanced, so boxes in it are complete.
+    position = inner - 2 - _drop(before, levels)
+    command = text.rfind("\\", start, position)
+    found = _BRACED.match(text, command, end) if command >= 0 else None
+    if not (found and found.end() == position + 1):
+        found = _BRACED.search(text, position, end)
+    while found and found.end() < inner:
+        close = _drop(braces, 1, found.end() - start) + start
+        if close > closing:
+            return found.end(), close
+        found = _BRACED.search(text, close, end)
+    return inner, closing
+
+
+def _unwrapped(text: str, inner: int, closing: int) -> tuple[int, int]:
+    """The content span without the boxes that hold nothing but a box, all such levels at once."""
+    chain = _BRACED_CHAIN.match(text, inner, closing)
+    if chain is None or chain.end() == inner:
+        return inner, closing
+    braces = _braces(text[inner:closing])
+    first, last = chain.end() - inner, len(braces.rstrip(b"}" + _SPACES))
+    opens = braces[:first].translate(_SWAPPED)
+    # Of the boxes that open the content, those that stay open up to its last closing braces hold nothing beside.
+    levels = opens.count(b"}") + _lowest(braces[first:last])
+    if levels <= 0:
+        return inner, closing
+    return inner + _drop(opens, levels) + 1, closing - 1 - _drop(braces[: first - 1 : -1], levels)
+
+
+# ------------------------------------------------------------------------------------------------ counting braces in C
+
+
+def _braces(text: str) -> bytes:
+    """One byte a character, in which every `{` and `}` is a brace that counts: those after a backslash are blanked."""
+    blanked = text.replace("\\\\", "xx").replace("\\{", "xx").replace("\\}", "xx") if "\\" in text else text
+    return blanked.encode("ascii", "replace")
+
+
+def _drop(braces: bytes, depth: int, start: int = 0) -> int:
+    """The first offset at or after `start` where the depth, `depth` before it, falls to 0; -1 if it never does."""
+    step = 256
+    while start < len(braces):
+        part = braces[start : start + step]
+        lowest, net = _profile(part)
+        if depth + lowest <= 0:
+            return start + indexOf(accumulate(memoryview(part.translate(_STEPS)).cast("b"), initial=depth), 0) - 1
+        depth += net
+        start += step
+        step = min(4 * step, _CHUNK)
+    return -1
+
+
+def _lowest(braces: bytes) -> int:
+    """The lowest depth reached, counted from 0: minus the number of braces that close nothing here."""
+    lowest = depth = 0
+    for offset in range(0, len(braces), _CHUNK):
+        low, net = _profile(braces[offset : offset + _CHUNK])
+        lowest = min(lowest, depth + low)
+        depth += net
+    return lowest
+
+
+def _profile(part: bytes) -> tuple[int, int]:
+    """The lowest depth reached in a part (0 or less) and the depth at its end, both counted from 0."""
+    left = part.translate(None, _NO_BRACES)
+    for _ in range(6):  # take away the innermost pairs; what LaTeX nests is gone then
+        if b"{}" not in left:
+            break
+        left = left.replace(b"{}", b"")
+    closing = left.count(b"}")
+    net = len(left) - 2 * closing
+    if b"{}" in left:
+        return min(0, *accumulate(memoryview(left.translate(_STEPS)).cast("b"))), net
+    return -closing, net
+
+
+# ------------------------------------------------------------------------------------------------ all of them
+
+
+def _boxes_in(text: str, region: Region, fences: list[int]) -> Iterator[Box]:
+    """The boxes of one region, found with a stack over its braces."""
+    start, end = region.start, region.end
+    braces = _braces(text[start:end])
+    opened = {found.end() - 1: found.start() for found in _BRACED.finditer(text, start, end)}
+    closed: dict[int, int] = {}
+    stack: list[int] = []
+    for brace in _BRACE.finditer(braces, min(opened, default=end) - start):
+        if brace[0] == b"{":
+            stack.append(brace.start() + start)
+        elif stack:
+            closed[stack.pop()] = brace.start() + start
+    outermost = start
+    for found in _START.finditer(text, start, end):
+        braced = _BRACED.match(text, found.start(), end)
+        bare = None if braced else _BARE.match(text, found.start(), end)
+        if braced:
+            content, close = braced.end(), closed.get(braced.end() - 1)
+            spans = (content, end if close is None else close, end if close is None else close + 1)
+        elif bare:
+            spans = (bare.start(1), bare.end(1), bare.end(1))
+            close = spans[1]
+        else:
+            continue
+        yield Box(
+            start=found.start(),
+            end=spans[2],
+            content_start=spans[0],
+            content_end=spans[1],
+            complete=close is not None,
+            braced=bare is None,
+            in_reasoning=region.in_reasoning,
+            in_fence=bisect_right(fences, found.start()) % 2 == 1,
+            enclosed=found.start() < outermost,
+            _text=text,
+        )
+        if braced and close is not None:
+            outermost = max(outermost, close)
