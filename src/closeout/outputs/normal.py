@@ -127,16 +127,20 @@ class _Normaliser:
     def other(self, value: Any, depth: int) -> Any:
         for kind, convert in _CONVERSIONS:
             if isinstance(value, kind):
-                return self.again(convert(value), value, depth)
+                return self.convert(convert, value, depth)
         foreign = _foreign(value)
         if foreign is not None:
-            return self.again(foreign(), value, depth)
+            return self.convert(lambda _: foreign(), value, depth)
         if isinstance(value, Mapping) or _is_listing(value):
             return self.container(value, depth)
         return self.refuse(f"no JSON value for {type(value).__name__}", _short_repr(value))
 
-    def again(self, converted: Any, value: Any, depth: int) -> Any:
-        """Walk what a value was converted to, with the value itself open, so that a cycle through it is seen."""
+    def convert(self, convert: Callable[[Any], Any], value: Any, depth: int) -> Any:
+        """Walk what a value converts to, with the value itself open, so that a cycle through it is seen."""
+        try:
+            converted = convert(value)
+        except Exception as failure:  # foreign code: a property that raises, a model that cannot be dumped
+            return self.refuse(f"{type(value).__name__} cannot be read: {failure}", _short_repr(value))
         if type(converted) is str:
             return join_surrogates(converted)
         if depth >= MAX_DEPTH or id(value) in self.open:
@@ -149,7 +153,7 @@ class _Normaliser:
 
     def refuse(self, why: str, shown: str | None = None) -> str:
         if self.strict:
-            place = "".join(self.path)
+            place = "".join(self.path[:12]) + ("…" if len(self.path) > 12 else "")
             raise EncodingError(f"${place}: {why}. Convert it before it is encoded.")
         return shown or f"<{why}>"
 
@@ -187,7 +191,10 @@ def _dataclass(value: Any) -> dict[str, Any]:
 
 def _sorted(value: Iterable[Any]) -> list[Any]:
     """A set's members in an order that does not depend on hashes."""
-    return sorted(value, key=lambda item: (type(item).__name__, item if isinstance(item, str) else repr(item)))
+    members = list(value)
+    if all(isinstance(item, (int, float)) for item in members) or all(isinstance(item, str) for item in members):
+        return sorted(members)
+    return sorted(members, key=lambda item: (type(item).__name__, repr(item)))
 
 
 def _short_repr(value: Any) -> str:
@@ -254,8 +261,4 @@ def _pandas(value: Any) -> Any:
 
 
 def _is_listing(value: Any) -> bool:
-    return isinstance(value, (list, tuple, deque, range)) or type(value).__name__ in (
-        "dict_keys",
-        "dict_values",
-        "dict_items",
-    )
+    return isinstance(value, (list, tuple, deque, range, KeysView, ValuesView, ItemsView))
