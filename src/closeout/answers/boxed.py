@@ -53,9 +53,9 @@ _BARE_VALUE = (
     r"(?=[.,;!?*)\]`]{0,8}[ \t]*(?:\n|\Z)))"
 )
 _BARE = re.compile(rf"\\(?:boxed|fbox)(?![A-Za-z]|\\boxed|\\fbox)[ \t]*+({_BARE_VALUE})")
-_REASONING_TAG = re.compile(  # one "<" for a prefix that is searched for in C; repeated tags are one
-    r"<(?:think(?:ing)?>(?:<think(?:ing)?>)*+|/think(?:ing)?>(?:</think(?:ing)?>)*+)"
-)
+# The tags that `dialects.thinking` knows, behind one "<" that is searched for in C; repeated tags are one.
+_TAG = r"(?i:think(?:ing)?|thought|reasoning|seed:think)\s?>"
+_REASONING_TAG = re.compile(rf"<(?:{_TAG}(?:<{_TAG})*+|/{_TAG}(?:</{_TAG})*+)")
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)", re.MULTILINE)
 
 _BRACE = re.compile(rb"[{}]")
@@ -128,13 +128,11 @@ def find_boxes(text: str | None) -> tuple[Box, ...]:
 
 
 def reasoning_regions(text: str) -> tuple[Region, ...]:
-    """The text cut at `<think>` and `</think>` (or `<thinking>`), tags left out, empty parts too.
+    """The text cut at `<think>` and `</think>` (`<thinking>`, `<reasoning>`, …), tags left out, empty parts too.
 
     Reasoning is what a closing tag follows, opened or not (servers may write the opening tag themselves), and what
     follows an opening tag that is never closed.
     """
-    if "think" not in text:
-        return (Region(0, len(text), False),)
     regions: list[Region] = []
     start, opened = 0, False
     for tag in _REASONING_TAG.finditer(text):
