@@ -152,7 +152,9 @@ class Scanner:
         if self._after_comma:
             self.note("trailing_comma")
         self._after_comma = False
-        wanted: type[dict[str, Any]] | type[list[Any]] = dict if closer == "}" else list
+        wanted: type = dict
+        if closer == "]":
+            wanted = list
         if type(self._stack[-1]) is not wanted:
             if not self._open[wanted]:
                 follows = _CLOSER_IGNORED.match(self.text, self.position + 1)

@@ -30,6 +30,10 @@ _MAX_ROOTS = 64
 MAX_REPAIRED = 1_000_000  # characters; a broken text longer than this is not worth the seconds of guessing
 
 
+class Ambiguous(Broken):
+    """The text can be read in more than one way; no further reader is asked."""
+
+
 class RepairedJson(NamedTuple):
     """`value` is what the text means; `repairs` name what was put right, in order; `error` says why there is no value.
 
@@ -91,13 +95,15 @@ def _repair(text: str) -> RepairedJson:
     for start, around in _starts(text):
         try:
             value, repairs = _rewritten(text[start:]) or _scanned(text, start)
+        except Ambiguous as error:
+            return _failed(text, error)
         except Broken as error:
             failure = error
             continue
         if around == "surrounding_text" and not (isinstance(value, (dict, list)) and value):
             continue
         named = (Repair(around, "text", text[:start].strip()[:40]),) if around else ()
-        return RepairedJson(value, named + repairs)
+        return RepairedJson(value, named + repairs or (Repair("surrounding_text", "text", text[-40:]),))
     return _by_library(text) or _failed(text, failure)
 
 
@@ -149,30 +155,37 @@ def _scanned(text: str, start: int) -> tuple[Any, tuple[Repair, ...]]:
 def _all_values(scanner: Scanner) -> Any:
     """All root values of the text, brought together into one."""
     scanner.read_value()
+    first = scanner.values[0]
+    follower = "{" if isinstance(first, dict) else "[" if isinstance(first, list) else ""
     while True:
         while scanner.reopen():
             pass
         character = _past_root(scanner)
+        position = scanner.position
         if not character:
             break
         if len(scanner.values) >= _MAX_ROOTS:
-            raise Broken("the end of the text", scanner.position)
-        if character not in '{["' and isinstance(scanner.values[0], dict | list):
-            scanner.note("surrounding_text")
-            break
+            raise Broken("the end of the text", position)
         try:
+            if follower and character != follower:
+                raise Broken("the end of the text", position)
             scanner.read_value()
         except Broken:
-            if not isinstance(scanner.values[0], dict | list):
+            if not follower:
                 raise
-            scanner.note("surrounding_text")
+            scanner.note("surrounding_text", position)
             break
+    _refuse_ambiguous(scanner)
     return _together(scanner)
 
 
-def _ended_early(scanner: Scanner) -> bool:
-    """Whether the root seems to have been closed by quotes and brackets that belong into one of its strings."""
-    return scanner.noted("unescaped_quote") and scanner.text.rstrip()[-1:] in ("}", "]")
+def _refuse_ambiguous(scanner: Scanner) -> None:
+    """Bare quotes within strings after which the text can be read in two ways: better asked than guessed."""
+    if not scanner.noted("unescaped_quote"):
+        return
+    torn = any(scanner.noted(kind) for kind in ("missing_quote", "missing_bracket", "concatenated"))
+    if torn or (scanner.noted("surrounding_text") and scanner.text.rstrip()[-1:] in ("}", "]")):
+        raise Ambiguous("quotes inside strings to be escaped", scanner.position)
 
 
 def _past_root(scanner: Scanner) -> str:

@@ -1,0 +1,219 @@
+"""A tool's JSON Schema, compiled once: does a call satisfy it, what parameters does it have, which types do they take.
+
+How arguments that do not satisfy it are put right is in `arguments`, `argument_names` and `argument_types`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+
+from closeout.errors import ToolDefinitionError
+
+__all__ = ["MAX_ARGUMENT_DEPTH", "ObjectShape", "SchemaRules", "kind_of", "nests_deeper", "short"]
+
+MAX_ARGUMENT_DEPTH = 200  # levels; far beyond any real call, far below what overflows a validator's stack
+_MAX_REFS = 16  # references followed one after another
+_MAX_MERGED = 64  # schemas that one object may be made of through allOf
+
+_KINDS = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    dict: "object",
+    list: "array",
+    tuple: "array",
+    type(None): "null",
+}
+
+
+def kind_of(value: Any) -> str:
+    """The JSON type of a value; a float without a fraction counts as an integer, as JSON Schema says."""
+    kind = _KINDS.get(type(value), "object" if isinstance(value, Mapping) else "unknown")
+    return "integer" if kind == "number" and value.is_integer() else kind
+
+
+def nests_deeper(value: Any, limit: int = MAX_ARGUMENT_DEPTH) -> bool:
+    """Whether lists and objects in the value nest deeper than `limit` levels. Does not recurse."""
+    level = [value]
+    for _ in range(limit):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                below.extend(part for part in item.values() if isinstance(part, Mapping | list | tuple))
+            elif isinstance(item, list | tuple):
+                below.extend(part for part in item if isinstance(part, Mapping | list | tuple))
+        if not below:
+            return False
+        level = below
+    return True
+
+
+def short(value: Any, limit: int = 60) -> str:
+    """A value as a person reads it in a ledger or a diagnostic: JSON where possible, one line, bounded."""
+    if isinstance(value, str):
+        value = value if len(value) <= limit else value[: limit - 1] + "…"
+    elif isinstance(value, Mapping | list | tuple):
+        return f"{kind_of(value)} with {len(value)} items" if len(value) > 4 else _json(value, limit)
+    return _json(value, limit)
+
+
+def _json(value: Any, limit: int) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = repr(type(value).__name__)
+    return text if len(text) <= limit + 2 else text[: limit - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectShape:
+    """What an object schema says of members. `closed`: it allows no member that it does not name."""
+
+    properties: Mapping[str, Any]
+    required: tuple[str, ...]
+    closed: bool
+
+
+class SchemaRules:
+    """One schema, compiled. A valid call costs microseconds; sub-schemas are compiled when a repair asks for them."""
+
+    __slots__ = ("_subvalidators", "_validator", "schema", "shape")
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.schema: dict[str, Any] = dict(schema)
+        self._validator = _compile(self.schema)
+        self._subvalidators: dict[int, tuple[Any, Any]] = {}
+        self.shape = self.shape_of(self.schema)
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> SchemaRules:
+        """The rules of a schema, compiled at most once for schemas of the same content.
+
+        Raises ToolDefinitionError if it is no JSON Schema, or refers to something outside itself.
+        """
+        try:
+            return _rules_of(json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolDefinitionError(f"The schema cannot be written as JSON: {error}.") from error
+
+    def accepts(self, arguments: Any) -> bool:
+        """Whether arguments satisfy the schema. Never raises; what cannot be checked is not accepted."""
+        return not nests_deeper(arguments) and _is_valid(self._validator, arguments)
+
+    def errors(self, arguments: Any) -> list[Any]:
+        """The validator's first errors (`jsonschema_rs.ValidationError`), at most eight."""
+        found: list[Any] = []
+        try:
+            for error in self._validator.iter_errors(arguments):
+                found.append(error)
+                if len(found) == 8:
+                    break
+        except (ValueError, TypeError):  # lone surrogates and other values that are not JSON
+            return found
+        return found
+
+    def accepts_part(self, schema: Any, value: Any) -> bool:
+        """Whether a value satisfies a part of this schema."""
+        if not isinstance(schema, Mapping):
+            return schema is not False
+        known = self._subvalidators.get(id(schema))
+        if known is None:  # the schema is kept beside its validator, so that its id stays its own
+            whole: dict[str, Any] = {key: self.schema[key] for key in ("$defs", "definitions") if key in self.schema}
+            try:
+                known = (schema, _compile({**whole, **self.resolve(schema)}))
+            except ToolDefinitionError:
+                known = (schema, None)
+            self._subvalidators[id(schema)] = known
+        return known[1] is not None and _is_valid(known[1], value)
+
+    def resolve(self, schema: Any) -> dict[str, Any]:
+        """The schema that a chain of `$ref`s ends at, what stood beside them added; {} for what is no object."""
+        beside: dict[str, Any] = {}
+        for _ in range(_MAX_REFS):
+            if not isinstance(schema, dict):
+                return beside
+            if "$ref" not in schema:
+                return {**schema, **beside} if beside else schema
+            beside = {**{key: value for key, value in schema.items() if key != "$ref"}, **beside}
+            schema = self._at(schema["$ref"])
+        return beside
+
+    def _at(self, reference: Any) -> Any:
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        found: Any = self.schema
+        for step in reference[1:].split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, Mapping) or key not in found:
+                return None
+            found = found[key]
+        return found
+
+    def shape_of(self, schema: Any) -> ObjectShape:
+        """The members of an object schema, those from `$ref` and `allOf` included."""
+        properties: dict[str, Any] = {}
+        required: dict[str, None] = {}
+        closed = False
+        pending = [schema]
+        for _ in range(_MAX_MERGED):
+            if not pending:
+                break
+            part = self.resolve(pending.pop())
+            own = part.get("properties")
+            if isinstance(own, Mapping):
+                properties = {**own, **properties}
+            needs = part.get("required")
+            if isinstance(needs, list):
+                required.update(dict.fromkeys(str(name) for name in needs))
+            closed = closed or part.get("additionalProperties") is False or part.get("unevaluatedProperties") is False
+            more = part.get("allOf")
+            if isinstance(more, list):
+                pending.extend(more)
+        return ObjectShape(properties, tuple(required), closed)
+
+    def types_of(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        """The JSON types that a schema may accept; empty where it does not say."""
+        part = self.resolve(schema)
+        declared = part.get("type")
+        if isinstance(declared, str):
+            return frozenset((declared,))
+        if isinstance(declared, list):
+            return frozenset(str(name) for name in declared)
+        values = part.get("enum") if isinstance(part.get("enum"), list) else [part["const"]] if "const" in part else []
+        if values:
+            return frozenset(kind_of(value) for value in values or ())
+        for key in ("anyOf", "oneOf"):
+            branches = part.get(key)
+            if isinstance(branches, list) and depth < _MAX_REFS:
+                kinds = [self.types_of(branch, depth + 1) for branch in branches]
+                return frozenset().union(*kinds) if all(kinds) else frozenset()
+        if "properties" in part:
+            return frozenset(("object",))
+        return frozenset(("array",)) if "items" in part else frozenset()
+
+
+@lru_cache(maxsize=512)
+def _rules_of(text: str) -> SchemaRules:
+    return SchemaRules(json.loads(text))
+
+
+def _compile(schema: dict[str, Any]) -> Any:
+    try:
+        return jsonschema_rs.validator_for(schema, offline=True)
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError, TypeError) as error:
+        reason = getattr(error, "message", None) or str(error)
+        raise ToolDefinitionError(f"The schema is no JSON Schema: {str(reason)[:200]}.") from error
+
+
+def _is_valid(validator: Any, value: Any) -> bool:
+    try:
+        return bool(validator.is_valid(value))
+    except (ValueError, TypeError):  # lone surrogates and other values that are not JSON
+        return False
