@@ -8,14 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from closeout.errors import ModelError
+from closeout.llm.boxes import ErrorBox
+from closeout.llm.encoding import encode_json
 from closeout.llm.toolnames import offered_tools, tool_call_infos
 from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, ToolSpec, Usage
-
-if TYPE_CHECKING:
-    from closeout.llm.boxes import ErrorBox
 
 __all__ = ["BaseClient", "CreatedMessage", "OnDelta", "OnRetry", "ProcessedResponse", "RetryNote", "UsageSummary"]
 
@@ -136,9 +135,7 @@ class BaseClient(ABC):
                 ModelRequest(messages=shown, tools=offer.specs, **options), on_delta=on_delta, on_retry=note
             )
         except ModelError as error:
-            from closeout.llm.boxes import ErrorBox
-
-            return CreatedMessage(ErrorBox(str(error)), history)
+            return CreatedMessage(ErrorBox(str(error), error), history)
         return CreatedMessage(replace(reply, tool_calls=tuple(map(offer.resolve, reply.tool_calls))), history)
 
     def process_llm_response(
@@ -214,8 +211,6 @@ def assistant_message(reply: ModelReply) -> Message:
 
 
 def _as_text(arguments: Mapping[str, Any] | str) -> str:
-    from closeout.llm.encoding import encode_json
-
     return arguments if isinstance(arguments, str) else encode_json(dict(arguments)).decode()
 
 

@@ -26,8 +26,8 @@ __all__ = ["error_in_body", "explain", "failure", "is_overflow", "retry_after"]
 # How servers say that a prompt is too long. OpenAI, Azure and vLLM: "maximum context length"; vLLM also "longer than
 # the maximum model length", "max_tokens must be at least 1, got -186"; SGLang: "longer than the model's context
 # length"; llama.cpp: "exceeds the available context size", "Context size has been exceeded"; Anthropic: "prompt is too
-# long", "exceed context limit"; Gemini: "exceeds the maximum number of tokens"; Mistral: "too large for model with … maximum
-# context"; TGI: "`inputs` tokens + `max_new_tokens` must be"; Groq: "reduce the length of the messages".
+# long", "exceed context limit"; Gemini: "exceeds the maximum number of tokens"; Mistral: "too large for model with …
+# maximum context"; TGI: "`inputs` tokens + `max_new_tokens` must be"; Groq: "reduce the length of the messages".
 _OVERFLOW = re.compile(
     r"maximum context|max(?:imum)? model len|model'?s (?:maximum )?context|available context size"
     r"|context (?:size|window|length|limit)[^.]{0,40}exceed|exceeds?[^.]{0,60}context (?:size|window|length|limit)"

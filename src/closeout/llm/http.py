@@ -66,8 +66,18 @@ class StreamReader:
 class HTTPClient(BaseClient):
     """A client of one endpoint. Subclasses write bodies, read replies and events, and know which parameters may go."""
 
-    def __init__(self, *, timeout: float, retry: RetryPolicy, price: Price | None) -> None:
+    def __init__(
+        self,
+        *,
+        timeout: float,
+        retry: RetryPolicy,
+        price: Price | None,
+        temperature: float | None,
+        top_p: float | None,
+    ) -> None:
         self._timeout = timeout
+        self._temperature = temperature
+        self._top_p = top_p
         self._retry = retry
         self._price = price
         self._dropped: set[str] = set()  # parameters that this server has refused
@@ -82,6 +92,13 @@ class HTTPClient(BaseClient):
             on_retry=on_retry,
         )
         return replace(reply, usage=spent + reply.usage) if spent.requests else reply
+
+    def _sampling_of(self, request: ModelRequest) -> dict[str, Any]:
+        """The request's own sampling, else the client's."""
+        return {
+            "temperature": self._temperature if request.temperature is None else request.temperature,
+            "top_p": self._top_p if request.top_p is None else request.top_p,
+        }
 
     # -------------------------------------------------------------------------------- what a protocol fills in
 

@@ -36,7 +36,8 @@ class OpenAIClient(HTTPClient):
     """A model behind an OpenAI-compatible server.
 
     `base_url` ends in `/v1` as a rule; default: OpenAI's own. `api_key` None: no key is sent. `extra_body`: options
-    that go into every request, a request's own before them. `send_reasoning`: whether reasoning of earlier turns goes
+    that go into every request, a request's own before them. `temperature`, `top_p` and `max_tokens` hold where a request
+    does not say. `send_reasoning`: whether reasoning of earlier turns goes
     back to the server; "auto": where it came from it, unless the server is OpenAI's. `server`: what kind it is, for
     constraints; "auto": asked for at the first constraint that is no JSON schema. `prices`: see `pricing.find_price`;
     known prices count only for OpenAI's own server. Raises ConfigError for a bad address.
@@ -52,6 +53,9 @@ class OpenAIClient(HTTPClient):
         headers: Mapping[str, str] | None = None,
         timeout: float = 600.0,
         retry: RetryPolicy | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
         send_reasoning: Literal["auto"] | bool = "auto",
         server: Literal["auto"] | ServerKind = "auto",
         prices: Mapping[str, Price | Sequence[float]] | None = None,
@@ -60,7 +64,10 @@ class OpenAIClient(HTTPClient):
         base = (base_url or OPENAI_URL).strip().rstrip("/")
         self._own_host = _is_openai(base)
         price = find_price(model, prices) if self._own_host or model in (prices or {}) else None
-        super().__init__(timeout=timeout, retry=retry or RetryPolicy(), price=price)
+        super().__init__(
+            timeout=timeout, retry=retry or RetryPolicy(), price=price, temperature=temperature, top_p=top_p
+        )
+        self._max_tokens = max_tokens
         self.name = f"openai:{model}"
         self.model = model
         self.base_url = base
@@ -135,9 +142,8 @@ class OpenAIClient(HTTPClient):
     def _asked(self, request: ModelRequest) -> dict[str, Any]:
         """What the request asks for, as options; those that it leaves open are not sent."""
         options: dict[str, Any] = {
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            self._limit_name: request.max_tokens,
+            **self._sampling_of(request),
+            self._limit_name: request.max_tokens or self._max_tokens,
             "stop": list(request.stop) or None,
             "tool_choice": request.tool_choice if request.tools and request.prompt is None else None,
         }
@@ -181,7 +187,11 @@ class OpenAIClient(HTTPClient):
         before = (self._limit_name, self._send_reasoning)
         if "reasoning_content" in reason or "reasoning" in param:
             self._adapt_reasoning(reason)
-        elif request.max_tokens is not None and other in reason and self._limit_name in (param, *_words(reason)):
+        elif (
+            (request.max_tokens or self._max_tokens)
+            and other in reason
+            and self._limit_name in (param, *_words(reason))
+        ):
             self._limit_name = other
         adapted = before != (self._limit_name, self._send_reasoning) or super()._adapt(request, param, reason)
         if adapted:

@@ -1,7 +1,7 @@
 """What tokens cost: prices of well-known models as data, and a bill made of them. Unknown models have no price.
 
-Prices in US dollars per million tokens, from the vendors' public price lists (platform.openai.com/docs/pricing and
-docs.anthropic.com/en/docs/about-claude/pricing) as they stood on the date below. They change: pass your own.
+US dollars per million tokens, from the open catalogue models.dev as it stood on the date below, without its surcharges
+for very long prompts. Prices change: pass your own where the bill matters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from closeout.messages import Usage
 
 __all__ = ["AS_OF", "PRICES", "Price", "find_price", "price"]
 
-AS_OF = "2025-09"
+AS_OF = "2026-10"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +40,16 @@ class Price:
 
 
 PRICES: Mapping[str, Price] = {
+    "gpt-5.6": Price(2.0, 10.0, 0.2, 2.5),
+    "gpt-5.5": Price(5.0, 30.0, 0.5),
+    "gpt-5.4": Price(2.5, 15.0, 0.25),
     "gpt-5": Price(1.25, 10.0, 0.125),
     "gpt-5-mini": Price(0.25, 2.0, 0.025),
-    "gpt-5-nano": Price(0.05, 0.4, 0.005),
-    "gpt-4.1": Price(2.0, 8.0, 0.5),
-    "gpt-4.1-mini": Price(0.4, 1.6, 0.1),
-    "gpt-4.1-nano": Price(0.1, 0.4, 0.025),
-    "gpt-4o": Price(2.5, 10.0, 1.25),
-    "gpt-4o-mini": Price(0.15, 0.6, 0.075),
-    "o3": Price(2.0, 8.0, 0.5),
-    "o4-mini": Price(1.1, 4.4, 0.275),
-    "claude-opus-4-1": Price(15.0, 75.0, 1.5, 18.75),
-    "claude-opus-4": Price(15.0, 75.0, 1.5, 18.75),
-    "claude-sonnet-4-5": Price(3.0, 15.0, 0.3, 3.75),
-    "claude-sonnet-4": Price(3.0, 15.0, 0.3, 3.75),
+    "claude-opus-5": Price(5.0, 25.0, 0.5, 6.25),
+    "claude-opus-4-8": Price(5.0, 25.0, 0.5, 6.25),
+    "claude-sonnet-5": Price(2.0, 10.0, 0.2, 2.5),
+    "claude-sonnet-4-6": Price(3.0, 15.0, 0.3, 3.75),
     "claude-haiku-4-5": Price(1.0, 5.0, 0.1, 1.25),
-    "claude-3-5-haiku": Price(0.8, 4.0, 0.08, 1.0),
 }
 
 
