@@ -19,8 +19,10 @@ __all__ = [
     "Elision",
     "More",
     "TextCut",
+    "ValueCutter",
     "cut_text",
     "cut_value",
+    "describe_missing",
     "largest_fit",
 ]
 
@@ -113,40 +115,43 @@ def cut_text(text: str, length: int) -> TextCut:
     return TextCut(f"{text[:head]}{before}{note}\n{text[tail:]}", head, tail)
 
 
-def _short_text(text: str, room: int) -> str:
-    """A text inside a value: head, how much is missing, and with enough room a tail."""
+def _short_text(text: str, room: int) -> tuple[int, str]:
+    """A text inside a value, and where its gap begins: head, how much is missing, and with enough room a tail."""
     if room < 2 * _LEAST:
-        return text[: max(room - 2, 0)] + "…"
+        head = max(room - 2, 0)
+        return head, text[:head] + "…"
     room -= 30
     head, tail = room - room // 4, room // 4
-    return f"{text[:head]} … {len(text) - head - tail:,} characters … {text[len(text) - tail :]}"
+    return head, f"{text[:head]} … {len(text) - head - tail:,} characters … {text[len(text) - tail :]}"
 
 
 # ------------------------------------------------------------------------------------------------ values
 
 
 def cut_value(value: Any, length: int) -> Cut:
-    """A normal value in about `length` characters of JSON.
+    """A normal value in about `length` characters of JSON; see `ValueCutter`."""
+    return ValueCutter(value).cut(length)
+
+
+class ValueCutter:
+    """Cuts one normal value to any length; measures it once.
 
     An object keeps its keys as long as each can say something, and its small values whole: what room there is, is
     shared out so that only the largest are cut. A list of many items keeps the first ones whole, a list of few large
     ones keeps all of them, smaller. Long texts keep head and tail.
     """
-    cutter = _Cutter()
-    cutter.measure(value)
-    cut = cutter.cut(value, max(length, 1), "")
-    cutter.elisions.sort(
-        key=lambda one: one.shown - one.total if one.kind == "characters" else 40 * (one.shown - one.total)
-    )
-    return Cut(cut, tuple(cutter.elisions))
 
-
-class _Cutter:
-    """Sizes of all containers, measured once, and the losses met on the way down."""
-
-    def __init__(self) -> None:
+    def __init__(self, value: Any) -> None:
+        self.value = value
         self.sizes: dict[int, int] = {}
         self.elisions: list[Elision] = []
+        self.measure(value)
+
+    def cut(self, length: int) -> Cut:
+        """The value in about `length` characters of JSON, and what was left out."""
+        self.elisions = []
+        cut = self.part(self.value, max(length, 1), "")
+        return Cut(cut, tuple(sorted(self.elisions, key=_weight)))
 
     def measure(self, value: Any) -> int:
         """Characters of the value as compact JSON, nearly: escapes other than line breaks are not counted."""
@@ -164,12 +169,13 @@ class _Cutter:
     def size(self, value: Any) -> int:
         return self.sizes[id(value)] if type(value) in (dict, list) else self.measure(value)
 
-    def cut(self, value: Any, room: int, path: str) -> Any:
+    def part(self, value: Any, room: int, path: str) -> Any:
         if self.size(value) <= room:
             return value
         if isinstance(value, str):
-            self.lose(path, "characters", room, len(value))
-            return _short_text(value, room)
+            head, text = _short_text(value, room)
+            self.lose(path, "characters", head, len(value))
+            return text
         if type(value) is dict:
             return self.cut_object(value, room, path)
         if type(value) is list:
@@ -195,7 +201,7 @@ class _Cutter:
         free = room - 2 - sum(len(key) + 4 for key in keys) - (_NOTE if missing else 0)
         shares = _share([self.size(value[key]) for key in keys], free)
         out = {
-            key: self.cut(value[key], share, f"{path}{_step(key)}".lstrip("."))
+            key: self.part(value[key], share, f"{path}{_step(key)}".lstrip("."))
             for key, share in zip(keys, shares, strict=True)
         }
         if missing:
@@ -207,7 +213,7 @@ class _Cutter:
         if count <= _SHARED_ITEMS and size / count > _LARGE_ITEM and room / count > _LEAST * 2:
             shares = _share([self.size(item) + 1 for item in value], room - 2)
             return [
-                self.cut(item, share - 1, f"{path}[{place}]")
+                self.part(item, share - 1, f"{path}[{place}]")
                 for place, (item, share) in enumerate(zip(value, shares, strict=True))
             ]
         left = room - 2 - _NOTE
@@ -218,12 +224,29 @@ class _Cutter:
                 break
             kept.append(item)
         if not kept and room - _NOTE > _LEAST:
-            kept.append(self.cut(value[0], room - 2 - _NOTE, f"{path}[0]"))
+            kept.append(self.part(value[0], room - 2 - _NOTE, f"{path}[0]"))
         if len(kept) < count:
             self.lose(path, "items", len(kept), count)
         if not kept:
             return f"[{count:,} items]"
         return kept if len(kept) == count else [*kept, More(count - len(kept))]
+
+
+def describe_missing(cut: Cut) -> str:
+    """The three largest losses in words: "954 of 1,000 items at rows; …"."""
+    words = [
+        f"{one.total - one.shown:,} of {one.total:,} {one.kind}" + (f" at {one.path}" if one.path else "")
+        for one in cut.elisions[:3]
+    ]
+    if len(cut.elisions) > 3:
+        words.append(f"and {len(cut.elisions) - 3:,} more places")
+    return "; ".join(words)
+
+
+def _weight(elision: Elision) -> int:
+    """The largest losses first, an item or key as 40 characters."""
+    missing = elision.total - elision.shown
+    return -missing if elision.kind == "characters" else -40 * missing
 
 
 def _share(sizes: Sequence[int], room: int) -> list[int]:

@@ -13,13 +13,23 @@ from typing import Any
 
 from closeout.errors import UsageError
 from closeout.outputs import forms, markup
-from closeout.outputs.budgets import Cut, More, cut_text, cut_value, largest_fit
+from closeout.outputs.budgets import Cut, More, ValueCutter, cut_text, describe_missing, largest_fit
 from closeout.outputs.columns import from_columns, to_columns
 from closeout.outputs.normal import EncodingError, compact_json, normalise
 from closeout.outputs.rawblock import read_raw_block, worth_lifting, write_raw_block
 from closeout.outputs.tokens import count_tokens, vocabulary_of
 
-__all__ = ["FORMATS", "LOSSLESS", "Encoded", "decode", "encode", "encode_normal"]
+__all__ = [
+    "FORMATS",
+    "LOSSLESS",
+    "Encoded",
+    "cut_format",
+    "decode",
+    "describe_missing",
+    "encode",
+    "encode_normal",
+    "write_cut",
+]
 
 LOSSLESS = ("json", "columns", "toon", "yaml", "xml", "raw", "compact", "safe_yaml", "tool_result")
 FORMATS = (*LOSSLESS, "csv", "markdown", "text")
@@ -84,7 +94,7 @@ def encode_normal(value: Any, format: str, budget: int | None, *, model: str | N
     encoded = _made(text, name, value, model)
     if budget is None or len(text) <= budget // 4 or encoded.tokens <= budget:
         return encoded
-    return _encode_cut(value, name if format != "auto" or name == "raw" else "columns", budget, model)
+    return _encode_cut(value, cut_format(value) if format == "auto" else name, budget, model)
 
 
 def decode(text: str, format: str) -> Any:  # noqa: A002
@@ -168,9 +178,11 @@ def _encode_text(text: str, budget: int | None, model: str | None) -> Encoded:
 
 
 def _encode_cut(value: Any, format: str, budget: int, model: str | None) -> Encoded:  # noqa: A002
+    cutter = ValueCutter(value)
+
     def build(length: int) -> Encoded:
-        cut = cut_value(value, length)
-        made = _made(_write_cut(cut, format), format, value, model)
+        cut = cutter.cut(length)
+        made = _made(write_cut(cut, format), format, value, model)
         made.lossless, made.missing, made.cut = False, describe_missing(cut), cut
         return made
 
@@ -187,18 +199,12 @@ def _least(value: Any, format: str, budget: int, model: str | None) -> Encoded: 
     return made
 
 
-def describe_missing(cut: Cut) -> str:
-    """The three largest losses in words: "954 of 1,000 items at rows; …"."""
-    words = [
-        f"{one.total - one.shown:,} of {one.total:,} {one.kind}" + (f" at {one.path}" if one.path else "")
-        for one in cut.elisions[:3]
-    ]
-    if len(cut.elisions) > 3:
-        words.append(f"and {len(cut.elisions) - 3:,} more places")
-    return "; ".join(words)
+def cut_format(value: Any) -> str:
+    """The form for a value that is over budget: one that has room for the marks of a cut."""
+    return "raw" if _any_text(value, worth_lifting) else "columns"
 
 
-def _write_cut(cut: Cut, format: str) -> str:  # noqa: A002
+def write_cut(cut: Cut, format: str) -> str:  # noqa: A002
     """A cut value in a form. Only the JSON forms have a place for the mark inside; others get a closing line."""
     if format in ("json", "columns", "raw"):
         return _FORMS[format].write(cut.value)
