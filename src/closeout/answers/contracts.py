@@ -1,0 +1,164 @@
+r"""Answer contracts: the form an answer must have, how it is found, checked, put in a normal form, asked for.
+
+Here are the forms of text (`Boxed`, `Tagged`, `OneOf`); `Choice` and `Number` live in `values`, `Json` and `Yaml` in
+`structured`. All are offered from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes, reasoning_regions
+from closeout.answers.reading import AnswerContract, Candidate, ContractReading
+from closeout.answers.structured import Json, Yaml
+from closeout.answers.values import Choice, Number
+from closeout.errors import UsageError
+from closeout.messages import Constraint
+
+__all__ = [
+    "AnswerContract",
+    "Boxed",
+    "Candidate",
+    "Choice",
+    "ContractReading",
+    "Json",
+    "Number",
+    "OneOf",
+    "Tagged",
+    "Yaml",
+]
+
+BOXED_GRAMMAR = r"""root ::= "\\boxed{" content "}"
+content ::= ([^{}\n] | "{" content "}")+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Boxed:
+    r"""The answer in `\boxed{…}`, the last one of the reply. `blacklist`: contents that are no answers."""
+
+    blacklist: Collection[str] = PLACEHOLDERS
+
+    @property
+    def finish_prefix(self) -> str:
+        return "\\boxed{"
+
+    def instruction(self) -> str:
+        return r"End with the final answer, and nothing else, in \boxed{...}."
+
+    def finishing(self) -> str:
+        return r"Now write only the final answer, in the form \boxed{...}."
+
+    def constraint(self) -> Constraint | None:
+        return Constraint("grammar", BOXED_GRAMMAR, "boxed_answer")
+
+    def read(self, text: str) -> ContractReading:
+        boxes = find_boxes(text)
+        candidates = tuple(Candidate(b.content, b.start, b.end, b.complete) for b in boxes if not b.enclosed)
+        content = extract_boxed(text, blacklist=())
+        if content and content not in self.blacklist:
+            closed = any(b.complete and content in b.content for b in boxes)
+            return ContractReading(content, content, True, candidates=candidates, complete=closed)
+        if content:
+            problem = f"The box holds only a placeholder ({content})."
+            return ContractReading(problem=problem, kind="placeholder", candidates=candidates)
+        if candidates:
+            return ContractReading(problem="The box is empty.", kind="empty", candidates=candidates)
+        return ContractReading(problem=r"There is no \boxed{} in the reply.", kind="missing")
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """The answer between `<answer>` and `</answer>`, the last such tag of the reply. `tag` is a plain XML name."""
+
+    tag: str = "answer"
+    blacklist: Collection[str] = PLACEHOLDERS
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z_][\w.-]*", self.tag):
+            raise UsageError(f"'{self.tag}' is no XML name. Write Tagged('answer').")
+
+    @property
+    def finish_prefix(self) -> str:
+        return f"<{self.tag}>"
+
+    def instruction(self) -> str:
+        return f"End with the final answer, and nothing else, between <{self.tag}> and </{self.tag}>."
+
+    def finishing(self) -> str:
+        return f"Now write only the final answer, in the form <{self.tag}>...</{self.tag}>."
+
+    def constraint(self) -> Constraint | None:
+        grammar = f'root ::= "<{self.tag}>" [^<>]+ "</{self.tag}>"\n'
+        return Constraint("grammar", grammar, "tagged_answer")
+
+    @cached_property
+    def _tags(self) -> re.Pattern[str]:
+        return re.compile(rf"<(/?){re.escape(self.tag)}(?:\s[^<>]{{0,200}})?>", re.IGNORECASE)
+
+    def read(self, text: str) -> ContractReading:
+        inside: list[Candidate] = []
+        outside: list[Candidate] = []
+        for region in reasoning_regions(text):
+            (inside if region.in_reasoning else outside).extend(self._between(text, region.start, region.end))
+        candidates = tuple(sorted(inside + outside, key=lambda candidate: candidate.start))
+        if not candidates:
+            return ContractReading(problem=f"There is no <{self.tag}> in the reply.", kind="missing")
+        last = (outside or inside)[-1]
+        if not last.text:
+            return ContractReading(problem=f"<{self.tag}> is empty.", kind="empty", candidates=candidates)
+        if last.text in self.blacklist:
+            problem = f"<{self.tag}> holds only a placeholder ({last.text})."
+            return ContractReading(problem=problem, kind="placeholder", candidates=candidates)
+        return ContractReading(last.text, last.text, True, candidates=candidates, complete=last.complete)
+
+    def _between(self, text: str, start: int, end: int) -> list[Candidate]:
+        """From each opening tag to the next closing one; the last opening tag before it is the one that counts."""
+        found: list[Candidate] = []
+        opened: re.Match[str] | None = None
+        for tag in self._tags.finditer(text, start, end):
+            if not tag[1]:
+                opened = tag
+            elif opened is not None:
+                content = text[opened.end() : tag.start()].strip()
+                found.append(Candidate(content, opened.start(), tag.end()))
+                opened = None
+        if opened is not None:
+            found.append(Candidate(text[opened.end() : end].strip(), opened.start(), end, complete=False))
+        return found
+
+
+class OneOf:
+    """Any of several contracts; the first that a reply satisfies is the one that reads it."""
+
+    def __init__(self, *contracts: AnswerContract) -> None:
+        if not contracts:
+            raise UsageError("OneOf needs at least one contract, for example OneOf(Number(), Boxed()).")
+        self.contracts = contracts
+
+    def __repr__(self) -> str:
+        return f"OneOf({', '.join(map(repr, self.contracts))})"
+
+    @property
+    def finish_prefix(self) -> str:
+        return self.contracts[0].finish_prefix
+
+    def instruction(self) -> str:
+        return "\nOr: ".join(contract.instruction() for contract in self.contracts)
+
+    def finishing(self) -> str:
+        return self.contracts[0].finishing()
+
+    def constraint(self) -> Constraint | None:
+        return self.contracts[0].constraint() if len(self.contracts) == 1 else None
+
+    def read(self, text: str) -> ContractReading:
+        readings = [contract.read(text) for contract in self.contracts]
+        for reading in readings:
+            if reading.ok:
+                return reading
+        # The form that the model came nearest to says best what is wrong.
+        return next((reading for reading in readings if reading.kind != "missing"), readings[0])

@@ -1,0 +1,95 @@
+"""What an answer contract is and what it says of a reply: the protocol, its reading, the candidates with their spans.
+
+The contracts themselves are in `contracts`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from closeout.answers.boxed import reasoning_regions
+from closeout.messages import Constraint
+
+__all__ = ["AnswerContract", "Candidate", "ContractReading", "Problem", "fenced_blocks", "said", "shorten"]
+
+Problem = Literal["", "missing", "empty", "placeholder", "unreadable", "violation"]
+"""What is wrong with a reply. "missing": the form is not there at all, so that only the wrapper may be lacking."""
+
+_FENCED = re.compile(r"^[ \t]{0,3}(```|~~~)[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A place in a reply that has the form of an answer. `start` and `end` are offsets in characters."""
+
+    text: str
+    start: int
+    end: int
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ContractReading:
+    """What a contract reads in a reply.
+
+    With `ok` there is an answer: `value` in the contract's own type, `text` the same as normalised text. Without it
+    `kind` says what is wrong and `problem` says it in one sentence, fit to be shown to the model. `complete` is False
+    for an answer whose wrapper was never closed. `candidates` are all places that have the form, in reading order.
+    """
+
+    value: Any = None
+    text: str = ""
+    ok: bool = False
+    problem: str = ""
+    kind: Problem = ""
+    candidates: tuple[Candidate, ...] = ()
+    complete: bool = True
+
+
+class AnswerContract(Protocol):
+    """The form that the final answer must have. Contracts hold no state: one serves any number of runs."""
+
+    @property
+    def finish_prefix(self) -> str:
+        """How the wrapped answer starts, for a model whose reply can be begun for it."""
+
+    def instruction(self) -> str:
+        """One or two sentences for the prompt that say how the answer is to be written."""
+
+    def finishing(self) -> str:
+        """What a model whose reply only lacks the form is told: write the answer alone, in the form."""
+
+    def read(self, text: str) -> ContractReading:
+        """What the reply holds. Never raises, and takes time linear in the length of the text."""
+
+    def constraint(self) -> Constraint | None:
+        """What the answer alone, in its wrapper, must match, for servers that constrain decoding; None: no rule."""
+
+
+def said(text: str) -> str:
+    """The text without the model's reasoning; the reasoning itself when there is nothing else."""
+    regions = reasoning_regions(text)
+    if not any(region.in_reasoning for region in regions):
+        return text
+    outside = "\n".join(text[r.start : r.end] for r in regions if not r.in_reasoning)
+    return outside if outside.strip() else "\n".join(text[r.start : r.end] for r in regions)
+
+
+def fenced_blocks(text: str) -> list[tuple[str, Candidate]]:
+    """The code fences of a text: each its language (lower case, may be "") and its content."""
+    return [
+        (found[2].lower(), Candidate(found[3].strip(), found.start(3), found.end(3), complete=not _open(found, text)))
+        for found in _FENCED.finditer(text)
+    ]
+
+
+def _open(found: re.Match[str], text: str) -> bool:
+    return found.end() == len(text) and found.end(3) == len(text)
+
+
+def shorten(text: str, length: int = 80) -> str:
+    """A text for a message: on one line, cut in the end."""
+    line = " ".join(text[: 4 * length].split())
+    return line if len(line) <= length else line[: length - 1] + "…"

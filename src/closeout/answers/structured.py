@@ -1,0 +1,260 @@
+"""Contracts for answers that are data: JSON and YAML, checked against a schema or a Python type.
+
+How broken JSON is repaired is in `repair.json_text`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from closeout.answers.reading import Candidate, ContractReading, Problem, fenced_blocks, said, shorten
+from closeout.errors import UsageError
+from closeout.messages import Constraint
+from closeout.outputs.normal import compact_json, normalise
+from closeout.repair.json_text import repair_json
+
+__all__ = ["Json", "Yaml"]
+
+_OPEN = re.compile(r"[{\[]")
+# A string ends with its line at the latest, so that none is scanned twice.
+_TOKEN = re.compile(r'"(?:[^"\\\n]++|\\.|\\\Z)*+(?:"|(?=\n)|\Z)|[{}\[\]]', re.DOTALL)
+_MOST_STARTS = 32  # places where JSON may begin that are looked at; each is scanned once
+_MOST_TRIES = 8  # candidates that are read and checked, the last ones first
+_MOST_YAML = 200_000  # characters; the YAML reader takes about a second for as many
+
+
+class _Checker:
+    """A JSON schema or a Python type: what it asks for as a schema, and what is wrong with a value."""
+
+    def __init__(self, wanted: Any, owner: str) -> None:
+        self.schema: Mapping[str, Any]
+        self._check: Callable[[Any], tuple[Any, str]]
+        if wanted is None:
+            self.schema, self._check = {}, lambda value: (value, "")
+        elif isinstance(wanted, Mapping):
+            self.schema, self._check = wanted, _by_schema(wanted, owner)
+        else:
+            self.schema, self._check = _by_type(wanted, owner)
+
+    def check(self, value: Any) -> tuple[Any, str]:
+        """(the typed value, "") or (None, what is wrong)."""
+        try:
+            return self._check(value)
+        except RecursionError:
+            return None, "The answer is nested too deeply."
+
+
+def _by_schema(schema: Mapping[str, Any], owner: str) -> Callable[[Any], tuple[Any, str]]:
+    import jsonschema_rs
+
+    try:
+        validator = jsonschema_rs.validator_for(dict(schema))
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
+        raise UsageError(f"{owner} was given a schema that is no JSON Schema: {shorten(str(error), 200)}") from None
+
+    def check(value: Any) -> tuple[Any, str]:
+        try:
+            validator.validate(value)
+        except (jsonschema_rs.ValidationError, ValueError) as error:
+            where = "".join(f"[{step!r}]" for step in getattr(error, "instance_path", ()))
+            message = getattr(error, "message", str(error))
+            return None, f"The answer{where} does not fit: {shorten(message, 200)}."
+        return value, ""
+
+    return check
+
+
+def _by_type(wanted: Any, owner: str) -> tuple[Mapping[str, Any], Callable[[Any], tuple[Any, str]]]:
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(wanted)
+        schema = adapter.json_schema()
+    except (PydanticUserError, TypeError) as error:
+        message = shorten(str(error), 200)
+        raise UsageError(f"{owner} takes a JSON Schema (a dict), a pydantic model or a type: {message}") from None
+
+    def check(value: Any) -> tuple[Any, str]:
+        try:
+            return adapter.validate_python(value), ""
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = "".join(f"[{step!r}]" for step in first["loc"])
+            return None, f"The answer{where} does not fit: {shorten(first['msg'], 200)}."
+
+    return schema, check
+
+
+def _failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading:
+    return ContractReading(problem=problem, kind=kind, candidates=candidates)
+
+
+class Json:
+    """The answer as JSON, alone, in a code fence or in prose; the last that fits wins.
+
+    `wanted`: a JSON Schema as a dict, a pydantic model or any type that pydantic knows (`list[int]`), or None for any
+    JSON. The value is the parsed JSON or, with a type, its instance. Text that is not strict JSON is repaired, and
+    counts only if it then fits. Raises UsageError for a schema that is none.
+    """
+
+    def __init__(self, wanted: Any = None) -> None:
+        self._checker = _Checker(wanted, "Json")
+
+    def __repr__(self) -> str:
+        return f"Json({compact_json(self.schema)})"
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The JSON Schema of the answer; empty when any JSON will do."""
+        return self._checker.schema
+
+    @property
+    def finish_prefix(self) -> str:
+        return {"object": "{", "array": "["}.get(str(self.schema.get("type")), "")
+
+    @cached_property
+    def _wanted(self) -> str:
+        return f" that fits this JSON Schema: {compact_json(dict(self.schema))}" if self.schema else ""
+
+    def instruction(self) -> str:
+        return f"End with the final answer as one JSON value{self._wanted}"
+
+    def finishing(self) -> str:
+        return f"Now write only the final answer, as one JSON value{self._wanted}"
+
+    def constraint(self) -> Constraint | None:
+        return Constraint("json_schema", self.schema, "answer") if self.schema else None
+
+    def read(self, text: str) -> ContractReading:
+        visible = said(text)
+        candidates = list(_json_places(visible))
+        problem: tuple[Problem, str] = ("missing", "There is no JSON in the reply.")
+        for repaired in (False, True):
+            for candidate in candidates[-1 : -_MOST_TRIES - 1 : -1]:
+                found = repair_json(candidate.text)
+                if not found.ok or (found.repairs and not repaired):
+                    if problem[0] == "missing":
+                        problem = ("unreadable", f"The JSON in the reply cannot be read: {found.error or 'malformed'}.")
+                    continue
+                value, wrong = self._checker.check(found.value)
+                if not wrong:
+                    normal = compact_json(normalise(value))
+                    return ContractReading(
+                        value, normal, True, candidates=tuple(candidates), complete=candidate.complete
+                    )
+                if problem[0] != "violation":
+                    problem = ("violation", wrong)
+        return _failed(*problem, tuple(candidates))
+
+
+def _json_places(text: str) -> Iterator[Candidate]:
+    """Where JSON may stand, in reading order: top-level brackets, in fences and outside; a bare value if all is one."""
+    found = False
+    position = 0
+    for _ in range(_MOST_STARTS):
+        opening = _OPEN.search(text, position)
+        if opening is None:
+            break
+        end = _balanced(text, opening.start())
+        if end > 0:
+            yield Candidate(text[opening.start() : end], opening.start(), end)
+            found, position = True, end
+        else:
+            # Prose may hold a lone bracket; JSON that was cut off is looked for at the first one only.
+            if not found:
+                yield Candidate(text[opening.start() :], opening.start(), len(text), complete=False)
+            position = opening.end()
+    whole = next((block.text for _, block in fenced_blocks(text)), text).strip()
+    if not found and len(whole) <= 10_000 and re.match(r'["\d-]|(?:true|false|null)\b', whole):
+        yield Candidate(whole, 0, len(text))
+
+
+def _balanced(text: str, start: int) -> int:
+    """The end of the bracket at `start`, strings skipped; 0 if it is never closed."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        character = token[0][0]
+        if character in "{[":
+            depth += 1
+        elif character in "}]":
+            depth -= 1
+            if depth == 0:
+                return token.end()
+    return 0
+
+
+class Yaml:
+    """The answer as a YAML mapping or list, in a code fence or alone; the last fence wins.
+
+    `wanted` as in `Json`. The value is what the safe loader makes of it (dates are dates), the text is the YAML as
+    written. Anchors are refused: they can blow a short text up without bound.
+    """
+
+    def __init__(self, wanted: Any = None) -> None:
+        self._checker = _Checker(wanted, "Yaml")
+
+    def __repr__(self) -> str:
+        return f"Yaml({compact_json(dict(self._checker.schema))})"
+
+    @property
+    def finish_prefix(self) -> str:
+        return "```yaml\n"
+
+    @cached_property
+    def _wanted(self) -> str:
+        schema = self._checker.schema
+        return f" Its content must fit this JSON Schema: {compact_json(dict(schema))}" if schema else ""
+
+    def instruction(self) -> str:
+        return f"End with the final answer as YAML in a ```yaml code block.{self._wanted}"
+
+    def finishing(self) -> str:
+        return f"Now write only the final answer, as YAML in a ```yaml code block.{self._wanted}"
+
+    def constraint(self) -> Constraint | None:
+        return None
+
+    def read(self, text: str) -> ContractReading:
+        visible = said(text)
+        blocks = [block for language, block in fenced_blocks(visible) if language in ("yaml", "yml", "")]
+        if not blocks and re.match(r"\s*(?:---\s*\n|- |[\w.-]{1,60}\s*:(?:\s|\Z))", visible):
+            blocks = [Candidate(visible.strip(), 0, len(visible))]
+        if not blocks:
+            return _failed("missing", "There is no ```yaml block in the reply.")
+        candidates = tuple(blocks)
+        problem: tuple[Problem, str] = ("empty", "The YAML block is empty.")
+        for block in candidates[-1 : -_MOST_TRIES - 1 : -1]:
+            value, wrong = _load_yaml(block.text)
+            if wrong:
+                problem = ("unreadable", wrong) if problem[0] == "empty" else problem
+                continue
+            checked, wrong = self._checker.check(normalise(value) if self._checker.schema else value)
+            if not wrong:
+                return ContractReading(checked, block.text, True, candidates=candidates, complete=block.complete)
+            problem = ("violation", wrong)
+        return _failed(*problem, candidates)
+
+
+def _load_yaml(text: str) -> tuple[Any, str]:
+    import yaml
+
+    if len(text) > _MOST_YAML:
+        return None, f"The YAML in the reply is longer than {_MOST_YAML:,} characters."
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            return None, "The YAML in the reply uses anchors; write every value out."
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at its line {mark.line + 1}" if mark else ""
+        return (
+            None,
+            f"The YAML in the reply cannot be read{where}: {shorten(getattr(error, 'problem', '') or 'malformed')}.",
+        )
+    if not isinstance(value, dict | list):
+        return None, "The YAML in the reply is neither a mapping nor a list."
+    return value, ""

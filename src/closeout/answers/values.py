@@ -1,0 +1,263 @@
+r"""Contracts for answers that are one value: one of given options, or a number. Both are written in `\boxed{…}`.
+
+The forms of text are in `contracts`, those of data in `structured`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes
+from closeout.answers.reading import Candidate, ContractReading, Problem, said, shorten
+from closeout.errors import UsageError
+from closeout.messages import Constraint
+
+__all__ = ["Choice", "Number", "parse_number", "plain_text"]
+
+_ANSWER_LINE = re.compile(
+    r"^[\s>*_#]*(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|option|choice|答案)[\s*_]*(?:is\b|[:：=是为])+[\s*_]*(.{1,300}?)[\s*_]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SHORT = 200  # characters of a reply that may be the answer and nothing else
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|operatorname|boxed|mbox)\s*\{([^{}]*)\}")
+_LATEX_BLANKS = re.compile(r"\\[,;:! ]|\\q?quad\b|~")
+
+
+def plain_text(text: str) -> str:
+    r"""A short answer without its dress: LaTeX text commands, `$`, Markdown stars, quotes, a full stop at the end."""
+    text = _TEXT_COMMAND.sub(r"\1", text[:2000])
+    text = _LATEX_BLANKS.sub(" ", text)
+    text = re.sub(r"\\([%$#&_{}])", r"\1", text)
+    previous = ""
+    while previous != text:
+        previous = text
+        text = text.strip().strip("*`\"'“”‘’$").strip()
+        text = re.sub(r"(?<=\w)[.。!]\Z", "", text)
+    return " ".join(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a reply gives as its answer, and where it was found: "box", "line" ("Answer: …"), "whole" or nowhere ("")."""
+
+    text: str = ""
+    place: Literal["", "box", "line", "whole"] = ""
+    candidates: tuple[Candidate, ...] = ()
+    complete: bool = True
+
+
+def _answer_in(text: str) -> _Given:
+    """The box, else the line that says it is the answer, else all of a short reply."""
+    boxes = tuple(Candidate(b.content, b.start, b.end, b.complete) for b in find_boxes(text) if not b.enclosed)
+    if boxes:
+        return _Given(extract_boxed(text, blacklist=()), "box", boxes, boxes[-1].complete)
+    visible = said(text)
+    lines = tuple(Candidate(found[1].strip(), found.start(1), found.end(1)) for found in _ANSWER_LINE.finditer(visible))
+    if lines:
+        return _Given(lines[-1].text, "line", lines)
+    whole = visible.strip()
+    if whole and len(whole) <= _SHORT:
+        return _Given(whole, "whole", (Candidate(whole, 0, len(visible)),))
+    return _Given()
+
+
+def _failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading:
+    return ContractReading(problem=problem, kind=kind, candidates=candidates)
+
+
+class Choice:
+    """One of the options, told apart by label or by meaning.
+
+    `options`: the options as texts, or labels with what they mean: `{"A": "Paris", "B": "Rome"}`. The value and the
+    text of an answer is the option (of a mapping: the label) as it is written here.
+    """
+
+    def __init__(self, options: Sequence[str] | Mapping[str, str]) -> None:
+        meanings = dict(options) if isinstance(options, Mapping) else dict.fromkeys(options, "")
+        if len(meanings) < 2 or not all(isinstance(label, str) and label.strip() for label in meanings):
+            raise UsageError("Choice needs two or more different options, each a text, for example Choice(['A', 'B']).")
+        self.meanings = meanings
+
+    def __repr__(self) -> str:
+        return f"Choice({list(self.meanings)!r})"
+
+    @property
+    def finish_prefix(self) -> str:
+        return "\\boxed{"
+
+    @cached_property
+    def _listed(self) -> str:
+        return ", ".join(f"{label} ({text})" if text else label for label, text in self.meanings.items())
+
+    def instruction(self) -> str:
+        return rf"End with your choice in \boxed{{...}}. It must be exactly one of: {self._listed}."
+
+    def finishing(self) -> str:
+        return rf"Now write only your choice, in the form \boxed{{...}}. It must be exactly one of: {self._listed}."
+
+    def constraint(self) -> Constraint | None:
+        options = " | ".join(json.dumps(label, ensure_ascii=False) for label in self.meanings)
+        return Constraint("grammar", f'root ::= "\\\\boxed{{" ({options}) "}}"\n', "choice")
+
+    def read(self, text: str) -> ContractReading:
+        given = _answer_in(text)
+        option = self._option(plain_text(given.text), loose=given.place != "whole")
+        if option is not None:
+            return ContractReading(option, option, True, candidates=given.candidates, complete=given.complete)
+        if given.place != "box":
+            return _failed("missing", "The reply does not say which option it chooses.")
+        if not given.text or given.text in PLACEHOLDERS:
+            return _failed("empty", "The answer is empty.", given.candidates)
+        problem = f"'{shorten(given.text)}' is not one of: {shorten(self._listed, 300)}."
+        return _failed("violation", problem, given.candidates)
+
+    def _option(self, answer: str, *, loose: bool) -> str | None:
+        """The option that an answer names: as a whole, then by a label at its start, then (loose) the only one named."""
+        folded = _fold(answer)
+        for label, meaning in self.meanings.items():
+            if folded in (_fold(label), _fold(meaning) or None):
+                return label
+        by_length = sorted(self.meanings, key=len, reverse=True)
+        for label in by_length:
+            if re.match(rf"(?:option|choice)?\s*[(\[（]?{re.escape(_fold(label))}[)\]）.:：,、]", folded):
+                return label
+        named = [label for label in by_length if _names(folded, label, self.meanings[label])]
+        return named[0] if loose and len(named) == 1 else None
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split()).strip("()[]（）")
+
+
+def _names(answer: str, label: str, meaning: str) -> bool:
+    # A single letter stands in too many sentences ("a", "I") to be found in one.
+    texts = [_fold(text) for text in (label, meaning) if len(text) > 1]
+    return any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", answer) for text in texts)
+
+
+@dataclass(frozen=True)
+class Number:
+    r"""A number, an int where it is whole and a float else; the text is plain digits ("1234.5").
+
+    Reads thousand separators, percent and currency signs (dropped), LaTeX fractions and powers of ten, full-width
+    digits. `unit`: the unit the number must be in; an answer may leave it out, another one is refused. `minimum` and
+    `maximum` are inclusive. `integer` refuses fractions.
+    """
+
+    unit: str | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    integer: bool = False
+
+    @property
+    def finish_prefix(self) -> str:
+        return "\\boxed{"
+
+    @property
+    def _kind(self) -> str:
+        return ("a whole number" if self.integer else "a number") + (f" in {self.unit}" if self.unit else "")
+
+    def instruction(self) -> str:
+        return rf"End with the final answer in \boxed{{...}}. It must be {self._kind}: only the number."
+
+    def finishing(self) -> str:
+        return rf"Now write only the final answer, {self._kind}, in the form \boxed{{...}}."
+
+    def constraint(self) -> Constraint | None:
+        fraction = "" if self.integer else ' ("." [0-9]+)?'
+        return Constraint("grammar", f'root ::= "\\\\boxed{{" "-"? [0-9]+{fraction} "}}"\n', "number")
+
+    def read(self, text: str) -> ContractReading:
+        given = _answer_in(text)
+        parsed = parse_number(given.text)
+        if given.place == "whole" and not _STARTS_WITH_NUMBER.match(given.text):
+            parsed = None  # a sentence that mentions a number
+        if parsed is None and given.place != "box":
+            return _failed("missing", "The reply does not give a number as its answer.")
+        if not given.text or given.text in PLACEHOLDERS:
+            return _failed("empty", "The answer is empty.", given.candidates)
+        if parsed is None:
+            return _failed("unreadable", f"'{shorten(given.text)}' is not {self._kind}.", given.candidates)
+        value, rest = parsed
+        problem = self._violation(value, rest, given.text)
+        if problem:
+            return _failed("violation", problem, given.candidates)
+        return ContractReading(value, _digits(value), True, candidates=given.candidates, complete=given.complete)
+
+    def _violation(self, value: int | float, rest: str, answer: str) -> str:
+        if self.unit and rest and _fold_unit(rest) != _fold_unit(self.unit):
+            return f"'{shorten(answer)}' is not in {self.unit}."
+        if self.integer and not isinstance(value, int):
+            return f"'{shorten(answer)}' is not a whole number."
+        if self.minimum is not None and value < self.minimum:
+            return f"{_digits(value)} is less than {_digits(self.minimum)}."
+        if self.maximum is not None and value > self.maximum:
+            return f"{_digits(value)} is more than {_digits(self.maximum)}."
+        return ""
+
+
+_STARTS_WITH_NUMBER = re.compile(r"[\s*`$\\(~≈€£¥]*(?:[dt]?frac|[-+−]?[.\d０-９])")
+_ABOUT = re.compile(r"\b(?:about|approximately|approx|roughly|around|nearly|exactly)\b|大约|约为?|[≈~]", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?P<sign>[-+−–]?)\s*(?:[$€£¥￥]\s*)?"
+    r"(?:\\[dt]?frac\s*\{\s*(?P<top>-?\d+(?:\.\d+)?)\s*\}\s*\{\s*(?P<bottom>-?\d+(?:\.\d+)?)\s*\}"
+    r"|(?P<digits>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:\s*/\s*(?P<over>\d+(?:\.\d+)?))?"
+    r"(?:\s*(?:\\times|\\cdot|[x×*·])\s*10\s*\^\s*\{?\s*(?P<power>[-+−]?\d{1,3})\s*\}?|[eE](?P<exponent>[-+]?\d{1,3}))?)"
+)
+
+
+def parse_number(text: str) -> tuple[int | float, str] | None:
+    """The number of a short text and what stands beside it (a unit); None when there is none or more than one."""
+    plain = plain_text(text.translate(_FULL_WIDTH).replace("{,}", ","))
+    found = _NUMBER.search(plain)
+    if found is None or len(plain) > 300 or (found.start() and plain[found.start() - 1].isalnum()):
+        return None
+    rest = (plain[: found.start()] + " " + plain[found.end() :]).strip()
+    if any(character.isdigit() for character in rest) or any(sign in rest for sign in "\\^="):
+        rest = re.sub(r"\A.*=\s*\Z|\^?\s*\\?(?:circ|degree)\b|\^\{?\\?circ\}?", "", rest).strip()
+        rest = re.sub(r"\A[A-Za-z]\w?\s*=\s*", "", rest).strip()
+        if any(character in "0123456789\\=" for character in rest):
+            return None
+    value = _exact(found)
+    return None if value is None else (value, _ABOUT.sub("", rest).strip(" .%$€£¥￥()"))
+
+
+def _exact(found: re.Match[str]) -> int | float | None:
+    try:
+        if found["top"]:
+            exact = Fraction(found["top"]) / Fraction(found["bottom"])
+        else:
+            exact = Fraction(found["digits"].replace(",", ""))
+            if found["over"]:
+                exact /= Fraction(found["over"])
+            exact *= Fraction(10) ** int((found["power"] or found["exponent"] or "0").replace("−", "-"))
+        if found["sign"] and found["sign"] != "+":
+            exact = -exact
+        return int(exact) if exact.denominator == 1 else float(exact)
+    except (ZeroDivisionError, OverflowError, ValueError):
+        return None
+
+
+def _digits(value: int | float) -> str:
+    if isinstance(value, float) and math.isfinite(value) and value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
+
+
+def _fold_unit(unit: str) -> str:
+    return re.sub(r"[\s.]", "", unit.casefold()).rstrip("s")
+
+
+_FULL_WIDTH = {ord("０") + digit: ord("0") + digit for digit in range(10)} | {
+    ord("，"): ",",
+    ord("．"): ".",
+    ord("％"): "%",
+}
