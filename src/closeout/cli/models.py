@@ -15,14 +15,14 @@ from typing import Any, TextIO
 from closeout.errors import ModelUnavailable
 from closeout.llm.weights import KNOWN_WEIGHTS, PullProgress, find_weights, models_folder, pull_weights, weights_named
 
-__all__ = ["FAILED", "MISUSED", "OK", "list_models", "model_path", "pull_model"]
+__all__ = ["FAILED", "MISUSED", "OK", "list_command", "path_command", "pull_command"]
 
 OK, MISUSED, FAILED = 0, 2, 3  # exit codes, as everywhere in the command line
 
 _PLAIN_PERIOD = 5.0  # seconds between two lines of progress where there is no terminal
 
 
-def list_models(*, as_json: bool = False, out: TextIO | None = None) -> int:
+def list_command(as_json: bool = False, *, out: TextIO | None = None) -> int:
     """Prints each embedded model, whether it is here, where, and how large it is. Returns the exit code."""
     out = out or sys.stdout
     rows = []
@@ -50,7 +50,7 @@ def list_models(*, as_json: bool = False, out: TextIO | None = None) -> int:
     return OK
 
 
-def model_path(model: str = "local", *, out: TextIO | None = None, err: TextIO | None = None) -> int:
+def path_command(model: str = "local", *, out: TextIO | None = None, err: TextIO | None = None) -> int:
     """Prints where a model's file is. Exit code 2 for a name that does not exist, 3 if the file is not here yet."""
     err = err or sys.stderr
     try:
@@ -70,7 +70,7 @@ def model_path(model: str = "local", *, out: TextIO | None = None, err: TextIO |
     return OK
 
 
-def pull_model(
+def pull_command(
     model: str = "local", *, quiet: bool = False, out: TextIO | None = None, err: TextIO | None = None
 ) -> int:
     """Fetches a model unless it is here, shows how far it is, and prints its path.

@@ -59,11 +59,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):
-    bodies = ("task",)
+    """`question` is the task with the texts of its files, where it has any; `earlier` and `images` are JSON lists."""
+
+    bodies = ("task", "question", "earlier", "images")
     task: str
     task_id: str = ""
+    question: str = ""
+    earlier: str = ""
+    images: str = ""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)  # of the agent: a resume compares it
     settings: Mapping[str, Any] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)  # what started it, for whoever resumes it
     files: tuple[str, ...] = ()
     ground_truth: str | None = None
 

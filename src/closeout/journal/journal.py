@@ -60,7 +60,7 @@ class Journal:
         self._number = number
         self._past = Past(rows)
         self._next = rows[-1].seq + 1 if rows else 0
-        self._kept: list[Event] = []  # of a run without a store
+        self._kept: list[Row] = []  # of a run without a store
         self._listeners: list[Listener] = []
         self._flush_planned = False
         self._failure: JournalError | None = None
@@ -149,7 +149,8 @@ class Journal:
         if self._failure is not None:
             raise self._failure
         if self._store is None:
-            self._kept.append(event)
+            self._kept.append(Row(self._next, time.time(), event))
+            self._next += 1
             return
         self._store.put(self._number, self._next, time.time(), event)
         self._next += 1
@@ -227,12 +228,12 @@ class Journal:
         """Why the record is incomplete, if it is."""
         return self._failure
 
-    def events(self) -> list[Event]:
-        """All events of the run so far, in order."""
+    def rows(self) -> list[Row]:
+        """All events of the run so far, in order, with their times."""
         if self._store is None:
-            return [row.event for row in self._past.rows] + self._kept
+            return [*self._past.rows, *self._kept]
         self.flush()
-        return [row.event for row in self._store.rows(self.run_id)]
+        return list(self._store.rows(self.run_id))
 
 
 def _place(event: Event) -> str:

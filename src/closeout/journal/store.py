@@ -221,9 +221,9 @@ class Store:
     def _body(self, digest: bytes) -> str:
         with self._lock:
             found = self._db.execute("SELECT body FROM bodies WHERE hash=?", (digest,)).fetchone()
-        if found is None or hashlib.sha256(found[0]).digest() != digest:
+        if found is None or not isinstance(found[0], bytes) or hashlib.sha256(found[0]).digest() != digest:
             raise ValueError("a stored body is missing or damaged")
-        return bytes(found[0]).decode("utf-8", "surrogatepass")
+        return found[0].decode("utf-8", "surrogatepass")
 
     def close(self) -> None:
         with self._lock:

@@ -31,6 +31,7 @@ from closeout.journal.events import (
     ToolStarted,
     TurnRolledBack,
 )
+from closeout.journal.store import Row
 
 __all__ = ["StepLog", "TaskLog"]
 
@@ -111,11 +112,11 @@ class TaskLog:
         return cls(**values)
 
     @classmethod
-    def of(cls, events: Iterable[tuple[float, Event]]) -> Self:
-        """The log that a journal's events add up to: pairs of time (seconds since the epoch) and event."""
+    def of(cls, rows: Iterable[Row]) -> Self:
+        """The log that a journal's rows add up to."""
         log = cls(start_time="")
-        for at, event in events:
-            log._take(_iso(at), event)
+        for row in rows:
+            log._take(_iso(row.time), row.event)
         return log
 
     def _take(self, at: str, event: Event) -> None:

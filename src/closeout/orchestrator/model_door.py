@@ -1,10 +1,11 @@
-"""The model's side of the one door: a client whose every request is journaled before and after, and replayed on resume."""
+"""The model's side of the one door: a client that journals every request before and after, and replays on resume."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from closeout import errors
@@ -47,6 +48,9 @@ class JournaledClient(BaseClient):
     ) -> ModelReply:
         if request.prompt is None and self.to_prompt is not None:
             request = _as_prompt(request, self.to_prompt)
+        if self.purpose != "act" and request.tools:
+            # The tools stay in the request, since leaving them out would break the cached prefix.
+            request = replace(request, tool_choice="none")
         call = self._calls
         self._calls += 1
         live: list[ModelReply] = []
@@ -124,12 +128,14 @@ class JournaledClient(BaseClient):
         sizes = self._sizes[:same]
         size = shared = sizes[-1] if sizes else 0
         for message in request.messages[same:]:
-            size += len(message.text) + sum(
-                len(call["function"]["arguments"]) for call in message.get("tool_calls") or ()
-            )
+            size += _size(message)
             sizes.append(size)
         self._sizes = sizes
         return size, shared
+
+
+def _size(message: Message) -> int:
+    return len(message.text) + sum(len(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
 
 
 def _common(before: str, now: str) -> int:
@@ -147,8 +153,6 @@ def _common(before: str, now: str) -> int:
 
 
 def _as_prompt(request: ModelRequest, to_prompt: Callable[[Sequence[Message]], str]) -> ModelRequest:
-    from dataclasses import replace
-
     return replace(request, prompt=to_prompt(request.messages), messages=(), tools=(), tool_choice=None)
 
 

@@ -6,60 +6,220 @@ the dialect's business, how a call is governed the executor's, what counts as an
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from closeout.context.eviction import EvictionPolicy
 from closeout.context.history import History
-from closeout.dialects.protocol import get_dialect
-from closeout.errors import ContextOverflow, ModelError
+from closeout.errors import ModelError
 from closeout.journal.events import (
     AnswerSeen,
     AttemptEnded,
     AttemptStarted,
-    Evicted,
-    Noted,
     Repaired,
     TurnAccepted,
     TurnRolledBack,
 )
-from closeout.messages import Message, ModelReply, ModelRequest, Reading, Repair
-from closeout.orchestrator.closing import Closed, Closing
+from closeout.messages import Message, Reading, Repair
+from closeout.orchestrator.asking import Asking
+from closeout.orchestrator.closing import Closed, close_attempt
 from closeout.orchestrator.loops import LoopWatch
-from closeout.orchestrator.model_door import JournaledClient
 from closeout.orchestrator.plan import AgentPlan
 from closeout.orchestrator.review import RollBack, review_outcomes, review_reply
 from closeout.orchestrator.rollback import RollbackPolicy
+from closeout.orchestrator.room import eviction_policy, make_room
 from closeout.orchestrator.scope import Scope
-from closeout.orchestrator.streaming import ReplyListener
 from closeout.orchestrator.tool_door import ToolDoor
 from closeout.tools.executor import CallOutcome, ToolExecutor
 
-__all__ = ["Ending", "Orchestrator"]
+__all__ = ["Orchestrator", "Stop"]
+
+FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "model_failed"})  # no attempt follows these
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why an attempt stopped acting; `text` is the reply that is to be its answer, if it is one."""
+    """Why an attempt stopped acting: "answered" with the reply that answers, or the limit or failure that ended it."""
 
     reason: str
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an agent ended. `answer` None: there is none, `error` says why if something failed."""
-
-    answer: str | None
-    stop_reason: str
-    value: Any = None
-    summary: str = ""
-    experience: str | None = None
+    reading: Reading = field(default_factory=Reading)
     error: str = ""
-    candidates: tuple[tuple[str, float], ...] = ()
 
 
 class Orchestrator:
     """Leads the agent of a plan through one task, in a scope of a run's journal."""
+
+    def __init__(
+        self,
+        plan: AgentPlan,
+        scope: Scope,
+        question: str,
+        *,
+        earlier: Sequence[Message] = (),
+        images: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self.plan = plan
+        self.scope = scope
+        self.question = question
+        self.tools = plan.offered_tools()
+        self.history = History(plan.full_instructions(), question, self.tools, earlier, images, scope.path)
+        self.asking = Asking(plan, scope, self.tools)
+        self.door = ToolDoor(scope)
+        self.executor = ToolExecutor(
+            main_agent_tool_manager=plan.manager,
+            max_consecutive_rollbacks=plan.settings.max_consecutive_rollbacks,
+            result_budget=plan.settings.result_budget,
+            max_parallel=plan.settings.max_parallel_calls,
+        )
+        self.eviction = eviction_policy(plan)
+        self.candidates: list[str] = []  # answers in the form asked for, seen on the way
+        self.facts: list[CallOutcome] = []  # what the present attempt called, for its experience
+        self.calls_made = 0
+
+    async def run(self) -> Closed:
+        """The task's answer, or why there is none. Raises nothing but cancellation and JournalError."""
+        stop_listening = self.scope.journal.listen(self.history.apply)
+        self.scope.budget.begin()
+        experiences: list[str] = []
+        try:
+            for number in range(self.plan.settings.context_compress_limit + 1):
+                closed = await self._attempt(number, experiences)
+                if closed.answer is not None or closed.stop_reason in FINAL_STOPS or not closed.experience:
+                    break
+                experiences.append(closed.experience)
+            return closed
+        finally:
+            stop_listening()
+
+    async def _attempt(self, number: int, experiences: Sequence[str]) -> Closed:
+        plan, path = self.plan, self.scope.path
+        self.attempt, self.turn, self.nudges, self.circles = number, 0, 0, 0
+        self.facts = []
+        self.rollbacks = RollbackPolicy(
+            plan.settings.max_consecutive_rollbacks, plan.settings.max_rollbacks, plan.llm.temperature
+        )
+        self.loops = LoopWatch()
+        self.scope.journal.append(AttemptStarted(path, number, tuple(experiences)))
+        try:
+            stop = await self._act()
+        except ModelError as error:
+            stop = Stop("model_failed", error=str(error))
+        closed = await close_attempt(self, stop, is_final=number == plan.settings.context_compress_limit)
+        ended = AttemptEnded(path, number, closed.stop_reason, closed.answer, closed.experience or "")
+        self.scope.journal.append(ended)
+        return closed
+
+    async def _act(self) -> Stop:
+        """Turns, until the model answers or something ends the attempt."""
+        while not (limit := self.scope.budget.reached(self.turn)):
+            reading = await self.asking.ask(self.history, self.rollbacks, self.attempt, self.turn)
+            self._record(reading.repairs)
+            outcomes: Sequence[CallOutcome] = ()
+            back = self._review(reading)
+            if back is None:
+                if not reading.calls:
+                    return Stop("answered", reading)
+                outcomes = await self._call(reading)
+                back = review_outcomes(outcomes)
+            if back is not None:
+                if self.rollbacks.spent:
+                    return Stop("rollbacks", error=back.detail or back.hint)
+                self._roll_back(back)
+                continue
+            self._accept(reading, outcomes)
+            if self._circles():
+                return Stop("loop")
+            await make_room(self)
+        return Stop(limit)
+
+    # ------------------------------------------------------------------------------------------- parts of a turn
+
+    def _review(self, reading: Reading) -> RollBack | None:
+        text = reading.answer or ""
+        back = review_reply(
+            reading,
+            answer_fits=bool(text) and self.plan.contract.read(text).ok,
+            tools_offered=bool(self.tools),
+            may_nudge=self.nudges < 2,
+        )
+        if back is not None and back.reason == "no_action":
+            self.nudges += 1
+        return back
+
+    async def _call(self, reading: Reading) -> Sequence[CallOutcome]:
+        first = self.calls_made
+        self.calls_made += len(reading.calls)
+        self.door.turn = self.turn
+        outcomes = await self.executor.execute_calls(
+            reading.calls,
+            agent=self.scope.path,
+            allow_duplicates=self.rollbacks.spent,
+            through=self.door,
+            handles=lambda index: f"r{first + index + 1}",
+        )
+        for outcome in outcomes:
+            self._record(outcome.repairs)
+            self.scope.artifacts.put(outcome.handle, outcome.output.result)
+        self.facts.extend(outcomes)
+        return outcomes
+
+    def _record(self, repairs: Sequence[Repair]) -> None:
+        for repair in repairs:
+            self.scope.journal.append(
+                Repaired(self.scope.path, self.turn, repair.kind, repair.where, repair.before, repair.after)
+            )
+
+    def _roll_back(self, back: RollBack) -> None:
+        change = self.rollbacks.roll_back(back)
+        tokens = self.scope.budget.last.total_tokens
+        event = TurnRolledBack(self.scope.path, self.attempt, self.turn, back.reason, back.detail, change, tokens)
+        self.scope.journal.append(event)
+
+    def _accept(self, reading: Reading, outcomes: Sequence[CallOutcome]) -> None:
+        self.rollbacks.succeed()
+        calls = tuple(
+            {
+                "id": outcome.call.id,
+                "name": outcome.call.name,
+                "arguments": outcome.call.arguments,
+                "server_name": outcome.call.server_name,
+                "text": outcome.call.text,
+            }
+            for outcome in outcomes
+        )
+        returns = tuple(
+            {
+                "call": index,
+                "text": outcome.text,
+                "handle": outcome.handle,
+                "ok": outcome.status == "ok",
+                "tokens": outcome.tokens,
+            }
+            for index, outcome in enumerate(outcomes)
+        )
+        self.scope.journal.append(
+            TurnAccepted(
+                self.scope.path, self.attempt, self.turn, reading.text, reading.raw, reading.reasoning, calls, returns
+            )
+        )
+        self._note_candidate(reading.text)
+        self.turn += 1
+
+    def _note_candidate(self, text: str) -> None:
+        """An answer on the way is not the end, but something to fall back on."""
+        if not text:
+            return
+        found = self.plan.contract.read(text)
+        if found.ok:
+            self.candidates.append(found.text)
+            self.scope.journal.append(AnswerSeen(self.scope.path, self.attempt, self.turn, found.text, text))
+
+    def _circles(self) -> bool:
+        """Whether the agent still goes in circles after it was told so once."""
+        step = self.history.steps[-1]
+        finding = self.loops.see(step.calls, step.returns)
+        if not finding:
+            return False
+        self.circles += 1
+        self.rollbacks.note = f"{finding} Do something else, or give your answer from what you know."
+        return self.circles > 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from closeout.journal.task_log import TaskLog
@@ -13,14 +15,14 @@ __all__ = ["RunResult", "Status"]
 Status = Literal["answered", "unanswered", "failed", "cancelled"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """How a run ended.
 
     `answer`: the answer as text, by the rules of its contract, or None. `value`: the same as the contract's own type
     (a number, an object). `stop_reason`: "answered", or what ended it: max_turns, max_tokens, max_cost, max_seconds,
     rollbacks, loop, context_overflow, model_failed, journal_failed, no_answer, cancelled. `candidates`: other answers
-    seen, best first, each with its share of the vote. `task_log` is read from the journal when it is asked for.
+    seen, best first, each with its share of the vote.
     """
 
     answer: str | None
@@ -38,13 +40,18 @@ class RunResult:
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
     candidates: tuple[tuple[str, float], ...] = ()
-    task_log: TaskLog = field(default_factory=TaskLog, repr=False, compare=False)
+    read_log: Callable[[], TaskLog] = field(default=TaskLog, repr=False, compare=False)
+
+    @cached_property
+    def task_log(self) -> TaskLog:
+        """The run as a log for people, read from its journal when it is first asked for."""
+        return self.read_log()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for machines; without the task log."""
         from dataclasses import asdict, fields
 
-        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "task_log"}
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "read_log"}
         record["usage"] = asdict(self.usage)
         record["repairs"] = [asdict(repair) for repair in self.repairs]
         record["candidates"] = [{"answer": answer, "share": share} for answer, share in self.candidates]

@@ -1,0 +1,300 @@
+"""The front door: an Agent is made of a model, tools and settings, and `run` leads it to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from closeout.config import Config, load_config
+from closeout.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from closeout.answers.contracts import AnswerContract
+    from closeout.journal.events import Event
+    from closeout.journal.journal import Listener, Progress
+    from closeout.journal.store import Store
+    from closeout.llm.base import BaseClient
+    from closeout.orchestrator.plan import AgentPlan
+    from closeout.orchestrator.result import RunResult
+    from closeout.orchestrator.run import Task
+    from closeout.tools.tool import Tool
+
+__all__ = ["Agent", "RunStream"]
+
+
+class Agent:
+    """An agent: give it a task with `run`, `run_sync` or `stream`; continue a run that was cut off with `resume`.
+
+    model: `openai:NAME` (any OpenAI-compatible `base_url`), `anthropic:NAME`, `local` (embedded), or a client.
+    tools: functions, `@tool` functions, `Tool`s, other agents made tools with `as_tool`.
+    mcp_servers: commands (`"python server.py"`), URLs, or mappings with `command`/`args`/`env` or `url`/`headers`.
+    dialect: `function_call`, `cot_chat`, `cot_completion`, `mcp_xml`, or `auto`.
+    instructions: what the agent is to know beside the task; the answer contract adds its own line.
+    answer: an answer contract, None means `Boxed()`.
+    config: a `Config`, a mapping, or the path of a YAML file; arguments given here win over it.
+    home: the folder in which runs are kept, None means `CLOSEOUT_HOME` or the user's data folder; False keeps runs in
+    memory only, so that they cannot be resumed.
+
+    One agent serves any number of runs, also at the same time. `async with agent:` keeps its MCP servers up between
+    runs; otherwise they live as long as a run. Raises ConfigError and ToolDefinitionError for what cannot be.
+    """
+
+    def __init__(
+        self,
+        model: str | BaseClient = "local",
+        tools: Sequence[Callable[..., Any] | Tool[..., Any]] = (),
+        mcp_servers: Sequence[str | Mapping[str, Any]] = (),
+        dialect: str | None = None,
+        instructions: str | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        max_turns: int | None = None,
+        context_compress_limit: int | None = None,
+        keep_tool_result: int | None = None,
+        answer: AnswerContract | None = None,
+        stream: bool = False,
+        config: Config | Mapping[str, Any] | str | Path | None = None,
+        *,
+        name: str = "agent",
+        home: str | Path | bool | None = None,
+    ) -> None:
+        self.name = name
+        self.config = _with_arguments(load_config(config), dialect, max_turns, context_compress_limit, keep_tool_result)
+        self._model = model
+        self._base_url = base_url
+        self._api_key = api_key
+        self._tools = tuple(tools)
+        self._mcp_servers = tuple(mcp_servers)
+        self._instructions = instructions or ""
+        self._answer = answer
+        self._stream = stream
+        self._home = home
+        self._made: AgentPlan | None = None
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    async def run(
+        self,
+        task: str,
+        *,
+        files: Sequence[str | Path] = (),
+        history: Sequence[Mapping[str, Any]] = (),
+        task_id: str = "",
+        ground_truth: str | None = None,
+        run_id: str = "",
+        origin: Mapping[str, Any] | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> RunResult:
+        """Lead the task to its end. Every end is a RunResult; raised are only misuse (UsageError) and cancellation.
+
+        files: documents, tables, images; their text is put before the task within a budget.
+        history: the conversation before, `[{"role": "user" | "assistant", "content": …}]`.
+        task_id, ground_truth: kept in the log for those who grade, never shown to the model.
+        run_id: a name for the run, new in its home; origin: JSON-able notes for whoever resumes it.
+        listeners: called with each journal event and each piece of progress, a `StreamHandler` for example.
+        """
+        from closeout.orchestrator.run import lead
+
+        prepared = self._task(task, files, history, task_id, ground_truth, origin)
+        return await lead(self.plan(streamed=bool(listeners)), prepared, self.store(), listeners, run_id)
+
+    def run_sync(self, task: str, **options: Any) -> RunResult:
+        """`run` for code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
+        _refuse_running_loop()
+        return asyncio.run(self.run(task, **options))
+
+    def stream(self, task: str, **options: Any) -> RunStream:
+        """The run as it happens: iterate over its events and pieces of progress; then `result` is there.
+
+        Options are those of `run`. Breaking off the iteration cancels the run.
+        """
+        return RunStream(lambda listener: self.run(task, listeners=(listener,), **options))
+
+    async def resume(
+        self, run_id: str, *, despite_changes: bool = False, listeners: Sequence[Listener] = ()
+    ) -> RunResult:
+        """Lead a recorded run on from where it stopped; what it did already is not done again.
+
+        Raises RunNotFound; JournalLocked while it is being led; ResumeRefused with what differs where this agent is
+        not the one that made the record, unless `despite_changes`.
+        """
+        from closeout.orchestrator.run import resume
+
+        store = self.store()
+        if store is None:
+            raise UsageError("This agent keeps its runs in memory (home=False), so there is none to resume.")
+        plan = self.plan(streamed=bool(listeners))
+        return await resume(plan, store, run_id, listeners, despite_changes=despite_changes)
+
+    def as_tool(self, name: str, description: str) -> Tool[..., Any]:
+        """The agent as a tool of another one: it takes a task and gives back a report.
+
+        Called together with others it runs beside them; its events are nested in the caller's journal, its spending
+        counts as the caller's too.
+        """
+        from closeout.orchestrator.subagents import sub_agent_tool
+
+        return sub_agent_tool(name, description, self.plan)
+
+    async def __aenter__(self) -> Self:
+        await self.plan().manager.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.plan().manager.__aexit__(*exc)
+
+    # ------------------------------------------------------------------------------------------------ making
+
+    def store(self) -> Store | None:
+        """Where this agent's runs are kept; None for memory only. Raises JournalError."""
+        if self._home is False:
+            return None
+        from closeout.config import home_folder
+        from closeout.journal.store import open_store
+
+        return open_store(home_folder() if self._home in (None, True) else Path(str(self._home)))
+
+    def plan(self, streamed: bool = False) -> AgentPlan:
+        """What the agent is, settled: made once. Raises ConfigError, ToolDefinitionError."""
+        from dataclasses import replace
+
+        if self._made is None:
+            self._made = self._make()
+        if streamed and not self._made.stream:
+            return replace(self._made, stream=True)
+        return self._made
+
+    def _make(self) -> AgentPlan:
+        from closeout.answers.contracts import Boxed
+        from closeout.dialects.protocol import serves
+        from closeout.llm.connect import connect
+        from closeout.orchestrator.limits import Limits
+        from closeout.orchestrator.plan import AgentPlan
+        from closeout.orchestrator.subagents import read_result_tool
+        from closeout.tools.manager import ToolManager
+
+        config, settings = self.config, self.config.agent
+        client = connect(self._model, self._base_url, self._api_key, config.llm)
+        dialect = _settled_dialect(config.dialect, client)
+        problem = serves(dialect, client.capabilities)
+        if problem:
+            raise ConfigError(problem)
+        own = self._tools or self._mcp_servers or config.tools.mcp_servers
+        return AgentPlan(
+            name=self.name,
+            client=client,
+            dialect=dialect,
+            manager=ToolManager(
+                (*self._tools, read_result_tool) if own else (),
+                (*config.tools.mcp_servers, *self._mcp_servers),
+                blacklist=tuple(config.tools.blacklist),
+            ),
+            contract=self._answer or Boxed(),
+            limits=Limits(
+                max_turns=settings.main_agent.max_turns,
+                max_tokens=settings.max_tokens,
+                max_cost=settings.max_cost,
+                max_seconds=settings.max_seconds,
+            ),
+            instructions=self._instructions,
+            settings=settings,
+            llm=config.llm,
+            prompts=config.prompts,
+            may_switch_dialect=config.dialect == "auto",
+            stream=self._stream,
+        )
+
+    def _task(
+        self,
+        text: str,
+        files: Sequence[str | Path],
+        history: Sequence[Mapping[str, Any]],
+        task_id: str,
+        ground_truth: str | None,
+        origin: Mapping[str, Any] | None,
+    ) -> Task:
+        from closeout.messages import Message
+        from closeout.orchestrator.run import Task
+
+        if not isinstance(text, str) or not text.strip():
+            raise UsageError("The task is empty. Say what the agent is to find out or do.")
+        return Task(
+            text,
+            text,
+            task_id,
+            ground_truth,
+            tuple(map(str, files)),
+            (),
+            tuple(map(Message.of, history)),
+            origin or {},
+        )
+
+
+class RunStream:
+    """A run as it happens. `async for event in stream` yields journal events and `Progress`; then `stream.result`."""
+
+    def __init__(self, start: Callable[[Listener], Any]) -> None:
+        self._start = start
+        self._result: RunResult | None = None
+
+    @property
+    def result(self) -> RunResult:
+        """Raises UsageError before the run has ended."""
+        if self._result is None:
+            raise UsageError("The run has not ended yet: iterate over the stream first.")
+        return self._result
+
+    async def __aiter__(self) -> AsyncIterator[Event | Progress]:
+        queue: asyncio.Queue[Event | Progress | None] = asyncio.Queue()
+        task = asyncio.ensure_future(self._start(queue.put_nowait))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+            self._result = await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+def _settled_dialect(name: str, client: BaseClient) -> str:
+    if name != "auto":
+        return name
+    capabilities = client.capabilities
+    if capabilities.preferred_dialect:
+        return capabilities.preferred_dialect
+    if capabilities.chat:
+        return "function_call" if capabilities.native_tools else "cot_chat"
+    return "cot_completion"
+
+
+def _with_arguments(
+    config: Config,
+    dialect: str | None,
+    max_turns: int | None,
+    context_compress_limit: int | None,
+    keep_tool_result: int | None,
+) -> Config:
+    """The configuration with an agent's own arguments in it, checked like any other setting."""
+    tree = config.model_dump(exclude_unset=True)
+    agent = tree.setdefault("agent", {})
+    if max_turns is not None:
+        agent.setdefault("main_agent", {})["max_turns"] = max_turns
+    if context_compress_limit is not None:
+        agent["context_compress_limit"] = context_compress_limit
+    if keep_tool_result is not None:
+        agent["keep_tool_result"] = keep_tool_result
+    if dialect is not None:
+        tree["dialect"] = dialect
+    return load_config(tree, environment={})
+
+
+def _refuse_running_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError("run_sync was called inside a running event loop. Use `await agent.run(…)` there.")

@@ -1,0 +1,126 @@
+"""`closeout doctor`: checks what a run needs and says for each part whether it is there and what to do if not."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import platform
+import sqlite3
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from closeout.errors import CloseoutError
+
+__all__ = ["Check", "doctor_command"]
+
+# Extra → the module that shows it is installed, and what it brings.
+EXTRAS = {
+    "local": ("xllamacpp", "the embedded model"),
+    "mcp": ("mcp", "MCP servers"),
+    "tokens": ("quicktok", "exact token counts"),
+    "toon": ("toon_format", "the TOON encoding"),
+    "documents": ("pypdf", "PDF, Word and Excel files"),
+    "html": ("trafilatura", "main text of web pages"),
+    "math": ("math_verify", "grading of mathematics"),
+    "otel": ("opentelemetry.sdk", "OpenTelemetry export"),
+    "langgraph": ("langgraph", "the LangGraph node"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `level`: ok, note (an optional part is missing), problem (a run would fail)."""
+
+    name: str
+    level: Literal["ok", "note", "problem"]
+    message: str
+
+
+def doctor_command(model: str | None, base_url: str | None, *, as_json: bool) -> int:
+    """Returns 0, or 2 if there is a problem."""
+    checks = [*_here(), _journal(), *_extras(), _model(model or "local", base_url)]
+    if as_json:
+        print(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
+    else:
+        marks = {"ok": "✓", "note": "·", "problem": "✗"}
+        for check in checks:
+            print(f"{marks[check.level]} {check.name}: {check.message}")
+    return 2 if any(check.level == "problem" for check in checks) else 0
+
+
+def _here() -> Iterator[Check]:
+    from closeout import __version__
+
+    yield Check("closeout", "ok", f"{__version__}, Python {platform.python_version()}, {sys.platform}")
+    try:
+        sqlite3.connect(":memory:").execute("CREATE VIRTUAL TABLE t USING fts5(x)")
+        yield Check("sqlite", "ok", f"{sqlite3.sqlite_version} with full-text search")
+    except sqlite3.Error:
+        yield Check("sqlite", "problem", f"{sqlite3.sqlite_version} has no FTS5; use a Python whose sqlite3 has it.")
+
+
+def _journal() -> Check:
+    from closeout.config import home_folder
+    from closeout.journal.store import open_store
+
+    try:
+        runs = open_store(home_folder()).runs(1)
+    except CloseoutError as error:
+        return Check("journal", "problem", str(error))
+    return Check("journal", "ok", f"{home_folder()}{', last run ' + runs[0].run_id if runs else ', no runs yet'}")
+
+
+def _extras() -> Iterator[Check]:
+    for extra, (module, brings) in EXTRAS.items():
+        if _installed(module):
+            yield Check(extra, "ok", brings)
+        else:
+            yield Check(extra, "note", f"not installed; {brings}: pip install 'closeout[{extra}]'")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _model(model: str, base_url: str | None) -> Check:
+    """One very short reply, so that keys, names and addresses are really tried."""
+    from closeout.llm.connect import connect
+    from closeout.messages import Message, ModelRequest
+
+    async def ask() -> str:
+        client = connect(model, base_url)
+        try:
+            request = ModelRequest(messages=[Message(role="user", content="Say ok.")], max_tokens=8, timeout=60)
+            reply = await client.complete(request)
+            return f"{client.name} answers ({reply.usage.input_tokens} tokens in, {reply.usage.output_tokens} out)"
+        finally:
+            await client.aclose()
+
+    if model.startswith("local"):
+        return _weights(model)
+    try:
+        return Check("model", "ok", asyncio.run(ask()))
+    except CloseoutError as error:
+        return Check("model", "problem", str(error))
+
+
+def _weights(model: str) -> Check:
+    from closeout.llm.weights import find_weights
+
+    try:
+        path = find_weights(model)
+    except CloseoutError as error:
+        return Check("model", "problem", str(error))
+    if path is None:
+        return Check(
+            "model",
+            "note",
+            f"the weights of {model} are fetched at the first run, or now: closeout models pull {model}",
+        )
+    return Check("model", "ok", f"{model}: {path}")

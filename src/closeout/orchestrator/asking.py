@@ -1,0 +1,145 @@
+"""One request to the model and the reading of its reply: render, ask, listen while it is written, read, salvage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from closeout.context.eviction import EvictionPolicy
+from closeout.context.history import History
+from closeout.dialects.protocol import Dialect, Reader, get_dialect
+from closeout.dialects.salvage import salvage
+from closeout.errors import ContextOverflow
+from closeout.journal.events import Evicted, Noted
+from closeout.messages import Defect, Message, ModelReply, ModelRequest, Reading, ToolSpec
+from closeout.orchestrator.loops import repeated_tail
+from closeout.orchestrator.model_door import JournaledClient
+from closeout.orchestrator.plan import AgentPlan
+from closeout.orchestrator.rollback import RollbackPolicy
+from closeout.orchestrator.scope import Scope
+from closeout.orchestrator.streaming import ReplyListener
+
+__all__ = ["Asking"]
+
+SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect, until the run goes over to it
+# Which dialect writes the form in which a salvaged call stood; other forms are native ones that the server lost.
+DIALECT_OF_FORM = {"react": "cot_chat", "use_mcp_tool": "mcp_xml", "mcp_xml": "mcp_xml"}
+
+
+class Asking:
+    """Asks one agent's model. Holds the dialect in use and the journaled client."""
+
+    def __init__(self, plan: AgentPlan, scope: Scope, tools: tuple[ToolSpec, ...]) -> None:
+        self.client = JournaledClient(plan.client, scope.journal, scope.path, scope.budget)
+        self.dialect: Dialect = get_dialect(plan.dialect, plan.prompts)
+        self._plan = plan
+        self._scope = scope
+        self._tools = tools
+        self._foreign = 0
+        self._switched = False
+
+    def reader(self) -> Reader:
+        return self.dialect.reader(self._tools)
+
+    def render(self, history: History, note: str = "", withheld: frozenset[str] = frozenset()) -> ModelRequest:
+        """The request for a history, with the settings of the plan."""
+        llm = self._plan.llm
+        request = self.dialect.render(history.view(note, withheld=withheld), self.client.capabilities)
+        return replace(
+            request,
+            temperature=llm.temperature,
+            top_p=llm.top_p,
+            max_tokens=llm.max_tokens,
+            extra_body=llm.extra_body,
+            timeout=llm.timeout,
+        )
+
+    async def ask(self, history: History, rollbacks: RollbackPolicy, attempt: int, turn: int) -> Reading:
+        """What the model says next. Raises ModelError; a context overflow is met once by shrinking the view."""
+        client = self.client
+        client.purpose, client.attempt, client.turn, client.note = "act", attempt, turn, rollbacks.note
+        try:
+            return await self._ask(history, rollbacks, turn)
+        except ContextOverflow as error:
+            self._shrink(history, attempt, error)
+            return await self._ask(history, rollbacks, turn)
+
+    async def _ask(self, history: History, rollbacks: RollbackPolicy, turn: int) -> Reading:
+        request = rollbacks.adjust(self.render(history, rollbacks.note, rollbacks.withheld))
+        if self._streams:
+            listener = ReplyListener(self._scope.journal, self._scope.path, turn, self.reader)
+            reply = await self.client.complete(request, on_delta=listener, on_retry=listener.retried)
+        else:
+            reply = await self.client.complete(request)
+        return self._read(reply)
+
+    @property
+    def _streams(self) -> bool:
+        """Streaming serves whoever watches, and ends a one-action reply where the server knows no stop words."""
+        capabilities = self.client.capabilities
+        if not capabilities.streaming:
+            return False
+        return self._plan.stream or not (self.dialect.parallel_calls or capabilities.stop)
+
+    def _shrink(self, history: History, attempt: int, error: ContextOverflow) -> None:
+        eviction = EvictionPolicy().shrink(history.steps, history.evicted_before)
+        if eviction is None:
+            raise error
+        self._scope.journal.append(
+            Evicted(self._scope.path, attempt, eviction.before, eviction.results, eviction.tokens, eviction.reason)
+        )
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def _read(self, reply: ModelReply) -> Reading:
+        start = repeated_tail(reply.text)
+        if start >= 0 and reply.finish_reason in ("cut", "length"):
+            hint = "Your last reply repeated itself. Be brief: call one tool or give the answer."
+            return Reading(reply.text[:start], reply.reasoning, defects=(Defect("repeating", hint),))
+        reading = self.reader().close(reply)
+        if reading.calls:
+            self._foreign = 0
+            return reading
+        return self._salvaged(reading, reply) or reading
+
+    def _salvaged(self, reading: Reading, reply: ModelReply) -> Reading | None:
+        """The calls of a reply in which the dialect found none, if it holds any in another form."""
+        if not self._tools or (reading.answer and self._plan.contract.read(reading.answer).ok):
+            return None
+        if any(defect.code in ("truncated", "invented_observation") for defect in reading.defects):
+            return None
+        found = salvage(reply.text, reply.reasoning, self._tools)
+        if found is None or not found.calls:
+            return None
+        self._consider_switch(found.repairs[0].kind if found.repairs else "")
+        calls = found.calls if self.dialect.parallel_calls else found.calls[:1]
+        return Reading(found.content, reading.reasoning, tuple(calls), repairs=(*reading.repairs, *found.repairs))
+
+    def _consider_switch(self, kind: str) -> None:
+        """A model that keeps to another dialect than it was asked for gets its way, once a run."""
+        self._foreign += 1
+        name = DIALECT_OF_FORM.get(kind.removeprefix("dialect:"))
+        if (
+            not self._plan.may_switch_dialect
+            or self._switched
+            or name in (None, self.dialect.name)
+            or self._foreign < SALVAGES_BEFORE_SWITCH
+        ):
+            return
+        assert name is not None
+        self._switched = True
+        text = f"The model keeps writing {name}; the run goes on in that dialect instead of {self.dialect.name}."
+        self._scope.journal.append(Noted(self._scope.path, "warning", "Dialect", text))
+        self.dialect = get_dialect(name, self._plan.prompts)
+
+    def messages(self, history: History) -> list[Message]:
+        """The conversation so far as messages, for the closing turn; a text prompt becomes one user message."""
+        request = self.render(history)
+        if request.prompt is not None:
+            return [Message(role="user", content=request.prompt)]
+        return list(request.messages)
+
+    @property
+    def offered(self) -> Sequence[ToolSpec]:
+        """Tools that go into the request itself; text dialects write theirs into the prompt."""
+        return self._tools if self.dialect.name == "function_call" else ()

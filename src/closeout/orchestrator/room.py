@@ -1,0 +1,50 @@
+"""Makes room in an agent's context after a turn: evicts old results, or has the oldest part summed up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from closeout.context.eviction import EvictionPolicy, best_batch
+from closeout.journal.events import Evicted
+from closeout.llm.pricing import cache_ratio
+from closeout.orchestrator.plan import AgentPlan
+
+if TYPE_CHECKING:
+    from closeout.orchestrator.orchestrator import Orchestrator
+
+__all__ = ["eviction_policy", "make_room"]
+
+REPLY_TOKENS = 2048  # kept free for the reply where its limit is not set
+
+
+def eviction_policy(plan: AgentPlan) -> EvictionPolicy:
+    """The policy of a plan: its settings, the model's context, the price of a cached token beside a fresh one."""
+    keep = plan.settings.keep_tool_result
+    return EvictionPolicy(
+        keep=keep,
+        batch=best_batch(keep, cache_ratio(plan.client.name)),
+        max_context=plan.llm.max_context_length or plan.client.capabilities.max_context,
+        high_water=plan.settings.high_water,
+        low_water=min(plan.settings.low_water, plan.settings.high_water),
+        reserve=plan.llm.max_tokens or REPLY_TOKENS,
+    )
+
+
+async def make_room(orchestrator: Orchestrator) -> None:
+    """Evict if the policy says so. The next prompt is the last one, as the server counted it, and what was added."""
+    history, scope = orchestrator.history, orchestrator.scope
+    step = history.steps[-1]
+    added = sum(returned.tokens for returned in step.returns)
+    tokens = orchestrator.asking.client.prompt_tokens + scope.budget.last.output_tokens + added
+    eviction = orchestrator.eviction.decide(history.steps, history.evicted_before, tokens)
+    if eviction is not None:
+        scope.journal.append(
+            Evicted(
+                scope.path,
+                orchestrator.attempt,
+                eviction.before,
+                eviction.results,
+                eviction.tokens,
+                eviction.reason,
+            )
+        )

@@ -1,0 +1,173 @@
+"""Leads a whole run: opens its journal and tools, lets the Orchestrator work, and always ends with a RunResult."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from closeout.errors import CloseoutError, JournalError, ResumeRefused
+from closeout.journal.events import Noted, RunEnded, RunStarted
+from closeout.journal.journal import Journal, Listener
+from closeout.journal.ledger import Ledger
+from closeout.journal.store import Row, Store
+from closeout.journal.task_log import TaskLog
+from closeout.messages import Message
+from closeout.orchestrator.closing import Closed
+from closeout.orchestrator.limits import Budget
+from closeout.orchestrator.orchestrator import Orchestrator
+from closeout.orchestrator.plan import AgentPlan, differences
+from closeout.orchestrator.result import RunResult, Status
+from closeout.orchestrator.scope import Scope
+
+__all__ = ["Task", "lead", "replay", "resume"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked. `question` is the text the model gets: the task, with the texts of its files before it."""
+
+    text: str
+    question: str = ""
+    task_id: str = ""
+    ground_truth: str | None = None
+    files: tuple[str, ...] = ()
+    images: tuple[dict[str, Any], ...] = ()
+    earlier: tuple[Message, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def lead(
+    plan: AgentPlan, task: Task, store: Store | None, listeners: Sequence[Listener] = (), run_id: str = ""
+) -> RunResult:
+    """A new run from its first event to its last. Raises JournalError where no journal can be started."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(plan.manager)
+        started = RunStarted(
+            "main",
+            task.text,
+            task.task_id,
+            task.question if task.question != task.text else "",
+            json.dumps(task.earlier) if task.earlier else "",
+            json.dumps(task.images) if task.images else "",
+            plan.fingerprint(plan.offered_tools()),
+            plan.settings.model_dump(exclude_defaults=True),
+            task.origin,
+            task.files,
+            task.ground_truth,
+        )
+        journal = Journal.start(store, started, plan.client.name, run_id)
+        for listener in listeners:
+            listener(started)
+        return await _lead(plan, task, journal, listeners)
+
+
+async def resume(
+    plan: AgentPlan, store: Store, run_id: str, listeners: Sequence[Listener] = (), *, despite_changes: bool = False
+) -> RunResult:
+    """Lead a recorded run on from where it stopped.
+
+    Raises RunNotFound, JournalLocked while somebody leads it, and ResumeRefused with the differences where the agent is
+    not the one that made the record, unless `despite_changes`.
+    """
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(plan.manager)
+        task = _recorded_task(plan, tuple(store.rows(run_id)), run_id, despite_changes)
+        return await _lead(plan, task, Journal.reopen(store, run_id), listeners)
+
+
+async def replay(
+    plan: AgentPlan, run_id: str, rows: Sequence[Row], listeners: Sequence[Listener] = ()
+) -> tuple[RunResult, str]:
+    """Run a record again with no model, no tools, no network. Returns the result and where it first departed."""
+    task = _recorded_task(plan, tuple(rows), run_id, despite_changes=True)
+    journal = Journal.replay(run_id, rows)
+    result = await _lead(plan, task, journal, listeners)
+    return result, journal.departure
+
+
+def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_changes: bool) -> Task:
+    started = rows[0].event if rows else None
+    if not isinstance(started, RunStarted):
+        raise JournalError(f"The record of run {run_id} has no readable beginning, so it cannot be led again.")
+    found = differences(started.fingerprint, plan.fingerprint(plan.offered_tools()))
+    if found and not despite_changes:
+        raise ResumeRefused(
+            f"Run {run_id} was made by another agent: {'; '.join(found)}. Resume it with the agent that made it, or say "
+            "that you want to go on all the same (--force).",
+            found,
+        )
+    return Task(
+        started.task,
+        started.question or started.task,
+        started.task_id,
+        started.ground_truth,
+        started.files,
+        tuple(json.loads(started.images)) if started.images else (),
+        tuple(map(Message.of, json.loads(started.earlier))) if started.earlier else (),
+    )
+
+
+async def _lead(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener]) -> RunResult:
+    ledger = Ledger()
+    ledger.attempts = 0
+    leave = [journal.listen(listener) for listener in (ledger, *listeners)]
+    budget = Budget(plan.limits, lambda: journal.elapsed)
+    scope = Scope(journal, budget)
+    try:
+        closed = await _work(plan, task, scope)
+        ended = RunEnded("main", _status(closed), closed.stop_reason, closed.answer, closed.summary, closed.error)
+        journal.end(ended)
+    except asyncio.CancelledError:
+        journal.end(RunEnded("main", "cancelled", "cancelled"))
+        raise
+    except BaseException:
+        journal.abandon()
+        raise
+    finally:
+        for stop_listening in leave:
+            stop_listening()
+    return _result(closed, task, journal, ledger)
+
+
+async def _work(plan: AgentPlan, task: Task, scope: Scope) -> Closed:
+    try:
+        for problem in plan.manager.problems:
+            scope.journal.append(Noted("main", "warning", "MCP", str(problem)))
+        orchestrator = Orchestrator(plan, scope, task.question or task.text, earlier=task.earlier, images=task.images)
+        return await orchestrator.run()
+    except JournalError as error:
+        return Closed(None, "journal_failed", error=str(error))
+    except CloseoutError as error:
+        return Closed(None, "failed", error=str(error))
+
+
+def _status(closed: Closed) -> Status:
+    if closed.stop_reason in ("model_failed", "journal_failed", "failed"):
+        return "failed"
+    return "unanswered" if closed.answer is None else "answered"
+
+
+def _result(closed: Closed, task: Task, journal: Journal, ledger: Ledger) -> RunResult:
+    failure = journal.failure
+    return RunResult(
+        answer=closed.answer,
+        status="failed" if failure else _status(closed),
+        stop_reason="journal_failed" if failure else closed.stop_reason,
+        run_id=journal.run_id,
+        value=closed.value,
+        error=str(failure) if failure else closed.error,
+        final_summary=closed.summary,
+        failure_experience_summary=closed.experience,
+        turns=ledger.turns,
+        attempts=ledger.attempts,
+        rollbacks=ledger.rollbacks,
+        repairs=tuple(ledger.repairs),
+        usage=ledger.usage,
+        seconds=round(journal.elapsed, 3),
+        candidates=closed.candidates,
+        read_log=lambda: TaskLog.of(journal.rows()),
+    )

@@ -1,0 +1,65 @@
+"""Tools that need the run they are called in: other agents, and the look-up of a stored result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from closeout.errors import ToolError
+from closeout.journal.events import AgentEnded, AgentStarted
+from closeout.messages import ToolPolicy
+from closeout.orchestrator.scope import MAX_DEPTH, current_scope
+from closeout.outputs.artifacts import read_result as read_stored
+from closeout.tools.tool import Tool, tool
+
+if TYPE_CHECKING:
+    from closeout.orchestrator.plan import AgentPlan
+
+__all__ = ["read_result_tool", "sub_agent_tool"]
+
+
+@tool(name="read_result", read_only=True, repeatable=True, inline=True)
+def read_result_tool(handle: str, offset: int = 0, path: str | None = None, pattern: str | None = None) -> str:
+    """Read more of an earlier tool result that was shown shortened.
+
+    Args:
+        handle: the result's name, such as r12
+        offset: the first character or row to show
+        path: a path into a JSON result, such as items[3].name
+        pattern: show only the lines that contain this
+    """
+    scope = current_scope()
+    if scope is None:
+        raise ToolError("There is no run whose results could be read.")
+    return read_stored(scope.artifacts, handle, offset=offset, path=path, pattern=pattern)
+
+
+def sub_agent_tool(name: str, description: str, plan_of: Callable[[], AgentPlan]) -> Tool[..., Any]:
+    """An agent as a tool that takes a `task` and gives back the agent's report.
+
+    A resumed run calls it again, and it then replays what it did: its effects are in the same journal.
+    """
+
+    async def delegate(task: str) -> str:
+        scope = current_scope()
+        if scope is None:
+            raise ToolError(f"{name} can only be called by an agent.")
+        if scope.depth + 1 > MAX_DEPTH:
+            raise ToolError(f"Agents may call agents {MAX_DEPTH} deep at most. Do this task yourself.")
+        from closeout.orchestrator.orchestrator import Orchestrator
+
+        plan = plan_of()
+        below = scope.child(name, plan.limits)
+        below.journal.append(AgentStarted(below.path, name, task))
+        async with plan.manager:
+            closed = await Orchestrator(plan, below, task).run()
+        report = closed.report()
+        below.journal.append(AgentEnded(below.path, closed.stop_reason, report))
+        if closed.answer is None:
+            raise ToolError(report)
+        return report
+
+    delegate.__doc__ = f"{description}\n\nArgs:\n    task: what to find out or do, with all that is needed to know"
+    # Its own effects are journaled, so running it again repeats none of them.
+    policy = ToolPolicy(on_crash="rerun", timeout=None, repeatable=False)
+    return Tool(delegate, name=name, description=description, policy=policy)

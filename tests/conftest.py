@@ -1,0 +1,21 @@
+"""Every test has a home of its own, so that nothing is left behind and tests can run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from closeout.journal.store import close_stores
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which this test's runs are kept."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("CLOSEOUT_HOME", str(folder))
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "DEMO_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    yield folder
+    close_stores()

@@ -1,0 +1,366 @@
+"""The journal: what is written stands, what is recorded is handed back, and nothing is repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import multiprocessing
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
+from closeout.journal import events as ev
+from closeout.journal.journal import Journal
+from closeout.journal.ledger import Ledger
+from closeout.journal.store import BODY_LIMIT, Store, open_store
+from closeout.messages import ModelReply, ToolCall, Usage
+
+
+def started(task: str = "Why?") -> ev.RunStarted:
+    return ev.RunStarted("main", task)
+
+
+def replied(call: int, text: str = "ok") -> ev.ModelReplied:
+    return ev.ModelReplied.of("main", call, ModelReply(text, usage=Usage(10, 2, requests=1)), 1.0)
+
+
+async def ask(journal: Journal, call: int, effects: list[int], text: str = "ok") -> ev.Event:
+    async def effect() -> ev.Event:
+        effects.append(call)
+        return replied(call, text)
+
+    return await journal.effect(ev.ModelRequested("main", call), effect)
+
+
+async def use(journal: Journal, handle: str, effects: list[str], *, report: bool = False) -> ev.Event:
+    async def effect() -> ev.Event:
+        effects.append(handle)
+        return ev.ToolFinished("main", handle, "pay", True, "{}")
+
+    def interrupted() -> ev.Event:
+        return ev.ToolFinished("main", handle, "pay", False, "{}", note="interrupted")
+
+    return await journal.effect(ev.ToolStarted("main", handle, "pay", "{}"), effect, interrupted if report else None)
+
+
+# ------------------------------------------------------------------------------------------------ keeping
+
+
+def test_what_is_appended_is_read_back_in_order_as_it_was(home: Path) -> None:
+    journal = Journal.start(open_store(home), started("多少？ 🚀"))
+    written = [started("多少？ 🚀"), replied(0, "a" * 5000), ev.TurnRolledBack("main", 0, 1, "duplicate", "twice")]
+    for event in written[1:]:
+        journal.append(event)
+    assert [row.event for row in journal.rows()] == written
+
+
+@given(st.text(), st.text(min_size=BODY_LIMIT + 1, max_size=BODY_LIMIT + 50))
+def test_any_text_survives_lone_surrogates_too(short: str, long: str) -> None:
+    with pytest.MonkeyPatch.context():
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            store = Store(Path(folder))
+            journal = Journal.start(store, started(short))
+            journal.append(replied(0, long + "\ud800"))
+            task, reply = (row.event for row in journal.rows())
+            store.close()
+    assert isinstance(task, ev.RunStarted)
+    assert isinstance(reply, ev.ModelReplied)
+    assert (task.task, reply.text) == (short, long + "\ud800")
+
+
+def test_a_large_body_is_stored_once_however_often_it_is_said(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    for call in range(5):
+        journal.append(replied(call, "page " * 1000))
+    journal.flush()
+    assert sqlite3.connect(store.path).execute("SELECT count(*) FROM bodies").fetchone() == (1,)
+    assert all(row.event.text == "page " * 1000 for row in journal.rows()[1:])  # type: ignore[attr-defined]
+
+
+def test_a_text_that_looks_like_a_reference_is_only_a_text(home: Path) -> None:
+    journal = Journal.start(open_store(home), started('{"text": "0000"}'))
+    journal.append(replied(0, '{"$ref": "00ff"}'))
+    assert journal.rows()[1].event == replied(0, '{"$ref": "00ff"}')
+
+
+def test_every_type_of_event_survives_the_journal(home: Path) -> None:
+    samples: dict[type, Any] = {str: "x", int: 3, float: 1.5, bool: True}
+    journal = Journal.start(open_store(home), started())
+    written: list[ev.Event] = []
+    for name in ev.__all__:
+        kind = getattr(ev, name)
+        if not isinstance(kind, type) or kind in (ev.Event, ev.Unknown) or not issubclass(kind, ev.Event):
+            continue
+        required = [f for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+        values = {f.name: samples[{"str": str, "int": int, "bool": bool}.get(str(f.type), str)] for f in required
+                  if f.default_factory is dataclasses.MISSING}  # fmt: skip
+        written.append(journal.append(kind(**values)))
+    assert [row.event for row in journal.rows()][1:] == written
+    assert len(written) > 15
+
+
+def test_a_model_reply_comes_back_as_the_reply_it_was() -> None:
+    call = ToolCall("add", '{"a": 1}', "c1", None, '{"a": 1}')
+    reply = ModelReply("t", "because", (call,), "tool_calls", Usage(5, 6, 2, 0, 1, 0.25), "m")
+    event = ev.ModelReplied.of("main", 0, reply, 3.0)
+    body = json.loads(json.dumps({name: getattr(event, name) for name in event.names}))
+    again = ev.event_from("ModelReplied", body)
+    assert isinstance(again, ev.ModelReplied)
+    assert again.reply() == reply
+
+
+def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    journal.flush()
+    other = sqlite3.connect(store.path)
+    other.execute('INSERT INTO events VALUES (1, 9, 0, \'Teleported\', \'{"agent":"main","where":1}\', NULL)')
+    other.commit()
+    assert journal.rows()[1].event == ev.Unknown("main", "Teleported", {"agent": "main", "where": 1})
+
+
+# ------------------------------------------------------------------------------------------------ replaying
+
+
+async def test_the_intent_is_written_before_the_effect_and_the_outcome_after(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+
+    async def effect() -> ev.Event:
+        reader = sqlite3.connect(store.path)
+        assert [r[0] for r in reader.execute("SELECT type FROM events")] == ["RunStarted", "ModelRequested"]
+        return replied(0)
+
+    await journal.effect(ev.ModelRequested("main", 0), effect)
+    await asyncio.sleep(0)
+    types = [r[0] for r in sqlite3.connect(store.path).execute("SELECT type FROM events")]
+    assert types == ["RunStarted", "ModelRequested", "ModelReplied"]
+
+
+async def test_a_recorded_outcome_is_handed_back_and_the_effect_is_not_repeated(home: Path) -> None:
+    store, effects = open_store(home), list[int]()
+    journal = Journal.start(store, started())
+    first = await ask(journal, 0, effects, "the reply")
+    journal.flush()
+    journal.abandon()
+
+    again = Journal.reopen(store, journal.run_id)
+    assert again.replaying
+    assert await ask(again, 0, effects, "another") == first
+    assert effects == [0]
+    assert not again.replaying
+    await ask(again, 1, effects)
+    assert effects == [0, 1]
+
+
+async def test_events_that_stand_already_are_not_written_twice(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    steps = [ev.AttemptStarted("main", 0), ev.Repaired("main", 0, "x"), ev.Repaired("main", 0, "y")]
+    for event in steps:
+        journal.append(event)
+    journal.flush()
+    journal.abandon()
+    again = Journal.reopen(store, journal.run_id)
+    for event in [*steps, ev.Repaired("main", 1, "z")]:
+        again.append(event)
+    kinds = [row.event for row in again.rows() if isinstance(row.event, ev.Repaired)]
+    assert [r.kind for r in kinds] == ["x", "y", "z"]
+
+
+async def test_a_started_call_is_run_again_or_reported_as_its_rule_says(home: Path) -> None:
+    store, effects = open_store(home), list[str]()
+    journal = Journal.start(store, started())
+    journal.append(ev.ToolStarted("main", "r1", "pay", "{}"))
+    journal.append(ev.ToolStarted("main", "r2", "look", "{}"))
+    journal.flush()
+    journal.abandon()
+
+    again = Journal.reopen(store, journal.run_id)
+    paid = await use(again, "r1", effects, report=True)
+    await use(again, "r2", effects)
+    assert isinstance(paid, ev.ToolFinished)
+    assert paid.note == "interrupted"
+    assert effects == ["r2"]
+
+
+async def test_a_failure_at_the_end_of_the_record_is_tried_again(home: Path) -> None:
+    store, effects = open_store(home), list[int]()
+    journal = Journal.start(store, started())
+    await ask(journal, 0, effects)
+
+    async def fail() -> ev.Event:
+        return ev.ModelFailed("main", 1, "ModelUnreachable", "no connection")
+
+    await journal.effect(ev.ModelRequested("main", 1), fail)
+    journal.append(ev.AttemptEnded("main", 0, "model_failed"))
+    journal.end(ev.RunEnded("main", "failed", "model_failed"))
+
+    again = Journal.reopen(store, journal.run_id)
+    await ask(again, 0, effects)
+    await ask(again, 1, effects)
+    again.append(ev.AttemptEnded("main", 0, "answered", "42"))
+    assert effects == [0, 1]
+    ends = [row.event for row in again.rows() if isinstance(row.event, ev.AttemptEnded)]
+    assert [e.reason for e in ends] == ["model_failed", "answered"]
+
+
+async def test_another_call_in_the_place_of_a_recorded_one_gets_no_foreign_outcome(home: Path) -> None:
+    store, effects = open_store(home), list[str]()
+    journal = Journal.start(store, started())
+    await use(journal, "r1", effects)
+    journal.flush()
+    journal.abandon()
+    again = Journal.reopen(store, journal.run_id)
+
+    async def effect() -> ev.Event:
+        effects.append("other")
+        return ev.ToolFinished("main", "r1", "refund", True, "{}")
+
+    await again.effect(ev.ToolStarted("main", "r1", "refund", "{}"), effect)
+    assert effects == ["r1", "other"]
+    assert "was 'pay', now 'refund'" in again.departure
+
+
+async def test_a_replay_writes_nothing_and_ends_where_the_record_does(home: Path) -> None:
+    store, effects = open_store(home), list[int]()
+    journal = Journal.start(store, started())
+    await ask(journal, 0, effects)
+    rows = journal.rows()
+    replay = Journal.replay(journal.run_id, rows)
+    await ask(replay, 0, effects)
+    with pytest.raises(JournalError, match="does not hold what ModelRequested 1"):
+        await ask(replay, 1, effects)
+    assert effects == [0]
+    assert len(list(store.rows(journal.run_id))) == len(rows)
+
+
+def test_time_between_crash_and_resume_does_not_count(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    journal.flush()
+    journal.abandon()
+    db = sqlite3.connect(store.path)
+    db.execute("UPDATE events SET time = time - 1000")
+    db.commit()
+    again = Journal.reopen(store, journal.run_id)
+    assert again.elapsed < 100
+    assert again.started_at < journal.started_at - 900
+
+
+# ------------------------------------------------------------------------------------------------ who leads
+
+
+def test_a_run_has_one_leader(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    with pytest.raises(JournalLocked, match="being led right now"):
+        Journal.reopen(store, journal.run_id)
+    assert store.run(journal.run_id).status == "running"
+    journal.abandon()
+    assert store.run(journal.run_id).status == "interrupted"
+    Journal.reopen(store, journal.run_id)
+
+
+def test_no_such_run_says_how_to_list_them(home: Path) -> None:
+    with pytest.raises(RunNotFound, match="closeout runs"):
+        Journal.reopen(open_store(home), "nope")
+
+
+def _write_run(folder: str, number: int, out: Any) -> None:
+    store = open_store(Path(folder))
+    journal = Journal.start(store, started(f"task {number}"))
+    for call in range(50):
+        journal.append(replied(call, f"{number}:{call} " * 300))
+        journal.flush()
+    journal.end(ev.RunEnded("main", "answered", "answered", str(number)))
+    out.put(journal.run_id)
+
+
+def test_several_processes_write_their_runs_at_the_same_time(home: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    processes = [context.Process(target=_write_run, args=(str(home), n, out)) for n in range(4)]
+    for process in processes:
+        process.start()
+    names = [out.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    store = open_store(home)
+    assert len(set(names)) == 4
+    for name in names:
+        rows = list(store.rows(name))
+        assert [row.seq for row in rows] == list(range(52))
+        assert store.run(name).status == "answered"
+
+
+# ------------------------------------------------------------------------------------------------ bad days
+
+
+def test_a_file_that_is_no_journal_is_named(home: Path) -> None:
+    home.mkdir()
+    (home / "journal.sqlite3").write_bytes(b"not a database, " * 1000)
+    with pytest.raises(JournalDamaged, match="Move it away"):
+        open_store(home)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="CLOSEOUT_HOME"):
+        open_store(tmp_path / "file" / "home")
+
+
+def test_a_full_disk_fails_its_run_keeps_what_was_written_and_harms_no_other(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    journal.append(replied(0))
+    journal.flush()
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(JournalFull, match="Free some space"):
+        journal.append(replied(1, "\n".join(str(n) for n in range(100_000))))
+    journal.end(ev.RunEnded("main", "failed", "journal_failed"))
+    assert isinstance(journal.failure, JournalFull)
+    store._db.execute("PRAGMA max_page_count=1000000")
+
+    other = Journal.start(store, started("another"))
+    other.append(replied(0))
+    other.flush()
+    assert [type(row.event).__name__ for row in other.rows()] == ["RunStarted", "ModelReplied"]
+    assert [type(row.event).__name__ for row in store.rows(journal.run_id)][:2] == ["RunStarted", "ModelReplied"]
+
+
+def test_a_damaged_body_does_not_hide_the_rest(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    journal.append(replied(0, "x" * 5000))
+    journal.append(replied(1))
+    journal.flush()
+    db = sqlite3.connect(store.path)
+    db.execute("UPDATE bodies SET body = 'tampered'")
+    db.commit()
+    kinds = [type(row.event).__name__ for row in journal.rows()]
+    assert kinds == ["RunStarted", "Unknown", "ModelReplied"]
+
+
+# ------------------------------------------------------------------------------------------------ views
+
+
+def test_the_ledger_charges_failed_requests_too() -> None:
+    ledger = Ledger(
+        [
+            replied(0),
+            ev.ModelFailed("main", 1, "StreamDropped", "gone", {"input_tokens": 7, "requests": 1}),
+            ev.TurnRolledBack("main", 0, 0, "empty"),
+        ]
+    )
+    assert (ledger.usage.input_tokens, ledger.usage.requests, ledger.rollbacks) == (17, 2, 1)
