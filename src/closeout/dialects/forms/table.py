@@ -1,0 +1,148 @@
+"""All forms in one table, and the names by which servers and data sets call them."""
+
+from __future__ import annotations
+
+import re
+
+from closeout.dialects.forms.arg_pairs import ARG_PAIRS
+from closeout.dialects.forms.bare_json import BARE_JSON, PYTHON_TAG, STRICT_JSON
+from closeout.dialects.forms.channels import CHANNELS, MUSE_GLIMMER_FORM
+from closeout.dialects.forms.gemma import GEMMA
+from closeout.dialects.forms.kimi_k3 import KIMI_K3
+from closeout.dialects.forms.line_forms import FUNCTIONARY, NAME_LINE, REACT, STRICT_NAME_LINE
+from closeout.dialects.forms.minimax_m3 import MINIMAX_M3
+from closeout.dialects.forms.mistral import MISTRAL
+from closeout.dialects.forms.pythonic import BARE_PYTHONIC, PYTHONIC, STRICT_PYTHONIC
+from closeout.dialects.forms.records import Form
+from closeout.dialects.forms.tag_families import TAG_FAMILIES
+from closeout.dialects.forms.tagged_json import TAGGED_JSON
+from closeout.dialects.forms.token_calls import TOKEN_CALLS
+from closeout.dialects.forms.use_mcp_tool import USE_MCP_TOOL
+
+__all__ = ["BARE", "MARKED", "families", "forms_of"]
+
+MARKED: tuple[Form, ...] = (
+    *USE_MCP_TOOL,
+    *KIMI_K3,
+    *CHANNELS,
+    *MINIMAX_M3,
+    *TAG_FAMILIES,
+    *TOKEN_CALLS,
+    *MISTRAL,
+    *GEMMA,
+    *ARG_PAIRS,
+    *TAGGED_JSON,
+    *PYTHONIC,
+    PYTHON_TAG,
+    *FUNCTIONARY,
+    REACT,
+)
+"""Forms with a mark in the text. Of two whose mark comes first at the same place, the one higher up is tried first."""
+
+BARE: tuple[Form, ...] = (STRICT_JSON, STRICT_PYTHONIC, STRICT_NAME_LINE)
+"""Forms without a mark, in their strict reading: tried when no mark led to a call and no family was named."""
+
+# A family with more than one form, or with bare JSON or Python as its second writing.
+_COMPOUND: dict[str, tuple[str, ...]] = {
+    "json": ("json",),
+    "xlam": ("hermes", "mistral", "json"),
+    "llama3_json": ("llama3_json", "llama_function", "json"),
+    "llama_function": ("qwen3_coder",),
+    "mistral": ("mistral", "json"),
+    "granite": ("granite", "granite_20b_fc", "hermes", "json"),
+    "nemotron": ("nemotron", "qwen3_coder"),
+    "step3": ("step3", "qwen3_coder"),
+    "seed_oss": ("seed_oss", "qwen3_coder"),
+    "minimax_m2": ("minimax_m2", "invoke"),
+    "functionary": ("functionary", "qwen3_coder", "llama3_json", "name_line"),
+    "pythonic": ("pythonic", "pythonic_list"),
+    "lfm2_pythonic": ("lfm2_pythonic", "pythonic_list"),
+    "minicpm_xml": ("minicpm_xml",),
+    "cohere": ("cohere", "react"),
+    "gemma": ("gemma", "pythonic_list", "json"),
+    "glm45_xml": ("glm45_xml", "name_line"),
+    "k2_horizon": ("k2_horizon", "glm45_xml"),
+    "hunyuan": ("jamba", "glm45_xml", "hermes"),
+    "deepseek_v3": ("deepseek_v3", "deepseek_dsml"),
+    "deepseek_r1": ("deepseek_v3", "hermes"),
+    "internlm": ("internlm", "hermes"),
+    "ernie": ("hermes",),
+    "phi4": ("phi4", "granite", "json"),
+    "apriel": ("jamba", "json"),
+    "qwen3_coder": ("qwen3_coder", "hermes"),
+    "exaone": ("hermes",),
+    "muse_glimmer": ("muse_glimmer",),
+}
+
+# Beginnings of parser, template and model names, longest first; what servers print and data sets carry.
+_ALIASES: tuple[tuple[str, str], ...] = (
+    ("ministral", "mistral"), ("magistral", "mistral"), ("devstral", "mistral"), ("mistral", "mistral"),
+    ("museglimmer", "muse_glimmer"), ("muse", "muse"),
+    ("deepseekv32", "deepseek_dsml"), ("deepseekv4", "deepseek_dsml"), ("deepseekdsml", "deepseek_dsml"),
+    ("deepseekr1", "deepseek_r1"), ("deepseek", "deepseek_v3"),
+    ("qwen3coder", "qwen3_coder"), ("qwencoder", "qwen3_coder"), ("qwen3xml", "qwen3_coder"),
+    ("qwen3engine", "qwen3_coder"), ("qwen35", "qwen3_coder"), ("step3p5", "qwen3_coder"), ("stepfun35", "qwen3_coder"),
+    ("qwenqwq", "hermes"), ("qwen", "hermes"), ("hermes", "hermes"), ("reka", "hermes"), ("exaone", "exaone"),
+    ("stepfun", "step3"), ("step", "step3"),
+    ("kimik3", "kimi_k3"), ("kimi", "kimi_k2"),
+    ("glm", "glm45_xml"), ("spark", "glm45_xml"), ("poolside", "glm45_xml"), ("inclusionailing", "glm45_xml"),
+    ("ling", "glm45_xml"),
+    ("minimaxm3", "minimax_m3"), ("minimaxm2", "minimax_m2"), ("minimaxm1", "jamba"), ("minimax", "minimax_m2"),
+    ("granite20b", "granite_20b_fc"), ("ibmgranite", "granite"), ("granite", "granite"),
+    ("phi", "phi4"), ("firefunction", "phi4"), ("fireworks", "phi4"),
+    ("functiongemma", "gemma"), ("googlegemma", "gemma"), ("gemma", "gemma"),
+    ("llama4pythonic", "pythonic"), ("llama4", "pythonic"), ("olmo", "pythonic"), ("pythonic", "pythonic"),
+    ("lfm", "lfm2_pythonic"), ("liquid", "lfm2_pythonic"),
+    ("llama", "llama3_json"), ("metallama", "llama3_json"),
+    ("xlam", "xlam"), ("salesforcellamaxlam", "xlam"), ("json", "json"), ("openaienvelope", "json"),
+    ("seedoss", "seed_oss"), ("bytedanceseed", "seed_oss"),
+    ("ernie", "ernie"), ("hunyuan", "hunyuan"), ("hy", "hunyuan"), ("internlm", "internlm"), ("interns1", "internlm"),
+    ("jamba", "jamba"), ("apriel", "apriel"), ("unslothapriel", "apriel"), ("longcat", "longcat"),
+    ("cohere", "cohere"), ("command", "cohere"), ("apertus", "apertus"), ("gigachat", "gigachat"),
+    ("functionary", "functionary"), ("meetkai", "functionary"),
+    ("gptoss", "harmony"), ("openaigptoss", "harmony"), ("harmony", "harmony"), ("beam", "harmony"),
+    ("nvidianemotron", "nemotron"), ("nemotron", "nemotron"), ("nvidia", "nemotron"),
+    ("k2horizon", "k2_horizon"), ("minicpm", "minicpm_xml"), ("openbmb", "minicpm_xml"),
+    ("mcpxml", "mcp_xml"), ("usemcptool", "mcp_xml"), ("react", "react"), ("cot", "react"), ("solar", "solar"),
+    ("pangu", "pangu"), ("openpangu", "pangu"), ("hyperclova", "hyperclova"), ("invoke", "invoke"),
+    ("claude", "invoke"), ("anthropic", "invoke"),
+)  # fmt: skip
+_BY_LENGTH = sorted(_ALIASES, key=lambda pair: -len(pair[0]))
+
+_NAMED: dict[str, tuple[Form, ...]] = {
+    **{family: tuple(form for form in MARKED if form.family == family) for family in {form.family for form in MARKED}},
+    "json": (BARE_JSON,),
+    "pythonic_list": (BARE_PYTHONIC,),
+    "name_line": (NAME_LINE,),
+    "muse_glimmer": (MUSE_GLIMMER_FORM,),
+}
+
+
+def families() -> tuple[str, ...]:
+    """The names of all families, sorted."""
+    return tuple(sorted({*_COMPOUND, *_NAMED}))
+
+
+def forms_of(family: str) -> tuple[Form, ...]:
+    """The forms of a family, by its name here or by a server's or model's name for it; () if it is unknown."""
+    canonical = _canonical(family)
+    if not canonical:
+        return ()
+    members = _COMPOUND.get(canonical, (canonical,))
+    return tuple(form for member in members for form in _NAMED.get(member, ()) or _inner(member))
+
+
+def _inner(member: str) -> tuple[Form, ...]:
+    return tuple(form for name in _COMPOUND.get(member, ()) for form in _NAMED.get(name, ()))
+
+
+def _canonical(family: str) -> str:
+    if family in _COMPOUND or family in _NAMED:
+        return family
+    plain = re.sub(r"[^a-z0-9]", "", family[:200].casefold())
+    return next((name for start, name in _BY_LENGTH if plain.startswith(start)), "") or _contained(plain)
+
+
+def _contained(plain: str) -> str:
+    """For names such as `mistralai-…` or `…-DeepSeek-V3.1`, which carry a vendor in front."""
+    return next((name for start, name in _BY_LENGTH if len(start) > 4 and start in plain), "")
