@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from closeout.errors import ToolError
 from closeout.tools.builtin.arithmetic import evaluate
-from closeout.tools.builtin.calculate import calculate
+from closeout.tools.builtin import calculate
 
 
 @pytest.mark.parametrize(

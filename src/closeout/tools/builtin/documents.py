@@ -1,0 +1,194 @@
+"""The tools `search_documents` and `read_document` over one folder. Indexing is document_index.py's business."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from closeout.errors import ToolError
+from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress
+from closeout.tools.builtin.extract import extract_text
+from closeout.tools.tool import Tool, tool
+
+__all__ = ["document_tools"]
+
+PAGE_CHARACTERS = 5_000  # about 1,200 tokens of English
+MAX_RESULTS = 20
+LISTED = 15  # documents named in a message
+KEPT_TEXTS = 8  # documents whose text is kept for the next page
+
+_LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
+
+
+def document_tools(
+    folder: str | Path, *, cache: str | Path | None = None, progress: Progress | None = None
+) -> tuple[Tool[..., Any], Tool[..., Any]]:
+    """`search_documents` and `read_document` for the documents below `folder`.
+
+    Files of these kinds are read: plain text of any suffix, Markdown, HTML, CSV, JSON, PDF, Word and Excel (the last
+    three with `pip install 'closeout[documents]'`). The folder is indexed at the first call, in memory or in the SQLite
+    file `cache`, which makes later openings quick; later calls see what changed. `progress(done, total, name)` is told
+    of each document that is read, from the thread that reads it. Raises `UsageError` if there is no such folder.
+    """
+    index = DocumentIndex(folder, cache=cache, progress=progress)
+    reader = _Reader(index)
+
+    @tool(
+        read_only=True,
+        idempotent=True,
+        timeout=600.0,  # the first call of all indexes the folder
+        empty_at="results",
+        aliases={
+            "query": ("q", "question", "keywords", "search", "search_query", "text", "input", "term", "topic"),
+            "limit": ("k", "top_k", "n", "max_results", "num_results", "count"),
+        },
+    )
+    def search_documents(query: str, limit: int = 4) -> Any:
+        """Search the documents for a name or key words. Returns the passages that fit best, with their source.
+
+        Args:
+            query: A name or a few key words, for example: Eiffel Tower height
+            limit: How many passages to return.
+        """
+        hits = index.search(query, max(1, min(limit, MAX_RESULTS)))
+        if hits:
+            return [_shown(hit) for hit in hits]
+        return {"results": [], "note": _nothing_found(query, index.documents())}
+
+    @tool(
+        read_only=True,
+        idempotent=True,
+        timeout=600.0,
+        aliases={
+            "name": ("document", "file", "filename", "file_name", "path", "file_path", "title", "source", "where"),
+            "page": ("page_number", "p"),
+        },
+    )
+    def read_document(name: str, page: int = 1) -> dict[str, Any]:
+        """Read a document. Long documents have several pages.
+
+        Args:
+            name: The document's file name, as the search shows it.
+            page: Which page to read.
+        """
+        return reader.read(name, page)
+
+    return search_documents, read_document
+
+
+def _shown(hit: Hit) -> dict[str, str]:
+    """What a model is given of a passage: what it is about, what it says, and the name to read on with."""
+    above = hit.heading.removeprefix(hit.title).removeprefix(" › ")
+    return {
+        "title": f"{hit.title} › {above}" if above else hit.title,
+        "text": hit.text,
+        "source": f"{hit.path}:{hit.first_line}-{hit.last_line}",
+    }
+
+
+def _nothing_found(query: str, documents: list[Document]) -> str:
+    if not documents:
+        return "The folder holds no documents that can be read."
+    note = f"No document mentions {query[:100]!r}. Try other words. There are documents on: {_titles(documents)}."
+    unread = [document.problem for document in documents if document.problem]
+    return f"{note} Not searched: {' '.join(unread[:3])}" if unread else note
+
+
+def _titles(documents: list[Document]) -> str:
+    named = "; ".join(document.title for document in documents[:LISTED])
+    return f"{named}; and {len(documents) - LISTED} more" if len(documents) > LISTED else named
+
+
+class _Reader:
+    """Pages of documents, with the texts of the last few kept."""
+
+    def __init__(self, index: DocumentIndex) -> None:
+        self._index = index
+        self._texts: OrderedDict[tuple[str, int, int], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, name: str, page: int) -> dict[str, Any]:
+        document, line = self._find(name)
+        if document.problem:
+            raise ToolError(document.problem)
+        pages = _pages(self._text(document.path))
+        if line and page == 1:
+            page = next((n for n, (first, last, _) in enumerate(pages, 1) if first <= line <= last), 1)
+        if not 1 <= page <= len(pages):
+            raise ToolError(f"{document.path} has {len(pages)} page{'s' * (len(pages) > 1)}; there is no page {page}.")
+        first, last, text = pages[page - 1]
+        shown: dict[str, Any] = {"title": document.title, "source": f"{document.path}:{first}-{last}"}
+        if len(pages) > 1:
+            shown["page"] = f"{page} of {len(pages)}"
+        return {**shown, "text": text}
+
+    def _find(self, name: str) -> tuple[Document, int]:
+        """The document meant, and the line that "name:12-20" speaks of (0: none)."""
+        documents = self._index.documents()
+        asked, line = name.strip().strip("\"'`"), 0
+        if found := _LINES.match(asked):
+            asked, line = found[1], int(found[2][:9])
+        folded = asked.replace("\\", "/").removeprefix("./").casefold()
+        for same in (  # exact first; a part of the name will do if one document alone has it
+            lambda d: d.path.casefold() == folded,
+            lambda d: PurePosixPath(d.path).name.casefold() == folded,
+            lambda d: PurePosixPath(d.path).stem.casefold() == folded,
+            lambda d: d.title.casefold() == folded,
+            lambda d: len(folded) > 2 and (folded in d.path.casefold() or folded in d.title.casefold()),
+        ):
+            matches = [document for document in documents if same(document)]
+            if len(matches) == 1:
+                return matches[0], line
+            if matches:
+                raise ToolError(
+                    f"{asked!r} can mean: {', '.join(d.path for d in matches[:LISTED])}. Give one of these."
+                )
+        raise ToolError(_no_such_document(asked, documents))
+
+    def _text(self, path: str) -> str:
+        file = self._index.file_of(path)
+        state = file.stat()
+        key = (path, state.st_mtime_ns, state.st_size)
+        with self._lock:
+            if key in self._texts:
+                self._texts.move_to_end(key)
+                return self._texts[key]
+        text = extract_text(file)
+        with self._lock:
+            self._texts[key] = text
+            while len(self._texts) > KEPT_TEXTS:
+                self._texts.popitem(last=False)
+        return text
+
+
+def _no_such_document(asked: str, documents: list[Document]) -> str:
+    from rapidfuzz import fuzz, process
+
+    if not documents:
+        return "The folder holds no documents that can be read."
+    paths = [document.path for document in documents]
+    near = process.extractOne(asked[:200], paths, scorer=fuzz.WRatio, score_cutoff=75)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    more = f", and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
+    return f"There is no document {asked[:100]!r}. {hint}There are: {', '.join(paths[:LISTED])}{more}."
+
+
+def _pages(text: str) -> list[tuple[int, int, str]]:
+    """(first line, last line, text) of each page; a page ends with a line unless one line alone is longer."""
+    pages: list[tuple[int, int, str]] = []
+    held: list[str] = []
+    size, first = 0, 1
+    number = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        for start in range(0, max(len(line), 1), PAGE_CHARACTERS):
+            part = line[start : start + PAGE_CHARACTERS]
+            if held and size + len(part) > PAGE_CHARACTERS:
+                pages.append((first, max(first, number - (start == 0)), "\n".join(held)))
+                held, size, first = [], 0, number
+            held.append(part)
+            size += len(part) + 1
+    pages.append((first, max(number, 1), "\n".join(held)))
+    return pages

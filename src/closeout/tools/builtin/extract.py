@@ -1,0 +1,199 @@
+"""A file to text: plain text of any usual encoding, HTML, CSV, JSON, PDF, Word, Excel. No folders, no index.
+
+The readers of PDF, Word and Excel files come with the extra `documents` and are imported on first use.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from closeout.errors import ToolError
+from closeout.tools.builtin.html_text import html_title, main_text
+
+__all__ = ["TABLE_SUFFIXES", "decode_text", "extract_text", "looks_like_text"]
+
+MAX_FILE_BYTES = 100_000_000
+MAX_UNPACKED_BYTES = 400_000_000  # of an Office file, which is a zip archive: more is taken for a bomb
+MAX_CHARACTERS = 20_000_000  # of extracted text
+TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
+
+_HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
+
+
+def extract_text(path: Path) -> str:
+    """The file's text, headings as Markdown writes them. Raises `ToolError` that says why there is none."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ToolError(f"{path.name} has {size // 1_000_000} MB; files of up to 100 MB are read.")
+        reader = _READERS.get(path.suffix.lower(), _read_plain)
+        return reader(path)[:MAX_CHARACTERS].replace("\x00", "")
+    except OSError as error:
+        raise ToolError(f"{path.name} cannot be read: {error.strerror or error}.") from None
+
+
+def looks_like_text(path: Path) -> bool:
+    """Whether a file is worth reading: a known kind, or text by its first bytes."""
+    if path.suffix.lower() in _READERS:
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(2_048)
+    except OSError:
+        return False
+    return bool(head) and (b"\x00" not in head or head[:2] in (b"\xff\xfe", b"\xfe\xff"))
+
+
+def decode_text(raw: bytes) -> str:
+    """By its byte-order mark, else UTF-8, else GB 18030 if its high bytes come in pairs, else Windows-1252."""
+    for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
+        if raw.startswith(mark):
+            return raw.decode(encoding, "replace")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start > 0 and error.end >= len(raw) - 3:  # cut in the middle of the last character
+            return raw.decode("utf-8", "replace")
+    runs = [len(run) for run in _HIGH_BYTES.findall(raw[:200_000])]
+    if sum(length > 1 for length in runs) * 2 > len(runs):
+        try:
+            return raw.decode("gb18030")
+        except UnicodeDecodeError:
+            pass
+    return raw.decode("cp1252", "replace")
+
+
+def _read_plain(path: Path) -> str:
+    return decode_text(path.read_bytes())
+
+
+def _read_html(path: Path) -> str:
+    html = _read_plain(path)
+    text, title = main_text(html), html_title(html)
+    return text if not title or text.lstrip().startswith("#") else f"# {title}\n\n{text}"
+
+
+def _read_pdf(path: Path) -> str:
+    pypdf = _import("pypdf", path, "a PDF")
+    try:
+        reader = pypdf.PdfReader(path)
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise ToolError(f"{path.name} is protected with a password and cannot be read.")
+        return _joined(_pdf_pages(reader))
+    except ToolError:
+        raise
+    except Exception as error:
+        raise ToolError(f"{path.name} cannot be read as PDF: {error}.") from None
+
+
+def _pdf_pages(reader: Any) -> Iterator[str]:
+    title = (reader.metadata.title if reader.metadata else None) or ""
+    if str(title).strip():
+        yield f"# {str(title).strip()}\n"
+    for number, page in enumerate(reader.pages, 1):
+        text = page.extract_text()
+        if text.strip():
+            yield f"## Page {number}\n\n{text.strip()}\n"
+
+
+def _read_docx(path: Path) -> str:
+    docx = _import("docx", path, "a Word document")
+    _refuse_bomb(path)
+    try:
+        return _joined(_docx_blocks(docx.Document(str(path))))
+    except Exception as error:
+        raise ToolError(f"{path.name} cannot be read as a Word document: {error}.") from None
+
+
+def _docx_blocks(document: Any) -> Iterator[str]:
+    for block in document.iter_inner_content():
+        if hasattr(block, "rows"):
+            yield _markdown_table([[cell.text for cell in row.cells] for row in block.rows])
+            continue
+        text = block.text.strip()
+        style = (block.style.name if block.style is not None else "") or ""
+        level = "1" if style == "Title" else style.removeprefix("Heading ")
+        if text:
+            yield f"{'#' * min(int(level), 6)} {text}\n" if level.isdigit() else f"{text}\n"
+
+
+def _read_xlsx(path: Path) -> str:
+    openpyxl = _import("openpyxl", path, "an Excel workbook")
+    _refuse_bomb(path)
+    try:
+        workbook = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    except Exception as error:
+        raise ToolError(f"{path.name} cannot be read as an Excel workbook: {error}.") from None
+    try:
+        return _joined(_sheets(workbook))
+    except Exception as error:
+        raise ToolError(f"{path.name} cannot be read as an Excel workbook: {error}.") from None
+    finally:
+        workbook.close()
+
+
+def _sheets(workbook: Any) -> Iterator[str]:
+    for sheet in workbook.worksheets:
+        yield f"## {sheet.title}\n"
+        first = True
+        for row in sheet.iter_rows(values_only=True):
+            cells = ["" if value is None else str(value) for value in row]
+            if any(cells):
+                yield _markdown_row(cells)
+                if first:
+                    yield _markdown_row(["---"] * len(cells))
+                first = False
+
+
+def _markdown_table(rows: list[list[str]]) -> str:
+    lines = [_markdown_row(row) for row in rows]
+    if lines:
+        lines.insert(1, _markdown_row(["---"] * len(rows[0])))
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+
+
+def _joined(pieces: Iterator[str]) -> str:
+    kept: list[str] = []
+    size = 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > MAX_CHARACTERS:
+            break
+    return "\n".join(kept)
+
+
+def _refuse_bomb(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(item.file_size for item in archive.infolist())
+    except (zipfile.BadZipFile, ValueError):
+        raise ToolError(f"{path.name} is damaged: it is not the zip archive that its name says.") from None
+    if unpacked > MAX_UNPACKED_BYTES:
+        raise ToolError(f"{path.name} unpacks to {unpacked // 1_000_000} MB, which is more than is read.")
+
+
+def _import(module: str, path: Path, kind: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ToolError(
+            f"{path.name} is {kind}, and the reader for it is not installed: pip install 'closeout[documents]'."
+        ) from None
+
+
+_READERS: dict[str, Callable[[Path], str]] = {
+    ".txt": _read_plain, ".md": _read_plain, ".markdown": _read_plain, ".rst": _read_plain, ".json": _read_plain,
+    ".jsonl": _read_plain, ".csv": _read_plain, ".tsv": _read_plain, ".html": _read_html, ".htm": _read_html,
+    ".xhtml": _read_html, ".pdf": _read_pdf, ".docx": _read_docx, ".xlsx": _read_xlsx, ".xlsm": _read_xlsx,
+}  # fmt: skip
