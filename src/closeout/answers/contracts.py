@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes, reasoning_regions
@@ -40,7 +40,7 @@ content ::= ([^{}\n] | "{" content "}")+
 class Boxed:
     r"""The answer in `\boxed{…}`, the last one of the reply. `blacklist`: contents that are no answers."""
 
-    blacklist: Collection[str] = PLACEHOLDERS
+    blacklist: Collection[str] = field(default=PLACEHOLDERS, repr=False)
 
     @property
     def finish_prefix(self) -> str:
@@ -75,7 +75,7 @@ class Tagged:
     """The answer between `<answer>` and `</answer>`, the last such tag of the reply. `tag` is a plain XML name."""
 
     tag: str = "answer"
-    blacklist: Collection[str] = PLACEHOLDERS
+    blacklist: Collection[str] = field(default=PLACEHOLDERS, repr=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z_][\w.-]*", self.tag):

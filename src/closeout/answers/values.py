@@ -45,7 +45,7 @@ def plain_text(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a reply gives as its answer, and where it was found: "box", "line" ("Answer: …"), "whole" or nowhere ("")."""
+    """What a reply gives as its answer, and where: in a box, a line ("Answer: …"), as the whole reply, nowhere."""
 
     text: str = ""
     place: Literal["", "box", "line", "whole"] = ""
@@ -119,7 +119,7 @@ class Choice:
         return _failed("violation", problem, given.candidates)
 
     def _option(self, answer: str, *, loose: bool) -> str | None:
-        """The option that an answer names: as a whole, then by a label at its start, then (loose) the only one named."""
+        """The option that an answer is, or whose label it starts with, or (loose) the only one that it names."""
         folded = _fold(answer)
         for label, meaning in self.meanings.items():
             if folded in (_fold(label), _fold(meaning) or None):
@@ -205,20 +205,22 @@ class Number:
 
 _STARTS_WITH_NUMBER = re.compile(r"[\s*`$\\(~≈€£¥]*(?:[dt]?frac|[-+−]?[.\d０-９])")
 _ABOUT = re.compile(r"\b(?:about|approximately|approx|roughly|around|nearly|exactly)\b|大约|约为?|[≈~]", re.IGNORECASE)
+_PART = r"(?:\{\s*(-?\d+(?:\.\d+)?)\s*\}|(\d))"
 _NUMBER = re.compile(
-    r"(?P<sign>[-+−–]?)\s*(?:[$€£¥￥]\s*)?"
-    r"(?:\\[dt]?frac\s*\{\s*(?P<top>-?\d+(?:\.\d+)?)\s*\}\s*\{\s*(?P<bottom>-?\d+(?:\.\d+)?)\s*\}"
+    r"(?<![\w.])(?:(?P<sign>[-+−–])\s*)?(?:[$€£¥￥]\s*)?"
+    rf"(?:\\[dt]?frac\s*(?P<top>{_PART})\s*(?P<bottom>{_PART})"
     r"|(?P<digits>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
     r"(?:\s*/\s*(?P<over>\d+(?:\.\d+)?))?"
     r"(?:\s*(?:\\times|\\cdot|[x×*·])\s*10\s*\^\s*\{?\s*(?P<power>[-+−]?\d{1,3})\s*\}?|[eE](?P<exponent>[-+]?\d{1,3}))?)"
 )
+_MOST_POWER = 300  # of ten; beyond it a number is a slip, and a float cannot hold it
 
 
 def parse_number(text: str) -> tuple[int | float, str] | None:
     """The number of a short text and what stands beside it (a unit); None when there is none or more than one."""
     plain = plain_text(text.translate(_FULL_WIDTH).replace("{,}", ","))
     found = _NUMBER.search(plain)
-    if found is None or len(plain) > 300 or (found.start() and plain[found.start() - 1].isalnum()):
+    if found is None or len(plain) > 300:
         return None
     rest = (plain[: found.start()] + " " + plain[found.end() :]).strip()
     if any(character.isdigit() for character in rest) or any(sign in rest for sign in "\\^="):
@@ -233,12 +235,15 @@ def parse_number(text: str) -> tuple[int | float, str] | None:
 def _exact(found: re.Match[str]) -> int | float | None:
     try:
         if found["top"]:
-            exact = Fraction(found["top"]) / Fraction(found["bottom"])
+            exact = Fraction(found["top"].strip("{} ")) / Fraction(found["bottom"].strip("{} "))
         else:
             exact = Fraction(found["digits"].replace(",", ""))
             if found["over"]:
                 exact /= Fraction(found["over"])
-            exact *= Fraction(10) ** int((found["power"] or found["exponent"] or "0").replace("−", "-"))
+            power = int((found["power"] or found["exponent"] or "0").replace("−", "-"))
+            if abs(power) > _MOST_POWER:
+                return None
+            exact *= Fraction(10) ** power
         if found["sign"] and found["sign"] != "+":
             exact = -exact
         return int(exact) if exact.denominator == 1 else float(exact)
