@@ -46,7 +46,8 @@ class AnthropicClient(HTTPClient):
     `base_url` without `/v1`; default: Anthropic's own. `cache`: whether to set cache marks, at the request's
     `breakpoints` or, where it has none, after the system prompt and the last message. `extra_body`: options that go
     into every request (`{"thinking": {"type": "adaptive"}}`), a request's own before them. `temperature`, `top_p` and
-    `max_tokens` hold where a request does not say. Thinking goes back as it came, with its signature. Raises ConfigError for a bad address.
+    `max_tokens` hold where a request does not say. Thinking goes back as it came, with its signature. Raises
+    ConfigError for a bad address.
     """
 
     def __init__(
@@ -69,9 +70,7 @@ class AnthropicClient(HTTPClient):
         base = (base_url or ANTHROPIC_URL).strip().rstrip("/").removesuffix("/v1")
         own_host = base == ANTHROPIC_URL
         price = find_price(model, prices) if own_host or model in (prices or {}) else None
-        super().__init__(
-            timeout=timeout, retry=retry or RetryPolicy(), price=price, temperature=temperature, top_p=top_p
-        )
+        super().__init__(timeout=timeout, retry=retry or RetryPolicy(), price=price, sampling=(temperature, top_p))
         self.name = f"anthropic:{model}"
         self.model = model
         self.base_url = base

@@ -72,12 +72,10 @@ class HTTPClient(BaseClient):
         timeout: float,
         retry: RetryPolicy,
         price: Price | None,
-        temperature: float | None,
-        top_p: float | None,
+        sampling: tuple[float | None, float | None],
     ) -> None:
         self._timeout = timeout
-        self._temperature = temperature
-        self._top_p = top_p
+        self._temperature, self._top_p = sampling
         self._retry = retry
         self._price = price
         self._dropped: set[str] = set()  # parameters that this server has refused

@@ -36,11 +36,11 @@ class OpenAIClient(HTTPClient):
     """A model behind an OpenAI-compatible server.
 
     `base_url` ends in `/v1` as a rule; default: OpenAI's own. `api_key` None: no key is sent. `extra_body`: options
-    that go into every request, a request's own before them. `temperature`, `top_p` and `max_tokens` hold where a request
-    does not say. `send_reasoning`: whether reasoning of earlier turns goes
-    back to the server; "auto": where it came from it, unless the server is OpenAI's. `server`: what kind it is, for
-    constraints; "auto": asked for at the first constraint that is no JSON schema. `prices`: see `pricing.find_price`;
-    known prices count only for OpenAI's own server. Raises ConfigError for a bad address.
+    that go into every request, a request's own before them. `temperature`, `top_p` and `max_tokens` hold where a
+    request does not say. `send_reasoning`: whether reasoning of earlier turns goes back to the server; "auto": unless
+    it is OpenAI's own. `server`: what kind it is, for constraints; "auto": asked for at the first constraint that is no
+    JSON schema. `prices`: see `pricing.find_price`; known prices count only for OpenAI's own server. Raises ConfigError
+    for a bad address.
     """
 
     def __init__(
@@ -64,9 +64,7 @@ class OpenAIClient(HTTPClient):
         base = (base_url or OPENAI_URL).strip().rstrip("/")
         self._own_host = _is_openai(base)
         price = find_price(model, prices) if self._own_host or model in (prices or {}) else None
-        super().__init__(
-            timeout=timeout, retry=retry or RetryPolicy(), price=price, temperature=temperature, top_p=top_p
-        )
+        super().__init__(timeout=timeout, retry=retry or RetryPolicy(), price=price, sampling=(temperature, top_p))
         self._max_tokens = max_tokens
         self.name = f"openai:{model}"
         self.model = model

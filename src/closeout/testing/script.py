@@ -55,6 +55,7 @@ class RequestView:
     stop: Sequence[str] = ()
     key: str = ""  # the API key it came with
     body: Mapping[str, Any] = field(default_factory=dict)  # the whole request as it was sent
+    size: int = 0  # of the body in bytes; 0: unknown
     number: int = 1  # which request of its conversation, rolled-back and repeated ones too
     turn: int = 1  # which turn of the script is due
 

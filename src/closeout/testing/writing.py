@@ -103,7 +103,7 @@ def _paragraphs(*parts: str) -> str:
 
 
 def _estimate(view: RequestView, reply: ModelReply) -> Usage:
-    sent = len(view.text) if not view.body else len(encode_json(dict(view.body)))
+    sent = view.size or len(view.text)
     written = len(reply.text) + len(reply.reasoning) + sum(len(call.text) for call in reply.tool_calls)
     return Usage(sent // CHARACTERS_PER_TOKEN + 1, written // CHARACTERS_PER_TOKEN + 1, requests=1)
 
