@@ -1,0 +1,5 @@
+"""`python -m closeout` is the command line."""
+
+from closeout.cli.main import main
+
+main()
