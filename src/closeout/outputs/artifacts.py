@@ -1,4 +1,4 @@
-"""The whole results behind what a model was shown: a store by handle, and reading from it in pages, by path, by pattern.
+"""The whole results behind what a model was shown: a store by handle; reading in pages, by path, by pattern.
 
 The journal keeps the store that survives; here is its protocol, one in memory, and the reading itself.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from closeout.errors import ToolError
-from closeout.outputs.budgets import DEFAULT_BUDGET, largest_fit
-from closeout.outputs.encoding import encode_normal
+from closeout.outputs.budgets import DEFAULT_BUDGET, ValueCutter, largest_fit
+from closeout.outputs.encoding import encode_normal, write_cut
 from closeout.outputs.normal import SURROGATE, compact_json, normalise
 from closeout.outputs.paths import drill
 from closeout.outputs.tokens import count
@@ -130,10 +130,22 @@ class _Reader:
         found = largest_fit(1, min(len(rest), 4 * self.budget), build, self.fits)
         if found is not None or not rest:
             return found if found is not None else compact_json(rest)
-        note = f"\n{self.more(offset + 1, total, kind)}" if total > 1 else ""
-        head = rest[:1] if isinstance(rest, list) else dict(list(rest.items())[:1])
-        room = max(self.budget - count(note, self.model).tokens - 2, 1)
-        return _writable(str(encode_normal(head, "columns", room, model=self.model))) + note
+        return self.first(rest[:1] if isinstance(rest, list) else dict(list(rest.items())[:1]), offset, total, kind)
+
+    def first(self, head: list[Any] | dict[str, Any], offset: int, total: int, kind: str) -> str:
+        """The first item or key where not even that fits: cut by its structure, with the call that reads on inside."""
+        cutter = ValueCutter(head)
+
+        def build(length: int) -> str:
+            cut = cutter.cut(length)
+            body = _writable(write_cut(cut, "columns"))
+            for loss in (loss for loss in cut.elisions[:1] if loss.path):
+                place = re.sub(r"^\[0\]", f"[{offset}]", loss.path)
+                inside = f"{self.path}.{place}" if self.path and place[:1] not in ("", "[") else self.path + place
+                body += "\n" + self.more(loss.shown if loss.kind != "keys" else 0, loss.total, loss.kind, path=inside)
+            return body if offset + 1 >= total else f"{body}\n{self.more(offset + 1, total, kind)}"
+
+        return self.largest(build, 64 * self.budget, 1)
 
     def matches(self, value: Any, pattern: str, offset: int) -> str:
         """Matching lines or leaves from the `offset`-th match on, each with its place."""
@@ -153,9 +165,10 @@ class _Reader:
 
         return self.largest(build, len(shown), 1)
 
-    def more(self, offset: int, total: int, kind: str, pattern: str = "") -> str:
+    def more(self, offset: int, total: int, kind: str, pattern: str = "", path: str | None = None) -> str:
+        path = self.path if path is None else path
         arguments = compact_json(self.handle)
-        arguments += f", path={compact_json(self.path)}" if self.path else ""
+        arguments += f", path={compact_json(path)}" if path else ""
         arguments += f", pattern={compact_json(pattern)}" if pattern else ""
         return f"[{total - offset:,} of {total:,} {kind} follow: read_result({arguments}, offset={offset})]"
 

@@ -127,7 +127,8 @@ def format_observation(output: ToolOutput) -> str:
     """
     summary = escape_markers(output.summary)
     if output.response_format is ResponseFormat.CONCISE:
-        return f"Observation: {summary}"
+        whole = f"\nThe whole result: read_result({compact_json(output.handle)})" if output.handle else ""
+        return f"Observation: {summary}{whole}"
     if output.response_format is ResponseFormat.STANDARD:
         status = "Success" if output.telemetry.success else "Failed"
         return f"Observation: {summary}\n\nResult Type: {type(output.result).__name__}\nStatus: {status}\n"

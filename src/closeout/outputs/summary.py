@@ -68,6 +68,7 @@ _CHINESE = {
 }
 LANGUAGES: Mapping[str, Mapping[str, str]] = {"en": _ENGLISH, "zh": _CHINESE}
 
+_CONSTANTS = {None: "null", True: "true", False: "false"}
 _MAGIC = ((b"\x89PNG", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"GIF8", "GIF"), (b"%PDF", "PDF"), (b"PK\x03\x04", "ZIP"))
 
 
@@ -165,15 +166,19 @@ def _token(value: Any, words: Mapping[str, str]) -> str:
     """A value inside a summary: small ones as they are, containers by their size."""
     if isinstance(value, str):
         return _short(value, 60)
+    if value is None or value is True or value is False:
+        return _CONSTANTS[value]
     if isinstance(value, dict):
         return words["keys"].format(count=len(value))
     if isinstance(value, list):
         head = value[0] if value else None
         return _of_list(value, words) if isinstance(head, (dict, list)) else words["list_of"].format(count=len(value))
-    return _short(compact_json(normalise(value)), 40)
+    return _short(repr(value) if type(value) is float else compact_json(normalise(value)), 40)
 
 
 def _short(text: str, length: int) -> str:
+    if len(text) <= length and text.isprintable():
+        return text
     text = " ".join(text[: 4 * length].split())
     return text if len(text) <= length else text[: length - 1] + "…"
 

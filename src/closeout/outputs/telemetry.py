@@ -1,0 +1,149 @@
+"""What calls of tools cost: measuring one call, and summing up many in constant memory. No model reads any of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import uuid
+from collections import deque
+from datetime import UTC, datetime
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.outputs.models import ToolTelemetry
+
+__all__ = ["CallMeter", "TelemetryCollector"]
+
+try:
+    import resource
+except ImportError:  # Windows has no getrusage; memory then stays 0
+    resource = None  # type: ignore[assignment]
+
+_RSS_PER_MB = 1024 * 1024 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
+
+
+def _peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource is not None else 0
+
+
+class CallMeter:
+    """Measures one call: made when the call begins, told when a try of the tool begins and ends, read at the end.
+
+    CPU time is the calling thread's: exact for a tool that runs in it, an upper bound for one that awaits.
+    """
+
+    __slots__ = ("_begun", "_cpu", "_memory", "_tried", "cpu_percent", "latency_ms", "memory_mb", "timestamp")
+
+    def __init__(self) -> None:
+        self.timestamp = datetime.now(UTC).isoformat()
+        self.latency_ms = self.cpu_percent = self.memory_mb = 0.0
+        self._memory = _peak_memory()
+        self._begun = self._tried = time.perf_counter()
+        self._cpu = time.thread_time()
+
+    def start(self) -> None:
+        """A try of the tool begins (the first has begun with the meter)."""
+        self._tried = time.perf_counter()
+        self._cpu = time.thread_time()
+
+    def stop(self) -> None:
+        """The try has ended: latency, CPU and memory are measured."""
+        cpu = time.thread_time() - self._cpu
+        elapsed = time.perf_counter() - self._tried
+        self.latency_ms = elapsed * 1000
+        self.cpu_percent = min(100.0 * cpu / elapsed, 100.0) if elapsed > 0 and cpu > 0 else 0.0
+        self.memory_mb = (_peak_memory() - self._memory) / _RSS_PER_MB
+
+    def telemetry(
+        self, tool_name: str, *, input_tokens: int = 0, output_tokens: int = 0, **fields: Any
+    ) -> ToolTelemetry:
+        """The measured call as a record; `fields` are further fields of ToolTelemetry."""
+        return ToolTelemetry(
+            tool_name=tool_name,
+            execution_id=str(uuid.uuid4()),
+            timestamp=self.timestamp,
+            latency_ms=self.latency_ms,
+            duration_ms=(time.perf_counter() - self._begun) * 1000,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            total_tokens=input_tokens + output_tokens,
+            memory_mb=self.memory_mb,
+            cpu_percent=self.cpu_percent,
+            **fields,
+        )
+
+
+_LINES = {
+    "en": ("Tool calls", "calls", "tokens", "mean latency", "error rate", "cache hit rate", "none yet"),
+    "zh": ("工具执行统计", "总调用次数", "总 Token 使用", "平均延迟", "错误率", "缓存命中率", "暂无调用"),
+}
+
+
+class TelemetryCollector:
+    """Sums over the calls of one run. A record costs the same however many came before; only the last `keep` are kept.
+
+    >>> collector = TelemetryCollector()
+    >>> collector.record(ToolTelemetry(tool_name="search", output_tokens=40, latency_ms=12.0))
+    >>> collector.aggregated["total_tokens"]
+    40
+    """
+
+    def __init__(self, keep: int = 1_000) -> None:
+        self._kept: deque[ToolTelemetry] = deque(maxlen=keep)
+        self._lock = threading.Lock()
+        self._calls = self._tokens = self._errors = self._cache_hits = 0
+        self._latency_ms = 0.0
+        self._tools: dict[str, list[float]] = {}
+
+    def record(self, telemetry: ToolTelemetry) -> None:
+        """Add one call."""
+        with self._lock:
+            self._kept.append(telemetry)
+            self._calls += 1
+            self._tokens += telemetry.output_tokens
+            self._latency_ms += telemetry.latency_ms
+            self._errors += not telemetry.success
+            self._cache_hits += telemetry.cache_hit
+            tool = self._tools.setdefault(telemetry.tool_name, [0, 0, 0.0, 0])
+            tool[0] += 1
+            tool[1] += not telemetry.success
+            tool[2] += telemetry.latency_ms
+            tool[3] += telemetry.output_tokens
+
+    @property
+    def metrics(self) -> list[ToolTelemetry]:
+        """The last calls, oldest first, at most `keep` of them."""
+        return list(self._kept)
+
+    @property
+    def aggregated(self) -> dict[str, Any]:
+        """`total_calls`, `total_tokens` (of outputs), `total_latency_ms`, `error_rate`, `cache_hit_rate` (0 to 1)."""
+        calls = max(self._calls, 1)
+        return {
+            "total_calls": self._calls,
+            "total_tokens": self._tokens,
+            "total_latency_ms": self._latency_ms,
+            "error_rate": self._errors / calls,
+            "cache_hit_rate": self._cache_hits / calls,
+        }
+
+    @property
+    def by_tool(self) -> dict[str, dict[str, float]]:
+        """For each tool's name `calls`, `errors`, `latency_ms` (sum) and `tokens` (of outputs)."""
+        names = ("calls", "errors", "latency_ms", "tokens")
+        return {tool: dict(zip(names, sums, strict=True)) for tool, sums in self._tools.items()}
+
+    def get_report(self, language: str = "en") -> str:
+        """The sums as a few lines for people, in "en" or "zh"; a report on no calls says so."""
+        if language not in _LINES:
+            raise UsageError(f"There are no reports in {language!r}. Use {' or '.join(_LINES)}.")
+        title, calls, tokens, latency, errors, hits, none = _LINES[language]
+        if not self._calls:
+            return f"\n{title}:\n- {none}\n"
+        sums = self.aggregated
+        return (
+            f"\n{title}:\n- {calls}: {sums['total_calls']}\n- {tokens}: {sums['total_tokens']}\n"
+            f"- {latency}: {sums['total_latency_ms'] / sums['total_calls']:.2f}ms\n"
+            f"- {errors}: {sums['error_rate']:.2%}\n- {hits}: {sums['cache_hit_rate']:.2%}\n"
+        )
