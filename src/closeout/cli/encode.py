@@ -1,0 +1,101 @@
+"""`closeout encode`: a file's value in one form on stdout, and what every form would cost on stderr."""
+
+from __future__ import annotations
+
+import json as json_library
+import sys
+from pathlib import Path
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.outputs.encoding import FORMATS, LOSSLESS, Encoded, encode
+from closeout.outputs.normal import EncodingError
+from closeout.outputs.tokens import count
+
+__all__ = ["compare_forms", "encode_command"]
+
+_COMPARED = ("json", "columns", "toon", "yaml", "xml", "raw", "csv", "markdown")
+
+
+def encode_command(file: str, format: str, budget: int | None, json: bool) -> int:  # noqa: A002 - named as its options are
+    """Print the value of a JSON or text file ("-": stdin) in a form. Returns the exit code: 0, or 2 for bad usage.
+
+    A file that is not JSON is a text. With `json`, stdout gets one object: `format`, `text`, `tokens`, `exact`,
+    `lossless`, `missing`, and `formats`, tokens by form (null where a form cannot hold the value).
+    """
+    try:
+        value = _read(file)
+        encoded = encode(value, format, budget)
+    except OSError as failure:
+        print(f"closeout encode: {file} cannot be read: {failure.strerror}", file=sys.stderr)
+        return 2
+    except (UsageError, ImportError) as failure:
+        print(f"closeout encode: {failure}", file=sys.stderr)
+        return 2
+    tokens = compare_forms(value)
+    if json:
+        print(json_library.dumps(_report(encoded, tokens), ensure_ascii=True))
+        return 0
+    sys.stdout.buffer.write(encoded.encode("utf-8", "replace") + b"\n")
+    sys.stdout.buffer.flush()
+    print(_table(encoded, tokens), file=sys.stderr)
+    return 0
+
+
+def compare_forms(value: Any) -> dict[str, int | None]:
+    """Tokens (o200k) of a value by form, uncut; None where the form cannot hold it or its library is missing."""
+    tokens: dict[str, int | None] = {"json.dumps": None}
+    try:
+        tokens["json.dumps"] = count(json_library.dumps(value)).tokens
+    except (TypeError, ValueError):
+        tokens.pop("json.dumps")
+    for form in _COMPARED:
+        try:
+            tokens[form] = encode(value, form).tokens
+        except (EncodingError, ImportError):
+            tokens[form] = None
+    return tokens
+
+
+def _read(file: str) -> Any:
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise UsageError(f"{file} is not UTF-8 text: {failure}") from failure
+    try:
+        return json_library.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _report(encoded: Encoded, tokens: dict[str, int | None]) -> dict[str, Any]:
+    return {
+        "format": encoded.format,
+        "text": str(encoded),
+        "tokens": encoded.tokens,
+        "exact": count(encoded).exact,
+        "lossless": encoded.lossless,
+        "missing": encoded.missing,
+        "formats": tokens,
+    }
+
+
+def _table(encoded: Encoded, tokens: dict[str, int | None]) -> str:
+    """One line a form: tokens, and the difference to compact JSON."""
+    base = tokens["json"] or 0
+    exact = "" if count(encoded).exact else ", estimated"
+    lines = [f"{'form':<12}{'tokens':>10}{'to json':>10}   (o200k{exact})"]
+    for form, found in tokens.items():
+        mark = "  <" if form == encoded.format else ""
+        lossy = "  lossy" if form in FORMATS and form not in LOSSLESS else ""
+        change = f"{found / base - 1:+.1%}" if found is not None and base else ""
+        lines.append(f"{form:<12}{'-' if found is None else _number(found):>10}{change:>10}{mark}{lossy}")
+    lines.append(f"printed: {encoded.format}, {_number(encoded.tokens)} tokens")
+    if encoded.missing:
+        lines[-1] += f"; not shown: {encoded.missing}"
+    return "\n".join(lines)
+
+
+def _number(number: int) -> str:
+    return f"{number:,}"
