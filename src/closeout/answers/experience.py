@@ -1,0 +1,280 @@
+"""Failure experience: what an attempt without an answer leaves for the next one. Pure functions over simple records.
+
+It is made of what the model writes about its attempt and of what the journal knows by itself, so that there is one
+even when the model writes nothing. Who asks the model for it is `generator`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from closeout.answers.reading import said, shorten
+
+__all__ = [
+    "FAILURE_SUMMARY_ASSISTANT_PREFIX",
+    "FAILURE_SUMMARY_PROMPT",
+    "CallFact",
+    "FailureExperience",
+    "FailureType",
+    "estimate_tokens",
+    "experience_from",
+    "extract_failure_experience_summary",
+    "render_experiences",
+]
+
+FailureType = Literal["incomplete", "blocked", "misdirected", "format_missed"]
+
+FAILURE_SUMMARY_PROMPT = """\
+This attempt ends here without an accepted answer. Another attempt will start from the task alone and will see nothing \
+of this conversation but what you write now. Call no tools and do not answer the task. Write exactly these sections:
+
+Failure type: one of
+- incomplete: the work was going well but was not finished
+- blocked: a tool that failed or information that could not be found stood in the way
+- misdirected: the approach was wrong
+- format_missed: an answer was found but not given in the form asked for
+What happened: what was tried, in what order, and why there is no answer
+Useful findings: every fact, number, name, source and intermediate result worth keeping, one a line"""
+"""Asks the model for its account. The sections are those that `experience_from` reads."""
+
+FAILURE_SUMMARY_ASSISTANT_PREFIX = "Failure type:"
+"""Begins the account for the model. No blank at its end: some servers refuse a prefix that ends with one."""
+
+# Where the account ends, whatever follows: the model calling tools all the same.
+_TOOL_CALL = re.compile(r"<use_mcp_tool>|<tool_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>")
+_HEADING = re.compile(
+    r"^[\s#>*_\-\d.]*(failure[ _]type|what[ _]happened|useful[ _]findings)[*_ ]*[:：][*_ ]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TYPE = re.compile("|".join(get_args(FailureType)).replace("_", "[_ -]?"), re.IGNORECASE)
+_QUERY_KEYS = ("query", "q", "queries", "question", "keyword", "keywords", "search_query")
+_PAGE_KEYS = ("url", "link", "page", "document", "path", "file", "source")
+_MOST_LISTED = 40  # queries, pages, failures; the last ones
+_DEFAULT_BUDGET = 2_000  # tokens for all experiences together
+
+
+@dataclass(frozen=True, slots=True)
+class CallFact:
+    """One tool call of the attempt, as the journal knows it. `summary`: its result or its error in a few words."""
+
+    tool: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+    ok: bool = True
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureExperience:
+    """What an attempt leaves: the first three from the model, as far as it wrote them, the others from the journal."""
+
+    type: FailureType
+    what_happened: str = ""
+    findings: str = ""
+    queries: tuple[str, ...] = ()  # tried, with the tool's name before them
+    pages: tuple[str, ...] = ()  # read
+    failed_tools: tuple[str, ...] = ()  # "tool: why"
+
+    def text(self, budget_tokens: int | None = None, count: Callable[[str], int] | None = None) -> str:
+        """The experience as the next attempt reads it. Within a budget findings are kept longest, old queries shortest.
+
+        `count` counts tokens; without it they are estimated, rather too high.
+        """
+        count = count or estimate_tokens
+        listed: list[tuple[str, tuple[str, ...]]] = [
+            ("Tools that failed", self.failed_tools),
+            ("Pages already read", self.pages),
+            ("Queries already tried", self.queries),
+        ]
+        head = [f"Failure type: {self.type}"]
+        if self.findings:
+            head.append(f"Useful findings:\n{self.findings}")
+        if self.what_happened:
+            head.append(f"What happened: {self.what_happened}")
+        if budget_tokens is None:
+            return "\n".join(head + [_listing(title, items) for title, items in listed if items])
+        kept: list[str] = []
+        left = budget_tokens
+        for part in head:
+            part = _fitting(part, left, count)
+            kept += [part] if part else []
+            left -= count(part) + 1
+        for title, items in listed:
+            items = _last_that_fit(title, items, left, count)
+            if items:
+                kept.append(_listing(title, items))
+                left -= count(kept[-1]) + 1
+        return "\n".join(kept)
+
+
+def experience_from(
+    summary: str | None, facts: Sequence[CallFact] = (), *, reason: str = "", reply: str = ""
+) -> FailureExperience:
+    """The experience of an attempt, from the model's account (None: it gave none) and the calls that were made.
+
+    `reason`: why the attempt ended ("max_turns", "rollbacks", …); `reply`: a closing reply that was not accepted, which
+    holds what the attempt found. Both are used where the account says nothing.
+    """
+    sections = _sections(extract_failure_experience_summary(summary or ""))
+    failures = [fact for fact in facts if not fact.ok]
+    happened = sections.get("what happened", "")
+    if not happened:
+        made = f"{len(facts)} tool call{'s' * (len(facts) != 1)} made, {len(failures)} failed."
+        happened = f"The attempt ended without an accepted answer ({reason or 'no answer'}). {made}"
+    findings = sections.get("useful findings", "")
+    if not findings:
+        findings = _own_findings(facts, reply)
+    return FailureExperience(
+        type=_type_of(sections.get("failure type", ""), facts, reply),
+        what_happened=happened,
+        findings=findings,
+        queries=_unique(f"{fact.tool}: {asked}" for fact in facts for asked in _values(fact, _QUERY_KEYS)),
+        pages=_unique(page for fact in facts if fact.ok for page in _values(fact, _PAGE_KEYS)),
+        failed_tools=_unique(f"{fact.tool}: {shorten(fact.summary or 'failed', 160)}" for fact in failures),
+    )
+
+
+def extract_failure_experience_summary(text: str) -> str:
+    """The model's account out of its reply: without reasoning and without tool calls; "" when there is none.
+
+    A reply that is nothing but reasoning gives that.
+    """
+    visible = said(text)
+    call = _TOOL_CALL.search(visible)
+    account = visible[: call.start()] if call else visible
+    return account.strip().strip("`").strip()
+
+
+def render_experiences(
+    experiences: Sequence[FailureExperience | str],
+    budget_tokens: int = _DEFAULT_BUDGET,
+    count: Callable[[str], int] | None = None,
+) -> str:
+    """What the next attempt is told of all earlier ones, at most `budget_tokens` long; "" when there were none.
+
+    The last attempt gets half of the budget, the others share the rest.
+    """
+    if not experiences:
+        return ""
+    count = count or estimate_tokens
+    numbered = len(experiences) > 1
+    head = (
+        "Earlier attempts at this task ended without an answer. Build on what they found. Do not repeat their searches, "
+        "do not read the same pages again, and avoid what failed."
+    )
+    left = max(budget_tokens - count(head) - 8 * len(experiences), 0)
+    earlier = left // 2 // (len(experiences) - 1) if numbered else 0
+    parts = [head]
+    for number, experience in enumerate(experiences, 1):
+        share = earlier if number < len(experiences) else left - earlier * (len(experiences) - 1)
+        if isinstance(experience, str):
+            text = _fitting(experience, share, count)
+        else:
+            text = experience.text(share, count)
+        if text:
+            parts.append(f"Attempt {number}:\n{text}" if numbered else text)
+    return "\n\n".join(parts)
+
+
+def estimate_tokens(text: str) -> int:
+    """A bound on the tokens of a text where no tokenizer is at hand: 3 ASCII characters, or one other, a token."""
+    ascii_count = len(text.encode("ascii", "ignore"))
+    return (ascii_count + 2) // 3 + len(text) - ascii_count
+
+
+# ------------------------------------------------------------------------------------------------ from the account
+
+
+def _sections(account: str) -> dict[str, str]:
+    """The account by its headings, in lower case; an account without any is all "what happened"."""
+    headings = list(_HEADING.finditer(account))
+    if not headings:
+        return {"what happened": account} if account else {}
+    ends = [heading.start() for heading in headings[1:]] + [len(account)]
+    sections: dict[str, str] = {}
+    for heading, end in zip(headings, ends, strict=True):
+        name = heading[1].lower().replace("_", " ")
+        body = account[heading.end() : end].strip()
+        if body:
+            sections[name] = f"{sections[name]}\n{body}" if name in sections else body
+    return sections
+
+
+def _type_of(written: str, facts: Sequence[CallFact], reply: str) -> FailureType:
+    """The type that the model names, the first if it names several; else what the calls show."""
+    named = _TYPE.search(written)
+    if named:
+        folded = re.sub("[ -]", "_", named[0].lower())
+        return next(kind for kind in get_args(FailureType) if kind.replace("_", "") == folded.replace("_", ""))
+    if reply.strip():
+        return "format_missed"
+    last = facts[-4:]
+    return "blocked" if last and not any(fact.ok for fact in last) else "incomplete"
+
+
+# ------------------------------------------------------------------------------------------------ from the journal
+
+
+def _own_findings(facts: Sequence[CallFact], reply: str) -> str:
+    """What the attempt found, where the model does not say: its last reply, then what calls brought, the last first."""
+    lines = [f"- The attempt's last reply: {shorten(said(reply), 600)}"] if reply.strip() else []
+    brought = [fact for fact in facts if fact.ok and fact.summary.strip()]
+    lines += [f"- {fact.tool}({_brief(fact)}): {shorten(fact.summary, 200)}" for fact in brought[-1:-13:-1]]
+    return "\n".join(lines)
+
+
+def _brief(fact: CallFact) -> str:
+    if isinstance(fact.arguments, str):
+        return shorten(fact.arguments, 80)
+    return shorten(", ".join(str(value) for value in fact.arguments.values()), 80)
+
+
+def _values(fact: CallFact, keys: tuple[str, ...]) -> list[str]:
+    """The values of arguments whose names say what they are."""
+    if isinstance(fact.arguments, str):
+        return []
+    found: list[str] = []
+    for name, value in fact.arguments.items():
+        if str(name).lower() in keys:
+            each = value if isinstance(value, list | tuple) else (value,)
+            found += [one if isinstance(one, str) else json.dumps(one, default=str) for one in each]
+    return [shorten(text, 200) for text in found if text.strip()]
+
+
+def _unique(texts: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))[-_MOST_LISTED:]
+
+
+# ------------------------------------------------------------------------------------------------ within a budget
+
+
+def _listing(title: str, items: Sequence[str]) -> str:
+    return f"{title}:\n" + "\n".join(f"- {item}" for item in items)
+
+
+def _last_that_fit(title: str, items: tuple[str, ...], budget: int, count: Callable[[str], int]) -> tuple[str, ...]:
+    left = budget - count(f"{title}:\n")
+    kept: list[str] = []
+    for item in reversed(items):
+        left -= count(f"- {item}\n")
+        if left < 0:
+            break
+        kept.append(item)
+    return tuple(reversed(kept))
+
+
+def _fitting(text: str, budget: int, count: Callable[[str], int]) -> str:
+    """The longest beginning of a text that fits, found by halves; the cut is marked."""
+    if count(text) <= budget:
+        return text
+    low, high = 0, min(len(text), max(budget, 0) * 8)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count(text[:middle] + " …") <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low].rstrip() + " …" if low > 20 else ""
