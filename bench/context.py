@@ -29,7 +29,26 @@ RATIOS = (0.025, 0.1, 0.25)
 WRITE = 1.25  # price of a token written into a breakpoint cache, of a fresh one's
 BLOCK = 16
 SUMMARY_TOKENS = 500
-WORDS = "river canal bridge dam lock year length width height opened built city state author film award team song".split()
+WORDS = [
+    "river",
+    "canal",
+    "bridge",
+    "dam",
+    "lock",
+    "year",
+    "length",
+    "width",
+    "height",
+    "opened",
+    "built",
+    "city",
+    "state",
+    "author",
+    "film",
+    "award",
+    "team",
+    "song",
+]
 
 
 @dataclass(slots=True)
@@ -55,7 +74,13 @@ def turns(count: int, seed: int = 7) -> Iterator[TurnAccepted]:
     rng = random.Random(seed)
     for turn in range(count):
         tokens = min(4000, int(rng.lognormvariate(6.55, 0.8)))
-        call = {"id": f"c{turn}", "name": "search", "arguments": {"q": text_of(rng, 6)}, "server_name": None, "text": ""}
+        call = {
+            "id": f"c{turn}",
+            "name": "search",
+            "arguments": {"q": text_of(rng, 6)},
+            "server_name": None,
+            "text": "",
+        }
         result = text_of(rng, tokens)
         returned = {"call": 0, "text": result, "handle": f"r{turn}", "ok": True, "tokens": tokens_in(result)}
         yield TurnAccepted("main", 0, turn, text_of(rng, 40), calls=(call,), returns=(returned,))
@@ -92,8 +117,8 @@ class Caches:
         bill.requests, bill.tokens, bill.cached = bill.requests + 1, bill.tokens + total, bill.cached + blocks
         for r in RATIOS:
             bill.cost["blocks", r] += blocks * r + (total - blocks)
-            bill.cost["breakpoints", r] += read_tokens * r + max(written, 0) * WRITE + (
-                total - read_tokens - max(written, 0)
+            bill.cost["breakpoints", r] += (
+                read_tokens * r + max(written, 0) * WRITE + (total - read_tokens - max(written, 0))
             )
         self._last = messages
         self._marked = [messages[: b + 1] for b in request.breakpoints]
@@ -203,10 +228,11 @@ def main() -> None:
     batched = bills["batched K=1 B=8"]
     shares = {key: cost / base.cost[key] for key, cost in batched.cost.items()}
     confirmed = on_model(options.model) if options.model else ""
+    blocks = {r: shares["blocks", r] for r in RATIOS}
     print(
-        f"bench context: {options.turns} turns, batched costs of sliding K=5 (mean context {batched.mean / base.mean:.2f} of "
-        f"its): r=0.1 {shares['blocks', 0.1]:.2f} (breakpoints {shares['breakpoints', 0.1]:.2f}), r=0.25 "
-        f"{shares['blocks', 0.25]:.2f} ({shares['breakpoints', 0.25]:.2f}), r=0.025 {shares['blocks', 0.025]:.2f}{confirmed}"
+        f"bench context: {options.turns} turns, batched costs of sliding K=5 (mean context {batched.mean / base.mean:.2f} "
+        f"of its): r=0.1 {blocks[0.1]:.2f} (breakpoints {shares['breakpoints', 0.1]:.2f}), "
+        f"r=0.25 {blocks[0.25]:.2f} ({shares['breakpoints', 0.25]:.2f}), r=0.025 {blocks[0.025]:.2f}{confirmed}"
     )
 
 

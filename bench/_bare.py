@@ -1,0 +1,64 @@
+"""What every agent is measured against: a bare aiohttp loop with the same requests, each message serialised once.
+
+It does nothing that an agent is for: no checks, no journal, no limits.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+
+QUESTION = "What is behind the last key?"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look up a key.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
+
+
+def found(key: str) -> str:
+    """What the one tool does."""
+    return f"The value of {key} is {len(key)}."
+
+
+@contextmanager
+def served(calls: int) -> Iterator[str]:
+    """A scripted server in another process that plays `calls` tool calls and then an answer; gives its address."""
+    command = [sys.executable, "-m", "closeout.testing.serve", "--calls", str(calls), "--tool", "lookup"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+async def bare_run(session: aiohttp.ClientSession, url: str, key: str) -> int:
+    """The same conversation as an agent has; returns the number of turns."""
+    head = json.dumps({"model": "scripted", "tools": [TOOL]})[:-1].encode() + b', "messages": ['
+    parts = [json.dumps({"role": "user", "content": QUESTION}).encode()]
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    turns = 0
+    while True:
+        async with session.post(
+            f"{url}/chat/completions", data=head + b",".join(parts) + b"]}", headers=headers
+        ) as got:
+            reply: dict[str, Any] = json.loads(await got.read())
+        turns += 1
+        message = reply["choices"][0]["message"]
+        if not message.get("tool_calls"):
+            return turns
+        parts.append(json.dumps(message).encode())
+        for call in message["tool_calls"]:
+            result = found(**json.loads(call["function"]["arguments"]))
+            parts.append(json.dumps({"role": "tool", "tool_call_id": call["id"], "content": result}).encode())
