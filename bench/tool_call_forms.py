@@ -24,7 +24,7 @@ UNASSERTED = "$unasserted"
 EXPLAINED = {
     "llamacpp-2377": "the prompt opens <think>, the model opens it again, and the second tag is asserted as thought",
     "sglang-mixed_edge_cases-test_boundary_cases_for_extraction-3": "the asserted name belongs to another input",
-    "sglang-minimax_m2-test_minimax_nested_json_in_parameters-1": "the router reads without tools; ours declare an object",
+    "sglang-minimax_m2-test_minimax_nested_json_in_parameters-1": "asserted without tools; the tool declares an object",
     "vllm-129": "the server was configured for another of the family's formats and refuses this one",
     "vllm-130": "the server was configured for another of the family's formats and refuses this one",
     "vllm-230": "the server drops the text around a call; here the text in front of it is content",

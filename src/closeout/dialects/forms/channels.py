@@ -16,7 +16,7 @@ from closeout.dialects.forms.toolbox import Toolbox
 from closeout.dialects.forms.values import typed
 from closeout.messages import Repair
 
-__all__ = ["CHANNELS", "MUSE_GLIMMER_FORM"]
+__all__ = ["CHANNELS", "GLIMMER_CHANNELS", "MUSE_CHANNELS"]
 
 _TOKEN = re.compile(r"<\|(start|channel|message|constrain|end|call|return|eom|eot)\|>")
 _RECIPIENT = re.compile(r"\bto=([^\s<|]{1,200})")
@@ -95,9 +95,8 @@ def _json_or_tags(source: Source, toolbox: Toolbox, message: _Message) -> Block:
         loaded = load(raw, mend=message.complete) if raw.strip()[:1] == "{" else None
         arguments = loaded.value if loaded else None
         repairs = loaded.repairs if loaded else ()
-    properties = toolbox.properties(name)
-    if arguments is None and len(properties) == 1 and raw.strip()[:1] != "{":
-        arguments = {next(iter(properties)): raw}
+    if arguments is None and raw.strip()[:1] != "{" and (key := toolbox.only_parameter(name)):
+        arguments = {key: raw}
     if arguments is None and not raw.strip():
         arguments = {}
     call = make_call(name, arguments, toolbox, text=raw) if isinstance(arguments, dict) else None
@@ -138,18 +137,16 @@ def _invoked(source: Source, toolbox: Toolbox, message: _Message, grammar: Gramm
     return Block(message.start, message.end, broken=broken, hidden=True)
 
 
-CHANNELS = (
-    Form(
-        "muse",
-        ("<|start|>assistant to=", "to=self<|message|>", "to=user<|message|>", "to=tool<|message|>"),
-        partial(read_channels, body=partial(_invoked, grammar=MUSE_INVOKE)),
-        channels=True,
-    ),
-    Form("harmony", ("<|channel|>", "<|message|>"), partial(read_channels, body=_json_or_tags), channels=True),
-)
-MUSE_GLIMMER_FORM = Form(
-    "muse",
-    CHANNELS[0].markers,
-    partial(read_channels, body=partial(_invoked, grammar=MUSE_GLIMMER)),
-    channels=True,
-)
+def _body(source: Source, toolbox: Toolbox, message: _Message, grammar: Grammar) -> Block:
+    invoked = 0 <= source.find("<atem:invoke", message.begin) < message.end
+    return _invoked(source, toolbox, message, grammar) if invoked else _json_or_tags(source, toolbox, message)
+
+
+def _form(family: str, grammar: Grammar) -> Form:
+    read = partial(read_channels, body=partial(_body, grammar=grammar))
+    return Form(family, ("<|channel|>", "<|message|>"), read, channels=True)
+
+
+CHANNELS = _form("harmony", MUSE_INVOKE)
+MUSE_CHANNELS = _form("muse", MUSE_INVOKE)
+GLIMMER_CHANNELS = _form("muse", MUSE_GLIMMER)

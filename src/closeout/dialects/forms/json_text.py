@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.toolbox import Toolbox
 from closeout.messages import Repair, ToolCall
+from closeout.repair.json_text import repair_json
 
 __all__ = ["Loaded", "as_arguments", "calls_in", "load", "make_call", "value_end"]
 
@@ -72,19 +73,12 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _mended(text: str) -> Loaded | None:
-    import json_repair
-
-    try:
-        value = json_repair.loads(text, skip_json_loads=True)
-    except Exception:
-        return None
-    if not isinstance(value, dict | list):
-        return None
-    return Loaded(value, (Repair("json", "json"),))
+    repaired = repair_json(text)
+    return Loaded(repaired.value, repaired.repairs) if repaired.ok and isinstance(repaired.value, dict | list) else None
 
 
 def as_arguments(value: Any, name: str, toolbox: Toolbox) -> dict[str, Any] | None:
-    """A call's arguments as a dict: objects, JSON in a string, nothing, or the one value of a one-parameter tool."""
+    """A call's arguments as a dict: objects, JSON in a string, nothing, or the value of a tool's only parameter."""
     if isinstance(value, str) and value.strip():
         loaded = load(value) if value.strip()[:1] in "{[" else None
         value = loaded.value if loaded else value
@@ -92,10 +86,8 @@ def as_arguments(value: Any, name: str, toolbox: Toolbox) -> dict[str, Any] | No
         return dict(value)
     if value in (None, "", []) or (isinstance(value, str) and not value.strip()):
         return {}
-    properties = toolbox.properties(name)
-    if len(properties) == 1:
-        return {next(iter(properties)): value}
-    return None
+    key = toolbox.only_parameter(name)
+    return {key: value} if key else None
 
 
 def make_call(name: str, arguments: Any, toolbox: Toolbox, call_id: str = "", text: str = "") -> ToolCall | None:
@@ -153,9 +145,17 @@ def _from_envelope(envelope: dict[str, Any], toolbox: Toolbox, explicit: bool) -
     raw = envelope[key] if key else {}
     if explicit and not isinstance(raw, Mapping) and not (isinstance(raw, str) and raw.strip()[:1] == "{"):
         return None
+    if isinstance(raw, Mapping) and _is_schema(raw, envelope):
+        return None
     identity = next((str(envelope[key]) for key in ID_KEYS if isinstance(envelope.get(key), str | int)), "")
     server = envelope.get("server_name")
     call = make_call(name, raw, toolbox, identity, raw if isinstance(raw, str) else "")
     if call and isinstance(server, str) and server:
         return ToolCall(call.name, call.arguments, call.id, server, call.text)
     return call
+
+
+def _is_schema(arguments: Mapping[str, Any], envelope: Mapping[str, Any]) -> bool:
+    """Whether this describes a tool instead of calling it: the "arguments" are a JSON Schema."""
+    described = isinstance(arguments.get("properties"), Mapping) and "type" in arguments
+    return described or ("description" in envelope and "type" in arguments)

@@ -93,8 +93,8 @@ def _with_input(name: str, loaded: Loaded | None, raw: str, toolbox: Toolbox) ->
     value: Any = loaded.value if loaded else raw
     if not loaded and len(raw) > 1 and raw[0] == raw[-1] and raw[0] in "\"'":
         value = raw[1:-1]
-    if isinstance(value, str) and value and len(toolbox.properties(name)) != 1:
-        value = {"input": value} if not toolbox.properties(name) else value
+    if isinstance(value, str) and value and not toolbox.properties(name):
+        value = {"input": value}
     return make_call(name, value, toolbox, text=raw)
 
 

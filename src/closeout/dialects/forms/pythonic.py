@@ -13,9 +13,10 @@ from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.toolbox import Toolbox
 from closeout.messages import ToolCall
 
-__all__ = ["BARE_PYTHONIC", "PYTHONIC", "STRICT_PYTHONIC"]
+__all__ = ["BARE_PYTHONIC", "LAST_LINE_PYTHONIC", "PYTHONIC", "STRICT_PYTHONIC"]
 
 _BLANK = re.compile(r"\s*+")
+_LINE_CALL = re.compile(r"^[ \t]{0,16}(?P<name>[^\W\d][\w.-]{0,199})\s{0,4}\(", re.MULTILINE)
 _LIST_START = re.compile(r"\[\s{0,64}" + CALL_START.pattern)
 
 
@@ -80,6 +81,21 @@ def _stands_alone(text: str, start: int, end: int, calls: Sequence[ToolCall], to
     return bool(known) and not before.strip() and not after.strip()
 
 
+def read_last_line(source: Source, toolbox: Toolbox) -> Found:
+    """Calls of known tools, one under the other, that begin a line and end the text."""
+    if not toolbox:
+        return Found()
+    for line in _LINE_CALL.finditer(source.text):
+        if source.exhausted:
+            break
+        if toolbox.resolve(line["name"]) not in toolbox:
+            continue
+        read = read_calls(source, line.start("name"), toolbox)
+        if read and not source.text[read[2] :].strip() and all(call.name in toolbox for call in read[0]):
+            return Found((Block(line.start(), len(source.text), tuple(read[0]), tuple(read[1])),))
+    return Found()
+
+
 def _marked(family: str, opener: str, closer: str, **options: bool) -> Form:
     return Form(family, (opener,), partial(read_marked, opener=opener, closer=closer), **options)
 
@@ -91,3 +107,4 @@ PYTHONIC = (
 )
 BARE_PYTHONIC = Form("pythonic", (), read_bare)
 STRICT_PYTHONIC = Form("pythonic", (), partial(read_bare, strict=True))
+LAST_LINE_PYTHONIC = Form("pythonic", (), read_last_line)

@@ -12,7 +12,7 @@ from closeout.dialects.forms.table import BARE, MARKED, forms_of
 from closeout.dialects.forms.toolbox import Toolbox
 from closeout.messages import Defect, Repair, ToolSpec
 
-__all__ = ["read_tool_calls"]
+__all__ = ["detect_forms", "read_tool_calls"]
 
 _MAX_CALLS = 1000  # in one reply; more is a model in a loop
 
@@ -43,7 +43,7 @@ def _read_text(text: str, toolbox: Toolbox, family: str | None, split: bool) -> 
     if forms:
         candidates = [form for form in forms if not form.markers or any(mark in text for mark in form.markers)]
         return _first_with_calls(candidates, text, toolbox, split)
-    candidates = _detected(text)
+    candidates = detect_forms(text)
     read = _first_with_calls(candidates, text, toolbox, split)
     if read.calls or read.defects:
         return read
@@ -51,7 +51,7 @@ def _read_text(text: str, toolbox: Toolbox, family: str | None, split: bool) -> 
     return bare if bare.calls else read
 
 
-def _detected(text: str) -> list[Form]:
+def detect_forms(text: str) -> list[Form]:
     """The forms whose marks occur in the text, in the order in which they do."""
     hits = []
     for rank, form in enumerate(MARKED):

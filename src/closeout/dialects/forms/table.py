@@ -6,25 +6,25 @@ import re
 
 from closeout.dialects.forms.arg_pairs import ARG_PAIRS
 from closeout.dialects.forms.bare_json import BARE_JSON, PYTHON_TAG, STRICT_JSON
-from closeout.dialects.forms.channels import CHANNELS, MUSE_GLIMMER_FORM
+from closeout.dialects.forms.channels import CHANNELS, GLIMMER_CHANNELS, MUSE_CHANNELS
 from closeout.dialects.forms.gemma import GEMMA
 from closeout.dialects.forms.kimi_k3 import KIMI_K3
 from closeout.dialects.forms.line_forms import FUNCTIONARY, NAME_LINE, REACT, STRICT_NAME_LINE
 from closeout.dialects.forms.minimax_m3 import MINIMAX_M3
 from closeout.dialects.forms.mistral import MISTRAL
-from closeout.dialects.forms.pythonic import BARE_PYTHONIC, PYTHONIC, STRICT_PYTHONIC
+from closeout.dialects.forms.pythonic import BARE_PYTHONIC, LAST_LINE_PYTHONIC, PYTHONIC, STRICT_PYTHONIC
 from closeout.dialects.forms.records import Form
 from closeout.dialects.forms.tag_families import TAG_FAMILIES
 from closeout.dialects.forms.tagged_json import TAGGED_JSON
 from closeout.dialects.forms.token_calls import TOKEN_CALLS
 from closeout.dialects.forms.use_mcp_tool import USE_MCP_TOOL
 
-__all__ = ["BARE", "MARKED", "families", "forms_of"]
+__all__ = ["BARE", "LAST", "MARKED", "families", "forms_of"]
 
 MARKED: tuple[Form, ...] = (
     *USE_MCP_TOOL,
     *KIMI_K3,
-    *CHANNELS,
+    CHANNELS,
     *MINIMAX_M3,
     *TAG_FAMILIES,
     *TOKEN_CALLS,
@@ -41,6 +41,9 @@ MARKED: tuple[Form, ...] = (
 
 BARE: tuple[Form, ...] = (STRICT_JSON, STRICT_PYTHONIC, STRICT_NAME_LINE)
 """Forms without a mark, in their strict reading: tried when no mark led to a call and no family was named."""
+
+LAST: tuple[Form, ...] = (LAST_LINE_PYTHONIC,)
+"""Forms so weak that only salvage reads them, under its own rules."""
 
 # A family with more than one form, or with bare JSON or Python as its second writing.
 _COMPOUND: dict[str, tuple[str, ...]] = {
@@ -71,7 +74,8 @@ _COMPOUND: dict[str, tuple[str, ...]] = {
     "apriel": ("jamba", "json"),
     "qwen3_coder": ("qwen3_coder", "hermes"),
     "exaone": ("hermes",),
-    "muse_glimmer": ("muse_glimmer",),
+    "muse": ("muse_channels", "muse"),
+    "muse_glimmer": ("glimmer_channels", "muse"),
 }
 
 # Beginnings of parser, template and model names, longest first; what servers print and data sets carry.
@@ -114,7 +118,8 @@ _NAMED: dict[str, tuple[Form, ...]] = {
     "json": (BARE_JSON,),
     "pythonic_list": (BARE_PYTHONIC,),
     "name_line": (NAME_LINE,),
-    "muse_glimmer": (MUSE_GLIMMER_FORM,),
+    "muse_channels": (MUSE_CHANNELS,),
+    "glimmer_channels": (GLIMMER_CHANNELS,),
 }
 
 

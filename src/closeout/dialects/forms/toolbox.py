@@ -42,6 +42,14 @@ class Toolbox:
         properties = self.schema(name).get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
+    def only_parameter(self, name: str) -> str | None:
+        """The parameter that a bare value can only be meant for: the only one, or the only required one."""
+        properties, required = self.properties(name), self.schema(name).get("required")
+        if len(properties) == 1:
+            return str(next(iter(properties)))
+        single = isinstance(required, list) and len(required) == 1 and required[0] in properties
+        return str(required[0]) if single and isinstance(required, list) else None
+
     def server(self, name: str) -> str | None:
         return self._servers.get(name)
 

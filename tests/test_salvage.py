@@ -1,0 +1,203 @@
+"""Calls that a model wrote where the dialect in use did not look; and prose about tools, which is never a call."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeout.dialects.salvage import salvage
+from closeout.messages import ToolSpec
+
+SEARCH = ToolSpec(
+    "search",
+    "Search the web.",
+    {
+        "type": "object",
+        "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}},
+        "required": ["query"],
+    },
+    server_name="web",
+)
+READ = ToolSpec("read_file", "", {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]})
+TIME = ToolSpec("get_time", "", {"type": "object", "properties": {}})
+TOOLS = [SEARCH, READ, TIME]
+ARGS = {"query": "tides"}
+JSON_CALL = '{"name": "search", "arguments": {"query": "tides"}}'
+
+MEANT = {
+    "hermes": f"I'll look that up.\n<tool_call>\n{JSON_CALL}\n</tool_call>",
+    "hermes, closing tag lost": f"<tool_call>\n{JSON_CALL}",
+    "hermes, opening tag lost": f"{JSON_CALL}\n</tool_call>",
+    "hermes and an invented result": f"<tool_call>{JSON_CALL}</tool_call>\n<tool_response>\nHigh.\n</tool_response>",
+    "bare json": JSON_CALL,
+    "bare json behind a sentence": f"Let me search for that.\n{JSON_CALL}",
+    "bare json in a fence": f"I will search now:\n```json\n{JSON_CALL}\n```",
+    "bare json in a fence left open": f"I will search now:\n```json\n{JSON_CALL}",
+    "openai envelope": json.dumps(
+        {
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "search", "arguments": json.dumps(ARGS)}}
+            ]
+        }
+    ),
+    "llama": '<|python_tag|>{"name": "search", "parameters": {"query": "tides"}}<|eom_id|>',
+    "mistral": f"[TOOL_CALLS] [{JSON_CALL}]",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n"
+    '```json\n{"query": "tides"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="search">\n<｜DSML｜parameter name="query" string="true">tides'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "qwen coder": "<tool_call>\n<function=search>\n<parameter=query>\ntides\n</parameter>\n</function>\n</tool_call>",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>"
+    '{"query": "tides"}<|tool_call_end|><|tool_calls_section_end|>',
+    "glm": "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>tides</arg_value>\n</tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="search">\n<parameter name="query">tides</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "python, alone on the last line": 'I need current data.\nsearch(query="tides")',
+    "python list": '[search(query="tides")]',
+    "python, tool_code fence": '```tool_code\nprint(search(query="tides"))\n```',
+    "python fence": 'Let me look.\n```python\nsearch(query="tides")\n```',
+    "use_mcp_tool": "Checking.\n<use_mcp_tool>\n<server_name>web</server_name>\n<tool_name>search</tool_name>\n"
+    '<arguments>\n{"query": "tides"}\n</arguments>\n</use_mcp_tool>',
+    "react lines": "Thought: I need data.\nAction: search\nAction Input: tides",
+    "react object": 'Thought: I need data.\nAction: search\nAction Input: {"query": "tides"}\nObservation: High at 9.',
+    "react blob": 'Thought: x\nAction:\n```json\n{"action": "search", "action_input": {"query": "tides"}}\n```',
+    "harmony": '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "tides"}<|call|>',
+    "intention in spite of a hedge": f"I cannot recall the times, so I'll search.\n<tool_call>{JSON_CALL}</tool_call>",
+    "name in another case": JSON_CALL.replace('"search"', '"Search"'),
+    "name with a prefix": f"<tool_call>{JSON_CALL.replace('search', 'functions.search')}</tool_call>",
+    "misspelt name in tags": f"<tool_call>{JSON_CALL.replace('search', 'serach')}</tool_call>",
+    "broken json in tags": '<tool_call>{"name": "search", "arguments": {"query": "tides",}}</tool_call>',
+    "chinese": f"我来查一下。\n<tool_call>{JSON_CALL}</tool_call>",
+    "two": f"<tool_call>{JSON_CALL}</tool_call>\n<tool_call>{JSON_CALL}</tool_call>",
+}
+
+
+@pytest.mark.parametrize("text", MEANT.values(), ids=MEANT.keys())
+def test_a_call_in_another_form_is_found(text: str) -> None:
+    read = salvage(text, tools=TOOLS)
+
+    assert read is not None
+    assert {call.name for call in read.calls} == {"search"}
+    assert all(call.arguments == ARGS for call in read.calls)
+    assert read.repairs[0].kind == f"dialect:{read.family}"
+    assert read.repairs[0].where == "reply"
+    assert all(call.server_name == "web" for call in read.calls)
+
+
+PROSE = {
+    "a mention": "I could call search(query=...) for this, but the answer is already above.",
+    "a mention at the end": 'You can look it up with search(query="tides")',
+    "a condition": 'If I needed fresh data I would call:\nsearch(query="tides")',
+    "an example in tags": f"The syntax is: <tool_call>\n{JSON_CALL}\n</tool_call> - that's how you format it",
+    "an example at the end": f"For example:\n<tool_call>\n{JSON_CALL}\n</tool_call>",
+    "an example in a fence": f"A call looks like this:\n```json\n{JSON_CALL}\n```",
+    "a fence, then an explanation": f"```json\n{JSON_CALL}\n```\nThis is what a call is made of.",
+    "quoted": f'He wrote "{JSON_CALL}"',
+    "in backticks": f"Use `{JSON_CALL}`",
+    "in backticks with tags": f"Write `<tool_call>{JSON_CALL}</tool_call>`",
+    "a list item": f"Possible calls:\n- <tool_call>{JSON_CALL}</tool_call>",
+    "a table": f"| tool | call |\n| search | <tool_call>{JSON_CALL}</tool_call>",
+    "a block quote": f"> <tool_call>{JSON_CALL}</tool_call>",
+    "prose behind the call": f"<tool_call>{JSON_CALL}</tool_call>\nThe answer to your question is 42 metres.",
+    "documentation": "search(query, limit) searches the web. It returns ten results.",
+    "documentation at the end": "The signature of the tool is:\nsearch(query: str, limit: int = 10)",
+    "a definition": json.dumps({"name": "search", "parameters": {"type": "object", "properties": {"query": {}}}}),
+    "a list of tools": json.dumps([{"name": "search", "description": "Search.", "parameters": {"type": "object"}}]),
+    "a refusal": f"I won't run this:\n<tool_call>{JSON_CALL}</tool_call>",
+    "a past failure": f"Earlier this failed:\n<tool_call>{JSON_CALL}</tool_call>",
+    "a placeholder": '<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>',
+    "a placeholder in brackets": '<tool_call>{"name": "search", "arguments": {"query": "<your query>"}}</tool_call>',
+    "another tool": '<tool_call>{"name": "launch_rocket", "arguments": {"when": "now"}}</tool_call>',
+    "bare json of another kind": '{"name": "Ada Lovelace", "parameters": {"born": 1815}}',
+    "bare json with foreign keys": '{"name": "search", "arguments": {"colour": "red"}}',
+    "bare json without what is required": '{"name": "search", "arguments": {"limit": 3}}',
+    "json inside json": json.dumps({"log": {"name": "search", "arguments": ARGS}}),
+    "json data": '{"results": [{"title": "Tides", "url": "https://example.org"}]}',
+    "python code": 'def f():\n    return search(query="tides")\nprint(f())',
+    "python code with the call inside": 'x = 1\nresult = search(query="tides")',
+    "a final answer": f"Final Answer: 42\n{JSON_CALL}",
+    "a boxed answer": f"\\boxed{{42}}\n<tool_call>{JSON_CALL}</tool_call>",
+    "no action": "Thought: done\nAction: None\nAction Input: {}",
+    "a final action": 'Action:\n```json\n{"action": "Final Answer", "action_input": "42"}\n```',
+    "words": "Searching is what search engines do.",
+    "an example in chinese": f"例如：\n<tool_call>{JSON_CALL}</tool_call>",
+    "empty": "",
+    "blank": " \n ",
+}
+
+
+@pytest.mark.parametrize("text", PROSE.values(), ids=PROSE.keys())
+def test_prose_about_a_tool_is_not_a_call(text: str) -> None:
+    assert salvage(text, tools=TOOLS) is None
+
+
+def test_nothing_is_salvaged_without_tools() -> None:
+    assert salvage(MEANT["hermes"]) is None
+    assert salvage(MEANT["hermes"], tools=[]) is None
+
+
+def test_reasoning_is_looked_at_only_when_the_text_is_empty() -> None:
+    reasoning = f"I should look this up.\n<tool_call>{JSON_CALL}</tool_call>"
+
+    found = salvage("", reasoning, TOOLS)
+
+    assert found is not None
+    assert found.calls[0].arguments == ARGS
+    assert found.repairs[0].where == "reasoning"
+    assert salvage("The tide is high at nine.", reasoning, TOOLS) is None
+    assert salvage("<think>" + reasoning + "</think>", "", TOOLS) is not None
+
+
+def test_a_bare_form_in_reasoning_stays_a_thought() -> None:
+    assert salvage("", f"Maybe this:\n{JSON_CALL}", TOOLS) is None
+    assert salvage("", 'search(query="tides")', TOOLS) is None
+
+
+def test_a_reply_that_was_cut_off_is_never_completed() -> None:
+    cut = '<tool_call>{"name": "search", "arguments": {"query": "tid'
+
+    assert salvage(cut, tools=TOOLS) is None
+    assert salvage(cut, tools=TOOLS, truncated=True) is None
+    assert salvage("Action: search\nAction Input: ti", tools=TOOLS, truncated=True) is None
+    assert salvage(f"<tool_call>{JSON_CALL}", tools=TOOLS, truncated=True) is not None
+    assert salvage(MEANT["broken json in tags"], tools=TOOLS, truncated=True) is None
+
+
+def test_the_text_in_front_of_the_call_is_kept_and_the_repairs_are_named() -> None:
+    read = salvage(MEANT["misspelt name in tags"].replace("<tool_call>", "Let me look.\n<tool_call>"), tools=TOOLS)
+
+    assert read is not None
+    assert read.content == "Let me look."
+    assert [repair.kind for repair in read.repairs] == ["dialect:hermes", "tool_name_spelling"]
+
+
+def test_one_unknown_name_among_several_calls_refuses_all() -> None:
+    other = '<tool_call>{"name": "launch_rocket", "arguments": {}}</tool_call>'
+
+    assert salvage(f"<tool_call>{JSON_CALL}</tool_call>\n{other}", tools=TOOLS) is None
+
+
+def test_tools_may_be_given_in_the_openai_shape() -> None:
+    tool = {"type": "function", "function": {"name": "search", "parameters": SEARCH.parameters}}
+
+    read = salvage(MEANT["qwen coder"], tools=[tool])
+
+    assert read is not None
+    assert read.calls[0].name == "search"
+
+
+PIECES = st.sampled_from(
+    ("<tool_call>|</tool_call>|search(|query='x')|{'name': 'search'|'arguments': {|}}|```|\n|Action: search\n|[|]|"
+     "Action Input: |for example |Let me search. |<think>|</think>|\ud800|查").replace("'", '"').split("|")
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PIECES | st.text(max_size=8), max_size=25).map("".join), st.booleans())
+def test_any_text_is_survived_and_only_known_tools_come_back(text: str, truncated: bool) -> None:
+    read = salvage(text, text, TOOLS, truncated=truncated)
+
+    assert read is None or {call.name for call in read.calls} <= {"search", "read_file", "get_time"}
