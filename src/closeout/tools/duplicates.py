@@ -1,0 +1,112 @@
+"""Which calls were made before: counts and earlier outcomes for each agent, and the keys that make two calls the same.
+
+The journal needs no part of this: a resumed run makes the same calls again, and their replayed outcomes fill it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from closeout.messages import ToolPolicy
+
+if TYPE_CHECKING:
+    from closeout.tools.outcome import CallOutcome
+
+__all__ = ["CallMemory", "DuplicateCheck", "cache_name", "query_key"]
+
+_MAX_KEY = 512  # characters of a key that are kept as they are; of longer ones their SHA-256
+_MAX_KEPT = 256  # outcomes kept to be given again
+
+
+class DuplicateCheck(NamedTuple):
+    """Whether a query was made before, and how often."""
+
+    is_duplicate: bool
+    previous_count: int
+
+
+def cache_name(agent: str, tool_name: str) -> str:
+    """The namespace of a tool's queries by one agent: "main_google_search"."""
+    return f"{agent}_{tool_name}"
+
+
+def query_key(tool_name: str, arguments: Mapping[str, Any], policy: ToolPolicy) -> str | None:
+    """What two calls have in common when they are the same call; None for a tool that may rightly be repeated.
+
+    `NAME_VALUE_VALUE` of the declared duplicate key, else the tool's name and all arguments in canonical JSON.
+    """
+    if policy.repeatable:
+        return None
+    if policy.duplicate_key is not None:
+        key = "_".join((tool_name, *(_plain(arguments.get(name)) for name in policy.duplicate_key)))
+    else:
+        key = f"{tool_name}_{_canonical(arguments)}"
+    return key if len(key) <= _MAX_KEY else f"{tool_name}_{hashlib.sha256(key.encode('utf-8', 'replace')).hexdigest()}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else _canonical(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=repr)
+
+
+def _canonical(value: Any) -> str:
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError):  # keys of several types, cycles: not JSON, still comparable
+        return repr(value)
+
+
+class CallMemory:
+    """What one run's agents have called. `counts` is cache name → query → how often, as the seed design has it."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, dict[str, int]] = {}
+        self._kept: OrderedDict[tuple[str, str], CallOutcome] = OrderedDict()
+        self._epochs: dict[str, int] = {}  # agent → how often it changed something
+        self._seen: dict[tuple[str, str], int] = {}  # call → epoch in which the agent was shown its result
+
+    def check(self, cache_name: str, query: str) -> DuplicateCheck:
+        count = self.counts.get(cache_name, {}).get(query, 0)
+        return DuplicateCheck(count > 0, count)
+
+    def record(self, cache_name: str, query: str) -> None:
+        queries = self.counts.setdefault(cache_name, {})
+        queries[query] = queries.get(query, 0) + 1
+
+    def is_repeated(self, agent: str, cache_name: str, query: str) -> bool:
+        """Whether the agent has this call's result already, and nothing it did since can have changed it."""
+        if not self.check(cache_name, query).is_duplicate:
+            return False
+        return self._seen.get((agent, query), self._epoch(agent)) == self._epoch(agent)
+
+    def keep(self, agent: str, query: str, outcome: CallOutcome) -> None:
+        self._seen[agent, query] = self._epoch(agent)
+        self._kept[agent, query] = outcome
+        self._kept.move_to_end((agent, query))
+        if len(self._kept) > _MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    def earlier(self, agent: str, query: str) -> CallOutcome | None:
+        """The outcome of the same call, if it is still current."""
+        current = self._seen.get((agent, query)) == self._epoch(agent)
+        return self._kept.get((agent, query)) if current else None
+
+    def something_changed(self, agent: str) -> None:
+        """After a call that changes things: what was read before it may rightly be read again."""
+        self._epochs[agent] = self._epoch(agent) + 1
+
+    def begin_attempt(self, agent: str) -> None:
+        """A new attempt starts with an empty history: no call is a repetition, kept results may still be given."""
+        for cache_name in [name for name in self.counts if name.startswith(f"{agent}_")]:
+            del self.counts[cache_name]
+
+    def _epoch(self, agent: str) -> int:
+        return self._epochs.get(agent, 0)

@@ -1,0 +1,140 @@
+"""Runs one call: its deadline, its retries, its exceptions as values. Cancellation passes through to the tool.
+
+Whether a call is run at all is decided in `executor`; what its result is worth, in `judge`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from closeout.errors import ToolError, UsageError
+from closeout.messages import ToolPolicy, ToolSpec
+from closeout.outputs.models import ToolOutput, ToolTelemetry, format_observation
+from closeout.outputs.summary import summarise
+
+__all__ = ["ToolSource", "failed_output", "run_tool"]
+
+# Failures that would come again: the tool said no, or the program is wrong. All others may pass.
+_LASTING = (ToolError, UsageError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+_MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
+_MAX_DELAY = 8.0  # seconds
+
+
+class ToolSource(Protocol):
+    """What a ToolExecutor needs of a tool manager."""
+
+    def specs(self) -> Any:
+        """The tools on offer, a sequence of ToolSpec."""
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Any:
+        """The raw result; raises on failure."""
+
+
+async def run_tool(
+    source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any], *, retry_delay: float
+) -> ToolOutput:
+    """Calls the tool and never raises but for cancellation: what went wrong is in the output's telemetry.
+
+    Only tools that are read-only or idempotent are tried again, `policy.retries` times, after `retry_delay` seconds
+    and then twice as long each time.
+    """
+    started = datetime.now(UTC).isoformat()
+    began = time.perf_counter()
+    tries = 1 + (spec.policy.retries if _may_repeat(spec.policy) else 0)
+    for number in range(tries):
+        tried = time.perf_counter()
+        try:
+            value = await _within_deadline(source, spec, arguments)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            failure: BaseException = error  # the tool cancelled something of its own
+        except (Exception, SystemExit) as error:
+            failure = error
+        else:
+            return _succeeded(spec, value, started, began, tried, number)
+        if number + 1 < tries and not isinstance(failure, _LASTING):
+            await asyncio.sleep(min(retry_delay * 2**number, _MAX_DELAY))
+        else:
+            break
+    return failed_output(
+        spec.name,
+        _message(failure),
+        type(failure).__name__,
+        timestamp=started,
+        duration_ms=_ms_since(began),
+        latency_ms=_ms_since(tried),
+        retry_count=number,
+    )
+
+
+def failed_output(tool_name: str, message: str, code: str, **measured: Any) -> ToolOutput:
+    """The output of a call that brought no result. `measured` are further fields of its telemetry."""
+    telemetry = ToolTelemetry(
+        tool_name=tool_name,
+        execution_id=uuid.uuid4().hex,
+        success=False,
+        error_code=code,
+        error_message=message,
+        **measured,
+    )
+    return ToolOutput(summary=f"Error: {message}", observation=f"Observation: Error - {message}", telemetry=telemetry)
+
+
+async def _within_deadline(source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any]) -> Any:
+    seconds = spec.policy.timeout
+    if seconds is None:
+        return await source.call(spec, arguments)
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            return await source.call(spec, arguments)
+    except TimeoutError as error:
+        if deadline.expired():
+            raise TimeoutError(f"{spec.name} did not finish within {seconds:g} seconds") from error
+        raise
+
+
+def _succeeded(spec: ToolSpec, value: Any, started: str, began: float, tried: float, retries: int) -> ToolOutput:
+    telemetry = ToolTelemetry(
+        tool_name=spec.name,
+        execution_id=uuid.uuid4().hex,
+        timestamp=started,
+        latency_ms=_ms_since(tried),
+        duration_ms=_ms_since(began),
+        retry_count=retries,
+    )
+    if isinstance(value, ToolOutput):  # the tool speaks for itself; what was measured here is the outside view
+        return value.model_copy(update={"telemetry": _joined(value.telemetry, telemetry)})
+    output = ToolOutput(result=value, summary=summarise(value), telemetry=telemetry)
+    output.observation = format_observation(output)
+    return output
+
+
+def _joined(own: ToolTelemetry, measured: ToolTelemetry) -> ToolTelemetry:
+    unset = {name: value for name, value in measured if name not in own.model_fields_set}
+    return own.model_copy(update=unset)
+
+
+def _may_repeat(policy: ToolPolicy) -> bool:
+    return policy.read_only or policy.idempotent
+
+
+def _message(error: BaseException) -> str:
+    """What the model reads: a ToolError's own words; other exceptions with their type, which says a lot."""
+    try:
+        words = str(error)
+    except Exception:  # an exception whose __str__ raises
+        words = ""
+    if isinstance(error, ToolError | TimeoutError) and words:
+        return words[:_MAX_MESSAGE]
+    return f"{type(error).__name__}: {words}"[:_MAX_MESSAGE].rstrip(": ")
+
+
+def _ms_since(moment: float) -> float:
+    return round((time.perf_counter() - moment) * 1000, 3)
