@@ -230,8 +230,8 @@ def main() -> None:
     confirmed = on_model(options.model) if options.model else ""
     blocks = {r: shares["blocks", r] for r in RATIOS}
     print(
-        f"bench context: {options.turns} turns, batched costs of sliding K=5 (mean context {batched.mean / base.mean:.2f} "
-        f"of its): r=0.1 {blocks[0.1]:.2f} (breakpoints {shares['breakpoints', 0.1]:.2f}), "
+        f"bench context: {options.turns} turns, batched costs of sliding K=5 (mean context "
+        f"{batched.mean / base.mean:.2f} of its): r=0.1 {blocks[0.1]:.2f} (breakpoints {shares['breakpoints', 0.1]:.2f}), "
         f"r=0.25 {blocks[0.25]:.2f} ({shares['breakpoints', 0.25]:.2f}), r=0.025 {blocks[0.025]:.2f}{confirmed}"
     )
 

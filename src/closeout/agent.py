@@ -1,17 +1,20 @@
-"""The front door: an Agent is made of a model, tools and settings, and `run` leads it to an answer."""
+"""The front door: an Agent is made of a model, tools and settings, and `run` leads it to an answer.
+
+Imports wait until they are needed, so that `from closeout import Agent` costs next to nothing.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from closeout.config import Config, load_config
 from closeout.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from pathlib import Path
+
     from closeout.answers.contracts import AnswerContract
+    from closeout.config import Config
     from closeout.journal.events import Event
     from closeout.journal.journal import Listener, Progress
     from closeout.journal.store import Store
@@ -60,6 +63,8 @@ class Agent:
         name: str = "agent",
         home: str | Path | bool | None = None,
     ) -> None:
+        from closeout.config import load_config
+
         self.name = name
         self.config = _with_arguments(load_config(config), dialect, max_turns, context_compress_limit, keep_tool_result)
         self._model = model
@@ -102,6 +107,8 @@ class Agent:
 
     def run_sync(self, task: str, **options: Any) -> RunResult:
         """`run` for code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
+        import asyncio
+
         _refuse_running_loop()
         return asyncio.run(self.run(task, **options))
 
@@ -142,8 +149,8 @@ class Agent:
         await self.plan().manager.__aenter__()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.plan().manager.__aexit__(*exc)
+    async def __aexit__(self, *_: object) -> None:
+        await self.plan().manager.__aexit__(None, None, None)
 
     # ------------------------------------------------------------------------------------------------ making
 
@@ -151,6 +158,8 @@ class Agent:
         """Where this agent's runs are kept; None for memory only. Raises JournalError."""
         if self._home is False:
             return None
+        from pathlib import Path
+
         from closeout.config import home_folder
         from closeout.journal.store import open_store
 
@@ -172,7 +181,7 @@ class Agent:
         from closeout.llm.connect import connect
         from closeout.orchestrator.limits import Limits
         from closeout.orchestrator.plan import AgentPlan
-        from closeout.orchestrator.subagents import read_result_tool
+        from closeout.orchestrator.subagents import as_tool, read_result_tool
         from closeout.tools.manager import ToolManager
 
         config, settings = self.config, self.config.agent
@@ -187,7 +196,7 @@ class Agent:
             client=client,
             dialect=dialect,
             manager=ToolManager(
-                (*self._tools, read_result_tool) if own else (),
+                [as_tool(each) for each in (*self._tools, read_result_tool)] if own else (),
                 (*config.tools.mcp_servers, *self._mcp_servers),
                 blacklist=tuple(config.tools.blacklist),
             ),
@@ -247,6 +256,8 @@ class RunStream:
         return self._result
 
     async def __aiter__(self) -> AsyncIterator[Event | Progress]:
+        import asyncio
+
         queue: asyncio.Queue[Event | Progress | None] = asyncio.Queue()
         task = asyncio.ensure_future(self._start(queue.put_nowait))
         task.add_done_callback(lambda _: queue.put_nowait(None))
@@ -279,6 +290,8 @@ def _with_arguments(
     keep_tool_result: int | None,
 ) -> Config:
     """The configuration with an agent's own arguments in it, checked like any other setting."""
+    from closeout.config import load_config
+
     tree = config.model_dump(exclude_unset=True)
     agent = tree.setdefault("agent", {})
     if max_turns is not None:
@@ -293,6 +306,8 @@ def _with_arguments(
 
 
 def _refuse_running_loop() -> None:
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

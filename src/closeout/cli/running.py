@@ -191,4 +191,5 @@ def _options_of(run_id: str) -> RunOptions:
     event = started.event if started is not None else None
     if not isinstance(event, RunStarted) or not event.origin:
         raise UsageError(f"Run {run_id} was not started by this command line. Resume it in Python: agent.resume(…).")
-    return RunOptions(**{name: tuple(v) if isinstance(v, list) else v for name, v in event.origin.items()})
+    kept: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in event.origin.items()}
+    return RunOptions(**kept)

@@ -54,6 +54,11 @@ class History:
     def steps(self) -> tuple[Step, ...]:
         return self._steps
 
+    def __call__(self, event: object) -> None:
+        """As a listener: events are taken in, anything else is let pass."""
+        if isinstance(event, Event):
+            self.apply(event)
+
     def apply(self, event: Event) -> None:
         """Take in an event; those of other agents, and those that the model does not see, change nothing."""
         if event.agent != self._agent:

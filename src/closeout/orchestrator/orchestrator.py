@@ -7,9 +7,9 @@ the dialect's business, how a call is governed the executor's, what counts as an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from closeout.answers.experience import FailureExperience, render_experiences
 from closeout.context.history import History
 from closeout.errors import ModelError
 from closeout.journal.events import (
@@ -22,7 +22,7 @@ from closeout.journal.events import (
 )
 from closeout.messages import Message, Reading, Repair
 from closeout.orchestrator.asking import Asking
-from closeout.orchestrator.closing import Closed, close_attempt
+from closeout.orchestrator.closing import Closed, Stop, close_attempt
 from closeout.orchestrator.loops import LoopWatch
 from closeout.orchestrator.plan import AgentPlan
 from closeout.orchestrator.review import RollBack, review_outcomes, review_reply
@@ -30,20 +30,12 @@ from closeout.orchestrator.rollback import RollbackPolicy
 from closeout.orchestrator.room import eviction_policy, make_room
 from closeout.orchestrator.scope import Scope
 from closeout.orchestrator.tool_door import ToolDoor
+from closeout.outputs.artifacts import Artifact
 from closeout.tools.executor import CallOutcome, ToolExecutor
 
-__all__ = ["Orchestrator", "Stop"]
+__all__ = ["Orchestrator"]
 
 FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "model_failed"})  # no attempt follows these
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Why an attempt stopped acting: "answered" with the reply that answers, or the limit or failure that ended it."""
-
-    reason: str
-    reading: Reading = field(default_factory=Reading)
-    error: str = ""
 
 
 class Orchestrator:
@@ -78,9 +70,9 @@ class Orchestrator:
 
     async def run(self) -> Closed:
         """The task's answer, or why there is none. Raises nothing but cancellation and JournalError."""
-        stop_listening = self.scope.journal.listen(self.history.apply)
+        stop_listening = self.scope.journal.listen(self.history)
         self.scope.budget.begin()
-        experiences: list[str] = []
+        experiences: list[FailureExperience] = []
         try:
             for number in range(self.plan.settings.context_compress_limit + 1):
                 closed = await self._attempt(number, experiences)
@@ -91,7 +83,7 @@ class Orchestrator:
         finally:
             stop_listening()
 
-    async def _attempt(self, number: int, experiences: Sequence[str]) -> Closed:
+    async def _attempt(self, number: int, experiences: Sequence[FailureExperience]) -> Closed:
         plan, path = self.plan, self.scope.path
         self.attempt, self.turn, self.nudges, self.circles = number, 0, 0, 0
         self.facts = []
@@ -99,14 +91,16 @@ class Orchestrator:
             plan.settings.max_consecutive_rollbacks, plan.settings.max_rollbacks, plan.llm.temperature
         )
         self.loops = LoopWatch()
-        self.scope.journal.append(AttemptStarted(path, number, tuple(experiences)))
+        self.executor.begin_attempt(path)
+        learned = render_experiences(experiences)
+        self.scope.journal.append(AttemptStarted(path, number, (learned,) if learned else ()))
         try:
             stop = await self._act()
         except ModelError as error:
             stop = Stop("model_failed", error=str(error))
         closed = await close_attempt(self, stop, is_final=number == plan.settings.context_compress_limit)
-        ended = AttemptEnded(path, number, closed.stop_reason, closed.answer, closed.experience or "")
-        self.scope.journal.append(ended)
+        experience = closed.experience.text() if closed.experience else ""
+        self.scope.journal.append(AttemptEnded(path, number, closed.stop_reason, closed.answer, experience))
         return closed
 
     async def _act(self) -> Stop:
@@ -159,7 +153,7 @@ class Orchestrator:
         )
         for outcome in outcomes:
             self._record(outcome.repairs)
-            self.scope.artifacts.put(outcome.handle, outcome.output.result)
+            self.scope.artifacts.put(outcome.handle, Artifact(outcome.output.result, outcome.call.name))
         self.facts.extend(outcomes)
         return outcomes
 
@@ -192,7 +186,7 @@ class Orchestrator:
                 "call": index,
                 "text": outcome.text,
                 "handle": outcome.handle,
-                "ok": outcome.status == "ok",
+                "ok": outcome.ok,
                 "tokens": outcome.tokens,
             }
             for index, outcome in enumerate(outcomes)

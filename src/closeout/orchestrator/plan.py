@@ -36,6 +36,19 @@ class AgentPlan:
     may_switch_dialect: bool = False
     stream: bool = False
 
+    @property
+    def agent(self) -> AgentSettings:
+        """The settings under the name that the AnswerGenerator reads them by."""
+        return self.settings
+
+    def offered_tools(self) -> tuple[ToolSpec, ...]:
+        """What the model is told of, sorted by name. The manager must be open."""
+        return tuple(self.manager.specs())
+
+    def full_instructions(self) -> str:
+        """The agent's instructions and, last, how the answer is to be written."""
+        return "\n\n".join(part for part in (self.instructions.strip(), self.contract.instruction()) if part)
+
     def fingerprint(self, tools: tuple[ToolSpec, ...]) -> dict[str, Any]:
         """What must be the same for a record of this agent to be continued by it; short, readable, JSON-able."""
         return {

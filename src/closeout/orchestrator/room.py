@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from closeout.context.eviction import EvictionPolicy, best_batch
 from closeout.journal.events import Evicted
-from closeout.llm.pricing import cache_ratio
+from closeout.llm.pricing import find_price
 from closeout.orchestrator.plan import AgentPlan
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["eviction_policy", "make_room"]
 
+USUAL_RATIO = 0.1
 REPLY_TOKENS = 2048  # kept free for the reply where its limit is not set
 
 
@@ -22,12 +23,20 @@ def eviction_policy(plan: AgentPlan) -> EvictionPolicy:
     keep = plan.settings.keep_tool_result
     return EvictionPolicy(
         keep=keep,
-        batch=best_batch(keep, cache_ratio(plan.client.name)),
+        batch=best_batch(keep, _cache_ratio(plan.client.name)),
         max_context=plan.llm.max_context_length or plan.client.capabilities.max_context,
         high_water=plan.settings.high_water,
         low_water=min(plan.settings.low_water, plan.settings.high_water),
         reserve=plan.llm.max_tokens or REPLY_TOKENS,
     )
+
+
+def _cache_ratio(model: str) -> float:
+    """The price of a cached input token beside a fresh one; where no price is known, what most vendors ask."""
+    price = find_price(model.partition(":")[2] or model)
+    if price is None or price.cache_read is None or price.input <= 0:
+        return USUAL_RATIO
+    return price.cache_read / price.input
 
 
 async def make_room(orchestrator: Orchestrator) -> None:

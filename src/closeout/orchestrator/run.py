@@ -96,7 +96,7 @@ def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_
     found = differences(started.fingerprint, plan.fingerprint(plan.offered_tools()))
     if found and not despite_changes:
         raise ResumeRefused(
-            f"Run {run_id} was made by another agent: {'; '.join(found)}. Resume it with the agent that made it, or say "
+            f"Run {run_id} was made by another agent: {'; '.join(found)}. Resume it with that agent, or say "
             "that you want to go on all the same (--force).",
             found,
         )
@@ -114,7 +114,8 @@ def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_
 async def _lead(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener]) -> RunResult:
     ledger = Ledger()
     ledger.attempts = 0
-    leave = [journal.listen(listener) for listener in (ledger, *listeners)]
+    everyone: tuple[Listener, ...] = (ledger, *listeners)
+    leave = [journal.listen(listener) for listener in everyone]
     budget = Budget(plan.limits, lambda: journal.elapsed)
     scope = Scope(journal, budget)
     try:
@@ -161,7 +162,7 @@ def _result(closed: Closed, task: Task, journal: Journal, ledger: Ledger) -> Run
         value=closed.value,
         error=str(failure) if failure else closed.error,
         final_summary=closed.summary,
-        failure_experience_summary=closed.experience,
+        failure_experience_summary=closed.experience.text() if closed.experience else None,
         turns=ledger.turns,
         attempts=ledger.attempts,
         rollbacks=ledger.rollbacks,

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from closeout.errors import ToolError
+from closeout.errors import ToolDefinitionError, ToolError
 from closeout.journal.events import AgentEnded, AgentStarted
 from closeout.messages import ToolPolicy
 from closeout.orchestrator.scope import MAX_DEPTH, current_scope
 from closeout.outputs.artifacts import read_result as read_stored
+from closeout.tools.manager import AnyTool
 from closeout.tools.tool import Tool, tool
 
 if TYPE_CHECKING:
     from closeout.orchestrator.plan import AgentPlan
 
-__all__ = ["read_result_tool", "sub_agent_tool"]
+__all__ = ["as_tool", "read_result_tool", "sub_agent_tool"]
 
 
 @tool(name="read_result", read_only=True, repeatable=True, inline=True)
@@ -32,6 +33,16 @@ def read_result_tool(handle: str, offset: int = 0, path: str | None = None, patt
     if scope is None:
         raise ToolError("There is no run whose results could be read.")
     return read_stored(scope.artifacts, handle, offset=offset, path=path, pattern=pattern)
+
+
+def as_tool(something: Any) -> AnyTool:
+    """A tool as it is, a function as the tool it makes. Raises ToolDefinitionError for anything else."""
+    if isinstance(something, AnyTool):
+        return something
+    if callable(something):
+        made: AnyTool = tool(something)
+        return made
+    raise ToolDefinitionError(f"{something!r:.80} is no tool. Give a function, a @tool function, or agent.as_tool(…).")
 
 
 def sub_agent_tool(name: str, description: str, plan_of: Callable[[], AgentPlan]) -> Tool[..., Any]:

@@ -1,0 +1,161 @@
+"""How an attempt ends: the answer is checked, or asked for in a way that changes something, or experience is left.
+
+What is asked and how often is the AnswerGenerator's; here an attempt is handed to it and taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from closeout.answers.experience import CallFact, FailureExperience, experience_from
+from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, OutputFormatter
+from closeout.answers.generator import AnswerGenerator
+from closeout.answers.replies import problem_of
+from closeout.answers.selection import AnswerCandidate, select_answer
+from closeout.errors import ModelError
+from closeout.journal.events import Noted
+from closeout.journal.stream import StreamHandler
+from closeout.journal.task_log import StepLog, TaskLog
+from closeout.messages import Message, Reading
+
+if TYPE_CHECKING:
+    from closeout.orchestrator.orchestrator import Orchestrator
+    from closeout.tools.executor import CallOutcome
+
+__all__ = ["Closed", "Stop", "close_attempt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why an attempt stopped acting: "answered" with the reply that answers, or the limit or failure that ended it."""
+
+    reason: str
+    reading: Reading | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """How an agent's attempt, or its whole task, ended. `answer` None: there is none; `error` says what failed."""
+
+    answer: str | None
+    stop_reason: str
+    value: Any = None
+    summary: str = ""
+    experience: FailureExperience | None = None
+    error: str = ""
+    candidates: tuple[tuple[str, float], ...] = ()
+
+    def report(self) -> str:
+        """What a sub-agent hands back: its closing text, or what it found out although it has no answer."""
+        if self.answer is not None:
+            return self.summary or self.answer
+        if self.experience is not None:
+            return self.experience.text()
+        return self.error or f"No answer ({self.stop_reason})."
+
+
+async def close_attempt(agent: Orchestrator, stop: Stop, *, is_final: bool) -> Closed:
+    """End an attempt. `is_final`: no other follows, so an answer seen on the way is better than none."""
+    contract = agent.plan.contract
+    text = stop.reading.answer if stop.reading is not None else None
+    if text is not None:
+        found = contract.read(text)
+        if found.ok:
+            return _chosen(agent, Closed(found.text, stop.reason, found.value, text))
+    if stop.reason == "model_failed" or agent.scope.budget.exhausted():
+        return _without_asking(agent, stop, is_final)
+    return await _asked(agent, stop, text, is_final)
+
+
+def _chosen(agent: Orchestrator, closed: Closed) -> Closed:
+    """The answer among all that were seen, as the settings say, and how they rank."""
+    assert closed.answer is not None
+    seen: list[AnswerCandidate | str] = [*agent.candidates, AnswerCandidate(closed.answer, final=True)]
+    selection = select_answer(seen, agent.plan.settings.answer_selection)
+    ranking = tuple((ranked.text, ranked.share) for ranked in selection.ranking)
+    if selection.answer == closed.answer or selection.answer is None:
+        return replace(closed, candidates=ranking)
+    return replace(closed, answer=selection.answer, value=selection.answer, candidates=ranking)
+
+
+def _without_asking(agent: Orchestrator, stop: Stop, is_final: bool) -> Closed:
+    """The model cannot be asked any more: what was seen on the way is all there is."""
+    experience = experience_from(None, _facts(agent.facts), reason=stop.reason)
+    closed = Closed(None, stop.reason, experience=experience, error=stop.error)
+    selection = select_answer(agent.candidates, agent.plan.settings.answer_selection)
+    if not is_final or selection.answer is None:
+        return closed
+    return _chosen(agent, replace(closed, answer=selection.answer, value=selection.answer))
+
+
+async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bool) -> Closed:
+    """One closing turn, or as many as the AnswerGenerator finds worth it."""
+    client = agent.asking.client
+    client.purpose, client.note = "close", ""
+    history: list[dict[str, Any]] = [*agent.asking.messages(agent.history)]
+    if text:
+        history.append(Message(role="assistant", content=text))
+    generator = AnswerGenerator(
+        client,
+        OutputFormatter(agent.plan.contract),
+        _task_log(agent),
+        StreamHandler(),
+        agent.plan,
+        list(agent.candidates),
+    )
+    try:
+        finished = await _finished(agent, generator, history, text)
+        if finished is not None:
+            return finished
+        ended = await generator.generate_and_finalize_answer(
+            system_prompt="",
+            message_history=history,
+            tool_definitions=agent.asking.offered,
+            turn_count=agent.turn,
+            task_description=agent.question,
+            reached_max_turns=stop.reason != "answered",
+            is_final_retry=is_final,
+            save_callback=None,
+        )
+    except ModelError as error:
+        return _without_asking(agent, replace(stop, reason="model_failed", error=str(error)), is_final)
+    if ended.final_boxed_answer and ended.final_boxed_answer != FORMAT_ERROR_MESSAGE:
+        answer = ended.final_boxed_answer
+        return _chosen(agent, Closed(answer, stop.reason, generator.reading.value, ended.final_summary))
+    experience = experience_from(
+        ended.failure_experience_summary, _facts(agent.facts), reason=stop.reason, reply=ended.final_summary
+    )
+    reason = "no_answer" if stop.reason == "answered" else stop.reason
+    return Closed(None, reason, summary=ended.final_summary, experience=experience, error=stop.error)
+
+
+async def _finished(
+    agent: Orchestrator, generator: AnswerGenerator, history: list[dict[str, Any]], text: str | None
+) -> Closed | None:
+    """A reply that only lacks the form is finished by a short continuation; None where that is not all it lacks."""
+    contract = agent.plan.contract
+    if not text or not problem_of(text, contract.read(text)).finishable:
+        return None
+    asked: list[Any] = [*history, Message(role="user", content=contract.finishing())]
+    call = await generator.handle_llm_call("", asked, agent.asking.offered, agent.turn + 1, "Main Agent | Final Answer")
+    whole = f"{text}\n\n{call.response_text or ''}"
+    found = contract.read(whole)
+    return _chosen(agent, Closed(found.text, "answered", found.value, whole)) if found.ok else None
+
+
+def _task_log(agent: Orchestrator) -> TaskLog:
+    """A log whose steps become events of the run."""
+
+    def write(step: StepLog) -> None:
+        agent.scope.journal.append(Noted(agent.scope.path, step.level, step.name, step.message, step.metadata))
+
+    return TaskLog(task_id=agent.scope.journal.run_id, input=agent.question, writer=write)
+
+
+def _facts(outcomes: list[CallOutcome]) -> list[CallFact]:
+    return [
+        CallFact(outcome.call.name, outcome.call.arguments, outcome.ok, outcome.reason or outcome.output.summary)
+        for outcome in outcomes
+    ]
