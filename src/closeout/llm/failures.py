@@ -147,8 +147,9 @@ def _from_json(value: Any) -> tuple[str, str]:
     reason = error.get("message") or error.get("detail") or error.get("msg") or value.get("message") or ""
     if isinstance(reason, list):  # FastAPI: a list of {"loc": […], "msg": …}
         reason = "; ".join(str(_field(item, "msg") or item) for item in reason[:3])
-    code = error.get("code") or error.get("type") or ""
-    return str(code), _one_line(str(reason))
+    # vLLM and llama.cpp repeat the status as the code; the name is in the type then.
+    names = (name for name in (error.get("code"), error.get("type")) if isinstance(name, str) and not name.isdigit())
+    return next(names, ""), _one_line(str(reason))
 
 
 def _field(value: Any, name: str) -> Any:

@@ -54,7 +54,7 @@ class Endpoint:
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         parts = _checked(url)
         host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
-        self.url = url
+        self.url = url.strip()
         self.origin = f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
         self.headers = dict(headers or {})
         self._route: tuple[Any, dict[str, Any]] | None = None
@@ -64,11 +64,16 @@ class Endpoint:
         if self._route is None:
             from yarl import URL
 
-            self._route = (
-                URL(self.url),
-                # A redirect would carry the key to an address that nobody configured.
-                {"headers": self.headers, "allow_redirects": False, **_proxy_for(urlsplit(self.url))},
-            )
+            # A redirect would carry the key to an address that nobody configured: none is followed.
+            options: dict[str, Any] = {"headers": self.headers, "allow_redirects": False}
+            proxy, login = _proxy_for(urlsplit(self.url))
+            if proxy is not None:
+                options["proxy"] = proxy
+            if login and self.url.startswith("https:"):
+                options["proxy_headers"] = login
+            elif login:  # without TLS there is no tunnel: the request itself is what the proxy reads
+                options["headers"] = {**self.headers, **login}
+            self._route = (URL(self.url), options)
         return self._route
 
 
@@ -83,13 +88,14 @@ def _checked(url: str) -> SplitResult:
     return parts
 
 
-def _proxy_for(parts: SplitResult) -> dict[str, Any]:
+def _proxy_for(parts: SplitResult) -> tuple[str | None, dict[str, str]]:
+    """The proxy that the environment names for an address, and the header that logs in to it."""
     from urllib.request import getproxies, proxy_bypass
 
     proxies = getproxies()
     found = proxies.get(parts.scheme) or proxies.get("all")
     if not found or proxy_bypass(parts.netloc.rpartition("@")[2]):
-        return {}
+        return None, {}
     proxy = urlsplit(found if "://" in found else f"http://{found}")
     if proxy.scheme not in {"http", "https"}:
         raise ConfigError(
@@ -98,12 +104,9 @@ def _proxy_for(parts: SplitResult) -> dict[str, Any]:
         )
     bare = urlunsplit((proxy.scheme, proxy.netloc.rpartition("@")[2], "", "", ""))
     if proxy.username is None:
-        return {"proxy": bare}
+        return bare, {}
     login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-    return {
-        "proxy": bare,
-        "proxy_headers": {"Proxy-Authorization": "Basic " + base64.b64encode(login).decode()},
-    }
+    return bare, {"Proxy-Authorization": "Basic " + base64.b64encode(login).decode()}
 
 
 # ------------------------------------------------------------------------------------------------ requests

@@ -1,0 +1,288 @@
+"""The wire: one pool a loop that goes with it, deadlines, cancellation, proxies, TLS, and failures told clearly."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ssl
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeout.errors import (
+    ConfigError,
+    ModelTimeout,
+    ModelUnreachable,
+    PermanentModelError,
+    ServerFailed,
+    StreamDropped,
+)
+from closeout.llm import transport
+from closeout.llm.sse import EventReader
+from closeout.llm.transport import Endpoint, get, post
+from raw_server import END, chat, http, raw_server, sse
+
+
+async def test_a_body_goes_out_byte_for_byte_and_the_answer_comes_back():
+    async with raw_server(http('{"a": "é"}')) as seen:
+        response = await post(Endpoint(seen.url, {"X-Key": "1"}), '{"元": 1}'.encode(), timeout=5)
+        assert (response.status, response.content_type, await response.read()) == (
+            200,
+            "application/json",
+            '{"a": "é"}'.encode(),
+        )
+    assert seen.bodies == ['{"元": 1}'.encode()]
+    assert "X-Key: 1" in seen.heads[0]
+
+
+async def test_a_body_of_megabytes_goes_out_without_a_warning():
+    async with raw_server(http("{}")) as seen:
+        await (await post(Endpoint(seen.url), b"x" * (3 * 2**20), timeout=20)).read()
+    assert len(seen.bodies[0]) == 3 * 2**20
+
+
+async def test_requests_share_connections():
+    async with raw_server(http("{}")) as seen:
+        endpoint = Endpoint(seen.url)
+        for _ in range(5):
+            await (await post(endpoint, b"{}", timeout=5)).read()
+        assert seen.connections == 1
+
+
+async def test_a_stream_read_to_its_end_gives_its_connection_back():
+    async with raw_server(sse({"a": 1}, "[DONE]", end=END)) as seen:
+        endpoint = Endpoint(seen.url)
+        for _ in range(3):
+            response = await post(endpoint, b"{}", timeout=5)
+            assert b"".join([piece async for piece in response.chunks()]).endswith(b"data: [DONE]\n\n")
+        assert seen.connections == 1
+
+
+async def test_closing_a_response_closes_the_connection():
+    async with raw_server(sse({"a": 1}, end=b"10\r\n")) as seen:
+        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        response.close()
+        await asyncio.wait_for(_until(lambda: seen.connections == 1), 5)
+
+
+async def test_cancelling_closes_the_connection():
+    async with raw_server(None) as seen:
+        task = asyncio.ensure_future(post(Endpoint(seen.url), b"{}", timeout=30))
+        await asyncio.wait_for(_until(lambda: bool(seen.bodies)), 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(seen.hung_up.wait(), 5)
+
+
+async def test_a_deadline_is_a_model_timeout():
+    async with raw_server(None) as seen:
+        with pytest.raises(ModelTimeout, match=r"in time.*llm\.timeout"):
+            await post(Endpoint(seen.url), b"{}", timeout=0.05)
+        await asyncio.wait_for(seen.hung_up.wait(), 5)
+
+
+async def test_nobody_listening_says_who_and_what_to_check():
+    with pytest.raises(ModelUnreachable, match=r"http://127\.0\.0\.1:9: Connection refused.*running\?"):
+        await post(Endpoint("http://127.0.0.1:9/v1"), b"{}", timeout=5)
+
+
+async def test_a_name_that_does_not_resolve():
+    with pytest.raises(ModelUnreachable, match=r"No such host: http://no-such-host\.invalid"):
+        await post(Endpoint("http://no-such-host.invalid/v1"), b"{}", timeout=10)
+
+
+async def test_a_connection_that_ends_without_an_answer():
+    async with raw_server([]) as seen:
+        with pytest.raises(StreamDropped, match="before it replied"):
+            await post(Endpoint(seen.url), b"{}", timeout=5)
+
+
+async def test_a_body_that_breaks_off():
+    async with raw_server([http("{}" * 50)[:-20]]) as seen:
+        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        with pytest.raises(StreamDropped, match="in the middle"):
+            await response.read()
+
+
+async def test_a_server_that_does_not_speak_http():
+    async with raw_server([b"SSH-2.0-OpenSSH_9.7\r\n\r\n"]) as seen:
+        with pytest.raises(ServerFailed, match="does not answer in HTTP"):
+            await post(Endpoint(seen.url), b"{}", timeout=5)
+
+
+async def test_a_body_without_end_is_bounded():
+    endless = [b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", *[b"x" * 65536] * 40]
+    async with raw_server(endless) as seen:
+        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        with pytest.raises(ServerFailed, match="more than 1 MiB"):
+            await response.read(limit=2**20)
+
+
+async def test_redirects_are_not_followed_with_the_key():
+    async with raw_server(http("", status=307, Location="http://127.0.0.1:9/elsewhere")) as seen:
+        response = await post(Endpoint(seen.url, {"Authorization": "Bearer k"}), b"{}", timeout=5)
+        assert response.status == 307
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "ftp://x/v1", "http://", "http://[::1", "http://a b/v1", "http://x:99999"]
+)
+def test_an_address_that_is_none_is_named(url: str):
+    with pytest.raises(ConfigError, match=r"not the address of a server.*http://localhost:8000/v1"):
+        Endpoint(url)
+
+
+# ------------------------------------------------------------------------------------------------ proxies and TLS
+
+
+async def test_the_environments_proxy_is_used_with_its_login(monkeypatch: pytest.MonkeyPatch):
+    async with raw_server(http('{"by": "proxy"}')) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("http://", "http://user:p%40ss@"))
+        monkeypatch.setenv("no_proxy", "")
+        response = await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=5)
+        assert await response.read() == b'{"by": "proxy"}'
+    assert proxy.heads[0].startswith("POST http://model.example:8000/v1/x HTTP/1.1")
+    assert "Proxy-Authorization: Basic dXNlcjpwQHNz" in proxy.heads[0]
+
+
+async def test_no_proxy_is_obeyed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    async with raw_server(http("{}")) as seen:
+        assert await (await post(Endpoint(seen.url), b"{}", timeout=5)).read() == b"{}"
+
+
+async def test_a_proxy_of_another_kind_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1080")
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(ConfigError, match=r"socks5://127\.0\.0\.1 .*not an HTTP proxy.*NO_PROXY=model\.example"):
+        await post(Endpoint("http://model.example/v1"), b"{}", timeout=5)
+
+
+async def test_a_certificate_that_nobody_signed_is_permanent(tmp_path):
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    made = await asyncio.to_thread(
+        subprocess.run,
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-keyout", key, "-out", certificate], capture_output=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(
+            PermanentModelError, match=r"certificate of https://localhost:\d+ is not trusted.*SSL_CERT_FILE"
+        ):
+            await post(Endpoint(f"https://localhost:{port}/v1"), b"{}", timeout=5)
+
+
+async def test_https_to_a_plain_server_says_what_is_wrong():
+    def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(ModelUnreachable, match=r"No TLS connection to https://127.*speak https\?"):
+            await post(Endpoint(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"), b"{}", timeout=5)
+
+
+# ------------------------------------------------------------------------------------------------ the pool's life
+
+
+def test_every_asyncio_run_has_its_own_pool_and_leaves_nothing_open():
+    async def once() -> int:
+        async with raw_server(http(chat())) as seen:
+            response = await get(Endpoint(seen.url), timeout=5)
+            return len(await response.read())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [asyncio.run(once()) for _ in range(3)] == [len(http(chat()).partition(b"\r\n\r\n")[2])] * 3
+        gc.collect()
+    assert len(transport._keepers) == 0 or all(keeper.session.closed for keeper in transport._keepers.values())
+
+
+def test_a_loop_that_is_never_shut_down_properly_ends_without_a_word(tmp_path):
+    script = textwrap.dedent("""
+        import asyncio, gc, warnings
+        warnings.simplefilter("error")
+        from closeout.errors import ModelUnreachable
+        from closeout.llm.transport import Endpoint, get
+
+        async def once():
+            try:
+                await get(Endpoint("http://127.0.0.1:9/"), timeout=5)
+            except ModelUnreachable:
+                print("refused")
+
+        for _ in range(2):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(once())
+            loop.close()
+        last = asyncio.new_event_loop()
+        last.run_until_complete(once())
+        gc.collect()
+    """)
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "refused\n" * 3
+    assert "Unclosed" not in done.stderr
+
+
+async def test_close_pool_closes_and_a_later_request_opens_anew():
+    async with raw_server(http("{}")) as seen:
+        for _ in range(2):
+            await (await get(Endpoint(seen.url), timeout=5)).read()
+            await transport.close_pool()
+        assert seen.connections == 2
+    await transport.close_pool()
+
+
+# ------------------------------------------------------------------------------------------------ server-sent events
+
+
+def read_events(data: bytes, sizes: list[int]) -> list[bytes]:
+    reader, events, position = EventReader(), [], 0
+    for size in [*sizes, len(data)]:
+        events += reader.feed(data[position : position + size])
+        position += size
+    return events + reader.close()
+
+
+def test_events_with_every_line_end_comments_names_and_several_data_lines():
+    data = b": hello\r\n\r\nevent: x\ndata: one\r\rid: 3\ndata:two\ndata: three\n\n\n\ndata:\n\nretry: 5\n\ndata: last"
+    assert read_events(data, []) == [b"one", b"two\nthree", b"", b"last"]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from([b"data: a", b"data:\xe5\x85\x83", b": c", b"", b"event: e"]), max_size=12),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    st.lists(st.integers(0, 7), max_size=60),
+)
+def test_any_cut_of_the_bytes_gives_the_same_events(lines: list[bytes], end: bytes, sizes: list[int]):
+    data = end.join(lines) + end
+    assert read_events(data, sizes) == read_events(data, [])
+
+
+def test_an_event_without_end_is_refused():
+    reader = EventReader()
+    for _ in range(16):
+        assert reader.feed(b"x" * 2**20) == []
+    with pytest.raises(ServerFailed, match="16 MiB"):
+        reader.feed(b"x")
+
+
+async def _until(condition) -> None:
+    while not condition():  # noqa: ASYNC110  the condition is another connection's state
+        await asyncio.sleep(0.005)
