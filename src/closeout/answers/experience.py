@@ -47,7 +47,7 @@ FAILURE_SUMMARY_ASSISTANT_PREFIX = "Failure type:"
 # Where the account ends, whatever follows: the model calling tools all the same.
 _TOOL_CALL = re.compile(r"<use_mcp_tool>|<tool_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>")
 _HEADING = re.compile(
-    r"^[\s#>*_\-\d.]*(failure[ _]type|what[ _]happened|useful[ _]findings)[*_ ]*[:：][*_ ]*",
+    r"^[ \t#>*_\-\d.]{0,12}(failure[ _]type|what[ _]happened|useful[ _]findings)[*_ ]*[:：][*_ ]*",
     re.IGNORECASE | re.MULTILINE,
 )
 _TYPE = re.compile("|".join(get_args(FailureType)).replace("_", "[_ -]?"), re.IGNORECASE)
@@ -162,18 +162,16 @@ def render_experiences(
     count = count or estimate_tokens
     numbered = len(experiences) > 1
     head = (
-        "Earlier attempts at this task ended without an answer. Build on what they found. Do not repeat their searches, "
-        "do not read the same pages again, and avoid what failed."
+        "Earlier attempts at this task ended without an answer. Build on what they found. Do not repeat their "
+        "searches, do not read the same pages again, and avoid what failed."
     )
     left = max(budget_tokens - count(head) - 8 * len(experiences), 0)
     earlier = left // 2 // (len(experiences) - 1) if numbered else 0
     parts = [head]
     for number, experience in enumerate(experiences, 1):
         share = earlier if number < len(experiences) else left - earlier * (len(experiences) - 1)
-        if isinstance(experience, str):
-            text = _fitting(experience, share, count)
-        else:
-            text = experience.text(share, count)
+        record = experience if isinstance(experience, FailureExperience) else None
+        text = record.text(share, count) if record else _fitting(str(experience), share, count)
         if text:
             parts.append(f"Attempt {number}:\n{text}" if numbered else text)
     return "\n\n".join(parts)
