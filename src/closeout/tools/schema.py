@@ -21,7 +21,7 @@ from closeout.tools.docstrings import Docstring
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["Binding", "bind_as_given", "build_binding", "check_signature", "readable_signature"]
+__all__ = ["Binding", "bind_as_given", "build_binding", "check_signature", "readable_signature", "without_titles"]
 
 MAX_REPORTED_ERRORS = 4  # a model mends a few at a time
 _PLAIN_TYPES = {
@@ -239,7 +239,7 @@ _SCHEMAS = ("items", "additionalProperties", "not", "contains")
 
 def _finish(schema: dict[str, Any], signature: inspect.Signature, texts: Mapping[str, str]) -> dict[str, Any]:
     """Short and stable: no titles, properties in the signature's order, descriptions and defaults put in."""
-    tidy = _inline_single_uses(_without_titles(schema))
+    tidy = _inline_single_uses(without_titles(schema))
     properties: dict[str, Any] = {}
     found = tidy.get("properties", {})
     for name, parameter in signature.parameters.items():
@@ -302,7 +302,9 @@ def _map_schemas(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
     return change(done)
 
 
-def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
+def without_titles(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without the titles that generators write; a parameter called "title" stays."""
+
     def drop(part: dict[str, Any]) -> dict[str, Any]:  # a discriminator is OpenAPI's and points into $defs
         return {key: value for key, value in part.items() if key not in ("title", "discriminator")}
 
