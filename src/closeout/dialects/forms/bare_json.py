@@ -36,7 +36,7 @@ def read_bare_json(source: Source, toolbox: Toolbox, strict: bool = False) -> Fo
     while not source.exhausted and (candidate := _CANDIDATE.search(source.text, at)):
         start = candidate.start()
         end = value_end(source, start)
-        loaded = load(source.text[start:end]) if end else None
+        loaded = load(source.text[start:end], mend=source) if end else None
         calls = calls_in(loaded.value, toolbox, explicit=True) if loaded else []
         if calls and loaded and end:
             hits.append((_fenced(source.text, Block(start, end, tuple(calls), loaded.repairs)), loaded.value))
@@ -97,7 +97,7 @@ def _json_run(source: Source, toolbox: Toolbox, start: int, at: int) -> Block | 
     end = at
     while source.text[at : at + 1] in ("{", "["):
         stop = value_end(source, at)
-        loaded = load(source.text[at:stop]) if stop else None
+        loaded = load(source.text[at:stop], mend=source) if stop else None
         found = calls_in(loaded.value, toolbox, explicit=bool(loaded.repairs)) if loaded else []
         if not found or loaded is None or stop is None:
             break

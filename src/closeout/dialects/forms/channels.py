@@ -92,7 +92,7 @@ def _json_or_tags(source: Source, toolbox: Toolbox, message: _Message) -> Block:
     arguments = _beam_arguments(raw, name, toolbox)
     repairs: tuple[Repair, ...] = ()
     if arguments is None:
-        loaded = load(raw, mend=message.complete) if raw.strip()[:1] == "{" else None
+        loaded = load(raw, mend=source if message.complete else False) if raw.strip()[:1] == "{" else None
         arguments = loaded.value if loaded else None
         repairs = loaded.repairs if loaded else ()
     if arguments is None and raw.strip()[:1] != "{" and (key := toolbox.only_parameter(name)):

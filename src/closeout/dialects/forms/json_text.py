@@ -37,6 +37,8 @@ class Loaded:
 def value_end(source: Source, start: int) -> int | None:
     """Where the object or array that opens at `start` ends, or None if it does not."""
     text, at, depth = source.text, start, 0
+    if source.exhausted:
+        return None
     while found := _STRUCTURE.search(text, at):
         at, mark = found.end(), found[0]
         if mark == '"':
@@ -55,8 +57,11 @@ def value_end(source: Source, start: int) -> int | None:
     return None
 
 
-def load(text: str, *, mend: bool = True) -> Loaded | None:
-    """The JSON value of a text: strictly first, then with named repairs unless `mend` is off. None: it is no JSON."""
+def load(text: str, *, mend: bool | Source = True) -> Loaded | None:
+    """The JSON value of a text: strictly first, then with named repairs. None: it is no JSON.
+
+    `mend` False: strictly only; a Source: as long as that has repairs left.
+    """
     try:
         return Loaded(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):
@@ -65,7 +70,9 @@ def load(text: str, *, mend: bool = True) -> Loaded | None:
         return Loaded(json.loads(text, strict=False, parse_constant=_refuse), (Repair("raw_control", "json"),))
     except (ValueError, RecursionError):
         pass
-    return _mended(text) if mend and len(text) <= _MAX_REPAIRED else None
+    if len(text) > _MAX_REPAIRED or not (mend.may_mend() if isinstance(mend, Source) else mend):
+        return None
+    return _mended(text)
 
 
 def _refuse(constant: str) -> NoReturn:

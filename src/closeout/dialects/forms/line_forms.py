@@ -60,7 +60,7 @@ def _blob(source: Source, toolbox: Toolbox, action: re.Match[str]) -> Block | No
     if text[at : at + 1] not in ("{", "["):
         return None
     end = value_end(source, at)
-    loaded = load(text[at:end]) if end else None
+    loaded = load(text[at:end], mend=source) if end else None
     calls = calls_in(loaded.value, toolbox) if loaded else []
     if not calls or loaded is None or end is None or not all(_is_call(call.name) for call in calls):
         return None
@@ -81,7 +81,7 @@ def _lines(source: Source, toolbox: Toolbox, action: re.Match[str]) -> Block | N
     following = _NEXT.search(text, end or at)
     stop = end or (following.start() if following else len(text))
     raw = text[at:stop].strip().removesuffix("```").strip()
-    loaded = load(raw) if raw[:1] in ("{", "[") else None
+    loaded = load(raw, mend=source) if raw[:1] in ("{", "[") else None
     call = _with_input(toolbox.resolve(name[1]), loaded, raw, toolbox)
     if call is None:
         return None
@@ -113,7 +113,7 @@ def read_headers(source: Source, toolbox: Toolbox, header: re.Pattern[str]) -> F
             said.append(body)
             continue
         name = toolbox.resolve(found[1])
-        loaded = load(body) if body.strip()[:1] == "{" else None
+        loaded = load(body, mend=source) if body.strip()[:1] == "{" else None
         value = loaded.value if loaded else {"code": body.strip()} if name == "python" else None
         call = make_call(name, value, toolbox, text=body.strip()) if isinstance(value, dict) else None
         if call:
@@ -130,7 +130,7 @@ def read_name_line(source: Source, toolbox: Toolbox, strict: bool = False) -> Fo
     if head is None or ((strict or toolbox) and name not in toolbox):
         return Found()
     end = value_end(source, head.end())
-    loaded = load(source.text[head.end() : end]) if end else None
+    loaded = load(source.text[head.end() : end], mend=source) if end else None
     call = make_call(name, loaded.value, toolbox) if loaded and isinstance(loaded.value, dict) else None
     if call is None or end is None or loaded is None or (strict and source.text[end:].strip()):
         return Found()

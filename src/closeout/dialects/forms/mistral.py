@@ -36,7 +36,7 @@ def _named(source: Source, toolbox: Toolbox, start: int) -> list[Block]:
     at = start + len(_MARK)
     while head := _NAMED.match(source.text, at):
         end = value_end(source, head.end())
-        loaded = load(source.text[head.end() : end]) if end else None
+        loaded = load(source.text[head.end() : end], mend=source) if end else None
         raw = source.text[head.end() : end]
         call = make_call(head["name"], loaded.value, toolbox, head["id"] or "", raw) if loaded else None
         if call is None or end is None:
@@ -52,13 +52,13 @@ def _listed(source: Source, toolbox: Toolbox, start: int) -> list[Block]:
     blank = _BLANK.match(text, start + len(_MARK))
     at = blank.end() if blank else start
     if text[at : at + 1] not in ("[", "{"):
-        junk = _LIST.search(text, at)
         following = source.find(_MARK, at)
-        if junk is None or 0 <= following < junk.start():
+        junk = _LIST.search(text, at, following if following >= 0 else len(text))
+        if junk is None:
             return []
         at = junk.start()
     end = value_end(source, at)
-    loaded = load(text[at:end]) if end else None
+    loaded = load(text[at:end], mend=source) if end else None
     calls = calls_in(loaded.value, toolbox, explicit=bool(loaded.repairs)) if loaded else []
     if not calls:
         return [Block(start, end or len(text), broken=_UNREADABLE)]

@@ -173,6 +173,8 @@ def _as_number(text: str) -> int | float:
 def read_call(source: Source, at: int, toolbox: Toolbox) -> tuple[ToolCall, tuple[Repair, ...], int] | None:
     """The call that begins at `at`, its repairs and where it ends; None if there is none."""
     scanner = _Scanner(source.text, at)
+    if source.exhausted:
+        return None
     try:
         name, positional, named = scanner.call()
     except _NotACall:

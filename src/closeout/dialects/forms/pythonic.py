@@ -37,7 +37,7 @@ def _behind(source: Source, toolbox: Toolbox, start: int, at: int, closer: str) 
     at = blank.end() if blank else at
     if text[at : at + 1] == "{" or (text[at : at + 1] == "[" and not _LIST_START.match(text, at)):
         end = value_end(source, at)
-        loaded = load(text[at:end]) if end else None
+        loaded = load(text[at:end], mend=source) if end else None
         calls = calls_in(loaded.value, toolbox, explicit=bool(loaded.repairs)) if loaded else []
         repairs = list(loaded.repairs) if loaded else []
     else:
@@ -85,12 +85,12 @@ def read_last_line(source: Source, toolbox: Toolbox) -> Found:
     """Calls of known tools, one under the other, that begin a line and end the text."""
     if not toolbox:
         return Found()
+    tried = 0  # calls under one another are one run: what ends it wrongly for the first does so for all
     for line in _LINE_CALL.finditer(source.text):
-        if source.exhausted:
-            break
-        if toolbox.resolve(line["name"]) not in toolbox:
+        if line.start() < tried or toolbox.resolve(line["name"]) not in toolbox:
             continue
         read = read_calls(source, line.start("name"), toolbox)
+        tried = read[2] if read else tried
         if read and not source.text[read[2] :].strip() and all(call.name in toolbox for call in read[0]):
             return Found((Block(line.start(), len(source.text), tuple(read[0]), tuple(read[1])),))
     return Found()

@@ -77,6 +77,12 @@ def split_reasoning(text: str, shields: Sequence[tuple[int, int]] = ()) -> Think
     return Thinking(_CITATION.sub("", reasoning) if "</co" in reasoning else reasoning, "".join(said), cut)
 
 
+def _stripped(text: str, stop: int) -> int:
+    while stop and text[stop - 1].isspace():
+        stop -= 1
+    return stop
+
+
 def plain_content(text: str, unfence: bool = False) -> str:
     """What is said, without the marks of turns, responses and citations around it, stripped.
 
@@ -84,9 +90,10 @@ def plain_content(text: str, unfence: bool = False) -> str:
     """
     if "<|" in text:
         text = _RESPONSE_MARK.sub("", text)
-    text = text.strip()
-    while end := _TURN_END.search(text, max(0, len(text) - _LONGEST_END)):
-        text = text[: end.start()].rstrip()
+    stop = _stripped(text, len(text))
+    while end := _TURN_END.search(text, max(0, stop - _LONGEST_END), stop):
+        stop = _stripped(text, end.start())
+    text = text[:stop].strip()
     if "</co" in text:
         text = _CITATION.sub("", text)
     for opener, closer in _WRAPPERS:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 __all__ = ["Source"]
 
-_STEPS_PER_CHARACTER = 16  # speculative scans may cost this many passes over the text, then they give up
+_STEPS_PER_CHARACTER = 4  # speculative scans may cost this many passes over the text, then they give up
 _FREE_STEPS = 1 << 16  # a short text may be tried from every position
+_MENDED_VALUES = 64  # broken values of one text that are worth repairing
 
 
 class Source:
     """The text and what is known of it. Not shared between threads."""
 
-    __slots__ = ("_next", "_steps", "text")
+    __slots__ = ("_mends", "_next", "_steps", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._next: dict[str, tuple[int, int]] = {}
+        self._mends = _MENDED_VALUES
         self._steps = _STEPS_PER_CHARACTER * len(text) + _FREE_STEPS
 
     def find(self, needle: str, start: int) -> int:
@@ -35,6 +37,11 @@ class Source:
     def spend(self, steps: int) -> None:
         """Pay for a scan that may have been in vain."""
         self._steps -= steps + 1
+
+    def may_mend(self) -> bool:
+        """Whether one more broken value may be repaired; repair costs far more than reading."""
+        self._mends -= 1
+        return self._mends >= 0
 
     @property
     def exhausted(self) -> bool:

@@ -88,12 +88,12 @@ def _value(source: Source, marks: Marks, at: int) -> tuple[Loaded | None, int]:
         loaded = load(source.text[at:end], mend=False)
         between = source.text[end:closer].strip() if closer >= 0 else ""
         if loaded or (closer < 0 and marks.closers):
-            return loaded or load(source.text[at:end]), end
+            return loaded or load(source.text[at:end], mend=source), end
         if not between:
-            return load(source.text[at:end]), end
+            return load(source.text[at:end], mend=source), end
     if closer < 0:
         return None, end or len(source.text)
-    return load(source.text[at:closer]), closer
+    return load(source.text[at:closer], mend=source), closer
 
 
 def _calls(loaded: Loaded, toolbox: Toolbox, marks: Marks) -> list[ToolCall]:

@@ -97,14 +97,20 @@ def _read_body(source: Source, at: int, name: str, toolbox: Toolbox, grammar: Gr
         body = _json_body(source, at, grammar)
         if body:
             return body
-    text, start = source.text, at
+    text = source.text
     body = _Body({}, [], at)
+    following = grammar.call.search(text, at)
     while True:
+        while following and following.start() < at:
+            following = grammar.call.search(text, at)
         stop, mark = source.first((*grammar.call_ends, *grammar.wrapper_ends), at)
+        limit = following.start() if following else len(text)
+        if 0 <= stop <= limit:
+            limit = stop
         # Bounded by the call's end, so that a later call's parameters are not this one's.
-        parameter = grammar.parameter.search(text, at, stop if stop >= 0 else len(text))
+        parameter = grammar.parameter.search(text, at, limit)
         if parameter is None:
-            return _closed(body, source, start, stop, mark, grammar)
+            return _closed(body, limit, mark if stop == limit else "", following is not None, grammar)
         raw, at, repair = _value(source, parameter.end(), grammar)
         if raw is None:
             body.broken, body.end = "the call is not finished", len(text)
@@ -117,16 +123,11 @@ def _read_body(source: Source, at: int, name: str, toolbox: Toolbox, grammar: Gr
         body.arguments[key] = _read_value(raw, key, name, parameter, toolbox, grammar, body.repairs)
 
 
-def _closed(body: _Body, source: Source, start: int, stop: int, mark: str, grammar: Grammar) -> _Body:
-    """The body with its end; broken if nothing closes it before the next call begins or the text ends."""
-    following = grammar.call.search(source.text, start)
-    if stop < 0 or (following and following.start() < stop):
-        if following and body.arguments:
-            body.end = following.start()
-            return body
-        body.broken, body.end = "the call is not finished", following.start() if following else len(source.text)
-        return body
-    body.end = stop + (len(mark) if mark in grammar.call_ends else 0)
+def _closed(body: _Body, limit: int, mark: str, followed: bool, grammar: Grammar) -> _Body:
+    """The body with its end. Without a closing mark it is broken, unless it has arguments and a call follows."""
+    body.end = limit + (len(mark) if mark in grammar.call_ends else 0)
+    if not mark and not (followed and body.arguments):
+        body.broken = "the call is not finished"
     return body
 
 
@@ -138,7 +139,7 @@ def _json_body(source: Source, at: int, grammar: Grammar) -> _Body | None:
         return None
     end = value_end(source, at)
     stop, mark = source.first((*grammar.call_ends, *grammar.wrapper_ends), end or at)
-    loaded = load(source.text[at : end or (stop if stop >= 0 else at)])
+    loaded = load(source.text[at : end or (stop if stop >= 0 else at)], mend=source)
     if loaded is None or not isinstance(loaded.value, dict) or (end is None and stop < 0):
         return None
     end = end if end is not None else stop

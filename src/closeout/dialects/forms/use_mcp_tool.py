@@ -69,7 +69,7 @@ def _arguments(source: Source, at: int) -> tuple[dict[str, object] | None, tuple
         if end is None:
             return None, (), len(text)
         raw, decoded = decode_entities(text[at:end].strip())
-        loaded = load(raw) if raw else None
+        loaded = load(raw, mend=source) if raw else None
         if not raw:
             return {}, (), end
         if loaded and decoded:
