@@ -131,19 +131,37 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
 # ------------------------------------------------------------------------------------------------ replaying
 
 
-async def test_the_intent_is_written_before_the_effect_and_the_outcome_after(home: Path) -> None:
+def types_on_disk(store: Store) -> list[str]:
+    reader = sqlite3.connect(store.path)
+    try:
+        return [row[0] for row in reader.execute("SELECT type FROM events ORDER BY seq")]
+    finally:
+        reader.close()
+
+
+async def test_an_effect_that_may_not_be_repeated_has_its_intent_on_disk_before_it_begins(home: Path) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())
 
     async def effect() -> ev.Event:
-        reader = sqlite3.connect(store.path)
-        assert [r[0] for r in reader.execute("SELECT type FROM events")] == ["RunStarted", "ModelRequested"]
+        assert types_on_disk(store) == ["RunStarted", "ToolStarted"]
+        return ev.ToolFinished("main", "r1", "pay", True, "{}")
+
+    await journal.effect(ev.ToolStarted("main", "r1", "pay", "{}"), effect, lambda: replied(0))
+    await asyncio.sleep(0)
+    assert types_on_disk(store) == ["RunStarted", "ToolStarted", "ToolFinished"]
+
+
+async def test_any_other_intent_is_on_disk_while_the_effect_is_under_way(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+
+    async def effect() -> ev.Event:
+        await asyncio.sleep(0)
+        assert types_on_disk(store) == ["RunStarted", "ModelRequested"]
         return replied(0)
 
     await journal.effect(ev.ModelRequested("main", 0), effect)
-    await asyncio.sleep(0)
-    types = [r[0] for r in sqlite3.connect(store.path).execute("SELECT type FROM events")]
-    assert types == ["RunStarted", "ModelRequested", "ModelReplied"]
 
 
 async def test_a_recorded_outcome_is_handed_back_and_the_effect_is_not_repeated(home: Path) -> None:

@@ -187,7 +187,8 @@ class Journal:
         """The one door: write the intent, do the effect, write the outcome, and return it.
 
         Of an effect whose outcome is recorded, that outcome is returned and nothing is done. Of one that was under way
-        when the process died, `interrupted()` is the outcome if given; otherwise it is done again.
+        when the process died, `interrupted()` is the outcome if given; otherwise it is done again. An effect that may
+        not be done again has its intent on disk before it begins; that of any other follows while it is under way.
         """
         started_before = self._past.has_started(started)
         recorded = self._past.outcome_of(started)
@@ -200,9 +201,10 @@ class Journal:
             raise JournalError(
                 f"The record of run {self.run_id} ends here: it does not hold what {_place(started)} brought."
             )
-        if started_before and interrupted is not None:
-            return self.append(interrupted())
-        self.flush()
+        if interrupted is not None:
+            if started_before:
+                return self.append(interrupted())
+            self.flush()
         return self.append(await run())
 
     def end(self, ended: RunEnded) -> None:

@@ -266,7 +266,7 @@ def _write_yaml(value: Any) -> str:
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     try:
-        text = yaml.dump(value, Dumper=dumper, allow_unicode=True, sort_keys=False, width=1 << 30, indent=1)
+        text = yaml.dump(value, Dumper=dumper, allow_unicode=True, sort_keys=False, width=1 << 30)
     except (yaml.YAMLError, RecursionError, UnicodeError) as failure:
         raise EncodingError(f"YAML cannot hold this value: {failure}. Use json.") from failure
     return str(text).removesuffix("...\n").removesuffix("\n")

@@ -49,7 +49,7 @@ _BRACKET = re.compile(r"\[(?=/?(?:TOOL_CALLS?|TOOL_RESULTS?|AVAILABLE_TOOLS|TOOL
 def escape_markers(text: str) -> str:
     """The text with every marker broken by one character reference: `&lt;tool_call>`, `Observation&#58;`, `&#91;INST]`.
 
-    Linear in the text. Text without markers comes back as the same object. Applying it twice changes nothing more.
+    Linear in the text. Text without markers comes back unchanged. Applying it twice changes nothing more.
     """
     if "<" in text:
         text = _TAG.sub("&lt;", text)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPACT_FORMAT",
-    "SAFE_YAML_FORMAT",
     "XML_FORMAT",
     "CacheOptimizedOutput",
     "CompactForm",
@@ -32,7 +31,6 @@ __all__ = [
 ]
 
 COMPACT_FORMAT = "res:{result}|sum:{summary}|tok:{tokens}|err:{error_code}"
-SAFE_YAML_FORMAT = "result:\n  data: {result}\n  summary: {summary}\n  tokens: {token_count}\n"
 XML_FORMAT = (
     '<tool_result name="{tool_name}">\n  <summary>{summary}</summary>\n  {result}\n'
     '  <metadata tokens="{tokens}"{latency}/>\n</tool_result>'

@@ -25,7 +25,7 @@ SAMPLES = 32
 _VOCABULARIES = (
     (re.compile(r"(?:chatgpt-)?gpt-(?:4o|4\.[15]|[5-9]|oss)|o[134](?:-|$)|o200k|codex"), "o200k_base"),
     (re.compile(r"gpt-(?:4|3\.5|35)|cl100k|text-embedding-(?:3|ada)"), "cl100k_base"),
-    (re.compile(r"(?:.*distill-|meta-|hermes-3-)?llama-?3"), "llama3"),
+    (re.compile(r".*distill-llama|(?:meta-|hermes-3-)?llama-?3"), "llama3"),
     (re.compile(r".*distill-qwen|qwen-?(?:3(?![.\d])|2)|qwq|mirothinker"), "qwen3"),
 )
 _ONE_DIGIT = re.compile(r"qwen|qwq|gemma|gemini|mi[sx]tral|llama-?2|claude|phi|yi-|granite")  # every digit is a token
@@ -34,7 +34,7 @@ _ONE_DIGIT = re.compile(r"qwen|qwq|gemma|gemini|mi[sx]tral|llama-?2|claude|phi|y
 # before it, three digits, two signs, a run of blanks, four letters of other alphabets, one CJK character. Mean error
 # 4 % over JSON, tables, code, English, Chinese and numbers (bench/encoding.py prints it).
 _CJK = "\u2e80-\ud7ff\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff"
-_CJK_MERGED = 0.27  # of CJK characters share a token with a neighbour
+_CJK_MERGED = 0.32  # of CJK characters share a token with a neighbour
 _WORD = "(?:[A-Z]?[a-z]{1,8}|[A-Z]{1,4})"
 _PIECE = (
     rf"(?:(?<!\s)[^\r\n\w]| )?{_WORD}|\d{{1,%d}}|[{_CJK}]|[^\W\d_A-Za-z]{{1,4}}|_?{_WORD}"

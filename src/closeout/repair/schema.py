@@ -107,8 +107,10 @@ class SchemaRules:
         return not nests_deeper(arguments) and _is_valid(self._validator, arguments)
 
     def errors(self, arguments: Any) -> list[Any]:
-        """The validator's first errors (`jsonschema_rs.ValidationError`), at most eight."""
+        """The validator's first errors (`jsonschema_rs.ValidationError`), at most eight; none if it cannot check."""
         found: list[Any] = []
+        if nests_deeper(arguments):
+            return found
         try:
             for error in self._validator.iter_errors(arguments):
                 found.append(error)

@@ -22,7 +22,7 @@ from closeout.tools.duplicates import CallMemory, DuplicateCheck, cache_name, qu
 from closeout.tools.judge import judge, says_tool_failed
 from closeout.tools.outcome import CallOutcome, Status
 from closeout.tools.planning import Plan, plan_call, with_twins
-from closeout.tools.running import ToolSource, failed_output, run_tool
+from closeout.tools.running import ToolSource, failed_output, images_of, run_tool
 from closeout.tools.scrape import (
     DEMO_SCRAPE_MAX_LENGTH,
     formatted_as_text,
@@ -196,6 +196,7 @@ class ToolExecutor:
             rollback,
             face.tokens,
             face.truncated,
+            images_of(output),
         )
         if plan.query is not None and status in ("ok", "low_quality"):
             if spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only):
