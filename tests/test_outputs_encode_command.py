@@ -1,0 +1,59 @@
+"""`closeout encode`: the encoding on stdout, the forms side by side on stderr."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from closeout.cli.encode import encode_command
+
+ROWS = [{"id": number, "name": f"name {number}"} for number in range(20)]
+
+
+def test_prints_the_cheapest_form_and_compares_them(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(ROWS), "utf-8")
+    assert encode_command(str(file), "columns", None, False) == 0
+    out, err = capfdbinary.readouterr()
+    table = json.loads(out)
+    assert table["#rows"][19] == [19, "name 19"]
+    lines = err.decode().splitlines()
+    assert [line.split()[0] for line in lines[1:10]] == [
+        "json.dumps", "json", "columns", "toon", "yaml", "xml", "raw", "csv", "markdown",
+    ]  # fmt: skip
+    assert lines[-1].startswith("printed: columns, ")
+
+
+def test_json_mode_gives_one_object_that_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(ROWS), "utf-8")
+    assert encode_command(str(file), "auto", 60, True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["tokens"] <= 60
+    assert report["missing"].endswith("of 20 items")
+    assert not report["lossless"]
+    assert report["formats"]["columns"] < report["formats"]["json"] < report["formats"]["json.dumps"]
+
+
+def test_text_from_stdin_stays_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("你好 {not json".encode())))
+    assert encode_command("-", "auto", None, True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["format"], report["text"]) == ("text", "你好 {not json")
+
+
+def test_bad_usage_is_told_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    binary = tmp_path / "x.bin"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert encode_command(str(tmp_path / "none.json"), "auto", None, False) == 2
+    assert encode_command(str(binary), "auto", None, False) == 2
+    assert encode_command(str(tmp_path), "auto", None, False) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 3

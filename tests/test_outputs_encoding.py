@@ -1,0 +1,235 @@
+"""Values as text and back: every lossless form gives the value back, and auto is never beaten by a single form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeout.errors import UsageError
+from closeout.outputs.encoding import LOSSLESS, decode, encode
+from closeout.outputs.normal import EncodingError, normalise
+from closeout.outputs.tokens import count_tokens
+
+PAYLOADS = sorted((Path(__file__).parent.parent / "bench" / "data" / "payloads").glob("*.json"))
+
+# Texts that break careless writers: our own marks, other forms' syntax, controls, every kind of line end.
+# fmt: off
+NASTY = st.sampled_from([
+    "#cols", "##cols", "#rows", "#more", "#raw:1", "##raw:2", "#raw:1 5\nabcde", "…", "a|b", "]]>", "<!--", "&amp;",
+    "\\|", "- x", "? y", "key: value", "#", "~", "null", "true", "=", "<<", "1e5", "0x1F", "12:30:45", "2020-01-01",
+    "\ufeff", "\x00", "\x85", "\u2028", "\r\n", "\t", "'", '"', '"""', "```\ncode\n```", "line\n" * 30,
+    '"quoted" \\ text\n' * 9, "中文，字符", "😀", "\x7f", "\ufffe", "", " ", "a,b\n", "%YAML", "...", "---", "!tag",
+    "&anchor", "*alias", "@at", "`tick`",
+])
+# fmt: on
+TEXT = st.one_of(st.text(st.characters(codec="utf-8"), max_size=30), NASTY)
+NUMBERS = st.one_of(
+    st.integers(), st.integers(-(10**30), 10**30), st.floats(allow_nan=False, allow_infinity=False), st.just(-0.0)
+)
+LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, TEXT)
+TABLES = st.lists(TEXT, min_size=1, max_size=4, unique=True).flatmap(
+    lambda names: st.lists(
+        st.integers(1, len(names)).flatmap(lambda width: st.fixed_dictionaries(dict.fromkeys(names[:width], LEAVES))),
+        min_size=2,
+        max_size=6,
+    )
+)
+VALUES = st.recursive(
+    st.one_of(LEAVES, TABLES),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal as JSON: 1 and 1.0 are one number, but true is not 1."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("form", LOSSLESS)
+@settings(max_examples=120, deadline=None)
+@given(value=VALUES)
+def test_a_lossless_form_gives_the_value_back(form: str, value: Any) -> None:
+    encoded = encode(value, form)
+    assert encoded.lossless
+    assert same(decode(encoded, form), value)
+    str(encoded).encode("utf-8")
+
+
+@settings(max_examples=150, deadline=None)
+@given(value=VALUES)
+def test_auto_names_a_form_that_gives_the_value_back_and_is_deterministic(value: Any) -> None:
+    encoded = encode(value)
+    assert same(decode(encoded, encoded.format), value)
+    assert encode(value) == encoded
+    assert encoded.tokens <= encoded.baseline_tokens
+
+
+@pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
+def test_on_real_payloads_auto_is_as_small_as_the_best_single_form(path: Path) -> None:
+    value = json.loads(path.read_text("utf-8"))
+    best = min(encode(value, form).tokens for form in ("json", "columns", "toon", "yaml", "xml", "raw"))
+    encoded = encode(value)
+    assert encoded.tokens <= best * 1.01
+    assert decode(encoded, encoded.format) == value
+
+
+def test_columns_name_the_keys_once_at_any_depth_and_a_row_may_end_early() -> None:
+    value = {"logs": [{"at": 1, "level": "info"}, {"at": 2, "level": "warn", "error": "x"}, {"level": "info", "at": 3}]}
+    assert encode(value, "columns") == (
+        '{"logs":{"#cols":["at","level","error"],"#rows":[[1,"info"],[2,"warn","x"],[3,"info"]]}}'
+    )
+    assert decode(encode(value, "columns"), "columns") == value
+
+
+def test_an_object_that_looks_like_a_table_stays_an_object() -> None:
+    value = {"#cols": ["a"], "#rows": [[1]], "##rows": 2}
+    assert encode(value, "columns") == '{"##cols":["a"],"##rows":[[1]],"###rows":2}'
+    assert decode(encode(value, "columns"), "columns") == value
+
+
+def test_the_raw_block_carries_code_without_escapes() -> None:
+    code = 'def f():\n    return "a\\nb"\n' * 5
+    block = encode({"stdout": code, "exit_code": 0}, "raw")
+    assert block == f'{{"stdout":"#raw:1","exit_code":0}}\n#raw:1 {len(code)}\n{code}'
+
+
+def test_csv_and_markdown_are_tables_marked_lossy() -> None:
+    rows = [{"name": "a|b", "n": 1}, {"name": 'say "hi"\nthere', "n": None}]
+    table, pipes = encode(rows, "csv"), encode(rows, "markdown")
+    assert (table.lossless, pipes.lossless) == (False, False)
+    assert table == 'name,n\na|b,1\n"say ""hi""\nthere",null'
+    assert pipes == '|name|n|\n|---|---|\n|a\\|b|1|\n|say "hi"<br>there|null|'
+    assert decode(table, "csv") == [{"name": "a|b", "n": "1"}, {"name": 'say "hi"\nthere', "n": "null"}]
+    assert decode(pipes, "markdown") == decode(table, "csv")
+
+
+def test_xml_is_escaped_and_typed() -> None:
+    value = {"a b": '<x> & "y"', "n": [1, True, None], "c": "\x00"}
+    assert encode(value, "xml") == (
+        '<result type="object"><entry key="a b">&lt;x&gt; &amp; &quot;y&quot;</entry><n type="list">'
+        '<item type="number">1</item><item type="bool">true</item><item type="null"/></n>'
+        '<c type="json">"\\u0000"</c></result>'
+    )
+
+
+def test_xml_from_elsewhere_cannot_declare_entities() -> None:
+    with pytest.raises(EncodingError):
+        decode('<!DOCTYPE r [<!ENTITY a "aaaa">]><result>&a;</result>', "xml")
+
+
+def test_chinese_stays_chinese_and_a_string_stays_itself() -> None:
+    assert encode({"城市": "北京"}, "json") == '{"城市":"北京"}'
+    assert encode("plain text: 你好").format == "text"
+    assert encode("plain text: 你好") == "plain text: 你好"
+
+
+def test_a_lone_surrogate_is_written_as_its_escape() -> None:
+    encoded = encode({"a": "x\ud800y"}, "json")
+    assert encoded == '{"a":"x\\ud800y"}'
+    assert decode(encoded, "json") == {"a": "x\ud800y"}
+    assert encode({"a": "x\ud800y" * 40, "b": "line\n" * 40}).encode("utf-8")
+    with pytest.raises(EncodingError, match="json"):
+        encode({"a": "\ud800"}, "toon")
+
+
+@pytest.mark.parametrize(
+    "form", ["json", "columns", "raw", "xml", "yaml", "toon", "compact", "safe_yaml", "tool_result"]
+)
+def test_text_that_is_not_in_the_form_is_refused_by_the_forms_name(form: str) -> None:
+    with pytest.raises(EncodingError, match=f"not in the form '{form}'"):
+        decode('a: "x\n ]{{<', form)
+
+
+def test_misuse_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match="Use auto, json, columns"):
+        encode(1, "jsonl")
+    with pytest.raises(UsageError, match="no format 'nonsense' to read"):
+        decode("1", "nonsense")
+    with pytest.raises(UsageError, match="at least 1"):
+        encode(1, budget=0)
+    with pytest.raises(EncodingError, match=r"\$\.a\[1\]: no JSON value for function"):
+        encode({"a": [1, lambda: 0]})
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=VALUES, budget=st.integers(1, 120), form=st.sampled_from(("auto", "json", "columns", "raw")))
+def test_a_budget_is_kept_by_exact_count_and_cut_json_parses(value: Any, budget: int, form: str) -> None:
+    encoded = encode(value, form, budget)
+    assert count_tokens(encoded) <= budget
+    if not isinstance(value, str) and encoded.format in ("json", "columns"):
+        json.loads(encoded)
+    if encoded.missing:
+        assert not encoded.lossless
+    elif encoded.lossless:
+        assert same(decode(encoded, encoded.format), value)
+
+
+@pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("form", ["auto", "json", "toon", "yaml", "csv", "markdown", "xml"])
+def test_real_payloads_are_cut_to_any_budget(path: Path, form: str) -> None:
+    value = json.loads(path.read_text("utf-8"))
+    for budget in (1, 7, 60, 400, 2_000):
+        encoded = encode(value, form, budget)
+        assert encoded.tokens <= budget
+        if form == "json":
+            json.loads(encoded)
+        if encoded.missing and budget >= 60:
+            assert encoded.tokens > budget * 0.4  # the room is used
+
+
+def test_a_cut_table_keeps_whole_rows_and_counts_the_others() -> None:
+    rows = [{"id": number, "name": f"name {number}"} for number in range(500)]
+    encoded = encode({"total": 500, "rows": rows}, budget=200)
+    table = json.loads(encoded)["rows"]
+    assert table["#rows"][0] == [0, "name 0"]
+    assert len(table["#rows"]) + table["#more"] == 500
+    assert decode(encoded, "columns")["rows"] == rows[: len(table["#rows"])]
+    assert encoded.missing == f"{table['#more']} of 500 items at rows"
+
+
+def test_a_cut_object_keeps_its_keys_and_shortens_its_longest_texts() -> None:
+    value = {"title": "short", "body": "word " * 2_000, "tail": "also short", "numbers": list(range(2_000))}
+    cut = json.loads(encode(value, "json", 120))
+    assert list(cut) == ["title", "body", "tail", "numbers"]
+    assert (cut["title"], cut["tail"]) == ("short", "also short")
+    assert "characters" in cut["body"]
+    assert cut["body"].startswith("word word")
+    assert cut["numbers"][-1].endswith("more items")
+
+
+def test_a_cut_text_keeps_head_and_tail_at_line_borders() -> None:
+    text = "".join(f"line {number}\n" for number in range(1_000))
+    encoded = encode(text, budget=120)
+    lines = encoded.split("\n")
+    assert lines[0] == "line 0"
+    assert lines[-2:] == ["line 999", ""]
+    [note] = [line for line in lines if "left out" in line]
+    assert note.startswith("[… ")
+    assert all(line in ("", note) or line in text for line in lines)
+
+
+def test_hostile_sizes_end_soon() -> None:
+    deep: Any = []
+    for _ in range(150):
+        deep = [deep]
+    assert decode(encode(deep, "columns"), "columns") == deep
+    too_deep: Any = []
+    for _ in range(5_000):
+        too_deep = [too_deep]
+    with pytest.raises(EncodingError, match="nested deeper"):
+        encode(too_deep)
+    assert encode(normalise(too_deep), budget=50).tokens <= 50
+    assert encode("x" * 3_000_000, budget=50).tokens <= 50
+    assert encode([{"a": "b" * 100}] * 20_000, budget=50).tokens <= 50
