@@ -53,8 +53,15 @@ class EvictionPolicy:
 
     def decide(self, steps: Sequence[Step], evicted_before: int, prompt_tokens: int) -> Eviction | None:
         """Whether to evict now, given the tokens that the next prompt will have."""
+        full = self.max_context is not None and prompt_tokens > self._room * self.high_water
+        if self.keep < 0 and not full:
+            return None  # nearly every turn of nearly every run ends here
         shown = [step for step in steps if step.turn >= evicted_before and step.returns]
-        return self._by_budget(shown, prompt_tokens) or self._by_count(shown)
+        return (self._by_budget(shown, prompt_tokens) if full else None) or self._by_count(shown)
+
+    @property
+    def _room(self) -> int:
+        return max((self.max_context or 0) - self.reserve, 1)
 
     def _by_count(self, shown: Sequence[Step]) -> Eviction | None:
         results = sum(len(step.returns) for step in shown)
@@ -63,14 +70,9 @@ class EvictionPolicy:
         return _evict(shown, results - self.keep, math.inf, "count")
 
     def _by_budget(self, shown: Sequence[Step], prompt_tokens: int) -> Eviction | None:
-        if self.max_context is None:
-            return None
-        room = max(self.max_context - self.reserve, 1)
-        if prompt_tokens <= room * self.high_water:
-            return None
         results = sum(len(step.returns) for step in shown)
         kept = max(self.keep, MIN_KEPT)
-        return _evict(shown, results - kept, prompt_tokens - room * self.low_water, "budget")
+        return _evict(shown, results - kept, prompt_tokens - self._room * self.low_water, "budget")
 
     def shrink(self, steps: Sequence[Step], evicted_before: int) -> Eviction | None:
         """What to give up when a server says that the prompt is too long: all results but the last."""

@@ -14,15 +14,18 @@ WINDOW = 12  # turns looked back on
 CYCLES = {1: 3, 2: 2, 3: 2, 4: 2}  # period in turns → how many times it must have come round
 SAME_RESULT = 3  # different calls of one tool in a row that brought the same
 PARAPHRASES = 4  # queries of one tool in a row that say the same in other words
+SHORTEST_QUERY = 12  # characters: shorter ones are alike by chance
 LIKENESS = 88.0  # of 100, by rapidfuzz's token_sort_ratio
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    name: str
-    arguments: str
-    words: str
-    result: int
+    """One turn that made calls. `mark`: the calls, to compare turns by; the rest only of a turn with a single call."""
+
+    mark: int
+    name: str = ""
+    words: str = ""
+    result: int = 0
 
 
 class LoopWatch:
@@ -32,60 +35,63 @@ class LoopWatch:
     """
 
     def __init__(self) -> None:
-        self._turns: deque[tuple[_Seen, ...]] = deque(maxlen=WINDOW)
+        self._turns: deque[_Seen] = deque(maxlen=WINDOW)
 
     def see(self, calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> str:
-        by_call = {id(r.call): r.text for r in returns}
-        turn = tuple(_seen(call, by_call.get(id(call), "")) for call in calls)
-        if not turn:
+        if not calls:
             return ""
-        self._turns.append(turn)
+        self._turns.append(_seen(calls, returns))
         found = self._cycle() or self._same_result() or self._paraphrase()
         if found:
             self._turns.clear()
         return found
 
     def _cycle(self) -> str:
-        marks = [tuple((s.name, s.arguments) for s in turn) for turn in self._turns]
+        turns, last = self._turns, self._turns[-1].mark
         for period, times in CYCLES.items():
             length = period * times
-            if len(marks) >= length and all(marks[-i] == marks[-i - period] for i in range(1, length - period + 1)):
+            if len(turns) < length or turns[-1 - period].mark != last:
+                continue
+            if all(turns[-i].mark == turns[-i - period].mark for i in range(2, length - period + 1)):
                 return "You are making the same calls over and over."
         return ""
 
     def _recent(self, count: int) -> list[_Seen]:
-        """The last `count` calls, if each was a turn of its own and all were to one tool."""
-        recent = list(self._turns)[-count:]
-        if len(recent) < count or any(len(turn) != 1 for turn in recent):
+        """The last `count` turns, if each made one call, all of them to one tool."""
+        turns = self._turns
+        name = turns[-1].name
+        if not name or len(turns) < count or any(turns[-i].name != name for i in range(2, count + 1)):
             return []
-        single = [turn[0] for turn in recent]
-        return single if len({s.name for s in single}) == 1 else []
+        return [turns[-i] for i in range(count, 0, -1)]
 
     def _same_result(self) -> str:
         recent = self._recent(SAME_RESULT)
-        if recent and len({s.result for s in recent}) == 1:
+        if recent and all(turn.result == recent[0].result for turn in recent):
             return f"Your last {len(recent)} calls of {recent[0].name} all brought the same result."
         return ""
 
     def _paraphrase(self) -> str:
+        if len(self._turns[-1].words) < SHORTEST_QUERY:
+            return ""
         recent = self._recent(PARAPHRASES)
-        if not recent or any(len(s.words) < 8 for s in recent):
+        if not recent or any(len(turn.words) < SHORTEST_QUERY for turn in recent):
             return ""
         from rapidfuzz.fuzz import token_sort_ratio
 
         last = recent[-1]
-        if all(token_sort_ratio(last.words, s.words) >= LIKENESS for s in recent[:-1]):
+        if all(token_sort_ratio(last.words, turn.words) >= LIKENESS for turn in recent[:-1]):
             return f"Your last {len(recent)} calls of {last.name} ask the same in other words."
         return ""
 
 
-def _seen(call: ToolCall, result: str) -> _Seen:
-    if isinstance(call.arguments, str):
-        arguments = words = call.arguments
-    else:
-        arguments = repr(sorted(call.arguments.items(), key=lambda item: item[0]))
-        words = " ".join(value for value in call.arguments.values() if isinstance(value, str))
-    return _Seen(call.name, arguments, words[:500].casefold(), hash(result))
+def _seen(calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> _Seen:
+    mark = hash(tuple((call.name, repr(call.arguments)) for call in calls))
+    if len(calls) > 1:
+        return _Seen(mark)
+    arguments = calls[0].arguments
+    texts = arguments.values() if not isinstance(arguments, str) else (arguments,)
+    words = " ".join(text for text in texts if isinstance(text, str))[:500].casefold()
+    return _Seen(mark, calls[0].name, words, hash(returns[0].text) if returns else 0)
 
 
 # ------------------------------------------------------------------------------------------- within one reply
