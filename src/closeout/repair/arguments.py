@@ -75,9 +75,9 @@ def _from_text(
     """Arguments still in the model's own text: JSON to be read, nothing at all, or the only argument, bare."""
     if not text.strip() and not truncated:
         empty = repair_arguments({}, rules, aliases, defaults=defaults)
-        return (
-            empty if empty.errors else empty._replace(repairs=(Repair("empty_arguments", "arguments"), *empty.repairs))
-        )
+        if empty.errors:
+            return RepairedArguments(text, (), empty.errors)
+        return empty._replace(repairs=(Repair("empty_arguments", "arguments"), *empty.repairs))
     read = repair_json(text, truncated=truncated)
     doubtful = not read.ok or any(repair.kind in _DOUBTFUL_READING for repair in read.repairs)
     if read.ok:

@@ -32,10 +32,11 @@ _LOOSE_NUMBER = re.compile(r"[+-]?(?:\d++(?:_\d++)*+\.?\d*+|\.\d++)(?:[eE][+-]?\
 _PLAIN_SCALAR = r"""(?:"[^"\\\x00-\x1f]*+"|-?(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|true|false|null)"""
 _PLAIN_RUN = re.compile(rf"(?:{_PLAIN_SCALAR}\s*+,\s*+){{4,}}+")
 _MEMBER = re.compile(
-    r"""(["'])([^"'\\\x00-\x1f]*+)\1\s*+:\s*+(?:(["'])([^"'\\\x00-\x1f]*+)\3|([\w.+-]++))"""
+    r"""(["'])([^"'\\\x00-\x1f]*+)\1[ \t\r\n]*+:[ \t\r\n]*+(?:(["'])([^"'\\\x00-\x1f]*+)\3|([\w.+-]++))"""
     rf"""(?=\s*+(?:,\s*+(?:\}}|{KEY})|\}}\s*+(?:[,}}\]]|\Z)))"""
 )
 _BARE_KEY = re.compile(r"[^\s:,{}\[\]\"'=][^:,{}\[\]\"'\n=]*+")
+_BARE_ATOM = re.compile(r"[\w.+-]++(?=\s*+(?:[,}\]\"]|\Z|//|/\*|\#)|[^\S\n]*+\n)")
 _BARE_VALUE = re.compile(r"[^,}\]\[{\n\r]++")
 _MORE_MEMBERS = re.compile(rf"\s*+,\s*+(?={KEY})")
 _CLOSER_IGNORED = re.compile(r"\s*+[,\]}]")
@@ -322,7 +323,9 @@ class Scanner:
             self.position = ellipsis.end()
             self._after_value = True
             return
-        found = _BARE_VALUE.match(self.text, self.position)
+        atom = _BARE_ATOM.match(self.text, self.position)
+        is_atom = atom is not None and (atom[0] in _WORDS or _NUMBER.fullmatch(atom[0]) is not None)
+        found = atom if is_atom else _BARE_VALUE.match(self.text, self.position)
         token = found[0].strip() if found else ""
         end = found.end() if found else self.position
         for mark in ("//", "/*"):

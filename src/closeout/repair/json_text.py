@@ -241,7 +241,7 @@ def _by_library(text: str) -> RepairedJson | None:
 
 
 def _invented(value: dict[str, Any] | list[Any], text: str) -> bool:
-    """Whether a string in the value is not in the text: an empty one that stands for a missing value, most often."""
+    """Whether a string in the value is not in the text, is empty for want of a value, or swallowed a delimiter."""
     pending: list[Any] = [value]
     while pending:
         item = pending.pop()
@@ -250,7 +250,7 @@ def _invented(value: dict[str, Any] | list[Any], text: str) -> bool:
             pending.extend(item.values())
         elif isinstance(item, list):
             pending.extend(item)
-        elif isinstance(item, str) and (item not in text or not item):
+        elif isinstance(item, str) and (not item or '"' in item or item not in text):
             return True
     return False
 

@@ -1,0 +1,287 @@
+"""Arguments against a tool's schema: near-misses are put right and named, all else gets one exact sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeout.errors import ToolDefinitionError
+from closeout.repair import RepairedArguments, SchemaRules, repair_arguments
+from closeout.repair.argument_types import Fitting
+
+SEARCH: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "q": {"type": "string"},
+        "num": {"type": "integer", "minimum": 1, "maximum": 100},
+        "ratio": {"type": "number"},
+        "gl": {"type": "string", "enum": ["us", "cn", "United Kingdom"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "ids": {"type": "array", "items": {"type": "integer"}},
+        "safe": {"type": "boolean"},
+        "page": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "filter": {"$ref": "#/$defs/Filter"},
+        "either": {"oneOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]},
+    },
+    "required": ["q"],
+    "additionalProperties": False,
+    "$defs": {
+        "Filter": {
+            "type": "object",
+            "properties": {"maxAge": {"type": "integer"}, "inner": {"$ref": "#/$defs/Filter"}},
+            "required": ["maxAge"],
+        }
+    },
+}
+EXTRACT = {
+    "type": "object",
+    "properties": {"url": {"type": "string"}, "info_to_extract": {"type": "string"}},
+    "required": ["url", "info_to_extract"],
+}
+
+
+def kinds(repaired: RepairedArguments) -> list[str]:
+    return [repair.kind for repair in repaired.repairs]
+
+
+@pytest.mark.parametrize(
+    ("given_", "wanted", "kind"),
+    [
+        # names
+        ({"Q": "x"}, {"q": "x"}, "argument_case"),
+        ({"q": "x", "filter": {"max-age": 3}}, {"q": "x", "filter": {"maxAge": 3}}, "argument_case"),
+        ({"q": "x", "tag": ["a"]}, {"q": "x", "tags": ["a"]}, "argument_spelling"),
+        ({"query": "x"}, {"q": "x"}, "argument_leftover"),
+        ({"q": "x", "colour": "red"}, {"q": "x"}, "argument_dropped"),
+        ({"arguments": {"q": "x"}}, {"q": "x"}, "unwrapped"),
+        ({"name": "search", "arguments": '{"q": "x"}'}, {"q": "x"}, "unwrapped"),
+        # types
+        ({"q": "x", "num": "5"}, {"q": "x", "num": 5}, "string_to_number"),
+        ({"q": "x", "num": "5.0"}, {"q": "x", "num": 5}, "string_to_number"),
+        ({"q": "x", "ratio": "1,250.5"}, {"q": "x", "ratio": 1250.5}, "string_to_number"),
+        ({"q": "x", "safe": "True"}, {"q": "x", "safe": True}, "string_to_boolean"),
+        ({"q": "x", "safe": 0}, {"q": "x", "safe": False}, "number_to_boolean"),
+        ({"q": 2024}, {"q": "2024"}, "number_to_string"),
+        ({"q": ["x"]}, {"q": "x"}, "list_to_value"),
+        ({"q": "x", "tags": "a"}, {"q": "x", "tags": ["a"]}, "value_to_list"),
+        ({"q": "x", "tags": "['a', 'b']"}, {"q": "x", "tags": ["a", "b"]}, "string_to_list"),
+        ({"q": "x", "ids": "1, 2"}, {"q": "x", "ids": [1, 2]}, "value_to_list"),
+        ({"q": "x", "ids": ["1", 2]}, {"q": "x", "ids": [1, 2]}, "string_to_number"),
+        ({"q": "x", "filter": '{"maxAge": 3}'}, {"q": "x", "filter": {"maxAge": 3}}, "string_to_object"),
+        (
+            {"q": "x", "filter": {"maxAge": 1, "inner": {"max_age": "2"}}},
+            {"q": "x", "filter": {"maxAge": 1, "inner": {"maxAge": 2}}},
+            "string_to_number",
+        ),
+        ({"q": "x", "either": ["1"]}, {"q": "x", "either": [1]}, "string_to_number"),
+        ({"q": "x", "page": "3"}, {"q": "x", "page": 3}, "string_to_number"),
+        ({"q": "x", "page": "null"}, {"q": "x", "page": None}, "string_to_null"),
+        # enums and nulls
+        ({"q": "x", "gl": "US"}, {"q": "x", "gl": "us"}, "enum_case"),
+        ({"q": "x", "gl": "united_kingdom"}, {"q": "x", "gl": "United Kingdom"}, "enum_case"),
+        ({"q": "x", "gl": "Untied Kingdom"}, {"q": "x", "gl": "United Kingdom"}, "enum_spelling"),
+        ({"q": "x", "num": None}, {"q": "x"}, "null_dropped"),
+        ({"q": "x", "num": "None"}, {"q": "x"}, "null_dropped"),
+        # what is no object
+        ("hello world", {"q": "hello world"}, "lone_value"),
+        (["x"], {"q": "x"}, "lone_value"),
+        ([{"q": "x"}], {"q": "x"}, "list_to_value"),
+        ('{"q": "x",}', {"q": "x"}, "trailing_comma"),
+    ],
+)
+def test_near_misses_become_valid_and_are_named(given_: Any, wanted: Any, kind: str) -> None:
+    before = copy.deepcopy(given_)
+    repaired = repair_arguments(given_, SEARCH)
+    assert repaired.errors == ()
+    assert repaired.arguments == wanted
+    assert kind in kinds(repaired)
+    assert given_ == before
+
+
+def test_a_valid_call_comes_back_as_the_same_object() -> None:
+    arguments = {"q": "x", "num": 5, "page": None, "filter": {"maxAge": 1, "extra": "kept"}}
+    repaired = repair_arguments(arguments, SEARCH)
+    assert repaired.arguments is arguments
+    assert repaired.repairs == ()
+
+
+def test_declared_aliases_and_defaults() -> None:
+    aliases = {"info_to_extract": ("description", "introduction")}
+    repaired = repair_arguments({"url": "u", "introduction": "who?"}, EXTRACT, aliases)
+    assert repaired.arguments == {"url": "u", "info_to_extract": "who?"}
+    code = {
+        "type": "object",
+        "properties": {"code_block": {}, "sandbox_id": {}},
+        "required": ["code_block", "sandbox_id"],
+    }
+    repaired = repair_arguments({"code": "1"}, code, {"code_block": ("code",)}, defaults={"sandbox_id": "default"})
+    assert repaired.arguments == {"code_block": "1", "sandbox_id": "default"}
+    assert kinds(repaired) == ["argument_alias", "argument_default"]
+
+
+def test_an_alias_never_takes_a_parameter_of_its_own_name() -> None:
+    schema = {"type": "object", "properties": {"q": {"type": "string"}, "query": {"type": "string"}}, "required": ["q"]}
+    assert not repair_arguments({"query": "x"}, schema, {"q": ("query",)}).ok
+
+
+def test_a_name_with_another_meaning_is_not_taken_for_a_misspelling() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"min_number_of_results": {"type": "integer"}, "max_number_of_results": {"type": "integer"}},
+        "required": ["max_number_of_results"],
+        "additionalProperties": False,
+    }
+    assert not repair_arguments({"min_number_of_results": 3}, schema).ok
+    assert not repair_arguments({"mid_number_of_results": "?"}, schema).ok
+
+
+def test_the_leftover_argument_must_have_the_right_type() -> None:
+    schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    assert repair_arguments({"limit": "3"}, schema).arguments == {"count": 3}
+    assert not repair_arguments({"limit": "three"}, schema).ok
+
+
+def test_unknown_arguments_are_refused_instead_of_dropped_when_asked() -> None:
+    repaired = repair_arguments({"q": "x", "dry_run": True}, SEARCH, drop_unknown=False)
+    assert "dry_run" in repaired.errors[0]
+
+
+def test_a_defaulted_parameter_of_the_schema_is_filled_in() -> None:
+    schema = {"type": "object", "properties": {"lang": {"type": "string", "default": "en"}}, "required": ["lang"]}
+    assert repair_arguments({}, schema).arguments == {"lang": "en"}
+
+
+def test_plain_code_for_a_tool_with_one_parameter_is_not_read_as_json() -> None:
+    schema = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+    assert repair_arguments('print({"a": 1})', schema).arguments == {"code": 'print({"a": 1})'}
+
+
+@pytest.mark.parametrize(
+    ("given_", "sentence"),
+    [
+        ({}, 'Missing argument "q"; send {"q": string, …}.'),
+        ({"x": 1, "y": 2}, 'Missing argument "q" (given: "x", "y"); send {"q": string, …}.'),
+        ({"q": "x", "num": "many"}, 'Argument "num" must be an integer, not "many".'),
+        ({"q": "x", "gl": "fr"}, 'Argument "gl" must be one of "us", "cn", "United Kingdom", not "fr".'),
+        ({"q": "x", "num": 500}, 'Argument "num" does not fit: 500 is greater than the maximum of 100.'),
+        ({"q": "x", "filter": {}}, 'Argument "filter" lacks "maxAge".'),
+        ({"q": "x", "ids": [1, "two"]}, 'Argument "ids[1]" must be an integer, not "two".'),
+        ({"q": "x", "page": "two"}, 'Argument "page" must be integer|null, not "two".'),
+    ],
+)
+def test_what_cannot_be_put_right_gets_one_exact_sentence(given_: Any, sentence: str) -> None:
+    assert repair_arguments(given_, SEARCH) == (given_, (), (sentence,))
+
+
+def test_a_text_that_was_cut_off_is_not_made_a_call() -> None:
+    repaired = repair_arguments('{"q": "x"', SEARCH, truncated=True)
+    assert "cut off" in repaired.errors[0]
+
+
+def test_a_schema_that_is_none_is_an_error_that_says_so() -> None:
+    with pytest.raises(ToolDefinitionError, match="no JSON Schema"):
+        repair_arguments({}, {"type": "strng"})
+    with pytest.raises(ToolDefinitionError, match=r"example\.com"):
+        repair_arguments({}, {"$ref": "https://example.com/schema.json"})
+
+
+def test_a_schema_is_compiled_once_for_its_content() -> None:
+    assert SchemaRules.of(SEARCH) is SchemaRules.of(copy.deepcopy(SEARCH))
+
+
+@pytest.mark.parametrize("depth", [150, 5_000, 100_000])
+def test_deep_arguments_are_checked_or_refused_but_never_overflow(depth: int) -> None:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/L"}},
+        "$defs": {"L": {"items": {"$ref": "#/$defs/L"}}},
+    }
+    assert repair_arguments({"a": value}, schema).ok == (depth < 200)
+
+
+def test_guesses_within_guesses_take_bounded_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {
+        "type": "object",
+        "properties": {"child": {"$ref": "#/$defs/N"}, "n": {"type": "integer"}},
+        "required": ["child"],
+    }
+    schema = {**node, "$defs": {"N": node}}
+    value: Any = {"n": "x"}
+    for _ in range(30):
+        value = {"chld": value, "n": "5"}
+    looked_at = 0
+    fit = Fitting.fit
+
+    def counted(*args: Any, **keys: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return fit(*args, **keys)
+
+    monkeypatch.setattr(Fitting, "fit", counted)
+    assert not repair_arguments(value, schema).ok
+    assert looked_at < 10_000
+
+
+# -------------------------------------------------------------------------------------- properties
+
+leaf = st.sampled_from(
+    [
+        {"type": "string"},
+        {"type": "integer"},
+        {"type": "number"},
+        {"type": "boolean"},
+        {"enum": ["red", "green", "blue"]},
+        {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "object", "properties": {"deepKey": {"type": "integer"}}, "required": ["deepKey"]},
+    ]
+)
+names = st.sampled_from(["q", "query", "max_results", "min_results", "url", "infoToExtract", "user-id", "flag"])
+schemas = st.builds(
+    lambda properties, needed, closed: {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(properties)[:needed],
+        **({"additionalProperties": False} if closed else {}),
+    },
+    st.dictionaries(names, leaf, max_size=5),
+    st.integers(0, 3),
+    st.booleans(),
+)
+scalars = st.sampled_from(
+    ["x", "5", "true", "null", "RED", "[1]", '{"deep_key": "3"}', 5, 2.5, True, None, "\ud800", ""]
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2), max_leaves=4
+)
+calls = st.dictionaries(
+    names | st.sampled_from(["Query", "maxResults", "info_to_extract", "other"]), values, max_size=4
+)
+
+
+@given(calls | values | st.text(max_size=40), schemas)
+@settings(max_examples=400, deadline=None)
+def test_what_comes_back_without_errors_validates_and_valid_calls_are_untouched(
+    call: Any, schema: dict[str, Any]
+) -> None:
+    validator = jsonschema_rs.validator_for(schema)
+    repaired = repair_arguments(call, schema)
+    if repaired.ok:
+        assert validator.is_valid(repaired.arguments)
+    else:
+        assert repaired.arguments is call
+        assert all(error.endswith(".") and len(error) <= 400 for error in repaired.errors)
+    if isinstance(call, dict) and validator.is_valid(call):
+        assert repaired.arguments is call
+        assert repaired.repairs == ()
+    elif repaired.ok:
+        assert repaired.repairs or json.loads(call) == repaired.arguments
