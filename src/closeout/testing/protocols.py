@@ -35,8 +35,11 @@ def _event(value: Mapping[str, Any], name: str = "") -> bytes:
 def _openai_request(body: Mapping[str, Any]) -> RequestView:
     stop = body.get("stop") or ()
     prompt = body.get("prompt")
+    messages = body.get("messages") or ()
+    if not all(isinstance(message, dict) for message in messages):
+        raise TypeError("messages is no list of objects")
     return RequestView(
-        messages=body.get("messages") or (),
+        messages=messages,
         prompt=prompt if isinstance(prompt, str) else None,
         tools=tuple(str(tool.get("function", {}).get("name")) for tool in body.get("tools") or ()),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
