@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from closeout.tools.builtin.calculator import calculate
     from closeout.tools.builtin.documents import document_tools
+    from closeout.tools.builtin.python_runner import python_tool, run_python
+    from closeout.tools.builtin.web import fetch_url, web_tool
 
-__all__ = ["calculate", "document_tools"]
+__all__ = ["calculate", "document_tools", "fetch_url", "python_tool", "run_python", "web_tool"]
 
-_HOMES = {"calculate": "calculator", "document_tools": "documents"}
+_HOMES = {
+    "calculate": "calculator",
+    "document_tools": "documents",
+    "fetch_url": "web",
+    "python_tool": "python_runner",
+    "run_python": "python_runner",
+    "web_tool": "web",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,181 @@
+"""The tool `run_python`: a script in a process of its own, with limits. What the process gives up is python_child.py's.
+
+What this does not keep out is said in docs/builtin-tools.md: the script has the user's rights on files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from closeout.errors import ToolError
+from closeout.tools.threads import run_in_thread
+from closeout.tools.tool import Tool, tool
+
+__all__ = ["python_tool", "run_python"]
+
+SHOWN_CHARACTERS = 20_000  # of the output
+MAX_OUTPUT_BYTES = 1_000_000  # a script that writes more is stopped
+CLOSING_SECONDS = 1.0  # for the pipes of a process that ended; a program it started elsewhere may hold them
+MAX_FILE_BYTES = 100_000_000  # of any file it writes
+_CHILD = Path(__file__).with_name("python_child.py")
+_KEPT_VARIABLES = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "SYSTEMROOT",
+    "SYSTEMDRIVE",
+    "WINDIR",
+    "COMSPEC",
+    "PATHEXT",
+    "LD_LIBRARY_PATH",
+)
+
+
+def python_tool(*, seconds: float = 30.0, memory_mb: int = 1024, network: bool = False) -> Tool[..., Any]:
+    """A `run_python` with limits of its own: seconds by the clock, memory, and whether it may use the network."""
+    limits = {
+        "memory_bytes": memory_mb * 1024 * 1024,
+        "cpu_seconds": max(1, int(seconds) + 1),
+        "file_bytes": MAX_FILE_BYTES,
+        "network": network,
+    }
+
+    @tool(
+        name="run_python",
+        timeout=seconds + 30.0,  # the script is stopped before; this is for starting and clearing up
+        aliases={"code": ("code_block", "script", "source", "program", "python_code", "python", "input")},
+    )
+    async def run(code: str) -> str:
+        """Run a Python script and return what it prints. Nothing is kept between calls; there is no network.
+
+        Args:
+            code: A whole Python script that prints its result.
+        """
+        folder = await run_in_thread(lambda: tempfile.mkdtemp(prefix="closeout-python-"))
+        try:
+            return await _run(code, folder, limits, seconds)
+        finally:
+            await asyncio.shield(run_in_thread(lambda: shutil.rmtree(folder, ignore_errors=True)))
+
+    return run
+
+
+async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float) -> str:
+    loop = asyncio.get_running_loop()
+    transport, watched = await loop.subprocess_exec(
+        lambda: _Watched(loop), sys.executable, "-I", "-B", "-X", "utf8", str(_CHILD), json.dumps(limits),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=folder, env=_environment(folder), start_new_session=os.name == "posix",
+    )  # fmt: skip
+    try:
+        script: Any = transport.get_pipe_transport(0)
+        script.write(code.encode("utf-8", "replace"))
+        script.close()
+        async with asyncio.timeout(seconds):
+            await watched.done
+    except TimeoutError:
+        raise ToolError(f"The script ran longer than {seconds:g} s and was stopped.{watched.printed()}") from None
+    finally:
+        if not watched.exited:
+            _end_group(transport.get_pid())
+        transport.close()
+    if watched.output.total + watched.errors.total > MAX_OUTPUT_BYTES:
+        raise ToolError(f"The script printed more than 1 MB and was stopped.{watched.printed()}")
+    code_of_exit = transport.get_returncode()
+    if code_of_exit == 0:
+        return watched.output.text().rstrip() or "The script printed nothing. Use print() to see a result."
+    told = ["The script failed.", _why(code_of_exit), watched.errors.text().strip("\n"), watched.printed().strip()]
+    raise ToolError("\n".join(part for part in told if part))
+
+
+class _Watched(asyncio.SubprocessProtocol):
+    """What the process writes, until it ended and its pipes are closed, or it wrote too much."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.output, self.errors = _Kept(), _Kept()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._open = {1, 2}
+        self.exited = False
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        (self.output if fd == 1 else self.errors).add(data)
+        if self.output.total + self.errors.total > MAX_OUTPUT_BYTES:
+            self._finish()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open.discard(fd)
+        if self.exited and not self._open:
+            self._finish()
+
+    def process_exited(self) -> None:
+        self.exited = True
+        _end_group(self._transport.get_pid())  # what it left running would keep the pipes open
+        if self._open:
+            self._loop.call_later(CLOSING_SECONDS, self._finish)
+        else:
+            self._finish()
+
+    def printed(self) -> str:
+        text = self.output.text().rstrip()
+        return f"\nIt had printed:\n{text}" if text else ""
+
+    def _finish(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class _Kept:
+    """The head of an output stream."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.total = 0
+
+    def add(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        self.data += chunk[: max(0, SHOWN_CHARACTERS * 4 - len(self.data))]
+
+    def text(self) -> str:
+        text = self.data.decode("utf-8", "replace")
+        if len(text) <= SHOWN_CHARACTERS and self.total == len(self.data):
+            return text
+        return f"{text[:SHOWN_CHARACTERS]}\n… [cut: the whole output has {self.total:,} bytes]"
+
+
+def _why(code: int | None) -> str:
+    if code is None or code > 1:
+        return f"It ended with code {code}."
+    if -code == getattr(signal, "SIGXCPU", None):
+        return "It used more processor time than allowed."
+    return f"The system ended it with signal {-code}." if code < 0 else ""
+
+
+def _end_group(pid: int) -> None:
+    """End the process and whatever it started in its group."""
+    if os.name == "posix":
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """No keys and tokens of the user's: only what a program needs to start, and the folder as its home."""
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return {**kept, "HOME": folder, "TMPDIR": folder, "TEMP": folder, "TMP": folder, "OPENBLAS_NUM_THREADS": "1"}
+
+
+run_python = python_tool()
