@@ -247,8 +247,8 @@ async def test_a_reply_with_a_fault_and_then_the_right_one(kind: str, text: str,
     wrong, right = await client.complete(asked()), await client.complete(asked())
     assert (wrong.text, wrong.finish_reason) == (text, finish)
     assert [made.text for made in wrong.tool_calls] == ([] if arguments is None else [arguments])
-    assert [made.name for made in wrong.tool_calls] == ([] if arguments is None else
-                                                        ["loookup" if kind == "misspelt_tool" else "lookup"])  # fmt: skip
+    name = "loookup" if kind == "misspelt_tool" else "lookup"
+    assert {made.name for made in wrong.tool_calls} <= {name}
     assert right.tool_calls[0].text == '{"key":"k1","n":3}'
 
 
