@@ -16,11 +16,8 @@ from closeout.errors import ToolError, UsageError
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.outputs.models import ToolOutput, ToolTelemetry, format_observation
 from closeout.outputs.summary import summarise
-from closeout.tools.mcp_result import McpResult
 
-__all__ = ["PARTS", "ToolSource", "failed_output", "images_of", "run_tool"]
-
-PARTS = "mcp_parts"  # where an output's metadata keeps an MCP result whole, when it is more than text
+__all__ = ["ToolSource", "failed_output", "images_of", "run_tool"]
 
 # Failures that would come again: the tool said no, or the program is wrong. All others may pass.
 _LASTING = (ToolError, UsageError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
@@ -91,9 +88,9 @@ def failed_output(tool_name: str, message: str, code: str, **measured: Any) -> T
 
 
 def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:
-    """Images among an output's parts, as OpenAI `image_url` parts."""
-    parts = output.metadata.get(PARTS)
-    return McpResult(tuple(parts.get("content", ()))).images if parts else ()
+    """Images that a tool put beside its result, as OpenAI `image_url` parts."""
+    images = output.metadata.get("images")
+    return tuple(image for image in images if isinstance(image, Mapping)) if isinstance(images, list | tuple) else ()
 
 
 async def _within_deadline(source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any]) -> Any:
@@ -120,12 +117,7 @@ def _succeeded(spec: ToolSpec, value: Any, started: str, began: float, tried: fl
     )
     if isinstance(value, ToolOutput):  # the tool speaks for itself; what was measured here is the outside view
         return value.model_copy(update={"telemetry": _joined(value.telemetry, telemetry)})
-    metadata = {}
-    if isinstance(value, McpResult):
-        if any(part.get("type") != "text" for part in value.content):
-            metadata = {PARTS: value.to_json()}
-        value = value.value
-    output = ToolOutput(result=value, summary=summarise(value), telemetry=telemetry, metadata=metadata)
+    output = ToolOutput(result=value, summary=summarise(value), telemetry=telemetry)
     output.observation = format_observation(output)
     return output
 
