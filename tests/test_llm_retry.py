@@ -26,7 +26,7 @@ from closeout.llm.base import RetryNote
 from closeout.llm.failures import error_in_body, explain, failure, retry_after
 from closeout.llm.openai import OpenAIClient
 from closeout.llm.retry import RetryPolicy, complete_with_retries
-from closeout.messages import Message, ModelReply, ModelRequest, Usage
+from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec, Usage
 from raw_server import chat, http, raw_server
 
 ORIGIN = "http://host:8000"
@@ -246,6 +246,25 @@ def test_codes_for_a_prompt_that_is_too_long():
 )
 def test_other_refusals_are_not_taken_for_it(words: str):
     assert type(failure(400, {}, f'{{"error": {{"message": "{words}"}}}}'.encode(), ORIGIN)) is BadRequest
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+        "tools param requires --jinja flag",
+        "registry.ollama.ai/library/gemma:latest does not support tools",
+    ],
+)
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_server_without_native_tools_is_remembered_and_the_way_out_is_said(words: str, status: int):
+    async with raw_server(http({"error": {"message": words}}, status=status)) as seen:
+        client = OpenAIClient("m", seen.url, retry=QUICK)
+        assert client.capabilities.native_tools
+        with pytest.raises(BadRequest, match="dialect='cot_chat'"):
+            await client.complete(ModelRequest(messages=REQUEST.messages, tools=(ToolSpec("f"),)))
+    assert not client.capabilities.native_tools
+    assert len(seen.bodies) == 1
 
 
 def test_an_account_without_credit_is_not_asked_again():

@@ -21,7 +21,7 @@ from closeout.errors import (
 )
 from closeout.llm.encoding import decode_json
 
-__all__ = ["error_in_body", "explain", "failure", "is_overflow", "retry_after"]
+__all__ = ["error_in_body", "explain", "failure", "is_overflow", "refuses_tools", "retry_after"]
 
 # How servers say that a prompt is too long. OpenAI, Azure and vLLM: "maximum context length"; vLLM also "longer than
 # the maximum model length", "max_tokens must be at least 1, got -186"; SGLang: "longer than the model's context
@@ -34,6 +34,13 @@ _OVERFLOW = re.compile(
     r"|prompt (?:is |has )?too (?:long|large)|input (?:is |prompt )?too (?:long|large)|too many (?:input )?tokens"
     r"|exceeds? the maximum number of (?:input )?tokens|max_tokens must be at least 1, got -"
     r"|inputs` tokens \+ `max_new_tokens|reduce the length of the (?:messages|prompt|input)",
+    re.IGNORECASE,
+)
+# A server or model without native tool calls. vLLM: '"auto" tool choice requires --enable-auto-tool-choice'; llama.cpp:
+# "tools param requires --jinja flag"; Ollama: "does not support tools".
+_NO_TOOLS = re.compile(
+    r"tool choice requires|tools param requires|enable-auto-tool-choice|(?:does not|doesn't) support (?:tools|function)"
+    r"|tools? (?:use |calling )?(?:is|are) not supported|no endpoints found that support tool",
     re.IGNORECASE,
 )
 _OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "string_above_max_length"})
@@ -52,6 +59,8 @@ def failure(status: int, headers: Mapping[str, str], body: bytes, origin: str) -
     told = told if told.endswith((".", "!", "?")) else f"{told}."
     if status in {400, 413, 422, 500} and is_overflow(code, reason):
         return ContextOverflow(f"The prompt is longer than the model's context. {told}", status=status)
+    if refuses_tools(reason):
+        return BadRequest(f"{told} Choose a text dialect, such as dialect='cot_chat'.", status=status)
     if status == 429 and code in _NO_CREDIT:
         return PermanentModelError(f"{told} The account has no credit left: look at its billing.", status=status)
     if status == 429:
@@ -79,6 +88,11 @@ def _meaning(status: int) -> tuple[type[ModelError], str]:
 def is_overflow(code: str, reason: str) -> bool:
     """Whether a server's code or words say that the prompt is too long."""
     return code in _OVERFLOW_CODES or _OVERFLOW.search(reason[:_READ]) is not None
+
+
+def refuses_tools(reason: str) -> bool:
+    """Whether a server says that it takes no tools: a text dialect works all the same."""
+    return _NO_TOOLS.search(reason[:_READ]) is not None
 
 
 def error_in_body(value: Any, origin: str) -> ModelError | None:

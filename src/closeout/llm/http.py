@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -15,7 +15,7 @@ from closeout.llm import transport
 from closeout.llm.base import BaseClient, OnDelta, OnRetry
 from closeout.llm.building import ReplyBuilder
 from closeout.llm.encoding import decode_json
-from closeout.llm.failures import error_in_body, explain, failure, is_overflow
+from closeout.llm.failures import error_in_body, explain, failure, is_overflow, refuses_tools
 from closeout.llm.pricing import Price
 from closeout.llm.retry import RetryPolicy, complete_with_retries
 from closeout.llm.sse import EventReader
@@ -39,7 +39,7 @@ _REFUSES = re.compile(
 )
 
 
-class StreamReader:
+class StreamReader(ABC):
     """Reads one protocol's events into a builder. `done` once the reply is known to be whole."""
 
     __slots__ = ("builder", "done")
@@ -48,9 +48,9 @@ class StreamReader:
         self.builder = builder
         self.done = False
 
+    @abstractmethod
     def take(self, event: dict[str, Any]) -> None:
         """One event's JSON object."""
-        raise TypeError("A protocol's reader says how to read an event.")
 
     @property
     def complete(self) -> bool:
@@ -157,6 +157,8 @@ class HTTPClient(BaseClient):
                 if response.status in {400, 422} and self._learns(request, refusal):
                     self.charge(Usage(requests=1))
                     continue
+                if request.tools and refuses_tools(explain(refusal)[1]):
+                    self.capabilities = replace(self.capabilities, native_tools=False)
                 raise failure(response.status, response.headers, refusal, endpoint.origin)
             if stream and response.content_type != "application/json":
                 return await self._read_stream(response, on_delta, len(body), endpoint.origin)
