@@ -19,6 +19,7 @@ _BREAKS = {
     "p", "div", "section", "article", "main", "header", "ul", "ol", "dl", "dd", "dt", "table", "thead", "tbody", "tr",
     "blockquote", "pre", "figure", "figcaption", "br", "hr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "title", "body",
 }  # fmt: skip
+MAX_HIDDEN = 64  # nested elements that are left out; no page has more, and every end tag looks through them
 _TAG_NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9]*)")
 _SPACE = re.compile(r"[ \t\r\f\v\u00a0]+")
 _LINES = re.compile(r"\n{3,}")
@@ -127,7 +128,8 @@ def _inline(text: str) -> str:
 
 def _start(page: _Page, element: str) -> None:
     if element in _LEFT_OUT:
-        page.hidden.append(element)
+        if len(page.hidden) < MAX_HIDDEN:
+            page.hidden.append(element)
     elif element in ("main", "article"):
         page.main_depth += 1
     if element in _BREAKS:

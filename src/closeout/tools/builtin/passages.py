@@ -124,7 +124,8 @@ def _pieces(block: _Block) -> Iterator[tuple[str, int, int]]:
             held.append(part)
             size += len(part) + 1
     if held or head:
-        yield (head + "\n".join(held)).rstrip("\n"), first if held else block.first, max(first, start + len(rows) - 1)
+        last = block.first + len(block.lines) - 1
+        yield (head + "\n".join(held)).rstrip("\n"), first if held else block.first, last
 
 
 def _table_head(block: _Block) -> tuple[str, list[str]]:

@@ -1,0 +1,393 @@
+"""`search_documents` and `read_document`: found by words of any language, with their source, inside the folder only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeout.errors import ToolError, UsageError
+from closeout.tools.builtin import document_index as index_module
+from closeout.tools.builtin import document_tools
+from closeout.tools.builtin.document_index import DocumentIndex
+from closeout.tools.builtin.extract import decode_text
+from closeout.tools.builtin.html_text import main_text, plain_text
+from closeout.tools.builtin.passages import PASSAGE_CHARACTERS, cut
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "documents"
+
+
+@pytest.fixture
+def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search looks through the folder each time, as it does after two seconds."""
+    monkeypatch.setattr(index_module, "FRESH_SECONDS", 0.0)
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+async def search(folder: Path, query: str, **more: Any) -> Any:
+    return await document_tools(folder)[0].call({"query": query, **more})
+
+
+async def read(folder: Path, name: str, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = await document_tools(folder)[1].call({"name": name, **more})
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the example folder
+
+
+@pytest.mark.parametrize(
+    ("query", "source", "holds"),
+    [
+        ("Rideau Canal opening", "rideau-canal.md", "30 May 1832"),
+        ("opening of the Panama Canal", "panama-canal.md", "15 August 1914"),
+        ("when was the Suez Canal opened?", "suez-canal.md", "1869"),
+        ("Humber Bridge main span", "great-bridges.csv", "Humber Bridge,England,1981,1410"),
+        ("Makalu first ascent", "high-mountains.md", "15 May 1955"),
+        ("Danube length", "long-rivers.json", "2850"),
+        ("who built the first pound lock", "canal-locks.html", "Qiao Weiyue"),
+        ("Bell Rock lighthouse height", "lighthouses.txt", "35 m high"),
+        ("大运河有多长", "京杭大运河.md", "1794公里"),
+        ("通惠河是哪一年开通的", "京杭大运河.md", "1293年"),
+        ("邗沟", "京杭大运河.md", "公元前486年"),
+        ("漕", "京杭大运河.md", "漕船"),
+    ],
+)
+async def test_the_passage_that_answers_comes_first(query: str, source: str, holds: str) -> None:
+    best = (await search(EXAMPLES, query))[0]
+    assert best["source"].startswith(source)
+    assert holds in best["text"]
+
+
+async def test_a_question_about_two_things_brings_both() -> None:
+    question = "How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?"
+    text = " ".join(passage["text"] for passage in await search(EXAMPLES, question))
+    assert "1832" in text
+    assert "1914" in text
+
+
+async def test_no_single_document_answers_the_question_alone() -> None:
+    both = [file.name for file in EXAMPLES.iterdir() if {"1832", "1914"} <= set(file.read_text("utf-8").split())]
+    assert both == []
+
+
+async def test_a_passage_tells_what_it_is_about_and_where_it_stands() -> None:
+    best = (await search(EXAMPLES, "Rideau Canal skating rink", limit=1))[0]
+    assert list(best) == ["title", "text", "source"]
+    assert best["title"] == "Rideau Canal › Today"
+    whole = await read(EXAMPLES, best["source"])  # the source of a passage is a name to read on with
+    assert best["text"] in whole["text"]
+
+
+# ------------------------------------------------------------------------------------------------ searching
+
+
+async def test_words_are_found_in_other_forms_and_accents(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"a.txt": "The bridges were being constructed near the Café Coruña.", "b.txt": "Nothing of the kind."}
+    )
+    for query in ("bridge", "CONSTRUCTING", "cafe", "coruna"):
+        assert (await search(tmp_path, query))[0]["source"] == "a.txt:1-1"
+
+
+async def test_what_only_shares_a_common_word_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, {f"{n}.md": f"# Canal {n}\n\nA canal with number {n}." for n in range(20)})
+    write(tmp_path, {"x.md": "# Zanzibar\n\nThe zanzibar canal treaty."})
+    assert [passage["source"] for passage in await search(tmp_path, "zanzibar canal treaty")] == ["x.md:3-3"]
+
+
+@pytest.mark.parametrize(
+    "hostile", ['"', "AND OR NOT", "title:x", "a* ^b -c", "NEAR(a b)", ")(", "'; DROP TABLE words;--"]
+)
+async def test_search_syntax_is_text(tmp_path: Path, hostile: str) -> None:
+    write(tmp_path, {"a.txt": "plain words"})
+    await search(tmp_path, hostile)
+    assert (await search(tmp_path, f"plain {hostile}"))[0]["source"] == "a.txt:1-1"
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_any_query_is_answered(query: str) -> None:
+    index = _SHARED.setdefault("index", DocumentIndex(EXAMPLES))
+    index.search(query, 3)
+
+
+_SHARED: dict[str, DocumentIndex] = {}
+
+
+async def test_nothing_found_says_what_there_is(tmp_path: Path) -> None:
+    write(tmp_path, {"a.md": "# Tea in China\n\nLeaves."})
+    found = await search(tmp_path, "xylophone")
+    assert found["results"] == []
+    assert "Tea in China" in found["note"]
+    (tmp_path / "a.md").unlink()
+    assert "no documents" in (await search(tmp_path, "tea"))["note"]
+
+
+@pytest.mark.usefixtures("always_looks")
+def test_changes_in_the_folder_are_seen(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "alpha", "b.txt": "beta"})
+    read_now: list[str] = []
+    index = DocumentIndex(tmp_path, progress=lambda done, total, name: read_now.append(f"{done}/{total} {name}"))
+    assert [hit.path for hit in index.search("alpha", 5)] == ["a.txt"]
+    assert read_now == ["1/2 a.txt", "2/2 b.txt"]
+    write(tmp_path, {"a.txt": "gamma gamma", "sub/c.txt": "delta"})
+    (tmp_path / "b.txt").unlink()
+    assert index.search("alpha", 5) == index.search("beta", 5) == []
+    assert {hit.path for hit in index.search("gamma delta", 5)} == {"sub/c.txt", "a.txt"}
+    assert read_now[2:] == ["1/2 a.txt", "2/2 sub/c.txt"]
+
+
+def test_a_cache_file_spares_reading_again(tmp_path: Path) -> None:
+    folder, cache = write(tmp_path / "docs", {"a.txt": "alpha"}), tmp_path / "cache" / "docs.sqlite"
+    first = DocumentIndex(folder, cache=cache)
+    assert first.search("alpha", 1)
+    first.close()
+    read_now: list[str] = []
+    second = DocumentIndex(folder, cache=cache, progress=lambda *told: read_now.append(told[2]))
+    assert second.search("alpha", 1)
+    assert read_now == []
+    second.close()
+
+
+@pytest.mark.parametrize("spoiled", ["garbage", "layout", "folder"])
+def test_a_cache_that_does_not_fit_is_built_anew(tmp_path: Path, spoiled: str) -> None:
+    folder, cache = write(tmp_path / "docs", {"a.txt": "alpha"}), tmp_path / "docs.sqlite"
+    if spoiled == "garbage":
+        cache.write_bytes(b"no database at all" * 100)
+    else:
+        other = DocumentIndex(write(tmp_path / "other", {"z.txt": "omega"}), cache=cache)
+        other.search("omega", 1)
+        other.close()
+        if spoiled == "layout":
+            connection = sqlite3.connect(cache)
+            connection.execute("PRAGMA user_version = 99")
+            connection.close()
+    index = DocumentIndex(folder, cache=cache)
+    assert [hit.path for hit in index.search("alpha omega", 5)] == ["a.txt"]
+    index.close()
+
+
+def test_many_threads_share_one_index(tmp_path: Path) -> None:
+    write(tmp_path, {f"{n}.txt": f"word{n}" for n in range(20)})
+    tool, _ = document_tools(tmp_path)
+
+    async def all_at_once() -> list[Any]:
+        return await asyncio.gather(*(tool.call({"query": f"word{n}"}) for n in range(20)))
+
+    assert [found[0]["source"] for found in asyncio.run(all_at_once())] == [f"{n}.txt:1-1" for n in range(20)]
+
+
+def test_a_missing_folder_is_named() -> None:
+    with pytest.raises(UsageError, match="no-such-folder does not exist"):
+        document_tools("no-such-folder")
+    with pytest.raises(UsageError, match="is a file"):
+        document_tools(__file__)
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+@pytest.mark.parametrize(
+    "name", ["rideau-canal.md", "RIDEAU-CANAL.MD", "./rideau-canal.md", "rideau-canal", "Rideau Canal", "rideau"]
+)
+async def test_a_document_is_found_by_its_names(name: str) -> None:
+    found = await read(EXAMPLES, name)
+    assert found["title"] == "Rideau Canal"
+    assert found["source"] == "rideau-canal.md:1-22"
+    assert "page" not in found
+
+
+async def test_an_unknown_or_doubtful_name_is_answered_with_names(tmp_path: Path) -> None:
+    write(tmp_path, {"a/notes.md": "# One", "b/notes.md": "# Two", "tea.md": "# Three"})
+    with pytest.raises(ToolError, match=r"can mean: a/notes.md, b/notes.md"):
+        await read(tmp_path, "notes.md")
+    with pytest.raises(ToolError, match=r"no document 'teas.md'. Did you mean tea.md"):
+        await read(tmp_path, "teas.md")
+    assert (await read(tmp_path, "b/notes.md"))["title"] == "Two"
+
+
+async def test_long_documents_have_pages(tmp_path: Path) -> None:
+    lines = [f"line {n} " + "x" * 90 for n in range(1, 301)]
+    write(tmp_path, {"long.txt": "\n".join(lines), "one-line.txt": "y" * 12_000})
+    pages = [await read(tmp_path, "long.txt", page=n) for n in range(1, 7)]
+    assert [page["page"] for page in pages] == [f"{n} of 6" for n in range(1, 7)]
+    assert "\n".join(page["text"] for page in pages) == "\n".join(lines)
+    assert (await read(tmp_path, "long.txt:280-285"))["page"] == "6 of 6"
+    assert (await read(tmp_path, "one-line.txt"))["page"] == "1 of 3"
+    with pytest.raises(ToolError, match="has 6 pages; there is no page 7"):
+        await read(tmp_path, "long.txt", page=7)
+
+
+async def test_no_way_leads_out_of_the_folder(tmp_path: Path) -> None:
+    folder = write(tmp_path / "docs", {"a.txt": "inside"})
+    secret = write(tmp_path, {"secret.txt": "treasure"}) / "secret.txt"
+    (folder / "link.txt").symlink_to(secret)
+    (folder / "up").symlink_to(tmp_path, target_is_directory=True)
+    (folder / "circle").symlink_to(folder / "circle")
+    (folder / "alias.txt").symlink_to(folder / "a.txt")
+    os.mkfifo(folder / "pipe.txt")
+    assert (await search(folder, "treasure"))["results"] == []
+    for name in (
+        "../secret.txt",
+        str(secret),
+        "link.txt",
+        "up/secret.txt",
+        "..",
+        "a.txt/../../secret.txt",
+        "a\x00.txt",
+    ):
+        with pytest.raises(ToolError, match="no document"):
+            await read(folder, name)
+    assert (await read(folder, "alias.txt"))["text"] == "inside"
+    search_tool, read_tool = document_tools(folder)
+    await search_tool.call({"query": "inside"})
+    (folder / "a.txt").unlink()
+    (folder / "a.txt").symlink_to(secret)  # swapped after it was listed
+    with pytest.raises(ToolError, match=r"not there any more|no document"):
+        await read_tool.call({"name": "a.txt"})
+
+
+async def test_hidden_and_binary_files_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, {".env": "hidden word", ".git/config": "hidden word", "code.py": "visible = 'word'"})
+    (tmp_path / "image.bin").write_bytes(b"word\x00\x01word")
+    assert [passage["source"] for passage in await search(tmp_path, "word")] == ["code.py:1-1"]
+
+
+# ------------------------------------------------------------------------------------------------ kinds of files
+
+
+async def test_office_and_pdf_files_are_read(tmp_path: Path) -> None:
+    import docx
+    import openpyxl
+
+    document = docx.Document()
+    document.add_heading("Lighthouse log", level=1)
+    document.add_paragraph("The lamp was lit at dusk.")
+    table = document.add_table(rows=2, cols=2)
+    for row, values in zip(table.rows, [("keeper", "years"), ("Flannan", "12")], strict=True):
+        for cell, value in zip(row.cells, values, strict=True):
+            cell.text = value
+    document.save(str(tmp_path / "log.docx"))
+    book = openpyxl.Workbook()
+    book.active.title = "Tides"
+    for row in (["port", "metres"], ["Saint-Malo", 13.5], [None, None]):
+        book.active.append(row)
+    book.save(tmp_path / "tides.xlsx")
+    (tmp_path / "map.pdf").write_bytes(_pdf("Chart of the Skerries"))
+
+    text = (await read(tmp_path, "log.docx"))["text"]
+    assert text.startswith("# Lighthouse log")
+    assert "| keeper | years |\n| --- | --- |\n| Flannan | 12 |" in text
+    assert "| Saint-Malo | 13.5 |" in (await read(tmp_path, "tides.xlsx"))["text"]
+    found = await search(tmp_path, "Skerries chart")
+    assert found[0]["source"].startswith("map.pdf")
+    assert found[0]["title"].endswith("Page 1")
+
+
+def _pdf(words: str) -> bytes:
+    """The smallest PDF with one page of text."""
+    stream = f"BT /F1 12 Tf 72 700 Td ({words}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R /Resources << /Font << /F1 %s >> >> >>"
+        % b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+    ]
+    body, offsets = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        offsets.append(len(body))
+        body += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    return body + b"xref\n0 5\n0000000000 65535 f \n%strailer\n<< /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (
+        table, len(body),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["broken.pdf", "broken.docx", "broken.xlsx"])
+async def test_a_damaged_file_is_told_and_spoils_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04 not really")
+    write(tmp_path, {"a.txt": "fine words"})
+    assert (await search(tmp_path, "fine"))[0]["source"] == "a.txt:1-1"
+    with pytest.raises(ToolError, match=name):
+        await read(tmp_path, name)
+    assert name in (await search(tmp_path, "xylophone"))["note"]
+
+
+async def test_a_missing_reader_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "map.pdf").write_bytes(_pdf("x"))
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    with pytest.raises(ToolError, match=r"pip install 'closeout\[documents\]'"):
+        await read(tmp_path, "map.pdf")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "gb18030"])
+def test_chinese_text_of_any_usual_encoding_is_read(encoding: str) -> None:
+    text = "大运河北起北京，南到杭州。The Grand Canal."
+    assert decode_text(text.encode(encoding)) == text
+
+
+def test_western_text_is_not_taken_for_chinese() -> None:
+    assert decode_text("Café Müller, naïve façade".encode("cp1252")) == "Café Müller, naïve façade"
+
+
+def test_a_table_keeps_its_head_in_every_passage() -> None:
+    rows = "\n".join(f"| bridge {n} | {1800 + n} |" for n in range(100))
+    passages = list(cut(f"# Bridges\n\n| name | year |\n|---|---|\n{rows}"))
+    assert len(passages) > 2
+    assert all(passage.text.startswith("| name | year |\n|---|---|\n") for passage in passages)
+    assert all(passage.heading == "Bridges" for passage in passages)
+    assert passages[-1].last_line == 104
+
+
+@given(st.text(alphabet="ab #|\n-。中文.x\x00\ud800", max_size=400))
+@settings(max_examples=100, deadline=None)
+def test_cutting_loses_no_words_and_keeps_to_the_lines(text: str) -> None:
+    passages = list(cut(text))
+    lines = text.splitlines()
+    for passage in passages:
+        assert 1 <= passage.first_line <= passage.last_line <= len(lines)
+        assert len(passage.text) <= 3 * PASSAGE_CHARACTERS
+    told = "".join(f"{passage.heading}\n{passage.text}" for passage in passages)
+    for line in lines:
+        if not line.startswith("#"):
+            for word in line.split():
+                assert word in told
+
+
+# ------------------------------------------------------------------------------------------------ HTML
+
+
+def test_html_gives_its_main_text_with_headings_and_tables() -> None:
+    html = (EXAMPLES / "canal-locks.html").read_text("utf-8")
+    for text in (plain_text(html), main_text(html)):
+        assert "# How a canal lock works" in text
+        assert "| Caen Hill, England | 29 | 72 m |" in text
+        assert "max-width" not in text
+        assert "Written for the example folder" not in text
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["<" * 200_000, "<!--" * 100_000, "<a " * 100_000, "<p><" * 50_000, "<script>" * 50_000, "</" * 100_000,
+     "&#x;" * 100_000, "<ul><li>" * 50_000, "<nav>" * 50_000 + "</aside>" * 50_000, "\ud800<b>\x00", "<title>" * 50_000,
+     "<![CDATA[" * 50_000],
+)  # fmt: skip
+def test_hostile_html_is_read_in_linear_time(hostile: str) -> None:
+    assert isinstance(plain_text(hostile), str)
+    assert plain_text(f"<p>before</p>{hostile}").startswith("before")
