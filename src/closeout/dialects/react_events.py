@@ -1,0 +1,127 @@
+"""What the ReAct parser tells of a text, piece by piece, and the tape that cuts the text into these pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+from closeout.messages import Repair
+
+__all__ = ["CotEvent", "EventKind", "Tape", "joined"]
+
+EventKind = Literal[
+    "text",  # thought or plain text; role "json": an object that may yet turn out to be an action
+    "reasoning",  # inside reasoning tags; empty with a span: all in that span turned out to be reasoning
+    "marker",  # structure: markers, tags, fences, the JSON around an input
+    "action_start",  # the tool's name is known
+    "argument_delta",  # a piece of the input, as written
+    "action",  # the action is complete
+    "final_delta",  # a piece of the final answer, decoded
+    "final",  # the final answer is complete; role "plain": a candidate, the whole reply had no structure
+    "malformed",
+    "untrusted",  # behind the first complete action, or behind an observation that the model wrote
+    "end",
+]
+
+_STREAMED = frozenset({"text", "reasoning", "marker", "argument_delta", "final_delta", "untrusted"})
+
+
+class CotEvent(NamedTuple):  # a tuple, not a dataclass: one is made for every piece of a stream
+    """One event. `[start, end)` counts code points of the raw text; over all events they tile it exactly.
+
+    Events that sum up (action_start, action, final, malformed, end) are empty themselves; their `span` says what of
+    the text they are about. `text` is the piece's value: decoded for final_delta, else as written.
+    """
+
+    kind: EventKind
+    start: int
+    end: int
+    text: str = ""
+    role: str = ""  # of text and final: "thought", "plain", "json", "answer"
+    name: str = ""  # of action_start and action
+    input: Any = None  # of action: any JSON value
+    raw: str = ""  # of action: its text as written
+    span: tuple[int, int] | None = None
+    repairs: tuple[Repair, ...] = ()
+    code: str = ""  # of malformed; of a marker "stop_prefix"; of final "truncated"; of end: the finish reason
+    hint: str = ""  # of malformed: what the model is told when it is asked again
+
+
+def joined(events: Iterable[CotEvent]) -> list[CotEvent]:
+    """The events with adjacent pieces of one kind put together: the same for any way of feeding one text."""
+    result: list[CotEvent] = []
+    parts: list[str] = []
+    for event in events:
+        last = result[-1] if result else None
+        alike = last is not None and event.kind in _STREAMED and event.span is None and last.span is None
+        if last is not None and alike and (last.kind, last.role, last.code) == (event.kind, event.role, event.code):
+            parts.append(event.text)
+            result[-1] = last._replace(end=event.end)
+            continue
+        if parts and last is not None:
+            result[-1] = last._replace(text="".join(parts))
+        result.append(event)
+        parts = [event.text]
+    if result:
+        result[-1] = result[-1]._replace(text="".join(parts))
+    return result
+
+
+class Tape:
+    """The text not yet told of, and the events so far. `position` is where reading goes on, an index into `text`."""
+
+    __slots__ = ("_base", "_events", "_open", "_parts", "_told", "position", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.position = 0
+        self._told = 0  # index into text: up to here events have been made
+        self._base = 0  # absolute offset of text[0]
+        self._events: list[CotEvent] = []
+        self._open: tuple[EventKind, str, str, int] | None = None  # kind, role, code and start of a growing event
+        self._parts: list[str] = []
+
+    def append(self, text: str) -> None:
+        if self._told:
+            self.text = self.text[self._told :]
+            self.position -= self._told
+            self._base += self._told
+            self._told = 0
+        self.text = self.text + text if self.text else text
+
+    @property
+    def offset(self) -> int:
+        """The position as an offset into the whole text."""
+        return self._base + self.position
+
+    def take(self, kind: EventKind, end: int, role: str = "", *, text: str | None = None, code: str = "") -> None:
+        """Tells of the text up to an index as one kind of piece; moves the position there if it is behind."""
+        start = self._told
+        self.position = max(self.position, end)
+        if end <= start and not text:
+            return
+        if self._open is None or self._open[:3] != (kind, role, code):
+            self._flush()
+            self._open = (kind, role, code, self._base + start)
+        self._parts.append(self.text[start:end] if text is None else text)
+        self._told = max(start, end)
+
+    def put(self, kind: EventKind, **fields: Any) -> None:
+        """An event that is empty itself."""
+        self._flush()
+        at = self._base + self._told
+        self._events.append(CotEvent(kind, at, at, **fields))
+
+    def events(self) -> list[CotEvent]:
+        """What was told since the last call."""
+        self._flush()
+        events, self._events = self._events, []
+        return events
+
+    def _flush(self) -> None:
+        if self._open is not None:
+            kind, role, code, start = self._open
+            self._open = None
+            parts, self._parts = self._parts, []
+            end = self._base + self._told
+            self._events.append(CotEvent(kind, start, end, "".join(parts), role, code=code))
