@@ -69,8 +69,12 @@ class Journal:
     def start(cls, store: Store | None, started: RunStarted, model: str = "", run_id: str = "") -> Journal:
         """A new run's journal. Raises JournalError where it cannot be kept."""
         run_id = run_id or new_run_id()
-        journal = cls(run_id, store, store.create_run(run_id, started.task, model) if store else 0)
-        journal.append(started)
+        if store is None:
+            journal = cls(run_id, None, 0)
+            journal.append(started)
+            return journal
+        journal = cls(run_id, store, store.create_run(run_id, model, started))
+        journal._next = 1
         return journal
 
     @classmethod

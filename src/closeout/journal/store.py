@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
-from closeout.journal.events import Event, Unknown, event_from
+from closeout.journal.events import Event, RunStarted, Unknown, event_from
 from closeout.journal.runlock import RunLocks
 
 __all__ = ["Row", "RunRecord", "Store", "open_store"]
@@ -39,6 +39,9 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
 
+_INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
+_INSERT_EVENT = "INSERT INTO events VALUES (?,?,?,?,?,?)"
+_INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 
 
@@ -97,20 +100,37 @@ class Store:
 
     # -------------------------------------------------------------------------------------------- writing
 
-    def create_run(self, run_id: str, task: str, model: str) -> int:
-        """A new run's number. Raises JournalError where the run exists already."""
-        row = (run_id, time.time(), "running", _storable(task[:200]), model)
+    def create_run(self, run_id: str, model: str, started: RunStarted) -> int:
+        """A new run's number; it is there together with its first event, or not at all.
+
+        Raises JournalError where the run exists already.
+        """
+        at = time.time()
+        row = (run_id, at, "running", _storable(started.task[:200]), model)
         with self._lock, _explained(self.path):
-            number = self._insert_run(row)
+            with self._transaction() as db:
+                try:
+                    cursor = db.execute(_INSERT_RUN, row)
+                except sqlite3.IntegrityError:
+                    text = f"There is a run {run_id} already. `closeout resume {run_id}` continues it."
+                    raise JournalError(text) from None
+                number = int(cursor.lastrowid or 0)
+                bodies: dict[bytes, bytes] = {}
+                db.execute(_INSERT_EVENT, _row(number, 0, at, started, bodies))
+                db.executemany(_INSERT_BODY, list(bodies.items()))
             self._locks.take(run_id, number)
             return number
 
-    def _insert_run(self, row: tuple[Any, ...]) -> int:
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
         try:
-            cursor = self._db.execute("INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)", row)
-        except sqlite3.IntegrityError:
-            raise JournalError(f"There is a run {row[0]} already. `closeout resume {row[0]}` continues it.") from None
-        return int(cursor.lastrowid or 0)
+            yield self._db
+            self._db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
 
     def reopen_run(self, run_id: str) -> int:
         """The number of a run to continue. Raises RunNotFound, or JournalLocked while another process leads it."""
@@ -148,24 +168,14 @@ class Store:
             try:
                 rows = [_row(*entry, bodies) for entry in pending]
                 fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
-                self._write(rows, fresh)
+                with self._transaction() as db:
+                    if fresh:
+                        db.executemany(_INSERT_BODY, fresh)
+                    db.executemany(_INSERT_EVENT, rows)
             except BaseException:
                 self._pending = pending + self._pending  # nothing is lost: the next flush tries again
                 raise
             self._known.update(key for key, _ in fresh)
-
-    def _write(self, rows: list[tuple[Any, ...]], bodies: list[tuple[bytes, bytes]]) -> None:
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            if bodies:
-                db.executemany("INSERT OR IGNORE INTO bodies VALUES (?,?)", bodies)
-            db.executemany("INSERT INTO events VALUES (?,?,?,?,?,?)", rows)
-            db.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
-            raise
 
     def forget_pending(self, run: int) -> None:
         """Drop what could not be written of a run that is over, so that it does not hold up others."""
