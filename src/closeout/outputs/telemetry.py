@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -83,13 +84,16 @@ _LINES = {
 class TelemetryCollector:
     """Sums over the calls of one run. A record costs the same however many came before; only the last `keep` are kept.
 
+    Each record also goes to `forward`, for example to an exporter's `record`.
+
     >>> collector = TelemetryCollector()
     >>> collector.record(ToolTelemetry(tool_name="search", output_tokens=40, latency_ms=12.0))
     >>> collector.aggregated["total_tokens"]
     40
     """
 
-    def __init__(self, keep: int = 1_000) -> None:
+    def __init__(self, keep: int = 1_000, forward: Callable[[ToolTelemetry], None] | None = None) -> None:
+        self._forward = forward
         self._kept: deque[ToolTelemetry] = deque(maxlen=keep)
         self._lock = threading.Lock()
         self._calls = self._tokens = self._errors = self._cache_hits = 0
@@ -110,6 +114,8 @@ class TelemetryCollector:
             tool[1] += not telemetry.success
             tool[2] += telemetry.latency_ms
             tool[3] += telemetry.output_tokens
+        if self._forward is not None:
+            self._forward(telemetry)
 
     @property
     def metrics(self) -> list[ToolTelemetry]:
