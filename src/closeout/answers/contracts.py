@@ -86,7 +86,7 @@ class Tagged:
         return f"<{self.tag}>"
 
     def instruction(self) -> str:
-        return f"End with the final answer, and nothing else, between <{self.tag}> and </{self.tag}>."
+        return f"End with the final answer, and nothing else, in the form <{self.tag}>...</{self.tag}>."
 
     def finishing(self) -> str:
         return f"Now write only the final answer, in the form <{self.tag}>...</{self.tag}>."

@@ -6,7 +6,7 @@ How broken JSON is repaired is in `repair.json_text`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -21,9 +21,10 @@ __all__ = ["Json", "Yaml"]
 _OPEN = re.compile(r"[{\[]")
 # A string ends with its line at the latest, so that none is scanned twice.
 _TOKEN = re.compile(r'"(?:[^"\\\n]++|\\.|\\\Z)*+(?:"|(?=\n)|\Z)|[{}\[\]]', re.DOTALL)
-_MOST_STARTS = 32  # places where JSON may begin that are looked at; each is scanned once
+_MOST_PLACES = 100  # of JSON in one reply, the last ones
+_LONGEST_VALUE = 10_000  # characters of a reply that is one bare value
 _MOST_TRIES = 8  # candidates that are read and checked, the last ones first
-_MOST_YAML = 200_000  # characters; the YAML reader takes about a second for as many
+_MOST_YAML = 50_000  # characters; the YAML reader needs half a second for as many
 
 
 class _Checker:
@@ -131,7 +132,7 @@ class Json:
 
     def read(self, text: str) -> ContractReading:
         visible = said(text)
-        candidates = list(_json_places(visible))
+        candidates = _json_places(visible)
         problem: tuple[Problem, str] = ("missing", "There is no JSON in the reply.")
         for repaired in (False, True):
             for candidate in candidates[-1 : -_MOST_TRIES - 1 : -1]:
@@ -151,40 +152,38 @@ class Json:
         return _failed(*problem, tuple(candidates))
 
 
-def _json_places(text: str) -> Iterator[Candidate]:
-    """Where JSON may stand, in reading order: top-level brackets, in fences and outside; a bare value if all is one."""
-    found = False
-    position = 0
-    for _ in range(_MOST_STARTS):
-        opening = _OPEN.search(text, position)
-        if opening is None:
-            break
-        end = _balanced(text, opening.start())
-        if end > 0:
-            yield Candidate(text[opening.start() : end], opening.start(), end)
-            found, position = True, end
-        else:
-            # Prose may hold a lone bracket; JSON that was cut off is looked for at the first one only.
-            if not found:
-                yield Candidate(text[opening.start() :], opening.start(), len(text), complete=False)
-            position = opening.end()
-    whole = next((block.text for _, block in fenced_blocks(text)), text).strip()
-    if not found and len(whole) <= 10_000 and re.match(r'["\d-]|(?:true|false|null)\b', whole):
-        yield Candidate(whole, 0, len(text))
+def _json_places(text: str) -> list[Candidate]:
+    """Where JSON may stand, in reading order: brackets with all that is in them, or a bare value if that is all."""
+    spans, opened = _brackets(text)
+    places = [Candidate(text[start:end], start, end) for start, end in spans[-_MOST_PLACES:]]
+    if opened is not None:
+        # JSON that was cut off, or a lone bracket in prose.
+        places.append(Candidate(text[opened:], opened, len(text), complete=False))
+        places.sort(key=lambda place: place.start)
+    if not places:
+        whole = next((block.text for _, block in fenced_blocks(text)), text).strip()
+        if len(whole) <= _LONGEST_VALUE and re.match(r'["\d-]|(?:true|false|null)\b', whole):
+            places.append(Candidate(whole, 0, len(text)))
+    return places
 
 
-def _balanced(text: str, start: int) -> int:
-    """The end of the bracket at `start`, strings skipped; 0 if it is never closed."""
-    depth = 0
-    for token in _TOKEN.finditer(text, start):
+def _brackets(text: str) -> tuple[list[tuple[int, int]], int | None]:
+    """The spans of closed brackets that stand in no other closed one, and the first bracket that is never closed."""
+    spans: list[tuple[int, int]] = []
+    stack: list[tuple[str, int]] = []
+    token = _OPEN.search(text)
+    while token:
         character = token[0][0]
         if character in "{[":
-            depth += 1
-        elif character in "}]":
-            depth -= 1
-            if depth == 0:
-                return token.end()
-    return 0
+            stack.append((character, token.start()))
+        elif stack and stack[-1][0] + character in ("{}", "[]"):
+            start = stack.pop()[1]
+            while spans and spans[-1][0] > start:
+                spans.pop()
+            spans.append((start, token.end()))
+        # Quotes are prose outside of brackets and strings inside.
+        token = (_TOKEN if stack else _OPEN).search(text, token.end())
+    return spans, stack[0][1] if stack else None
 
 
 class Yaml:

@@ -22,7 +22,8 @@ from closeout.messages import Constraint
 __all__ = ["Choice", "Number", "parse_number", "plain_text"]
 
 _ANSWER_LINE = re.compile(
-    r"^[\s>*_#]*(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|option|choice|答案)[\s*_]*(?:is\b|[:：=是为])+[\s*_]*(.{1,300}?)[\s*_]*$",
+    r"^[ \t>*_#]{0,20}(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice|答案)[ *_]{0,8}(?:is\b|[:：=是为]){1,2}"
+    r"[ \t*_]{0,8}([^\s*_][^\n]{0,300}?)[ \t*_]{0,8}$",
     re.IGNORECASE | re.MULTILINE,
 )
 _SHORT = 200  # characters of a reply that may be the answer and nothing else

@@ -1,0 +1,138 @@
+"""Graders: exact, GAIA's rules, choice, mathematics, a model as judge."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from closeout.answers.grading import grade, judge
+from closeout.errors import ModelUnreachable, UsageError
+from closeout.messages import ModelReply, ModelRequest
+
+
+@pytest.mark.parametrize(
+    ("method", "prediction", "gold", "correct"),
+    [
+        ("exact", " Paris ", "Paris", True),
+        ("exact", "paris", "Paris", False),
+        ("exact", r"so \boxed{4}", "4", True),
+        ("normalized", "$1,000.0", "1000", True),
+        ("normalized", "1000", "1,000", True),
+        ("normalized", "17%", "17", True),
+        ("normalized", "17 or 18", "17", False),
+        ("normalized", "１７", "17", True),
+        ("normalized", "The  Hague.", "the hague", True),
+        ("normalized", "St. Petersburg", "St Petersburg", True),
+        ("normalized", "Paris", "Rome", False),
+        ("normalized", "b, A", "b,a", True),
+        ("normalized", "a, b", "b, a", False),
+        ("normalized", "34", "3,4", False),
+        ("normalized", "3; 4.0", "3,4", True),
+        ("normalized", "a", "a, b", False),
+        ("normalized", "北京、上海", "北京，上海", True),
+        ("choice", "B", "B", True),
+        ("choice", "(b) Rome", "B", True),
+        ("choice", "The answer is C.", "C", True),
+        ("choice", "D", "C", False),
+        ("choice", "Yes.", "yes", True),
+        ("math", r"\frac{1}{2}", "0.5", True),
+        ("math", "(x+1)^2", "x^2+2x+1", True),
+        ("math", r"\{1,2\}", r"\{2,1\}", True),
+        ("math", "[1,2)", "[1,2]", False),
+        ("math", "4", "5", False),
+        ("math", "spira", "Paris", False),
+    ],
+)
+def test_answers_are_compared_by_the_rules_of_the_method(
+    method: Any, prediction: str, gold: str, correct: bool
+) -> None:
+    given = grade(prediction, gold, method)
+    assert given.correct is bool(given) is correct
+    assert given.method == method
+    assert given.judged
+    assert given.reason.endswith(".")
+
+
+@pytest.mark.parametrize("prediction", [None, "", "  "])
+def test_no_answer_is_wrong(prediction: str | None) -> None:
+    assert not grade(prediction, "4", "exact")
+
+
+def test_any_of_several_right_answers_will_do() -> None:
+    assert grade("NYC", ["New York City", "NYC"], "normalized")
+    assert not grade("LA", ["New York City", "NYC"], "normalized")
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(UsageError, match="'fuzzy'"):
+        grade("1", "1", "fuzzy")  # type: ignore[arg-type]
+
+
+def test_mathematics_works_from_any_thread() -> None:
+    verdicts: list[bool] = []
+    threads = [threading.Thread(target=lambda: verdicts.append(bool(grade("2/4", "0.5", "math")))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == [True] * 4
+
+
+def test_a_comparison_without_end_is_ended_and_the_next_one_works() -> None:
+    # Factoring this has no end in sight; the limit is what ends it.
+    endless = grade(r"(x+1)^{9^{9}}", r"\sum_{k=0}^{9^{9}} \binom{9^{9}}{k} x^k", "math", timeout=1)
+    assert not endless.correct
+    assert grade("1/4", "0.25", "math").correct
+
+
+def test_an_expression_too_long_to_compare_is_not_judged() -> None:
+    given = grade("1+" * 5_000 + "1", "5001", "math")
+    assert (given.correct, given.judged) == (False, False)
+
+
+class Judge:
+    """A client that says what it is told to."""
+
+    def __init__(self, reply: str | Exception) -> None:
+        self.reply = reply
+        self.prompt = ""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.prompt = request.messages[0].text
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return ModelReply(self.reply)
+
+
+@pytest.mark.parametrize(
+    ("reply", "correct", "judged"),
+    [
+        ("Same city.\nVerdict: right", True, True),
+        ("Other city.\nVerdict: wrong", False, True),
+        ("**Verdict:** Correct", True, True),
+        ("<think>Verdict: right?</think>No.\nVerdict: wrong", False, True),
+        ("Hard to say.", False, False),
+        (ModelUnreachable("no connection"), False, False),
+    ],
+)
+async def test_a_model_may_judge(reply: Any, correct: bool, judged: bool) -> None:
+    client = Judge(reply)
+    given = await judge("Paris, France", "Paris", "Which city?", client)
+    assert (given.correct, given.judged, given.method) == (correct, judged, "judge")
+    assert all(part in client.prompt for part in ("Which city?", "Paris, France"))
+
+
+async def test_a_judge_may_be_any_async_function() -> None:
+    async def ask(prompt: str) -> str:
+        return "Verdict: right"
+
+    assert await judge("{gold} or {question}", "Paris", "Which city?", ask)
+    assert not await judge(None, "Paris", "Which city?", ask)
+
+
+async def test_nothing_in_an_answer_fills_a_slot_of_the_prompt() -> None:
+    client = Judge("Verdict: wrong")
+    await judge("{gold}", "secret", "q", client)
+    assert client.prompt.count("secret") == 1
