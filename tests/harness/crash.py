@@ -111,10 +111,8 @@ def install(at: int, flushed: bool) -> Callable[[], int]:
 
 def lead(folder: Path, resume: bool) -> str:
     agent = agent_for(folder)
-    if resume:
-        result = asyncio.run(agent.resume("crash"))
-    else:
-        result = asyncio.run(agent.run(QUESTION, run_id="crash"))
+    again = agent.resume("crash") if resume else agent.run(QUESTION, run_id="crash")
+    result = asyncio.run(again)
     return f"{result.status}: {result.answer}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +25,17 @@ __all__ = ["Asking"]
 SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect, until the run goes over to it
 # Which dialect writes the form in which a salvaged call stood; other forms are native ones that the server lost.
 DIALECT_OF_FORM = {"react": "cot_chat", "use_mcp_tool": "mcp_xml", "mcp_xml": "mcp_xml"}
+
+# A result that no tool gave, written out by the model: what stands behind it is not an answer, in any dialect.
+INVENTED = re.compile(
+    r"^[ \t>*#]*(?:observation|tool[ _](?:result|response|output)|观察|观测)\s*\d*\s*[*]*[:：]"
+    r"|^[ \t]*<(?:tool_response|tool_result|function_results?|observation)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+INVENTED_DEFECT = Defect(
+    "invented_observation",
+    "You wrote a tool result yourself. Results come only from tools: make the call and wait for what it brings.",
+)
 
 
 class Asking:
@@ -100,7 +112,10 @@ class Asking:
         if reading.calls:
             self._foreign = 0
             return reading
-        return self._salvaged(reading, reply) or reading
+        reading = self._salvaged(reading, reply) or reading
+        if not reading.calls and INVENTED.search(reading.answer or ""):
+            return replace(reading, answer=None, defects=(INVENTED_DEFECT, *reading.defects))
+        return reading
 
     def _salvaged(self, reading: Reading, reply: ModelReply) -> Reading | None:
         """The calls of a reply in which the dialect found none, if it holds any in another form."""
