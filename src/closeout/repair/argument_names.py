@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rapidfuzz import fuzz
-
 __all__ = ["Rename", "close_spelling", "fold", "match_names", "words"]
 
 # Indel similarity of rapidfuzz, 0 to 100. At 84 one letter swapped, doubled or lost in a six-letter name still counts
@@ -18,7 +16,6 @@ __all__ = ["Rename", "close_spelling", "fold", "match_names", "words"]
 _MIN_SCORE = 84.0
 _MARGIN = 8.0
 _MIN_WORD_SCORE = 60.0  # word by word, so that min_results never becomes max_results
-
 _SEPARATORS = re.compile(r"[\W_]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -46,6 +43,8 @@ def close_spelling(name: str, candidates: Mapping[str, str]) -> str | None:
 
     `candidates` maps each candidate to its folded form.
     """
+    from rapidfuzz import fuzz  # loaded by the first call that is not valid as it stands
+
     folded = fold(name[:128])
     scored = sorted(((fuzz.ratio(folded, form), candidate) for candidate, form in candidates.items()), reverse=True)
     if not scored or scored[0][0] < _MIN_SCORE or (len(scored) > 1 and scored[0][0] - scored[1][0] < _MARGIN):

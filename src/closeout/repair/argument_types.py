@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from closeout.messages import Repair
@@ -23,8 +24,11 @@ _NUMBER = re.compile(
 )
 _TRUE, _FALSE = frozenset(("true", "yes", "on", "1")), frozenset(("false", "no", "off", "0"))
 _NULLS = frozenset(("", "null", "none", "undefined", "nil"))
+_INDEX = re.compile(r"\[\d+\]")
 _MAX_FITS = 2_000  # values looked at in one repair; bounds schemas whose alternatives multiply
 _MAX_LEVELS = 32
+_MAX_UNKNOWN = 64  # arguments of an object; one with more of them is meant for something else altogether
+_MAX_PIECES = 200  # of one text that is split at its commas
 _NO_CHANGE = object()
 
 
@@ -33,12 +37,30 @@ class Fitting:
 
     def __init__(self, rules: SchemaRules, *, drop_unknown: bool = True, effort: list[int] | None = None) -> None:
         self.rules = rules
-        self.repairs: list[Repair] = []
+        self._noted: dict[tuple[str, str], tuple[Repair, int]] = {}
         self._drop_unknown = drop_unknown
         self._effort = [_MAX_FITS] if effort is None else effort  # shared with the attempts that this one makes
 
+    @property
+    def repairs(self) -> tuple[Repair, ...]:
+        return tuple(
+            repair if count == 1 else replace(repair, after=f"{repair.after}, and so in {count} places")
+            for repair, count in self._noted.values()
+        )
+
     def note(self, kind: str, where: str, before: Any, after: Any) -> None:
-        self.repairs.append(Repair(kind, where, short(before), short(after)))
+        """Names a change. The same change of many items of one list is one entry that counts them."""
+        place = kind, _INDEX.sub("[]", where)
+        if place in self._noted:
+            first, count = self._noted[place]
+            self._noted[place] = first, count + 1
+        else:
+            self._noted[place] = Repair(kind, where, short(before), short(after)), 1
+
+    def _adopt(self, attempt: Fitting) -> None:
+        for place, (repair, count) in attempt._noted.items():
+            first, before = self._noted.get(place, (repair, 0))
+            self._noted[place] = first, before + count
 
     def fit(self, value: Any, schema: Any, where: str, level: int = 0) -> Any:
         """The value, or what it must be to satisfy the schema, as far as that is clear."""
@@ -76,7 +98,7 @@ class Fitting:
             attempt = Fitting(self.rules, drop_unknown=self._drop_unknown, effort=self._effort)
             fitted = attempt.fit(value, branch, where, level + 1)
             if self.rules.accepts_part(branch, fitted):
-                self.repairs += attempt.repairs
+                self._adopt(attempt)
                 return fitted
         return value
 
@@ -93,7 +115,7 @@ class Fitting:
     ) -> dict[str, Any]:
         """The object with its members named, typed and completed as the schema says; order kept."""
         shape = self.rules.shape_of(schema)
-        if not shape.properties:
+        if not shape.properties or sum(name not in shape.properties for name in value) > _MAX_UNKNOWN:
             return dict(value)
 
         def could_be(item: Any, parameter: str) -> bool:
@@ -151,7 +173,7 @@ class Fitting:
                 self.note("argument_default", f"{where}.{name}", None, default)
 
     def _fit_items(self, value: list[Any], schema: Any, where: str, level: int) -> list[Any]:
-        if all(self.rules.accepts_part(schema, item) for item in value[:_MAX_FITS]):
+        if len(value) > self._effort[0] or all(self.rules.accepts_part(schema, item) for item in value):
             return value
         return [self.fit(item, schema, f"{where}[{index}]", level + 1) for index, item in enumerate(value)]
 
@@ -184,7 +206,7 @@ class Fitting:
         """One value where a list is wanted; several in one text, split at commas, where a whole one does not fit."""
         items = schema.get("items", True)
         attempts: list[list[Any]] = [[value]]
-        if isinstance(value, str) and "," in value and len(value) < 10_000:
+        if isinstance(value, str) and "," in value and value.count(",") < _MAX_PIECES:
             attempts.append([piece.strip() for piece in value.split(",")])
         for attempt in attempts:
             trial = Fitting(self.rules, drop_unknown=self._drop_unknown, effort=self._effort)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from closeout.repair.schema import SchemaRules, short
@@ -27,20 +28,17 @@ def diagnose(arguments: Any, rules: SchemaRules) -> str:
 
 
 def _problem(arguments: Any, rules: SchemaRules) -> str:
-    errors = rules.errors(arguments)
-    if not errors:
+    if isinstance(arguments, Mapping):
+        missing = [f'"{name}"' for name in rules.shape.required if name not in arguments]
+        if missing:
+            given = ", ".join(f'"{name}"' for name in list(arguments)[:_MAX_MEMBERS])
+            plural = "s" if len(missing) > 1 else ""
+            told = f" (given: {given})" if given else ""
+            return f"Missing argument{plural} {', '.join(missing)}{told}; send {signature(rules)}"
+    error = rules.first_error(arguments)
+    if error is None:
         return "The arguments nest too deeply or hold text that is not valid Unicode"
-    missing = [
-        _detail(error, "property") for error in errors if error.kind.name == "required" and not error.instance_path
-    ]
-    if missing:
-        plural = "s" if len(missing) > 1 else ""
-        names = ", ".join(f'"{name}"' for name in missing)
-        given = ", ".join(f'"{name}"' for name in list(arguments)[:_MAX_MEMBERS]) if isinstance(arguments, dict) else ""
-        return (
-            f"Missing argument{plural} {names}" + (f" (given: {given})" if given else "") + f"; send {signature(rules)}"
-        )
-    return _sentence(errors[0], rules)
+    return _sentence(error, rules)
 
 
 def _sentence(error: Any, rules: SchemaRules) -> str:

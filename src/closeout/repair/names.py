@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rapidfuzz import fuzz
-
 from closeout.errors import ToolDefinitionError
 from closeout.messages import Repair, ToolSpec
 from closeout.repair.argument_names import fold, words
@@ -109,6 +107,8 @@ def _close(name: str, specs: list[ToolSpec]) -> list[ToolSpec]:
 
 
 def _likeness(mine: str, other: str) -> float:
+    from rapidfuzz import fuzz
+
     return max(fuzz.ratio(mine, other), fuzz.token_sort_ratio(mine, other))
 
 

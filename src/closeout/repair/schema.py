@@ -9,11 +9,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
-
-import jsonschema_rs
+from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ToolDefinitionError
+
+if TYPE_CHECKING:
+    import jsonschema_rs
 
 __all__ = ["MAX_ARGUMENT_DEPTH", "ObjectShape", "SchemaRules", "kind_of", "nests_deeper", "short"]
 
@@ -106,19 +107,19 @@ class SchemaRules:
         """Whether arguments satisfy the schema. Never raises; what cannot be checked is not accepted."""
         return not nests_deeper(arguments) and _is_valid(self._validator, arguments)
 
-    def errors(self, arguments: Any) -> list[Any]:
-        """The validator's first errors (`jsonschema_rs.ValidationError`), at most eight; none if it cannot check."""
-        found: list[Any] = []
+    def first_error(self, arguments: Any) -> jsonschema_rs.ValidationError | None:
+        """The validator's first complaint; None if there is none, or if it cannot look into the arguments."""
+        import jsonschema_rs
+
         if nests_deeper(arguments):
-            return found
+            return None
         try:
-            for error in self._validator.iter_errors(arguments):
-                found.append(error)
-                if len(found) == 8:
-                    break
+            self._validator.validate(arguments)
+        except jsonschema_rs.ValidationError as error:
+            return error
         except (ValueError, TypeError):  # lone surrogates and other values that are not JSON
-            return found
-        return found
+            return None
+        return None
 
     def accepts_part(self, schema: Any, value: Any) -> bool:
         """Whether a value satisfies a part of this schema."""
@@ -206,6 +207,8 @@ def _rules_of(text: str) -> SchemaRules:
 
 
 def _compile(schema: dict[str, Any]) -> Any:
+    import jsonschema_rs  # 20 ms, paid when the first schema is compiled
+
     try:
         return jsonschema_rs.validator_for(schema, offline=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError, TypeError) as error:
