@@ -45,10 +45,13 @@ MEANT = {
     ),
     "llama": '<|python_tag|>{"name": "search", "parameters": {"query": "tides"}}<|eom_id|>',
     "mistral": f"[TOOL_CALLS] [{JSON_CALL}]",
-    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n"
-    '```json\n{"query": "tides"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-    "dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="search">\n<｜DSML｜parameter name="query" string="true">tides'
-    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "deepseek": "<｜tool▁call▁begin｜>search<｜tool▁sep｜>" + json.dumps(ARGS) + "<｜tool▁call▁end｜>",
+    "deepseek, fenced": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n"
+    + json.dumps(ARGS)
+    + "\n```<｜tool▁call▁end｜>",
+    "dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="search">\n'
+    '<｜DSML｜parameter name="query" string="true">tides</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     "qwen coder": "<tool_call>\n<function=search>\n<parameter=query>\ntides\n</parameter>\n</function>\n</tool_call>",
     "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>"
     '{"query": "tides"}<|tool_call_end|><|tool_calls_section_end|>',

@@ -1,26 +1,24 @@
-"""Every family's way of writing tool calls, as its chat template or its makers' page defines it."""
+"""Every family's way of writing tool calls: what is a call, what is thought, what is said, and what a value means."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from closeout.dialects.forms import families, forms_of, read_tool_calls
+from closeout.dialects.forms import ToolCallsRead, families, forms_of, read_tool_calls
 from closeout.messages import ToolSpec
+
+DATA = Path(__file__).parent / "data" / "tool_parsers"
 
 WEATHER = ToolSpec(
     "get_weather",
     "",
     {
         "type": "object",
-        "properties": {
-            "city": {"type": "string"},
-            "days": {"type": "integer"},
-            "exact": {"type": "boolean"},
-            "tags": {"type": "array", "items": {"type": "string"}},
-        },
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
         "required": ["city"],
     },
 )
@@ -28,219 +26,307 @@ TIME = ToolSpec("get_time", "", {"type": "object", "properties": {}})
 PYTHON = ToolSpec("python", "", {"type": "object", "properties": {"code": {"type": "string"}}})
 TOOLS = [WEATHER, TIME, PYTHON]
 
-ONE = [("get_weather", {"city": "Paris", "days": 3})]
-TWO = [*ONE, ("get_time", {})]
+ONE = [["get_weather", {"city": "Paris", "days": 3}]]
+TWO = [*ONE, ["get_time", {}]]
 JSON_ONE = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
 JSON_TIME = '{"name": "get_time", "arguments": {}}'
-ARGS = '{"city": "Paris", "days": 3}'
-
-FORMS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
-    ("hermes", f"<tool_call>\n{JSON_ONE}\n</tool_call>\n<tool_call>\n{JSON_TIME}\n</tool_call>", TWO),
-    ("hermes", f"<tool_call>[{JSON_ONE}, {JSON_TIME}]</tool_call>", TWO),
-    ("granite", f"<|tool_call|>[{JSON_ONE}, {JSON_TIME}]", TWO),
-    ("granite-20b-fc", f"<function_call> {JSON_ONE} <function_call> {JSON_TIME}", TWO),
-    ("granite4", f"<tool_call>{JSON_ONE}</tool_call>", ONE),
-    ("internlm", f"<|action_start|><|plugin|>\n{JSON_ONE}<|action_end|>", ONE),
-    ("jamba", f"<tool_calls>[\n  {JSON_ONE},\n  {JSON_TIME}\n]</tool_calls>", TWO),
-    ("minimax_m1", f"<tool_calls>\n{JSON_ONE}\n{JSON_TIME}\n</tool_calls>", TWO),
-    ("hunyuan_a13b", f"<tool_calls>[{JSON_ONE}]</tool_calls>", ONE),
-    (
-        "hy_v4",
-        "<tool_calls:ab12><tool_call:ab12>get_weather<tool_sep:ab12><arg_key:ab12>city</arg_key:ab12>"
-        "<arg_value:ab12>Paris</arg_value:ab12><arg_key:ab12>days</arg_key:ab12><arg_value:ab12>3</arg_value:ab12>"
-        "</tool_call:ab12></tool_calls:ab12>",
-        ONE,
-    ),
-    ("nemotron", f"<TOOLCALL>[{JSON_ONE}]</TOOLCALL>", ONE),
-    ("longcat", f"<longcat_tool_call>{JSON_ONE}</longcat_tool_call>", ONE),
-    ("gigachat3", f"<|message_sep|>\n\nfunction call<|role_sep|>\n{JSON_ONE}", ONE),
-    ("phi4_mini_json", f"functools[{JSON_ONE}, {JSON_TIME}]", TWO),
-    ("phi4_mini_json", f"<|tool_call|>[{JSON_ONE}]<|/tool_call|>", ONE),
-    ("firefunction", f" functools[{JSON_ONE}]", ONE),
-    (
-        "cohere_command3",
-        '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "get_weather", "parameters": ' + ARGS + "}]<|END_ACTION|>",
-        ONE,
-    ),
-    ("command-r", 'Action: ```json\n[{"tool_name": "get_weather", "parameters": ' + ARGS + "}]\n```", ONE),
-    ("apertus", '<|tools_prefix|>[{"get_weather": ' + ARGS + '}, {"get_time": {}}]<|tools_suffix|>', TWO),
-    ("k2_horizon", f"<ifm|tool_calls><ifm|tool_call>{JSON_ONE}</ifm|tool_call></ifm|tool_calls>", ONE),
-    ("mistral", f"[TOOL_CALLS] [{JSON_ONE}, {JSON_TIME}]", TWO),
-    ("mistral", f"[TOOL_CALLS]get_weather{ARGS}[TOOL_CALLS]get_time{{}}", TWO),
-    ("Magistral-Small", f"[TOOL_CALLS]get_weather[ARGS]{ARGS}", ONE),
-    ("mistral", f"[TOOL_CALLS]get_weather[CALL_ID]a1b2c3[ARGS]{ARGS}", ONE),
-    (
-        "deepseek_v3",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n" + ARGS + "\n```"
-        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{}\n```<｜tool▁call▁end｜>"
-        "<｜tool▁calls▁end｜>",
-        TWO,
-    ),
-    (
-        "deepseek_v31",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>" + ARGS + "<｜tool▁call▁end｜>"
-        "<｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        TWO,
-    ),
-    (
-        "deepseek_r1",
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n" + ARGS + "\n```<｜tool▁call▁end｜>",
-        ONE,
-    ),
-    ("deepseek_r1", f"<|tool_calls_begin|><|tool_call_begin|>get_weather<|tool_sep|>{ARGS}<|tool_call_end|>", ONE),
-    (
-        "deepseek_v32",
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris'
-        '</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
-        '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
-        TWO,
-    ),
-    (
-        "qwen3_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-        "</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
-        TWO,
-    ),
-    (
-        "seed_oss",
-        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n"
-        "</function>\n</seed:tool_call>",
-        ONE,
-    ),
-    ("functionary-v3.1", f"<function=get_weather>{ARGS}</function><function=get_time>{{}}</function>", TWO),
-    ("functionary-v3.2", f">>>get_weather\n{ARGS}>>>get_time\n{{}}".replace("}>>>", "}\n>>>"), TWO),
-    ("functionary-v2", f"<|recipient|>get_weather\n<|content|>{ARGS}", ONE),
-    ("llama3_json", f"<|python_tag|>{JSON_ONE}; {JSON_TIME}", TWO),
-    ("llama3_json", '{"name": "get_weather", "parameters": ' + ARGS + "}<|eom_id|>", ONE),
-    ("llama3_json", '<|python_tag|>get_weather.call(city="Paris", days=3)', ONE),
-    ("llama3_json", "<|python_tag|>print(1 + 1)", [("python", {"code": "print(1 + 1)"})]),
-    ("llama4_pythonic", "<|python_start|>[get_weather(city='Paris', days=3), get_time()]<|python_end|>", TWO),
-    ("pythonic", "[get_weather(city='Paris', days=3), get_time()]", TWO),
-    ("olmo3", "<function_calls>get_weather(city='Paris', days=3)\nget_time()</function_calls>", TWO),
-    ("lfm2", "<|tool_call_start|>[get_weather(city='Paris', days=3)]<|tool_call_end|>", ONE),
-    (
-        "kimi_k2",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
-        + ARGS
-        + "<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
-        "<|tool_calls_section_end|>",
-        TWO,
-    ),
-    (
-        "kimi_k3",
-        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"'
-        '<|sep|>Paris<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
-        "<|close|>call<|sep|><|close|>tools<|sep|>",
-        ONE,
-    ),
-    (
-        "solar",
-        f"<|tool_call:begin|>a1<|tool_call:name|>get_weather<|tool_call:args|>{ARGS}<|tool_call:end|>",
-        ONE,
-    ),
-    (
-        "glm45",
-        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
-        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time\n</tool_call>",
-        TWO,
-    ),
-    ("glm4", f"get_weather\n{ARGS}", ONE),
-    (
-        "minimax_m2",
-        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
-        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
-        TWO,
-    ),
-    (
-        "minimax_m3",
-        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>'
-        "]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
-        ONE,
-    ),
-    (
-        "step3",
-        "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"get_weather\">"
-        '<steptml:parameter name="city">Paris</steptml:parameter><steptml:parameter name="days">3</steptml:parameter>'
-        "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
-        ONE,
-    ),
-    (
-        "minicpm_xml",
-        '<function name="get_weather"><param name="city"><![CDATA[Paris]]></param><param name="days">3</param></function>',
-        ONE,
-    ),
-    (
-        "anthropic",
-        '<function_calls>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
-        '<parameter name="days">3</parameter>\n</invoke>\n</function_calls>',
-        ONE,
-    ),
-    (
-        "muse",
-        '<|start|>assistant to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
-        '<atem:parameter name="city">Paris</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
-        "</atem:invoke>\n</atem:function_calls><|eot|>",
-        ONE,
-    ),
-    ("harmony", f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGS}<|call|>", ONE),
-    (
-        "beam",
-        '<|start|>assistant to=get_weather<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="city">\n'
-        'Paris\n</rfl:parameter>\n<rfl:parameter name="days">\n3\n</rfl:parameter><|call|>',
-        ONE,
-    ),
-    ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>', ONE),
-    ("functiongemma", "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>", ONE),
-    ("gemma3", '```tool_code\nprint(default_api.get_weather(city="Paris", days=3))\n```', ONE),
-    ("gemma3", f"```tool_call\n{JSON_ONE}\n```", ONE),
-    (
-        "use_mcp_tool",
-        "<use_mcp_tool>\n<server_name>geo</server_name>\n<tool_name>get_weather</tool_name>\n<arguments>\n"
-        + ARGS
-        + "\n</arguments>\n</use_mcp_tool>",
-        ONE,
-    ),
-    ("react", f"Thought: I need it.\nAction: get_weather\nAction Input: {ARGS}\nObservation: sunny", ONE),
-    ("react", 'Action:\n```\n{"action": "get_weather", "action_input": ' + ARGS + "}\n```", ONE),
-    ("xlam", f"[{JSON_ONE}, {JSON_TIME}]", TWO),
-    ("xlam", f"Sure.\n```json\n[{JSON_ONE}]\n```", ONE),
-    (
-        "openai",
-        json.dumps(
-            {"role": "assistant", "content": None, "tool_calls": [
-                {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": ARGS}},
-                {"id": "call_2", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
-            ]}
-        ),
-        TWO,
-    ),
-    ("openai", '{"function_call": {"name": "get_weather", "arguments": ' + json.dumps(ARGS) + "}}", ONE),
-    ("openai", '{"type": "tool_use", "id": "t1", "name": "get_weather", "input": ' + ARGS + "}", ONE),
-]  # fmt: skip
 
 
-def calls(read: Any) -> list[tuple[str, Any]]:
-    return [(call.name, call.arguments) for call in read.calls]
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize(("family", "text", "expected"), FORMS, ids=[f"{i}-{row[0]}" for i, row in enumerate(FORMS)])
-@pytest.mark.parametrize("named", [True, False], ids=["named", "detected"])
-def test_the_form_is_read(family: str, text: str, expected: list[Any], named: bool) -> None:
-    read = read_tool_calls(text, TOOLS, family if named else None)
-
-    assert calls(read) == expected
-    assert read.family
-    assert not read.content.strip("Thought: I need it.Sur")
+def calls(read: ToolCallsRead) -> list[list[Any]]:
+    return [[call.name, call.arguments] for call in read.calls]
 
 
-@pytest.mark.parametrize(("family", "text", "expected"), FORMS, ids=[f"{i}-{row[0]}" for i, row in enumerate(FORMS)])
-def test_the_form_is_read_behind_text_and_reasoning(family: str, text: str, expected: list[Any]) -> None:
-    if family in ("harmony", "muse", "beam", "kimi_k3") or (family == "glm4" or family.startswith("llama4")):
-        pytest.skip("these have marks of their own for what is thought and said") if False else None
-        return
-    read = read_tool_calls("<think>hm</think>" + text, TOOLS, family)
+FORMS = rows("forms.jsonl")
+SAMPLE = rows("sample.jsonl")
+# These have marks of their own for what is thought and what is said, or are the whole text.
+ALONE = ("harmony", "muse", "beam", "kimi_k3", "glm4")
+BEHIND = [row for row in FORMS if row["family"] not in ALONE]
 
-    assert calls(read) == expected
+
+@pytest.mark.parametrize("row", FORMS, ids=[f"{i}-{row['family']}" for i, row in enumerate(FORMS)])
+def test_the_form_is_read_by_its_name_and_without(row: dict[str, Any]) -> None:
+    for family in (row["family"], None):
+        read = read_tool_calls(row["text"], TOOLS, family)
+
+        assert calls(read) == row["calls"]
+        assert read.family
+
+
+@pytest.mark.parametrize("row", BEHIND, ids=[f"{i}-{row['family']}" for i, row in enumerate(BEHIND)])
+def test_the_form_is_read_behind_reasoning(row: dict[str, Any]) -> None:
+    read = read_tool_calls("<think>hm</think>" + row["text"], TOOLS, row["family"])
+
+    assert calls(read) == row["calls"]
     assert read.reasoning == "hm"
 
 
+@pytest.mark.parametrize("row", SAMPLE, ids=[row["id"] for row in SAMPLE])
+def test_servers_own_cases_are_read_as_they_assert(row: dict[str, Any]) -> None:
+    read = read_tool_calls(row["text"], row["tools"], row["family"])
+
+    assert calls(read) == row["calls"]
+    if row["content"] is not None:
+        assert read.content == row["content"].strip()
+
+
+# ------------------------------------------------------------------------------------------------ content, reasoning
+
+
+def test_content_is_the_text_in_front_of_the_first_call() -> None:
+    text = f"First.\n<tool_call>{JSON_ONE}</tool_call>\nThen.\n<tool_call>{JSON_TIME}</tool_call>\nDone."
+
+    read = read_tool_calls(text)
+
+    assert read.content == "First."
+    assert calls(read) == TWO
+
+
+def test_lfm2_writes_its_words_behind_the_calls() -> None:
+    read = read_tool_calls("<|tool_call_start|>[get_time()]<|tool_call_end|>Checking the clock.")
+
+    assert read.content == "Checking the clock."
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>a</think>b", "a", "b"),
+        ("a</think>b", "a", "b"),
+        ("</think>b", "", "b"),
+        ("<think>a", "a", ""),
+        ("<think>a<think>b</think>c</think>d", "a\nb\nc", "d"),
+        ("[THINK]a[/THINK]b", "a", "b"),
+        ("<seed:think>a</seed:think>b", "a", "b"),
+        ("<mm:think>a</mm:think>b", "a", "b"),
+        ("<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
+        ("<|channel>thought\na<channel|>b", "a", "b"),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>", "a", "b"),
+        ("to=self<|message|>a<|eom|><|start|>assistant to=user<|message|>b<|eot|>", "a", "b"),
+        ("<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>b<|close|>response<|sep|>", "a", "b"),
+        ("b<|im_end|>", "", "b"),
+        ("b</s> </s>", "", "b"),
+        ("plain words", "", "plain words"),
+        ("", "", ""),
+    ],
+)
+def test_what_is_thought_is_kept_apart_from_what_is_said(text: str, reasoning: str, content: str) -> None:
+    read = read_tool_calls(text)
+
+    assert (read.calls, read.reasoning, read.content) == ((), reasoning, content)
+
+
+def test_a_call_in_reasoning_is_not_made() -> None:
+    read = read_tool_calls(f"<think>I could use <tool_call>{JSON_ONE}</tool_call> here</think>No need.", TOOLS)
+
+    assert read.calls == ()
+    assert read.content == "No need."
+
+
+def test_a_call_ends_reasoning_that_nothing_else_ends() -> None:
+    read = read_tool_calls(f"<think>I will look.\n<tool_call>{JSON_ONE}</tool_call>", TOOLS)
+
+    assert calls(read) == ONE
+    assert read.reasoning == "I will look."
+
+
+def test_reasoning_marks_inside_an_argument_are_data() -> None:
+    text = '<think>x</think><tool_call>{"name": "f", "arguments": {"q": "what is </think>?"}}</tool_call>'
+
+    assert calls(read_tool_calls(text)) == [["f", {"q": "what is </think>?"}]]
+
+
+def test_reasoning_marks_stay_where_the_server_leaves_them() -> None:
+    assert read_tool_calls("<think>a</think>b", split=False).content == "<think>a</think>b"
+
+
+def test_an_answer_asked_for_as_json_leaves_its_fence() -> None:
+    assert read_tool_calls('```json\n{"a": 1}\n```', unfence=True).content == '{"a": 1}'
+    assert read_tool_calls("Here:\n```\nx\n```", unfence=True).content == "Here:\n```\nx\n```"
+
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "42", "42"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "integer"}, "42", 42),
+        ({"type": "integer"}, "0042", 42),
+        ({"type": "integer"}, "4.0", 4),
+        ({"type": "integer"}, "many", "many"),
+        ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "0", False),
+        ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
+        ({"type": "object"}, "{'a': None,}", {"a": None}),
+        ({"type": "array"}, '["x"]', ["x"]),
+        ({"type": "integer"}, "null", None),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "integer"]}, "1abc", "1abc"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "7", 7),
+        ({"oneOf": [{"type": "array"}, {"type": "string"}]}, "[1]", [1]),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"$ref": "#/$defs/n"}, "3", 3),
+        ({}, "true", True),
+        ({}, "None", None),
+        ({}, "2.5", 2.5),
+        ({}, "007", "007"),
+        ({}, "some words", "some words"),
+    ],
+)
+def test_plain_text_takes_the_type_that_the_tool_declares(schema: dict[str, Any], text: str, value: Any) -> None:
+    parameters = {"type": "object", "properties": {"p": schema}, "$defs": {"n": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    reply = f"<tool_call><function=f><parameter=p>\n{text}\n</parameter></function></tool_call>"
+
+    read = read_tool_calls(reply, [tool])
+
+    assert calls(read) == [["f", {"p": value}]]
+    arguments = read.calls[0].arguments
+    assert not isinstance(arguments, str)
+    assert type(arguments["p"]) is type(value)
+
+
+def test_entities_are_decoded_only_in_a_value_that_is_escaped_throughout() -> None:
+    a, b = "1 &lt; 2 &amp;&amp; x", "if a && b: &lt;"
+
+    read = read_tool_calls(f"<function=f><parameter=a>{a}</parameter><parameter=b>{b}</parameter></function>")
+
+    assert read.calls[0].arguments == {"a": "1 < 2 && x", "b": "if a && b: &lt;"}
+    assert [repair.kind for repair in read.repairs] == ["xml_entities"]
+
+
+def test_line_breaks_around_a_value_belong_to_the_tags_and_those_inside_to_the_value() -> None:
+    read = read_tool_calls("<function=f><parameter=a>\n  x\n\n</parameter><parameter=b>x\n</parameter></function>")
+
+    assert read.calls[0].arguments == {"a": "  x\n", "b": "x\n"}
+
+
+def test_closing_tags_inside_a_value_are_data() -> None:
+    read = read_tool_calls('<tool_call>{"name": "f", "arguments": {"q": "</tool_call> {"}}</tool_call>')
+    tagged = read_tool_calls("<function=f><parameter=a>def g():\n  # </function>\n</parameter></function>")
+
+    assert calls(read) == [["f", {"q": "</tool_call> {"}]]
+    assert tagged.calls[0].arguments == {"a": "def g():\n  # </function>\n"}
+
+
+def test_a_parameter_without_its_closing_tag_ends_where_the_next_begins() -> None:
+    read = read_tool_calls("<function=f>\n<parameter=a>\nx\n<parameter=b>\ny\n</parameter>\n</function>")
+
+    assert read.calls[0].arguments == {"a": "x", "b": "y"}
+    assert [repair.kind for repair in read.repairs] == ["tag_unclosed"]
+
+
+def test_python_literals_are_read() -> None:
+    text = r"""[f(a='it\'s', b="\u00e9", c=[1, -2.5, {'k': (True, None)}], e=0x1F, g='a' 'b', h=r'\n', i='''x'''"""
+
+    read = read_tool_calls(text + ")]")
+
+    assert read.calls[0].arguments == {
+        "a": "it's", "b": "é", "c": [1, -2.5, {"k": [True, None]}], "e": 31, "g": "ab", "h": "\\n", "i": "x",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "code", ["f(a=g())", "f(a=x)", "f(a=1+1)", "f(a=__import__('os'))", "f(*a)", "f(a=[x for x in y])", "f(a=1, a=2)"]
+)
+def test_python_that_is_more_than_literals_is_no_call(code: str) -> None:
+    assert read_tool_calls(f"[{code}]", family="pythonic").calls == ()
+
+
+def test_positional_arguments_take_the_names_that_the_tool_declares() -> None:
+    read = read_tool_calls("[get_weather('Paris', 3)]", TOOLS)
+
+    assert calls(read) == ONE
+    assert read.repairs[0].kind == "positional_arguments"
+
+
+# ------------------------------------------------------------------------------------------------ names, ids, ruins
+
+
+def test_ids_and_servers_are_kept() -> None:
+    tokens = "<|tool_call_begin|>functions.get_time:4<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    tags = (
+        "<use_mcp_tool><server_name>geo</server_name><tool_name>f</tool_name><arguments>{}</arguments></use_mcp_tool>"
+    )
+
+    assert read_tool_calls(tokens, TOOLS).calls[0].id == "functions.get_time:4"
+    assert read_tool_calls(tags).calls[0].server_name == "geo"
+
+
+@pytest.mark.parametrize("name", ["functions.get_time", "get_time.get_time", "default_api.get_time"])
+def test_a_namespace_in_front_of_a_known_name_is_dropped(name: str) -> None:
+    assert calls(read_tool_calls(f'<tool_call>{{"name": "{name}"}}</tool_call>', TOOLS)) == [["get_time", {}]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Par',
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>',
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par",
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": ',
+        '<|open|>tools<|sep|><|open|>call tool="calc" index="1"',
+        '<|tool_call>call:get_weather{city:<|"|>Lon',
+        "[get_weather(city='Par",
+        '<use_mcp_tool><tool_name>f</tool_name><arguments>{"a": ',
+    ],
+)
+def test_a_call_that_is_not_finished_is_none(text: str) -> None:
+    assert read_tool_calls(text, TOOLS).calls == ()
+
+
+def test_a_ruin_is_reported_and_only_control_tokens_are_hidden() -> None:
+    written = '<tool_call>{"name": "f", "arguments": }</tool_call> hm'
+    tokens = read_tool_calls('Look. <|tool_call>call:f{city:<|"|>Lon')
+
+    assert read_tool_calls(written, family="hermes").content == written
+    assert tokens.content == "Look."
+    assert tokens.defects[0].code == "broken_call"
+
+
+def test_json_values_one_after_the_other_are_calls() -> None:
+    assert calls(read_tool_calls(f"{JSON_ONE};{JSON_TIME}")) == TWO
+    assert calls(read_tool_calls(f"Let me see.\n{JSON_ONE}", TOOLS)) == ONE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Ada", "parameters": {"born": 1815}, "died": 1852}',
+        '{"arguments": {"x": 1}}',
+        f'{{"log": {JSON_ONE}}}',
+        f"He wrote {JSON_ONE} there.",
+        json.dumps({"name": "get_weather", "parameters": WEATHER.parameters}),
+    ],
+)
+def test_json_that_may_be_something_else_is_no_call(text: str) -> None:
+    read = read_tool_calls(text, TOOLS)
+
+    assert (read.calls, read.content) == ((), text)
+
+
+def test_harmony_drops_code_for_a_built_in_that_was_not_offered() -> None:
+    text = "<|start|>assistant to=container.exec<|channel|>commentary<|message|>python3 -c 'print(1)'"
+
+    read = read_tool_calls(text)
+
+    assert (read.calls, read.content) == ((), "")
+    assert read.defects
+
+
+def test_names_of_parsers_and_models_lead_to_their_family() -> None:
+    names = (
+        "qwen3_coder Qwen3EngineToolParser mistralai-Ministral-3 deepseek-ai-DeepSeek-V3.1 gpt-oss glm45 hermes xlam"
+    )
+
+    assert all(map(forms_of, names.split()))
+    assert forms_of("nothing of the kind") == ()
+    assert {"hermes", "mistral", "harmony", "react"} <= set(families())

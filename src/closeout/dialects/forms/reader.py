@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from closeout.dialects.forms.reasoning import plain_content, split_reasoning
+from closeout.dialects.forms.reasoning import has_mark, plain_content, split_reasoning
 from closeout.dialects.forms.records import Block, Form, Found, ToolCallsRead
 from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.table import BARE, MARKED, forms_of
@@ -84,18 +84,18 @@ def _read(form: Form, text: str, toolbox: Toolbox, split: bool) -> ToolCallsRead
         found = form.read(Source(text), toolbox)
         return _assembled(form, found, text, found.reasoning)
     thinking = split_reasoning(text)
-    found = form.read(Source(thinking.content), toolbox)
-    if found.calls or not thinking.reasoning:
-        return _assembled(form, found, thinking.content, thinking.reasoning)
-    # A reasoning mark may be data inside a call, and a call may end reasoning that nothing else does.
+    if thinking.content == text:
+        return _assembled(form, form.read(Source(text), toolbox), text, "")
     whole = form.read(Source(text), toolbox)
-    shields = [(block.start, block.end) for block in whole.blocks if block.calls]
-    shielded = split_reasoning(text, shields) if shields else thinking
-    if shielded.content != thinking.content:
-        again = form.read(Source(shielded.content), toolbox)
-        if again.calls:
-            return _assembled(form, again, shielded.content, shielded.reasoning)
-    if thinking.cut is not None and whole.calls and not text[whole.blocks[-1].end :].strip():
+    # A reasoning mark may be data inside a call, which then must not begin in reasoning itself.
+    holding = [
+        (block.start, block.end) for block in whole.blocks if block.calls and has_mark(text, block.start, block.end)
+    ]
+    if holding and split_reasoning(text[: holding[0][0]]).cut is None:
+        thinking = split_reasoning(text, holding)
+    found = form.read(Source(thinking.content), toolbox)
+    if not found.calls and thinking.cut is not None and whole.calls and not text[whole.blocks[-1].end :].strip():
+        # A call ends reasoning that nothing else ends.
         first = next(block.start for block in whole.blocks if block.calls)
         if first > thinking.cut:
             before = split_reasoning(text[:first])

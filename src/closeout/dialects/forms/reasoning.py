@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Thinking", "plain_content", "split_reasoning"]
+__all__ = ["Thinking", "has_mark", "plain_content", "split_reasoning"]
 
 _PAIRS = {
     "<think>": "</think>",
@@ -45,6 +45,11 @@ class Thinking(NamedTuple):
     cut: int | None = None
 
 
+def has_mark(text: str, start: int, end: int) -> bool:
+    """Whether a reasoning mark stands in `text[start:end]`."""
+    return _MARK.search(text, start, end) is not None
+
+
 def split_reasoning(text: str, shields: Sequence[tuple[int, int]] = ()) -> Thinking:
     """What is thought and what is said. Marks inside a shield `[start, end)` are data, such as an argument's.
 
@@ -54,8 +59,11 @@ def split_reasoning(text: str, shields: Sequence[tuple[int, int]] = ()) -> Think
     thought: list[str] = []
     said: list[str] = []
     opener, at, nested, cut = "", 0, 0, None
+    shielded = 0  # shields passed; both they and the marks are in order
     for mark in _MARK.finditer(text):
-        if any(start <= mark.start() < end for start, end in shields):
+        while shielded < len(shields) and shields[shielded][1] <= mark.start():
+            shielded += 1
+        if shielded < len(shields) and shields[shielded][0] <= mark.start():
             continue
         token, piece = mark[0], text[at : mark.start()]
         if token in _PAIRS:

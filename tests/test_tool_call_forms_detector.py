@@ -1,0 +1,79 @@
+"""While a reply streams, what turns into a tool call is not shown as an answer, and all else is shown in full."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeout.dialects.forms import FormDetector
+
+FORMS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "data" / "tool_parsers" / "forms.jsonl")
+    .read_text(encoding="utf-8")
+    .splitlines()
+]
+# Their marks are ordinary text ("Action:", a name on a line, a list in brackets) and cannot be told early.
+PLAIN = ("react", "command-r", "pythonic", "glm4", "xlam", "functionary-v3.2")
+
+
+def shown(text: str, cuts: list[int]) -> tuple[str, FormDetector]:
+    detector = FormDetector()
+    edges = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    pieces = [text[a:b] for a, b in pairwise(edges)]
+    return "".join(map(detector.feed, pieces)) + detector.close(), detector
+
+
+@pytest.mark.parametrize("row", FORMS, ids=[f"{i}-{row['family']}" for i, row in enumerate(FORMS)])
+def test_nothing_of_a_call_is_shown(row: dict[str, str]) -> None:
+    text, detector = shown(row["text"], list(range(len(row["text"]))))
+
+    if row["family"] in PLAIN:
+        assert text + detector.held == row["text"]
+    else:
+        assert text.strip("\n ") == ""
+        assert detector.family
+
+
+def test_text_in_front_of_a_call_is_shown_at_once() -> None:
+    detector = FormDetector()
+
+    assert detector.feed("Let me look. ") == "Let me look. "
+    assert detector.feed("<tool_") == ""
+    assert detector.feed("call>{") == ""
+    assert detector.family == "hermes"
+
+
+def test_what_only_looked_like_a_mark_is_shown_as_soon_as_that_is_clear() -> None:
+    detector = FormDetector()
+
+    assert detector.feed("1 <tool") == "1 "
+    assert detector.feed("box 2") == "<toolbox 2"
+    assert detector.feed(" <") == " "
+    assert detector.close() == "<"
+
+
+def test_json_that_is_no_call_is_shown() -> None:
+    assert shown('{"answer": 42}', [1, 3, 5])[0] == '{"answer": 42}'
+    assert shown('{"name": "f", "arguments": {}}', [1, 3, 5])[0] == ""
+
+
+PIECES = st.sampled_from(["<tool_call>", "<tool", "{", '"name"', "x ", "<|", "[TOOL_", "CALLS]", "\n", "查"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join),
+    st.lists(st.integers(0, 60), max_size=10),
+)
+def test_the_cuts_between_pieces_change_nothing_and_nothing_is_lost(text: str, cuts: list[int]) -> None:
+    whole, one = shown(text, [])
+    parts, many = shown(text, cuts)
+
+    assert (whole, one.family, one.held) == (parts, many.family, many.held)
+    assert whole + one.held == text

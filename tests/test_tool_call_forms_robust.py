@@ -1,0 +1,121 @@
+"""Whatever a model or an attacker writes, the reader returns: no exception, no blow-up, nothing invented."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeout.dialects.forms import read_tool_calls
+from closeout.dialects.forms.table import MARKED
+from closeout.messages import ToolSpec
+
+TOOLS = [ToolSpec("f", "", {"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "integer"}}})]
+MARKS = sorted({mark for form in MARKED for mark in form.markers})
+PARTS = [
+    *MARKS,
+    *(
+        '{"name": "f", "arguments": {"q": "x"}}',
+        '{"name": "f", "arguments": {',
+        "}",
+        "]",
+        "[f(q='x'",
+        ")]",
+        "f",
+        "{",
+        "[",
+    ),
+    *("<parameter=q>", "</parameter>", "</function>", "</tool_call>", "<arg_key>q</arg_key>", "<arg_value>"),
+    *("<think>", "</think>", "<|sep|>", "<|end|>", "```", "\n", "Action Input: ", '"', "\\", "&amp;", " "),
+    *("\ud800", "\0", "查", "🦀"),
+]
+GARBAGE = st.lists(st.sampled_from(PARTS) | st.text(max_size=6), max_size=30).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    GARBAGE, st.sampled_from([None, "hermes", "mistral", "muse", "gemma", "qwen3_coder", "json", "pythonic", "react"])
+)
+def test_any_text_is_survived(text: str, family: str | None) -> None:
+    read = read_tool_calls(text, TOOLS, family)
+
+    assert all(call.name and isinstance(call.arguments, dict) for call in read.calls)
+    assert bool(read.family) == bool(read.calls)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=4)
+
+
+@settings(max_examples=120, deadline=None)
+@given(ARGUMENTS, st.booleans())
+def test_json_forms_give_back_the_arguments_that_were_written(arguments: dict[str, Any], ascii_only: bool) -> None:
+    call = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=ascii_only)
+    inner = json.dumps(arguments, ensure_ascii=ascii_only)
+
+    for text in (
+        f"<tool_call>\n{call}\n</tool_call>",
+        f"[TOOL_CALLS] [{call}]",
+        f"[TOOL_CALLS]f[ARGS]{inner}",
+        f"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{inner}<|tool_call_end|>",
+        f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{inner}<｜tool▁call▁end｜>",
+        f"<|channel|>commentary to=functions.f<|message|>{inner}<|call|>",
+    ):
+        read = read_tool_calls(text)
+
+        assert [(call.name, call.arguments) for call in read.calls] == [("f", arguments)], text
+        assert read.repairs == ()
+
+
+@settings(max_examples=120, deadline=None)
+@given(ARGUMENTS)
+def test_python_style_calls_give_back_the_arguments_that_were_written(arguments: dict[str, Any]) -> None:
+    written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+
+    read = read_tool_calls(f"<|tool_call_start|>[f({written})]<|tool_call_end|>")
+
+    assert [(call.name, call.arguments) for call in read.calls] == [("f", arguments)]
+
+
+HOSTILE = [
+    *(mark + '{"name": "f", "arguments": {' for mark in MARKS),
+    *("{", "[", '"', "<", '{"a":', '[{"name":"f","arguments":{"q":"', "[f(q=[", '[f(q="', "f(q=1)\n", "```json\n"),
+    *("<think>", "</s> ", "<function=f><parameter=q>", "<function=f>\n<parameter=q>\n", ">>>f\n{", "<|python_tag|>{"),
+    *("<tool_call>f<arg_key>q</arg_key><arg_value>", '<|tool_call>call:f{q:<|"|>', "[TOOL_CALLS] x"),
+    *('<minimax:tool_call><invoke name="f"><parameter name="q">x</parameter>', "Action: f\nAction Input: {"),
+    *(']<]minimax[>[<invoke name="f">]<]minimax[>[<a>', '<|open|>call tool="f"<|sep|>'),
+    '<|start|>assistant to=f<|message|><rfl:parameter name="q">\n',
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_a_hundred_thousand_characters_of_one_piece_are_survived(piece: str) -> None:
+    text = piece * (100_000 // len(piece))
+
+    read = read_tool_calls(text, TOOLS)
+
+    assert len(read.calls) <= 1000
+
+
+def test_a_call_in_front_of_ten_megabytes_is_still_read() -> None:
+    text = 'See.\n<tool_call>{"name": "f", "arguments": {"q": "' + "x" * 10_000_000 + '"}}</tool_call>'
+
+    read = read_tool_calls(text, TOOLS)
+
+    assert [call.name for call in read.calls] == ["f"]
+    assert len(read.calls[0].arguments["q"]) == 10_000_000  # type: ignore[index]
+
+
+def test_deep_nesting_is_no_call_and_no_crash() -> None:
+    for opener, closer in (("[", "]"), ('{"a":', "}")):
+        deep = opener * 50_000 + "1" + closer * 50_000
+
+        assert read_tool_calls(f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>').calls == ()
+        assert read_tool_calls(f"[f(q={deep})]").calls == ()
