@@ -1,4 +1,4 @@
-"""An MCP server on the reference classes that does what real ones do, good and bad: `everything.py [TRANSPORT PORT]`."""
+"""An MCP server on the reference classes that does what real ones do, good and bad: `[TRANSPORT PORT]`."""
 
 from __future__ import annotations
 

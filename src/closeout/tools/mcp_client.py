@@ -233,7 +233,7 @@ class _Session:
         if isinstance(error, ServerFailed):
             return error
         verb = "started" if self.config.transport == "stdio" else "reached"
-        return ServerFailed(f"{about} could not be {verb}: {reason(error)}.{last_words}")
+        return ServerFailed(f"{about} could not be {verb}: {reason(error, self._errors.status)}.{last_words}")
 
     async def _last_words(self) -> str:
         """The end of the error output, after a moment for the dying process to write it."""

@@ -55,7 +55,9 @@ def open_transport(
     from mcp.client.streamable_http import streamable_http_client
 
     http = httpx2.AsyncClient(
-        headers=dict(config.headers), timeout=httpx2.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS)
+        headers=dict(config.headers),
+        timeout=httpx2.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS),
+        event_hooks={"response": [errors.note]},
     )
     stack.push_async_callback(http.aclose)
     return streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_EVENT_BYTES)
@@ -94,12 +96,14 @@ def require_mcp() -> None:
         raise UsageError("MCP servers need the extra 'mcp': pip install 'closeout[mcp]'.")
 
 
-def reason(error: BaseException) -> str:
-    """The first real cause in a tree of exceptions, in one sentence without its full stop."""
+def reason(error: BaseException, status: int | None = None) -> str:
+    """The first real cause in a tree of exceptions, in one sentence without its full stop.
+
+    `status` is that of the server's last answer over HTTP, if it was an error.
+    """
     causes = list(_leaves(error))
     cause = causes[0] if causes else error
-    response = getattr(cause, "response", None)
-    status = getattr(response, "status_code", None)
+    status = getattr(getattr(cause, "response", None), "status_code", status)
     if status in (401, 403):
         return f"it answered HTTP {status}; give its key in headers={{'Authorization': 'Bearer …'}}"
     if status is not None:
@@ -119,12 +123,20 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 class ErrorTail:
-    """The end of a process's error output. A thread drains it: the process never waits, no terminal shows it."""
+    """What a server said of its errors: the end of its error output, or the status of its last HTTP answer.
+
+    A thread drains the output: the process never waits, no terminal shows it.
+    """
 
     def __init__(self) -> None:
         self._writer: TextIO | None = None
         self._drained: threading.Thread | None = None
         self._kept = b""
+        self.status: int | None = None
+
+    async def note(self, response: Any) -> None:
+        """Remember the last answer of a server over HTTP if it was an error: the library does not hand it on."""
+        self.status = response.status_code if response.status_code >= 400 else None
 
     def open(self) -> TextIO:
         """The file that the process is to write its errors to."""

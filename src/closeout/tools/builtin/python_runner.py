@@ -86,8 +86,11 @@ async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float) -
     except TimeoutError:
         raise ToolError(f"The script ran longer than {seconds:g} s and was stopped.{watched.printed()}") from None
     finally:
-        if not watched.exited:
+        if not watched.gone.done():
             _end_group(transport.get_pid())
+            with suppress(ProcessLookupError):
+                transport.kill()
+            await asyncio.shield(asyncio.wait((watched.gone,), timeout=CLOSING_SECONDS))  # until it is reaped
         transport.close()
     if watched.output.total + watched.errors.total > MAX_OUTPUT_BYTES:
         raise ToolError(f"The script printed more than 1 MB and was stopped.{watched.printed()}")
@@ -103,10 +106,10 @@ class _Watched(asyncio.SubprocessProtocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.output, self.errors = _Kept(), _Kept()
-        self.done: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()  # nothing more to read
+        self.gone: asyncio.Future[None] = loop.create_future()  # the process ended
         self._loop = loop
         self._open = {1, 2}
-        self.exited = False
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -119,11 +122,11 @@ class _Watched(asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._open.discard(fd)
-        if self.exited and not self._open:
+        if self.gone.done() and not self._open:
             self._finish()
 
     def process_exited(self) -> None:
-        self.exited = True
+        self.gone.set_result(None)
         _end_group(self._transport.get_pid())  # what it left running would keep the pipes open
         if self._open:
             self._loop.call_later(CLOSING_SECONDS, self._finish)

@@ -1,0 +1,29 @@
+"""An MCP server whose tools have the names of others: `add` as in everything.py, `say.hello` with a full stop."""
+
+from __future__ import annotations
+
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("twin")
+
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    """Put together."""
+    return f"{a}{b}"
+
+
+@server.tool(name="say.hello")
+def say_hello() -> str:
+    """Say hello."""
+    return "hello"
+
+
+@server.tool()
+def google_search(q: str) -> str:
+    """Search the web."""
+    return '{"organic": []}'
+
+
+if __name__ == "__main__":
+    server.run()

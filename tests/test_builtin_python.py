@@ -1,0 +1,134 @@
+"""`run_python`: a script in a process of its own, with limits, without the user's keys and without network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from closeout.errors import ToolError
+from closeout.tools.builtin import python_child, python_tool, run_python
+
+quick = python_tool(seconds=2.0, memory_mb=512)
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("print(1914 - 1832)", "82"),
+        ("x = 7\nx ** 2", "49"),  # the value of a last expression, as at the interactive prompt
+        ("print('a'); None", "a"),
+        ("import sys\nprint(sys.argv)\nsys.exit()", "['script.py']"),
+        ("print('中文 😀 \\ud800')", "中文 😀 \\ud800"),
+        ("import asyncio\nasyncio.run(asyncio.sleep(0))\nprint('slept')", "slept"),
+        ("if __name__ == '__main__':\n    print('main')", "main"),
+        ("pass", "The script printed nothing. Use print() to see a result."),
+    ],
+)
+async def test_what_a_script_prints_is_the_result(code: str, printed: str) -> None:
+    assert await run_python.call({"code": code}) == printed
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "print('so far')\n1/0",
+            r"line 2, in <module>\n    1/0\n(.*\n)?ZeroDivisionError: division by zero\nIt had printed:\nso far",
+        ),
+        ("import json\njson.loads('{')", "JSONDecodeError"),
+        ("def f(:", "SyntaxError"),
+        ("import sys\nsys.exit(3)", "ended with code 3"),
+        ("import os\nos.kill(os.getpid(), 11)", "signal 11"),
+        ("input()", "EOFError"),
+    ],
+)
+async def test_a_failing_script_tells_why_in_its_own_lines(code: str, says: str) -> None:
+    with pytest.raises(ToolError, match=says) as caught:
+        await run_python.call({"code": code})
+    assert "python_child" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("print('begun', flush=True)\nwhile True: pass", r"longer than 2 s.*\nIt had printed:\nbegun"),
+        ("while True: print('x' * 1000)", "more than 1 MB"),
+        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "more than 1 MB"),
+        ("x = bytearray(10**9)", "MemoryError"),
+        ("open('big', 'wb').write(bytes(200_000_000))", "File too large"),
+    ],
+)
+async def test_time_memory_and_output_are_limited(code: str, says: str) -> None:
+    with pytest.raises(ToolError, match=says):
+        await quick.call({"code": code})
+
+
+async def test_long_output_is_cut_and_says_so() -> None:
+    output = await run_python.call({"code": "print('x' * 50_000)"})
+    assert output.startswith("x" * 20_000 + "\n… [cut: the whole output has 50,001 bytes]")
+
+
+async def test_what_a_script_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
+    mark = tmp_path / "still here"
+    code = f"import os, time\nif os.fork() == 0:\n    time.sleep(3)\n    open({str(mark)!r}, 'w')\nprint('parent')"
+    assert await run_python.call({"code": code}) == "parent"
+    await asyncio.sleep(3.2)
+    assert not mark.exists()
+
+
+async def test_a_cancelled_call_ends_the_script_and_clears_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ready = tmp_path / "ready"
+    call = asyncio.create_task(run_python.call({"code": f"open({str(ready)!r}, 'w')\nimport time\ntime.sleep(60)"}))
+    while not ready.exists():  # noqa: ASYNC110  # the sign comes from another process
+        await asyncio.sleep(0.02)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert os.listdir(tmp_path) == ["ready"]  # noqa: PTH208  # nothing else waits for this loop
+
+
+async def test_a_script_works_in_an_empty_folder_without_the_users_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    code = "import os\nprint(os.listdir(), 'OPENAI_API_KEY' in os.environ, os.environ['HOME'] == os.getcwd())"
+    assert await run_python.call({"code": code}) == "[] False True"
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+async def test_there_is_no_network_unless_asked_for(listening: int) -> None:
+    code = f"import socket\nsocket.create_connection(('127.0.0.1', {listening}), 2)\nprint('connected')"
+    with pytest.raises(ToolError, match=r"unreachable|switched off|refused"):
+        await run_python.call({"code": code})
+    assert await python_tool(network=True).call({"code": code}) == "connected"
+
+
+@pytest.mark.parametrize("use", ["connect", "sendto", "getaddrinfo"])
+def test_where_the_kernel_gives_no_empty_network_python_refuses(listening: int, use: str) -> None:
+    uses = {
+        "connect": f"socket.create_connection(('127.0.0.1', {listening}))",
+        "sendto": f"socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {listening}))",
+        "getaddrinfo": "socket.getaddrinfo('localhost', 80)",
+    }
+    code = (
+        f"import sys, socket\nsys.path.insert(0, {str(Path(python_child.__file__).parent)!r})\nimport python_child\n"
+        "python_child.enter_empty_network = lambda: False\npython_child.leave_network()\n"
+        "import asyncio; asyncio.run(asyncio.sleep(0))\n"  # local pairs of sockets still work
+        f"{uses[use]}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "the network is switched off in run_python" in done.stderr

@@ -1,0 +1,222 @@
+"""`ToolManager` over local tools and what a user may write for servers: names, definitions, calls, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from closeout.errors import ConfigError, ToolDefinitionError, ToolError
+from closeout.messages import ToolSpec
+from closeout.tools.manager import ToolManager
+from closeout.tools.mcp_config import read_servers
+from closeout.tools.mcp_result import McpResult
+from closeout.tools.tool import Tool, tool
+
+
+@tool(read_only=True)
+def lookup(key: str) -> str:
+    """Look up."""
+    return f"value of {key}"
+
+
+@tool
+async def broken() -> None:
+    """Break."""
+    raise KeyError("gone")
+
+
+@tool
+def refusing() -> None:
+    """Refuse."""
+    raise ToolError("not today")
+
+
+@tool
+def google_search(q: str) -> dict[str, Any]:
+    """Search."""
+    return {"organic": []}
+
+
+# ------------------------------------------------------------------------------------------------ local tools
+
+
+async def test_local_tools_are_listed_sorted_and_called() -> None:
+    async with ToolManager([refusing, lookup, broken]) as manager:
+        assert [spec.name for spec in manager.specs()] == ["broken", "lookup", "refusing"]
+        assert manager.specs() is manager.specs()
+        assert await manager.call(lookup.spec, {"key": "a"}) == "value of a"
+        with pytest.raises(KeyError):  # what a local tool raises is for the one who governs the call
+            await manager.call(broken.spec, {})
+        with pytest.raises(ToolError, match="Unknown tool: nothing"):
+            await manager.call(ToolSpec("nothing"), {})
+
+
+async def test_definitions_have_the_documented_shape() -> None:
+    assert await ToolManager([lookup]).get_all_tool_definitions() == [
+        {
+            "name": "local",
+            "tools": [{"name": "lookup", "description": "Look up.", "schema": dict(lookup.spec.parameters)}],
+        }
+    ]
+    assert await ToolManager().get_all_tool_definitions() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "outcome"),
+    [
+        ("lookup", {"key": "a"}, {"result": "value of a"}),
+        ("lookup", {"kee": "a"}, {"error": "Error executing tool lookup: The arguments of lookup do not fit. "
+                                           "key: Field required; kee: Extra inputs are not permitted"}),
+        ("refusing", {}, {"error": "Error executing tool refusing: not today"}),
+        ("broken", {}, {"error": "Error executing tool broken: KeyError: 'gone'"}),
+        ("nothing", {}, {"error": "Unknown tool: nothing on server local. "
+                                  "There are: local/broken, local/lookup, local/refusing."}),
+    ],
+)  # fmt: skip
+async def test_execute_tool_call_tells_everything_in_its_answer(
+    name: str, arguments: dict[str, Any], outcome: dict[str, Any]
+) -> None:
+    manager = ToolManager([refusing, lookup, broken])
+    answer = await manager.execute_tool_call("local", name, arguments)
+    assert answer == {"server_name": "local", "tool_name": name, **outcome}
+
+
+async def test_cancellation_is_the_one_thing_that_passes() -> None:
+    @tool
+    async def forever() -> None:
+        """Wait."""
+        await asyncio.Event().wait()
+
+    call = asyncio.create_task(ToolManager([forever]).execute_tool_call("", "forever", {}))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+def test_the_blacklist_keeps_tools_out() -> None:
+    for entry in ("lookup", "local/lookup", ("local", "lookup")):
+        assert [spec.name for spec in ToolManager([lookup, broken], blacklist=[entry]).specs()] == ["broken"]
+    assert len(ToolManager([lookup, broken], blacklist=["other/lookup"]).specs()) == 2
+
+
+def test_well_known_tools_get_their_shipped_policy() -> None:
+    (spec,) = ToolManager([google_search]).specs()
+    assert spec.policy.duplicate_key == ("q",)
+    assert spec.policy.empty_at == ("organic",)
+    assert "query" in spec.policy.aliases["q"]
+
+
+def test_two_tools_of_one_name_are_named_both() -> None:
+    def other() -> None:
+        """Another."""
+
+    with pytest.raises(ToolDefinitionError, match=r"named 'lookup'.*test_manager\.lookup.*test_two_tools.*other"):
+        ToolManager([lookup, Tool(other, name="lookup")])
+
+
+def test_what_is_no_tool_is_refused() -> None:
+    with pytest.raises(ToolDefinitionError, match=r"is no tool. Put @tool"):
+        ToolManager([print])  # type: ignore[list-item]
+
+
+# ------------------------------------------------------------------------------------------------ servers as written
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "transport", "command", "args"),
+    [
+        (
+            "python tools/search_server.py --x 'a b'",
+            "search_server",
+            "stdio",
+            "python",
+            ("tools/search_server.py", "--x", "a b"),
+        ),
+        ("server.py --x", "server", "stdio", sys.executable, ("server.py", "--x")),
+        ("npx -y @scope/server-files /tmp", "server-files", "stdio", "npx", ("-y", "@scope/server-files", "/tmp")),
+        ("uvx mcp-server-time", "mcp-server-time", "stdio", "uvx", ("mcp-server-time",)),
+        ("https://user:key@mcp.example.org/mcp?k=1", "mcp.example.org", "http", "", ()),
+        ("http://127.0.0.1:8000/sse", "127.0.0.1-8000", "sse", "", ()),
+        ({"url": "http://127.0.0.1:8000/sse", "type": "http"}, "127.0.0.1-8000", "http", "", ()),
+        ({"name": "my search", "command": "node", "args": ["a.js"]}, "my-search", "stdio", "node", ("a.js",)),
+        ({"command": ["node", "a.js"]}, "a", "stdio", "node", ("a.js",)),
+    ],
+)
+def test_servers_are_read_from_what_a_user_writes(
+    entry: Any, name: str, transport: str, command: str, args: tuple[str, ...]
+) -> None:
+    (config,) = read_servers([entry])
+    assert (config.name, config.transport, config.command, config.args) == (name, transport, command, args)
+
+
+def test_the_usual_json_and_single_entries_are_read() -> None:
+    configs = read_servers(
+        {"files": {"command": "node", "args": ["f.js"], "env": {"A": 1}}, "web": "https://example.org/mcp"}
+    )
+    assert [(config.name, config.transport) for config in configs] == [("files", "stdio"), ("web", "http")]
+    assert configs[0].env == {"A": "1"}
+    assert read_servers("node a.js")[0].name == read_servers({"command": "node a.js"})[0].name == "a"
+    assert [config.name for config in read_servers(["node a.js", "node b/a.js", "node a.js"])] == ["a", "a-2", "a-3"]
+
+
+def test_an_address_is_shown_without_its_secrets() -> None:
+    (config,) = read_servers("https://user:key@mcp.example.org/mcp?token=s3cret")
+    assert config.address == "https://mcp.example.org/mcp"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"name": "search"}, "'search' has neither a command nor a URL"),
+        ({"name": "search", "command": ""}, "'search' has neither"),
+        ({"name": "search", "command": "a", "url": "http://b"}, "'search' has both"),
+        ({"name": "search", "comand": "a"}, "'search': there is no key 'comand'. Did you mean 'command'"),
+        ({"name": "search", "url": "example.org"}, "'search': 'example.org' is no URL"),
+        ({"name": "search", "url": "http://b", "transport": "carrier pigeon"}, "no transport 'carrier pigeon'"),
+        ({"name": "search", "command": "a", "timeout": 0}, "timeout must be a number of seconds above 0"),
+        ("python 'unclosed", "cannot be split"),
+        (42, "neither text nor a mapping"),
+    ],
+)
+def test_a_wrong_entry_is_named(entry: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ToolManager(mcp_servers=[entry])
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def test_a_result_shows_its_parts_and_keeps_them_whole() -> None:
+    text = {"type": "text", "text": "seen"}
+    image = {"type": "image", "data": "QUJDRA==", "mimeType": "image/png"}
+    blob = {"type": "resource", "resource": {"uri": "file:///a", "blob": "QUJD", "mimeType": "x/y"}}
+    link = {"type": "resource_link", "uri": "file:///b", "name": "b", "_meta": {"hidden": 1}}
+    result = McpResult((text, image, blob, link))
+    assert result.value == [
+        {"type": "text", "text": "seen"},
+        {"type": "image", "mime_type": "image/png", "bytes": 4},
+        {"type": "resource", "uri": "file:///a", "mime_type": "x/y", "bytes": 3},
+        {"type": "resource_link", "uri": "file:///b", "name": "b"},
+    ]
+    assert result.images == ({"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJDRA=="}},)
+    assert result.to_json()["content"] == [text, image, blob, link]
+    assert not result.is_plain
+    output = result.output()
+    assert output.result == result.value
+    assert output.metadata["content"] == [text, image, blob, link]
+    assert "QUJDRA" not in output.model_dump_json()
+
+
+def test_structured_content_is_shown_once() -> None:
+    repeated = {"type": "text", "text": '{"a": 1}'}
+    assert McpResult((repeated,), {"a": 1}).value == {"a": 1}
+    assert McpResult((repeated,), {"result": [1, 2]}).value == [1, 2]
+    assert McpResult((), None).value == ""
+    assert McpResult(({"type": "image", "data": "QQ=="},), {"a": 1}).value == {
+        "result": {"a": 1},
+        "content": [{"type": "image", "mime_type": None, "bytes": 1}],
+    }

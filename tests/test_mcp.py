@@ -1,0 +1,400 @@
+"""MCP servers as real processes: started, called, crashed, hung, reconnected and ended, over every transport."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from closeout.errors import ToolError, UsageError
+from closeout.messages import ToolPolicy
+from closeout.outputs.models import ToolOutput
+from closeout.tools import mcp_client
+from closeout.tools.manager import ToolManager
+from closeout.tools.tool import tool
+
+SERVERS = Path(__file__).parent / "mcp_servers"
+EVERYTHING = {"name": "everything", "command": sys.executable, "args": [str(SERVERS / "everything.py")]}
+TWIN = {"name": "twin", "command": sys.executable, "args": [str(SERVERS / "twin.py")]}
+
+
+shared = pytest.mark.asyncio(loop_scope="module")  # tests that use one server for all of them
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def manager() -> AsyncIterator[ToolManager]:
+    async with ToolManager(mcp_servers=[EVERYTHING]) as opened:
+        assert opened.problems == ()
+        yield opened
+
+
+async def result_of(manager: ToolManager, name: str, /, **arguments: Any) -> Any:
+    answer = await manager.execute_tool_call("everything", name, arguments)
+    assert "error" not in answer, answer
+    return answer["result"]
+
+
+async def error_of(manager: ToolManager, name: str, /, **arguments: Any) -> str:
+    answer = await manager.execute_tool_call("everything", name, arguments)
+    assert "result" not in answer, answer
+    return str(answer["error"])
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that hang are asked and ended in tenths of a second."""
+    monkeypatch.setattr(mcp_client, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 0.2)
+    monkeypatch.setattr("mcp.client.stdio.FORCE_KILL_TIMEOUT", 0.2)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ stdio
+
+
+@shared
+async def test_a_server_is_one_session_with_all_its_tools(manager: ToolManager) -> None:
+    specs = {spec.name: spec for spec in manager.specs()}
+    assert list(specs) == sorted(specs)
+    assert specs["add"].server_name == "everything"
+    assert specs["add"].parameters == {
+        "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"],
+    }  # fmt: skip
+    first = await result_of(manager, "pid")
+    assert [await result_of(manager, "pid") for _ in range(3)] == [first] * 3
+    assert await manager.call(specs["add"], {"a": 1, "b": 2}) == 3
+
+
+@shared
+async def test_hints_of_the_server_become_policy(manager: ToolManager) -> None:
+    policies = {spec.name: spec.policy for spec in manager.specs()}
+    assert (policies["add"].read_only, policies["add"].crash_rule) == (True, "rerun")
+    assert (policies["erase"].read_only, policies["erase"].idempotent, policies["erase"].destructive) == (
+        False,
+        True,
+        True,
+    )
+    assert policies["say"] == ToolPolicy()
+
+
+@shared
+async def test_results_of_every_kind_arrive_whole(manager: ToolManager) -> None:
+    assert await result_of(manager, "say", text="a\n中文 😀") == "a\n中文 😀"
+    assert await result_of(manager, "table") == {"rows": [{"n": 1}, {"n": 2}]}
+    assert await result_of(manager, "big", megabytes=5) == "x" * 5_000_000
+    spec = next(spec for spec in manager.specs() if spec.name == "picture")
+    output = await manager.call(spec, {})
+    assert isinstance(output, ToolOutput)
+    assert [part["type"] for part in output.result] == ["text", "image", "resource"]
+    assert output.metadata["images"][0]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert output.metadata["content"][2]["resource"]["text"] == "a note"
+
+
+@shared
+async def test_failures_of_tools_are_told(manager: ToolManager) -> None:
+    assert await error_of(manager, "fail", why="no") == "Error executing tool fail"
+    assert "valid integer" in await error_of(manager, "add", a="x", b=1)
+    assert (await error_of(manager, "nothing")).startswith("Unknown tool: nothing on server everything. There are: ")
+
+
+@shared
+async def test_calls_run_side_by_side_on_one_session(manager: ToolManager) -> None:
+    slow = [result_of(manager, "wait", seconds=0.5) for _ in range(30)]
+    async with asyncio.timeout(10):  # one after the other they would take 15 s
+        assert await asyncio.gather(*slow) == ["waited"] * 30
+
+
+async def test_the_users_variables_are_not_handed_to_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    async with ToolManager(mcp_servers=[{**EVERYTHING, "env": {"CITY": "Ottawa"}}]) as manager:
+        assert await result_of(manager, "variable", name="OPENAI_API_KEY") == ""
+        assert await result_of(manager, "variable", name="CITY") == "Ottawa"
+
+
+async def test_a_server_says_nothing_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("mcp").setLevel(logging.WARNING)
+    async with ToolManager(mcp_servers=[EVERYTHING]) as manager:
+        await error_of(manager, "crash")
+    assert capfd.readouterr() == ("", "")
+
+
+@shared
+async def test_leaving_ends_the_process(manager: ToolManager) -> None:
+    async with ToolManager(mcp_servers=[EVERYTHING]) as other:
+        pid = await result_of(other, "pid")
+        assert is_alive(pid)
+        assert pid != await result_of(manager, "pid")  # managers share nothing
+    assert not is_alive(pid)
+    assert await result_of(other, "pid") != pid  # used again, it starts again
+    await other.aclose()
+    await other.aclose()
+
+
+# ------------------------------------------------------------------------------------------------ crashes and hangs
+
+
+@shared
+async def test_a_crash_in_a_harmless_call_is_mended_by_one_restart(manager: ToolManager, tmp_path: Path) -> None:
+    before = await result_of(manager, "pid")
+    assert await result_of(manager, "crash_once", marker=str(tmp_path / "marker")) == "recovered"
+    assert await result_of(manager, "pid") != before
+
+
+@shared
+async def test_a_crash_in_any_other_call_is_told_and_the_server_restarted(manager: ToolManager) -> None:
+    told = await error_of(manager, "crash")
+    assert "MCP server 'everything' ended during the call of crash" in told
+    assert "divide by cucumber" in told  # its last words
+    assert "whether the call had its effect is not known" in told
+    assert await result_of(manager, "add", a=1, b=2) == 3
+
+
+@shared
+async def test_a_server_that_always_crashes_is_started_once_more_only(manager: ToolManager) -> None:
+    spec = next(spec for spec in manager.specs() if spec.name == "crash")
+    server = manager._servers[0]
+    with pytest.raises(ToolError, match="ended twice during the call of crash"):
+        await server.call("crash", {}, replace(spec.policy, read_only=True))
+
+
+@shared
+async def test_a_crash_under_many_calls_restarts_the_server_once(manager: ToolManager) -> None:
+    calls = [manager.execute_tool_call("everything", "wait", {"seconds": 30}) for _ in range(5)]
+    answers = await asyncio.gather(manager.execute_tool_call("everything", "crash", {}), *calls)
+    assert all("ended during the call" in answer["error"] for answer in answers)
+    pids = await asyncio.gather(*(result_of(manager, "pid") for _ in range(5)))
+    assert len(set(pids)) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_hanging_call_ends_at_its_deadline_and_the_server_is_replaced() -> None:
+    async with ToolManager(mcp_servers=[{**EVERYTHING, "timeout": 0.5}]) as manager:
+        hung = await result_of(manager, "pid")
+        assert "hang did not answer within 0.5 s" in await error_of(manager, "hang")
+        assert await result_of(manager, "pid") != hung
+    assert not is_alive(hung)
+
+
+@shared
+async def test_a_slow_call_that_is_given_up_leaves_the_session_as_it_is(manager: ToolManager) -> None:
+    before = await result_of(manager, "pid")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await result_of(manager, "wait", seconds=30)
+    assert await result_of(manager, "pid") == before
+
+
+async def test_cancelling_a_run_ends_its_servers() -> None:
+    pids: list[int] = []
+
+    async def run() -> None:
+        async with ToolManager(mcp_servers=[EVERYTHING]) as manager:
+            pids.append(await result_of(manager, "pid"))
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(run())
+    while not pids:  # noqa: ASYNC110  # the number comes from another process
+        await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not is_alive(pids[0])
+
+
+# ------------------------------------------------------------------------------------------------ servers that fail
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"command": "no-such-program --x"}, "there is no command 'no-such-program'"),
+        ({"command": sys.executable, "args": ["-c", "raise SystemExit('no licence')"]}, "ended before.*no licence"),
+        ({"command": sys.executable, "args": ["no_such_file.py"]}, "can't open file"),
+        (
+            {"command": sys.executable, "args": ["-c", "import time; time.sleep(60)"], "start_timeout": 0.5},
+            "not ready within 0.5 s",
+        ),
+        ({"command": sys.executable, "cwd": "no-such-folder"}, "no folder 'no-such-folder'"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "could not be reached"),
+        ({"url": "http://127.0.0.1:1/sse"}, "could not be reached"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+async def test_a_server_that_does_not_start_is_a_problem_and_not_the_end(entry: dict[str, Any], says: str) -> None:
+    @tool
+    def lookup() -> str:
+        """Look up."""
+        return "found"
+
+    async with ToolManager([lookup], [{"name": "bad", **entry}]) as manager:
+        (problem,) = manager.problems
+        assert problem.server_name == "bad"
+        with pytest.raises(ToolError, match=says):
+            raise ToolError(problem.message.replace("\n", " "))
+        assert "'bad'" in str(problem)
+        assert [spec.name for spec in manager.specs()] == ["lookup"]
+        assert await manager.call(lookup.spec, {}) == "found"
+        assert (await manager.get_all_tool_definitions())[1] == {"name": "bad", "tools": [], "error": problem.message}
+
+
+async def test_servers_start_all_at_once_and_one_bad_one_stops_no_other() -> None:
+    bad = {"name": "bad", "command": "no-such-program"}
+    async with ToolManager(mcp_servers=[EVERYTHING, bad, TWIN]) as manager:
+        assert [problem.server_name for problem in manager.problems] == ["bad"]
+        assert {spec.server_name for spec in manager.specs()} == {"everything", "twin"}
+
+
+async def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'closeout\[mcp\]'"):
+        await ToolManager(mcp_servers=[EVERYTHING]).open()
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+
+async def test_a_name_that_several_have_is_told_apart_by_its_server() -> None:
+    @tool
+    def table() -> str:
+        """A local table."""
+        return "local"
+
+    async with ToolManager(
+        [table], [EVERYTHING, TWIN], blacklist=["everything/hang", ("everything", "crash")]
+    ) as manager:
+        names = {spec.name: spec.server_name for spec in manager.specs()}
+        assert names["table"] is None
+        assert names["everything-table"] == names["everything-add"] == "everything"
+        assert names["twin-add"] == names["say_hello"] == "twin"
+        assert not {"add", "hang", "crash", "say.hello"} & set(names)
+        specs = {spec.name: spec for spec in manager.specs()}
+        assert await manager.call(specs["everything-add"], {"a": 1, "b": 2}) == 3
+        assert await manager.call(specs["twin-add"], {"a": 1, "b": 2}) == "12"
+        for server, name, answer in (("twin", "add", "12"), ("twin", "twin-add", "12"), ("twin", "say.hello", "hello")):
+            arguments = {"a": 1, "b": 2} if "add" in name else {}
+            assert (await manager.execute_tool_call(server, name, arguments))["result"] == answer
+        assert "Unknown tool" in (await manager.execute_tool_call("everything", "crash", {}))["error"]
+        assert specs["google_search"].policy.empty_at == ("organic",)  # shipped with the well-known name
+
+
+# ------------------------------------------------------------------------------------------------ loops and threads
+
+
+def test_one_manager_serves_sync_callers_one_after_the_other_and_at_once() -> None:
+    manager = ToolManager(mcp_servers=[EVERYTHING])
+    pids: list[int] = []
+
+    async def run() -> None:
+        async with manager, manager:
+            pids.append(await result_of(manager, "pid"))
+
+    asyncio.run(run())
+    threads = [threading.Thread(target=lambda: asyncio.run(run())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(pids)) == 3  # a process for each event loop, and none is left
+    assert not any(is_alive(pid) for pid in pids)
+
+
+async def test_runs_at_the_same_time_share_a_session_until_the_last_one_leaves() -> None:
+    manager = ToolManager(mcp_servers=[EVERYTHING])
+    async with manager:
+        pid = await result_of(manager, "pid")
+        async with manager:
+            assert await result_of(manager, "pid") == pid
+        assert await result_of(manager, "pid") == pid
+    assert not is_alive(pid)
+
+
+# ------------------------------------------------------------------------------------------------ HTTP and SSE
+
+
+@contextmanager
+def serving(transport: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server process that listens."""
+    command = [sys.executable, str(SERVERS / "everything.py"), transport, str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize(("transport", "path"), [("streamable-http", "/mcp"), ("sse", "/sse")])
+async def test_a_remote_server_works_alike(transport: str, path: str) -> None:
+    port = free_port()
+    with serving(transport, port):
+        manager = ToolManager(mcp_servers={"everything": f"http://127.0.0.1:{port}{path}"})
+        async with manager:
+            assert manager.problems == ()
+            assert await result_of(manager, "add", a=1, b=2) == 3
+            assert await result_of(manager, "table") == {"rows": [{"n": 1}, {"n": 2}]}
+            assert await error_of(manager, "fail", why="x") == "Error executing tool fail"
+            assert (
+                await asyncio.gather(*(result_of(manager, "wait", seconds=0.2) for _ in range(10))) == ["waited"] * 10
+            )
+            if transport == "streamable-http":  # the library reads SSE events of up to 1 MB
+                assert await result_of(manager, "big", megabytes=5) == "x" * 5_000_000
+            told = await error_of(manager, "crash")
+            assert "ended during the call of crash" in told
+            assert "could not be reached" in told
+            with serving(transport, port):  # it comes back, and so does the session
+                assert await result_of(manager, "add", a=1, b=2) == 3
+
+
+async def test_headers_are_sent_and_a_refused_key_is_told() -> None:
+    from aiohttp import web
+
+    seen: list[str] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization", ""))
+        return web.Response(status=401)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    for path in ("mcp", "sse"):
+        entry = {"name": "far", "url": f"http://127.0.0.1:{port}/{path}", "headers": {"Authorization": "Bearer k"}}
+        async with ToolManager(mcp_servers=[entry]) as manager:
+            assert "it answered HTTP 401; give its key in headers=" in manager.problems[0].message
+    await runner.cleanup()
+    assert set(seen) == {"Bearer k"}
