@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout.errors import UsageError
-from closeout.outputs.encoding import LOSSLESS, decode, encode
+from closeout.outputs.encoding import FORMATS, LOSSLESS, decode, encode
 from closeout.outputs.normal import EncodingError, normalise
 from closeout.outputs.tokens import count_tokens
 
@@ -164,7 +164,7 @@ def test_misuse_says_what_to_do() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(value=VALUES, budget=st.integers(1, 120), form=st.sampled_from(("auto", "json", "columns", "raw")))
+@given(value=VALUES, budget=st.integers(1, 120), form=st.sampled_from(("auto", *FORMATS)))
 def test_a_budget_is_kept_by_exact_count_and_cut_json_parses(value: Any, budget: int, form: str) -> None:
     encoded = encode(value, form, budget)
     assert count_tokens(encoded) <= budget

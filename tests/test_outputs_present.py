@@ -216,9 +216,17 @@ def test_the_character_limit_holds_whatever_the_budget() -> None:
         st.lists(st.dictionaries(st.text(max_size=9), st.text(max_size=60), max_size=4), max_size=30),
     ),
     budget=st.integers(1, 90),
+    form=st.sampled_from(("auto", "json", "toon", "yaml", "xml", "raw", "csv", "markdown", "text", "compact")),
 )
-def test_every_budget_is_kept_by_exact_count(value: Any, budget: int) -> None:
-    assert count_tokens(present(value, budget=budget, handle="r7").text) <= budget
+def test_every_budget_is_kept_by_exact_count_in_any_form(value: Any, budget: int, form: str) -> None:
+    shown = present(value, budget=budget, handle="r7", policy=ToolPolicy(format=form))
+    assert count_tokens(shown.text) <= budget
+
+
+def test_a_form_that_cannot_hold_the_value_gives_way_to_json_cut_or_not() -> None:
+    policy = ToolPolicy(format="toon")
+    assert present({"a": "\ud800"}, policy=policy).format == "json"
+    assert present([{"a": "\ud800" * 9}] * 90, policy=policy, budget=60).tokens <= 60
 
 
 HTML = "<p>Hi <b>you</b></p>"

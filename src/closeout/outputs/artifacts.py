@@ -19,6 +19,7 @@ from closeout.outputs.tokens import count
 
 __all__ = ["Artifact", "ArtifactStore", "MemoryArtifacts", "read_result"]
 
+PAGE_BUDGET = DEFAULT_BUDGET * 9 // 10  # so that a page, once it is escaped, is itself within a result's budget
 _LINE = 400  # characters of one matching line that are shown
 _MAX_PATTERN = 500  # characters
 
@@ -68,7 +69,7 @@ def read_result(
     *,
     model: str | None = None,
 ) -> str:
-    """More of a stored result, as text within the budget (default 4,000 tokens); says where to go on if there is more.
+    """More of a stored result, as text within the budget (default 3,600 tokens); says where to go on if there is more.
 
     `path` goes to a part first ("rows[3].text", "rows[10:20]", "/rows/3"). `offset` skips items of a list, keys of an
     object, characters of a text. `pattern` gives the matching lines of a text, or the matching leaves of a value with
@@ -81,7 +82,7 @@ def read_result(
     if artifact is None:
         raise ToolError(f"There is no stored result {handle[:60]!r}. Use a handle that a tool result named.")
     value = artifact.value if not path else drill(artifact.value, path)
-    reader = _Reader(handle, path or "", max(budget or DEFAULT_BUDGET, 1), model)
+    reader = _Reader(handle, path or "", max(budget or PAGE_BUDGET, 1), model)
     if pattern:
         return reader.matches(value, pattern[:_MAX_PATTERN], max(offset, 0))
     if isinstance(value, str):

@@ -170,7 +170,7 @@ class ValueCutter:
         return self.sizes[id(value)] if type(value) in (dict, list) else self.measure(value)
 
     def part(self, value: Any, room: int, path: str) -> Any:
-        if self.size(value) <= room:
+        if not value or self.size(value) <= room:
             return value
         if isinstance(value, str):
             head, text = _short_text(value, room)

@@ -34,6 +34,7 @@ __all__ = [
 LOSSLESS = ("json", "columns", "toon", "yaml", "xml", "raw", "compact", "safe_yaml", "tool_result")
 FORMATS = (*LOSSLESS, "csv", "markdown", "text")
 
+HOPELESS = 24  # characters of JSON for each token of budget; no lossless form makes up for more
 _YAML_LENGTH = 2_000  # characters of JSON; on larger payloads YAML never wins, and it is the slowest to write
 
 
@@ -90,6 +91,8 @@ def encode_normal(value: Any, format: str, budget: int | None, *, model: str | N
     """`encode` for a value that is normal already and arguments that are checked."""
     if isinstance(value, str) and format in ("auto", "text"):
         return _encode_text(value, budget, model)
+    if format == "auto" and budget is not None and len(compact_json(value)) > HOPELESS * budget:
+        return _encode_cut(value, cut_format(value), budget, model)
     name, text = _cheapest(value, model) if format == "auto" else (format, _FORMS[format].write(value))
     encoded = _made(text, name, value, model)
     if budget is None or len(text) <= budget // 4 or encoded.tokens <= budget:
@@ -204,12 +207,12 @@ def cut_format(value: Any) -> str:
     return "raw" if _any_text(value, worth_lifting) else "columns"
 
 
-def write_cut(cut: Cut, format: str) -> str:  # noqa: A002
-    """A cut value in a form. Only the JSON forms have a place for the mark inside; others get a closing line."""
+def write_cut(cut: Cut, format: str, *, note: bool = True) -> str:  # noqa: A002
+    """A cut value in a form. Only the JSON forms have a place for the marks inside; others get a line (`note`)."""
     if format in ("json", "columns", "raw"):
         return _FORMS[format].write(cut.value)
     text = _FORMS[format].write(_without_marks(cut.value))
-    return f"{text}\n# not shown: {describe_missing(cut)}" if cut.elisions else text
+    return f"{text}\n# not shown: {describe_missing(cut)}" if note and cut.elisions else text
 
 
 def _without_marks(value: Any) -> Any:
@@ -220,7 +223,8 @@ def _without_marks(value: Any) -> Any:
 
 def _made(text: str, format: str, value: Any, model: str | None) -> Encoded:  # noqa: A002
     encoded = Encoded(text)
-    encoded.format, encoded.lossless, encoded.missing, encoded.cut = format, format not in ("csv", "markdown"), "", None
+    encoded.format, encoded.missing, encoded.cut = format, "", None
+    encoded.lossless = format in LOSSLESS or (format == "text" and isinstance(value, str))
     encoded._value, encoded._model = value, model
     return encoded
 

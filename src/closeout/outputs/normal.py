@@ -238,10 +238,9 @@ def _foreign(value: Any) -> Callable[[], Any] | None:
         return lambda: value.tolist()
     if module == "pandas":
         return lambda: _pandas(value)
-    if hasattr(kind, "to_dicts"):  # polars
-        return lambda: list(value.to_dicts())
-    if hasattr(kind, "to_pylist"):  # pyarrow
-        return lambda: list(value.to_pylist())
+    for method in ("to_dicts", "to_pylist", "to_list", "as_py"):  # polars, pyarrow
+        if hasattr(kind, method):
+            return getattr(value, method)  # type: ignore[no-any-return]
     if hasattr(kind, "__attrs_attrs__"):
         return lambda: {field.name: getattr(value, field.name) for field in kind.__attrs_attrs__}
     return None

@@ -22,7 +22,7 @@ from closeout.outputs.budgets import (
     describe_missing,
     largest_fit,
 )
-from closeout.outputs.encoding import FORMATS, cut_format, encode_normal, write_cut
+from closeout.outputs.encoding import FORMATS, HOPELESS, cut_format, encode_normal, write_cut
 from closeout.outputs.escape import escape_markers
 from closeout.outputs.normal import SURROGATE, EncodingError, compact_json, normalise
 from closeout.outputs.slim import is_slimming, slim
@@ -109,8 +109,8 @@ class _Face:
         return self.largest(build, clean, "text")
 
     def of_value(self, value: Any, form: str) -> Presented:
-        plain = compact_json(value)
-        if form != "auto" or len(plain) <= 24 * self.limit:  # no form is that much shorter than JSON
+        plain, name = compact_json(value), form
+        if form != "auto" or len(plain) <= HOPELESS * self.limit:
             name, written = self.written(value, plain, form)
             text = escape_markers(written)
             if name == "json" and self.surely_fits(text):
@@ -119,14 +119,14 @@ class _Face:
             if self.fits(text, counted):
                 saved = 0 if name == "json" else count(plain, self.model).tokens - counted.tokens
                 return Presented(text, counted.tokens, counted.exact, name, saved)
-        shape = cut_format(value) if form == "auto" else form
+        shape = form if form == name != "auto" else cut_format(value)
         cutter = ValueCutter(value)
 
         def build(length: int) -> tuple[str, str]:
             cut = cutter.cut(length)
             missing = describe_missing(cut)
             closing = self.closing(missing, cut.elisions[0] if cut.elisions else None)
-            return f"{escape_markers(_writable(write_cut(cut, shape)))}\n{closing}", missing
+            return f"{escape_markers(_writable(write_cut(cut, shape, note=False)))}\n{closing}", missing
 
         return self.largest(build, plain, shape)
 

@@ -1,0 +1,381 @@
+"""The embedded model: one loaded model in this process, streamed, stopped, constrained, counted, shared, freed.
+
+A model of two megabytes that writes the alphabet stands for the real ones; those run with `-m models`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from closeout.errors import BadRequest, ContextOverflow, ModelTimeout, ModelUnavailable, ServerFailed, UsageError
+from closeout.llm import local_engine
+from closeout.llm.local import LocalClient
+from closeout.messages import Capabilities, Constraint, Delta, Message, ModelRequest, ToolSpec, Usage
+from tiny_gguf import write_model
+
+ENDLESS = 100_000  # tokens: more than anybody waits for
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "alphabet.gguf")
+
+
+@pytest.fixture
+async def client(model: Path) -> AsyncIterator[LocalClient]:
+    async with LocalClient(model, max_context=512) as client:
+        yield client
+
+
+def prompt(text: str = "abc", **keys: object) -> ModelRequest:
+    return ModelRequest(prompt=text, **{"max_tokens": 8, **keys})  # type: ignore[arg-type]
+
+
+def chat(*texts: str, **keys: object) -> ModelRequest:
+    roles = ("user", "assistant")
+    messages = [Message(role=roles[i % 2], content=text) for i, text in enumerate(texts)]
+    return ModelRequest(messages=messages, **{"max_tokens": 8, **keys})  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ replies
+
+
+async def test_a_prompt_is_continued_and_a_chat_is_answered(client: LocalClient) -> None:
+    assert (await client.complete(prompt("abc"))).text == "defghijk"
+    assert (await client.complete(chat("m"))).text == "nopqrstu"
+
+
+async def test_a_reply_at_its_limit_says_length_and_one_that_ends_says_stop(client: LocalClient) -> None:
+    assert (await client.complete(prompt("abc"))).finish_reason == "length"
+    ended = await client.complete(chat("The end."))
+    assert (ended.text, ended.finish_reason) == ("", "stop")
+
+
+async def test_the_reply_stops_before_a_stop_word(client: LocalClient) -> None:
+    reply = await client.complete(prompt("abc", stop=("hi",), max_tokens=20))
+    assert (reply.text, reply.finish_reason) == ("defg", "stop")
+
+
+async def test_deltas_arrive_one_by_one_and_are_the_reply(client: LocalClient) -> None:
+    seen: list[Delta] = []
+    reply = await client.complete(prompt("abc"), on_delta=lambda delta: seen.append(delta))
+    assert "".join(delta.text for delta in seen) == reply.text
+    assert len(seen) == 8
+
+
+async def test_on_delta_cuts_the_reply_where_it_has_enough(client: LocalClient) -> None:
+    seen: list[str] = []
+
+    def until_f(delta: Delta) -> bool:
+        seen.append(delta.text)
+        return delta.text == "f"
+
+    reply = await client.complete(prompt("abc", max_tokens=400), on_delta=until_f)
+    assert (reply.text, reply.finish_reason) == ("def", "cut")
+    assert seen == ["d", "e", "f"]
+    assert reply.usage.output_tokens == 3
+    assert reply.usage.input_tokens == 4  # the begin of text, and three bytes
+
+
+async def test_a_second_request_reads_only_what_is_new(client: LocalClient) -> None:
+    first = await client.complete(prompt("abcdefgh", max_tokens=1))
+    second = await client.complete(prompt("abcdefghijkl", max_tokens=1))
+    assert first.usage.cache_read_tokens == 0
+    assert second.usage.cache_read_tokens == first.usage.input_tokens
+    assert second.usage.input_tokens == first.usage.input_tokens + 4
+
+
+async def test_the_bill_counts_every_request_and_costs_nothing(client: LocalClient) -> None:
+    replies = [await client.complete(prompt(text)) for text in ("abc", "xyz")]
+    assert client.usage == replies[0].usage + replies[1].usage
+    assert (client.usage.requests, client.usage.cost_usd) == (2, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------ constraints
+
+
+async def test_a_grammar_binds_the_reply(client: LocalClient) -> None:
+    constraint = Constraint("grammar", 'root ::= "yes" | "no"')
+    assert (await client.complete(prompt(constraint=constraint))).text in ("yes", "no")
+
+
+async def test_a_regular_expression_binds_the_reply(client: LocalClient) -> None:
+    reply = await client.complete(prompt(constraint=Constraint("regex", "[0-9]{2}/[0-9]{3}")))
+    left, slash, right = reply.text.partition("/")
+    assert (len(left), slash, len(right)) == (2, "/", 3)
+    assert (left + right).isdigit()
+
+
+@pytest.mark.parametrize("as_chat", [True, False])
+async def test_a_json_schema_binds_the_reply(client: LocalClient, as_chat: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Bergen"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    make = chat if as_chat else prompt
+    reply = await client.complete(make("abc", constraint=Constraint("json_schema", schema), max_tokens=60))
+    assert json.loads(reply.text)["city"] in ("Oslo", "Bergen")
+
+
+@pytest.mark.parametrize(
+    "constraint", [Constraint("grammar", "root ::= ((("), Constraint("json_schema", {"type": "no such type"})]
+)
+async def test_a_broken_constraint_is_a_bad_request(client: LocalClient, constraint: Constraint) -> None:
+    with pytest.raises(BadRequest):
+        await client.complete(chat("abc", constraint=constraint))
+    assert (await client.complete(prompt("abc"))).text == "defghijk"
+
+
+# ------------------------------------------------------------------------------------------------ hostile input
+
+
+async def test_a_prompt_beyond_the_context_is_an_overflow(client: LocalClient) -> None:
+    with pytest.raises(ContextOverflow, match=r"context 512.*llm\.max_context_length"):
+        await client.complete(prompt("x" * 5000))
+
+
+@pytest.mark.parametrize("text", ["\ud800 lone", "\0", "数据 🚀", "", "\\", '"}],'])
+async def test_any_text_is_taken(client: LocalClient, text: str) -> None:
+    await client.complete(chat(text + "a"))
+    await client.complete(prompt(text + "a"))
+
+
+async def test_markers_of_the_chat_template_in_a_text_stay_text(client: LocalClient) -> None:
+    """This tokenizer has none, so the bytes are counted: a zero-width space of three bytes keeps the marker apart."""
+    plain = await client.complete(chat("<x|im_end|>"))
+    marked = await client.complete(chat("<|im_end|>"))
+    assert marked.usage.input_tokens == plain.usage.input_tokens - 1 + 3
+    parts = await client.complete(
+        ModelRequest(messages=[Message(role="user", content=[{"type": "text", "text": "<|im_end|>"}])], max_tokens=1)
+    )
+    assert parts.usage.input_tokens == marked.usage.input_tokens
+
+
+async def test_tools_and_tool_messages_are_taken(client: LocalClient) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        Message(role="user", content="a"),
+        Message(role="assistant", content=None, tool_calls=[call]),
+        Message(role="tool", tool_call_id="1", content="b"),
+    ]
+    await client.complete(ModelRequest(messages=messages, tools=(ToolSpec("f", "does"),), max_tokens=2))
+
+
+# ------------------------------------------------------------------------------------------------ time
+
+
+async def test_a_cancelled_call_stops_the_generation(model: Path) -> None:
+    async with LocalClient(model, max_context=200_000) as client:
+        started = asyncio.Event()
+        task = asyncio.create_task(client.complete(prompt("abc", max_tokens=ENDLESS), on_delta=lambda _: started.set()))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # The one thread is free again: it would be busy for minutes otherwise.
+        assert (await asyncio.wait_for(client.complete(prompt("abc")), 20)).text == "defghijk"
+        assert client.usage.requests == 2
+
+
+async def test_a_call_cancelled_while_it_waits_never_runs(model: Path) -> None:
+    async with LocalClient(model, max_context=200_000) as client:
+        started = asyncio.Event()
+        first = asyncio.create_task(
+            client.complete(prompt("abc", max_tokens=ENDLESS), on_delta=lambda _: started.set())
+        )
+        await started.wait()
+        second = asyncio.create_task(client.complete(prompt("abc", max_tokens=ENDLESS)))
+        await asyncio.sleep(0)
+        for task in (second, first):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert client.usage.requests == 1
+
+
+async def test_a_deadline_passes(model: Path) -> None:
+    async with LocalClient(model, max_context=200_000) as client:
+        with pytest.raises(ModelTimeout, match=r"within 0\.2 seconds") as caught:
+            await client.complete(prompt("abc", max_tokens=ENDLESS, timeout=0.2))
+        assert caught.value.usage is not None
+        assert caught.value.usage.requests == 1
+
+
+async def test_concurrent_requests_wait_in_turn(model: Path) -> None:
+    async with LocalClient(model) as one, LocalClient(model) as two:
+        replies = await asyncio.gather(*(client.complete(prompt("abc")) for client in (one, two) * 5))
+    assert {reply.text for reply in replies} == {"defghijk"}
+
+
+# ------------------------------------------------------------------------------------------------ loading and freeing
+
+
+async def test_clients_of_the_same_weights_share_one_model_until_the_last_is_closed(model: Path) -> None:
+    told: list[str] = []
+    one, two = LocalClient(model, on_status=told.append), LocalClient(model, on_status=told.append)
+    assert not local_engine._engines
+    await one.complete(prompt())
+    await two.complete(prompt())
+    (engine,) = local_engine._engines.values()
+    assert (engine.users, told) == (2, ["Loading alphabet.gguf"])
+    await one.aclose()
+    await one.aclose()
+    assert engine.users == 1
+    await two.aclose()
+    assert not local_engine._engines
+
+
+async def test_a_model_that_is_freed_right_after_loading_does_not_hang(model: Path) -> None:
+    key = local_engine.EngineKey(str(model), 1, 256)
+    for _ in range(5):
+        engine = local_engine.borrow(key)
+        freed = engine.submit(lambda engine: engine.load(lambda _: None, threading.Event()))
+        local_engine.give_back(engine)
+        await asyncio.wait_for(asyncio.wrap_future(freed), 20)
+
+
+async def test_a_closed_client_loads_the_model_again_when_asked(model: Path) -> None:
+    told: list[str] = []
+    client = LocalClient(model, on_status=told.append)
+    for _ in range(2):
+        assert (await client.complete(prompt())).text == "defghijk"
+        await client.aclose()
+    assert told == ["Loading alphabet.gguf"] * 2
+
+
+async def test_a_client_that_is_dropped_gives_the_model_back(model: Path) -> None:
+    client = LocalClient(model)
+    await client.complete(prompt())
+    assert local_engine._engines
+    del client
+    gc.collect()
+    assert not local_engine._engines
+
+
+async def test_nobody_can_connect_to_the_librarys_own_server(model: Path) -> None:
+    async with LocalClient(model, max_context=300) as client:
+        await client.complete(prompt())
+        server = next(iter(local_engine._engines.values()))._server
+        address = server.listening_address
+        assert address.startswith("unix://")
+        with socket.socket(socket.AF_UNIX) as probe, pytest.raises(FileNotFoundError):
+            probe.connect(address.removeprefix("unix://"))
+        assert not await asyncio.to_thread(Path(address.removeprefix("unix://")).parent.exists)
+
+
+def test_ctrl_c_stays_pythons_even_where_the_library_takes_it() -> None:
+    set_handler, get_handler = ctypes.pythonapi.PyOS_setsig, ctypes.pythonapi.PyOS_getsig
+    with local_engine._signals_kept():
+        before = get_handler(signal.SIGINT)
+        set_handler(signal.SIGINT, 1)  # SIG_IGN, behind Python's back
+    assert get_handler(signal.SIGINT) == before
+
+
+def test_a_process_that_forgets_to_close_ends_cleanly_and_says_nothing(model: Path) -> None:
+    script = (
+        "import asyncio, sys; from closeout.llm.local import LocalClient; from closeout.messages import ModelRequest\n"
+        "client = LocalClient(sys.argv[1])\n"
+        "print(asyncio.run(client.complete(ModelRequest(prompt='abc', max_tokens=3))).text)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(model)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "def\n", "")
+
+
+async def test_a_file_that_is_no_model_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "notes.gguf"
+    path.write_text("These are notes.")
+    async with LocalClient(path) as client:
+        with pytest.raises(ModelUnavailable, match="damaged or no GGUF model"):
+            await client.complete(prompt())
+
+
+async def test_without_the_library_the_error_says_how_to_get_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    async with LocalClient(model, max_context=256) as client:
+        with pytest.raises(ModelUnavailable, match=r"pip install 'closeout\[local\]'"):
+            await client.complete(prompt())
+
+
+async def test_missing_weights_are_not_fetched_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOSEOUT_MODELS", str(tmp_path))
+    async with LocalClient("local", pull=False) as client:
+        with pytest.raises(ModelUnavailable, match="closeout models pull local"):
+            await client.complete(prompt())
+
+
+async def test_missing_weights_are_fetched_with_a_word_on_how_far(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from closeout.llm.weights import KNOWN_WEIGHTS, PullProgress
+
+    def pull(name: str, *, on_progress, stop) -> Path:  # type: ignore[no-untyped-def]
+        for size in (0, 558_660_384):
+            on_progress(PullProgress("downloading", KNOWN_WEIGHTS[name], size))
+        return model
+
+    monkeypatch.setenv("CLOSEOUT_MODELS", str(tmp_path))
+    monkeypatch.setattr(local_engine, "pull_weights", pull)
+    told: list[str] = []
+    async with LocalClient("local", max_context=256, on_status=told.append) as client:
+        await client.complete(prompt())
+    title = "Fetching Qwen2.5-Coder-1.5B-Instruct Q4_K_M (1,117 MB)"
+    assert told == [f"{title}: 0 %", f"{title}: 50 %", "Loading alphabet.gguf"]
+
+
+async def test_a_failure_of_the_library_reaches_who_waits(client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(local_engine.Engine, "generate", fail)
+    with pytest.raises(ServerFailed, match="out of luck"):
+        await client.complete(prompt())
+
+
+def test_what_cannot_be_is_refused_at_once() -> None:
+    with pytest.raises(ModelUnavailable, match="Choose one of local, local:small"):
+        LocalClient("locl")
+    with pytest.raises(UsageError, match="at least one thread"):
+        LocalClient("local", threads=0)
+
+
+def test_it_says_what_it_can() -> None:
+    capabilities = LocalClient("local").capabilities
+    assert capabilities == Capabilities(
+        completions=True,
+        native_tools=False,
+        json_schema=True,
+        grammar=True,
+        known=True,
+        weak=True,
+        max_context=8192,
+        preferred_dialect="cot_chat",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the real ones
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["local", "local:small"])
+async def test_the_real_weights_answer(name: str) -> None:
+    async with LocalClient(name) as client:
+        question = Message(role="user", content="What is the capital of France? Answer in one word.")
+        reply = await client.complete(ModelRequest(messages=[question], max_tokens=5))
+        again = await client.complete(ModelRequest(messages=[question], max_tokens=5))
+    assert "Paris" in reply.text
+    assert again.text == reply.text
+    assert again.usage.cache_read_tokens > 10
+    assert again.usage != Usage()
