@@ -25,7 +25,7 @@ from closeout.messages import (
     ToolSpec,
 )
 
-__all__ = ["FunctionCall", "FunctionCallReader", "call_ids", "head_messages", "user_message"]
+__all__ = ["FunctionCall", "FunctionCallReader", "call_ids", "head_messages", "read_native_calls", "user_message"]
 
 NOT_RUN = "No result: this call was not run."
 EMPTY = Defect("empty", "Your last reply was empty. Call a tool or give the answer.")
@@ -181,7 +181,7 @@ class FunctionCallReader:
     def close(self, reply: ModelReply) -> Reading:
         thinking, text = split_thinking(reply.text)
         reasoning = "\n".join(part for part in (reply.reasoning, thinking) if part)
-        calls, defects = _read_calls(reply)
+        calls, defects = read_native_calls(reply)
         if calls or defects:
             return Reading(text, reasoning, tuple(calls), defects=tuple(defects), raw=reply.text)
         cut = reply.finish_reason == "length"
@@ -190,7 +190,7 @@ class FunctionCallReader:
         return Reading(text, reasoning, answer=text, defects=(_cut_defect("answer"),) if cut else (), raw=reply.text)
 
 
-def _read_calls(reply: ModelReply) -> tuple[list[ToolCall], list[Defect]]:
+def read_native_calls(reply: ModelReply) -> tuple[list[ToolCall], list[Defect]]:
     """The calls with their arguments read where they are JSON objects; what is not is left for repair to judge."""
     calls: list[ToolCall] = []
     for call in reply.tool_calls:

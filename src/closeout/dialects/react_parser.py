@@ -29,7 +29,8 @@ class CotAgentOutputParser:
 
     `feed` takes text in pieces of any size and returns the events that are certain by then; `close` returns the rest.
     `markers` adds translations of the markers, for example `{"thought": ["思考"]}`. `reasoning_open` says that the
-    prompt itself opened a reasoning tag, so that the reply begins inside it. `max_depth` (levels) and `max_size`
+    prompt itself opened a reasoning tag, so that the reply begins inside it, `thought_open` that it ended in
+    `Thought:`. `max_depth` (levels) and `max_size`
     (characters) bound one action; what exceeds them is malformed.
     """
 
@@ -38,6 +39,7 @@ class CotAgentOutputParser:
         markers: Mapping[str, Sequence[str]] | None = None,
         *,
         reasoning_open: bool = False,
+        thought_open: bool = False,
         max_depth: int = 100,
         max_size: int = 16_000_000,
     ) -> None:
@@ -53,6 +55,8 @@ class CotAgentOutputParser:
         self._answer: Prose | None = None
         self._answer_text: list[str] = []
         self._answer_start = 0
+        if thought_open:
+            self._prose.role = "thought"
         self._structured = False  # a marker was seen, so that plain text is no candidate answer
         self._settled = False  # an action, an answer or a defect is certain: what follows is not trusted
         self._closed = False
@@ -169,7 +173,7 @@ class CotAgentOutputParser:
         if tag.thinking and tag.closing:
             self._all_was_reasoning(tag)
         elif tag.thinking:
-            tape.take("reasoning", tag.end)
+            tape.take("reasoning", tag.end, text="")
             self._depth = 1
         elif tag.closing:
             self._prose.pass_over(tag.end)
@@ -181,7 +185,7 @@ class CotAgentOutputParser:
     def _all_was_reasoning(self, tag: Tag) -> None:
         """A closing tag without an opening one: the prompt opened it. All so far was reasoning, not thought."""
         tape = self._tape
-        tape.take("reasoning", tag.end)
+        tape.take("reasoning", tag.end, text="")
         tape.put("reasoning", span=(0, tape.offset))
         self._plain.clear()
         self._structured = False
@@ -204,8 +208,8 @@ class CotAgentOutputParser:
             if not isinstance(tag, Tag) or not tag.thinking:
                 tape.take("reasoning", found.start() + 1)
                 continue
-            tape.take("reasoning", tag.end)
             self._depth += -1 if tag.closing else 1
+            tape.take("reasoning", tag.end, text=None if self._depth else "")
             if not self._depth:
                 target = self._answer or self._prose
                 target.at_line_start()
@@ -223,7 +227,7 @@ class CotAgentOutputParser:
             elif answer.tag.closing:
                 self._all_was_reasoning(answer.tag)
             else:
-                self._tape.take("reasoning", answer.tag.end)
+                self._tape.take("reasoning", answer.tag.end, text="")
                 self._depth = 1
             return True
         assert answer.marker is not None

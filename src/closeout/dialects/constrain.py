@@ -1,0 +1,157 @@
+"""Constrained decoding: what a ReAct reply must match, as a GBNF grammar or a JSON Schema made from the tools.
+
+Whether a run uses it is decided by its settings and by what the endpoint can do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from closeout.messages import Capabilities, Constraint, ToolSpec
+
+__all__ = ["action_constraint", "action_grammar", "action_schema"]
+
+_MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
+_COMMON = r"""
+object ::= "{" ws (pair ("," ws pair)*)? "}"
+pair ::= string ":" ws value ws
+array ::= "[" ws (value ws ("," ws value ws)*)? "]"
+value ::= object | array | string | number | "true" | "false" | "null"
+string ::= "\"" char* "\""
+char ::= [^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" hex hex hex hex)
+hex ::= [0-9a-fA-F]
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
+integer ::= "-"? ("0" | [1-9] [0-9]*)
+ws ::= " "?
+line ::= [^\n]+
+rest ::= [^\x00]+
+"""
+
+
+def action_constraint(
+    tools: Sequence[ToolSpec], capabilities: Capabilities, *, primed: bool = False, may_answer: bool = True
+) -> Constraint | None:
+    """What a ReAct reply must match on an endpoint with these capabilities; None if it cannot constrain.
+
+    `primed`: the prompt ended in `Thought:`. `may_answer`: whether a final answer is allowed now.
+    """
+    if capabilities.grammar:
+        return Constraint("grammar", action_grammar(tools, primed=primed, may_answer=may_answer), "react")
+    if capabilities.json_schema:
+        return Constraint("json_schema", action_schema(tools, may_answer=may_answer), "react")
+    return None
+
+
+def action_schema(tools: Sequence[ToolSpec], *, may_answer: bool = True) -> dict[str, Any]:
+    """A JSON Schema of one reply: `{"thought", "action", "action_input"}`, which the ReAct parser reads."""
+    options = [_option(tool.name, dict(tool.parameters)) for tool in tools]
+    if may_answer or not options:
+        options.append(_option("Final Answer", {"type": "string"}))
+    return {"anyOf": options} if len(options) > 1 else options[0]
+
+
+def _option(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"thought": {"type": "string"}, "action": {"const": name}, "action_input": given},
+        "required": ["thought", "action", "action_input"],
+        "additionalProperties": False,
+    }
+
+
+def action_grammar(tools: Sequence[ToolSpec], *, primed: bool = False, may_answer: bool = True) -> str:
+    """A GBNF grammar of one reply: a thought, then an action that fits its tool's schema, or the final answer."""
+    writer = _Grammar()
+    calls = []
+    for number, tool in enumerate(tools):
+        head = _literal(f'{{"action": {json.dumps(tool.name, ensure_ascii=False)}, "action_input": ')
+        writer.rules[f"call{number}"] = f'{head} {writer.rule(f"input{number}", tool.parameters)} "}}"'
+        calls.append(f"call{number}")
+    ends = [f'"Action: " ({" | ".join(calls)})'] if calls else []
+    if may_answer or not calls:
+        ends.append('"Final Answer: " rest')
+    start = '" "' if primed else '"Thought: "'
+    rules = [f'root ::= {start} line "\\n" ({" | ".join(ends)})']
+    rules += [f"{name} ::= {body}" for name, body in writer.rules.items()]
+    return "\n".join(rules) + _COMMON
+
+
+class _Grammar:
+    """Writes rules for JSON Schemas: types, enums, constants, required and optional properties, items.
+
+    What it does not know (references, patterns, bounds) is any JSON value of that place: the executor validates anyway.
+    """
+
+    def __init__(self) -> None:
+        self.rules: dict[str, str] = {}
+
+    def rule(self, name: str, schema: Any, depth: int = 0) -> str:
+        """The name of a rule for a schema, or of a common one."""
+        body = self._body(name, schema if isinstance(schema, Mapping) else {}, depth)
+        if body.isidentifier():
+            return body
+        self.rules[name] = body
+        return name
+
+    def _body(self, name: str, schema: Mapping[str, Any], depth: int) -> str:
+        if isinstance(schema.get("enum"), list) and schema["enum"]:
+            return " | ".join(_json_literal(value) for value in schema["enum"])
+        if "const" in schema:
+            return _json_literal(schema["const"])
+        options = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(options, list) and options and depth < _MAX_DEPTH:
+            return " | ".join(self.rule(f"{name}-o{i}", option, depth + 1) for i, option in enumerate(options))
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            return " | ".join(
+                self.rule(f"{name}-t{i}", {**schema, "type": each}, depth + 1) for i, each in enumerate(kind)
+            )
+        return self._typed(name, kind, schema, depth)
+
+    def _typed(self, name: str, kind: Any, schema: Mapping[str, Any], depth: int) -> str:
+        if kind in ("string", "number", "integer"):
+            return str(kind)
+        if kind == "boolean":
+            return '"true" | "false"'
+        if kind == "null":
+            return '"null"'
+        if kind == "array":
+            item = self.rule(f"{name}-i", schema.get("items"), depth + 1) if depth < _MAX_DEPTH else "value"
+            return f'"[" ({item} (", " {item})*)? "]"'
+        if kind == "object" or "properties" in schema:
+            return self._object(name, schema, depth)
+        return "value"
+
+    def _object(self, name: str, schema: Mapping[str, Any], depth: int) -> str:
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping) or not properties or depth >= _MAX_DEPTH:
+            return '"{}"' if properties == {} and depth == 0 else "object"
+        required = set(schema.get("required") or ())
+        members = {
+            key: f"{_literal(json.dumps(key, ensure_ascii=False) + ': ')} {self.rule(f'{name}-p{i}', each, depth + 1)}"
+            for i, (key, each) in enumerate(properties.items())
+        }
+        first = [members[key] for key in members if key in required]
+        optional = [members[key] for key in members if key not in required]
+        if first:
+            body = ' ", " '.join(first)
+            return f'"{{" {body} {_maybe(optional)}"}}"'
+        # Without a required member any one may come first, those behind it in their order.
+        chains = [f"{each} {_maybe(optional[i + 1 :])}" for i, each in enumerate(optional)]
+        return f'"{{" ({" | ".join(chains)})? "}}"'
+
+
+def _maybe(members: Sequence[str]) -> str:
+    return "".join(f'(", " {member})? ' for member in members)
+
+
+def _literal(text: str) -> str:
+    """A GBNF string literal."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+def _json_literal(value: Any) -> str:
+    return _literal(json.dumps(value, ensure_ascii=False))

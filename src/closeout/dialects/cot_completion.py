@@ -1,0 +1,71 @@
+"""The dialect of bare completion endpoints: the whole conversation is one text that the model goes on with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from closeout.dialects.examples import examples_slots
+from closeout.dialects.prompts import Prompts, tool_names, tools_json
+from closeout.dialects.protocol import HistoryView
+from closeout.dialects.react_reader import ReactReader
+from closeout.dialects.scratchpad import historic_prompt, scratchpad_text, step_units
+from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpec
+
+__all__ = ["CotCompletion"]
+
+PRIMER = "Thought:"
+
+
+class CotCompletion:
+    """ReAct in one prompt that ends in `Thought:`."""
+
+    name = "cot_completion"
+    parallel_calls = False
+    # A base model that has answered goes on with the next question of its own making.
+    stop = ("\nObservation:", "\nQuestion:")
+
+    def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
+        self._prompts = Prompts(prompts)
+        self._frame: tuple[tuple[Any, ...], tuple[str, str]] | None = None
+
+    def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
+        before, after = self._rendered_frame(view, capabilities.weak)
+        parts = [before]
+        for step in view.steps:
+            done = step.rendered.get(self.name)
+            if done is None:
+                done = step.rendered[self.name] = (Message(role="user", content=_step_text(step)),)
+            parts.append(done[0]["content"])
+        parts += [f"{hint}\n" for hint in (view.note, view.closing) if hint]
+        parts += [PRIMER, after]
+        return ModelRequest(prompt="".join(parts), stop=self.stop if capabilities.stop else ())
+
+    def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
+        return ReactReader(primed=True)
+
+    def _rendered_frame(self, view: HistoryView, weak: bool) -> tuple[str, str]:
+        """The prompt before and behind the scratchpad."""
+        key = (weak, view.instructions, view.question, view.tools, view.earlier)
+        if self._frame is None or self._frame[0] != key:
+            slots = examples_slots(view.tools) if weak else {}
+            # The scratchpad's place is found by a mark that nobody can have written; it never reaches the model.
+            mark = secrets.token_hex(16)
+            text = self._prompts.render(
+                "cot_completion",
+                instruction=view.instructions,
+                tools=tools_json(view.tools),
+                tool_names=tool_names(view.tools),
+                examples=self._prompts.render("weak_examples_completion", **slots) if slots else "",
+                historic_messages=historic_prompt(view.earlier),
+                query=view.question,
+                agent_scratchpad=mark,
+            )
+            before, _, after = text.partition(mark)
+            self._frame = key, (before, after)
+        return self._frame[1]
+
+
+def _step_text(step: Step) -> str:
+    return scratchpad_text(unit for unit in step_units(step) if unit.action) or f"Thought: {step.text}\n"
