@@ -105,3 +105,21 @@ def test_importing_costs_no_vocabulary() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_without_the_extras_there_are_estimates_and_columns() -> None:
+    code = (
+        "import sys; sys.modules['quicktok'] = sys.modules['toon_format'] = None\n"
+        "from closeout.outputs.encoding import decode, encode\n"
+        "from closeout.outputs.present import present\n"
+        "from closeout.outputs.tokens import count\n"
+        "rows = [{'id': n, 'name': f'name {n}'} for n in range(400)]\n"
+        "text = encode(rows)\n"
+        "assert text.format == 'columns' and decode(text, 'columns') == rows\n"
+        "assert not count('some words').exact\n"
+        "assert present(rows, budget=90).tokens <= 90\n"
+        "try: encode(rows, 'toon')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == 'EncodingError TOON needs its package: pip install "closeout[toon]". Or use columns.'

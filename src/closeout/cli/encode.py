@@ -29,7 +29,7 @@ def encode_command(file: str, format: str, budget: int | None, json: bool) -> in
     except OSError as failure:
         print(f"closeout encode: {file} cannot be read: {failure.strerror}", file=sys.stderr)
         return 2
-    except (UsageError, ImportError) as failure:
+    except UsageError as failure:
         print(f"closeout encode: {failure}", file=sys.stderr)
         return 2
     tokens = compare_forms(value)
@@ -52,7 +52,7 @@ def compare_forms(value: Any) -> dict[str, int | None]:
     for form in _COMPARED:
         try:
             tokens[form] = encode(value, form).tokens
-        except (EncodingError, ImportError):
+        except EncodingError:
             tokens[form] = None
     return tokens
 

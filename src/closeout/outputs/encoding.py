@@ -148,7 +148,7 @@ def _candidates(value: Any) -> list[tuple[str, str]]:
             break
         try:
             found.append((name, _FORMS[name].write(value)))
-        except (EncodingError, ImportError):
+        except EncodingError:
             continue
     return found
 
@@ -250,19 +250,24 @@ def _write_columns(value: Any) -> str:
     return compact_json(to_columns(value))
 
 
-def _write_toon(value: Any) -> str:
-    import toon_format
-
+def _toon() -> Any:
     try:
-        return str(toon_format.encode(value))
+        import toon_format
+    except ImportError as failure:
+        raise EncodingError('TOON needs its package: pip install "closeout[toon]". Or use columns.') from failure
+    return toon_format
+
+
+def _write_toon(value: Any) -> str:
+    toon = _toon()
+    try:
+        return str(toon.encode(value))
     except (ValueError, TypeError, RecursionError) as failure:
         raise EncodingError(f"TOON cannot hold this value: {failure}. Use json.") from failure
 
 
 def _read_toon(text: str) -> Any:
-    import toon_format
-
-    return toon_format.decode(text)
+    return _toon().decode(text)
 
 
 def _write_yaml(value: Any) -> str:

@@ -136,7 +136,7 @@ class _Face:
             return "json", plain
         try:
             encoded = encode_normal(value, form, None, model=self.model)
-        except (EncodingError, ImportError):
+        except EncodingError:
             return "json", plain
         return encoded.format, _writable(str(encoded))
 
