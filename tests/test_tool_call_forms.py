@@ -247,6 +247,14 @@ def test_positional_arguments_take_the_names_that_the_tool_declares() -> None:
     assert read.repairs[0].kind == "positional_arguments"
 
 
+@pytest.mark.parametrize(
+    "action",
+    ["get_weather(city='Paris', days=3)", 'get_weather({"city": "Paris", "days": 3})', "get_weather('Paris', 3)"],
+)
+def test_an_action_may_be_written_as_a_call(action: str) -> None:
+    assert calls(read_tool_calls(f"Thought: x\nAction: {action}\nObservation: y", TOOLS)) == ONE
+
+
 # ------------------------------------------------------------------------------------------------ names, ids, ruins
 
 

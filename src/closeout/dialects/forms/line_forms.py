@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from closeout.dialects.forms.json_text import Loaded, calls_in, load, make_call, value_end
+from closeout.dialects.forms.python_calls import read_call
 from closeout.dialects.forms.records import Block, Form, Found
 from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.toolbox import Toolbox
@@ -25,8 +26,10 @@ _NEXT = re.compile(
 )
 _FENCE = re.compile(r"\s{0,8}(?:```|~~~)[\w-]{0,16}\s{0,8}")
 _FENCE_END = re.compile(r"\s{0,8}(?:```|~~~)")
+_GAP = re.compile(r"\s{0,8}")
 _TOOL_NAME = re.compile(r"""[\s"'`\[<]{0,4}([^\W\d][\w.:/-]{0,199})[\s"'`\]>*]{0,6}\Z""")
 _NO_TOOL = ("finalanswer", "none", "na", "n/a", "directlyanswer")
+_LINE_END = re.compile(r"[ \t`*]{0,8}(?:\n|\Z)")
 _LONGEST_NAME = 256  # characters
 _HEADER = re.compile(r"(?:\A\s{0,8}|^)>>>[ \t]{0,4}([^\W\d][\w.-]{0,199})[ \t]{0,4}\n", re.MULTILINE)
 _RECIPIENT = re.compile(r"<\|recipient\|>[ \t]{0,4}([^\W\d][\w.-]{0,199})\s{0,4}<\|content\|>")
@@ -40,7 +43,7 @@ def _is_call(name: str) -> bool:
 def read_react(source: Source, toolbox: Toolbox) -> Found:
     """The first complete action; all behind it is untrusted."""
     for action in _ACTION.finditer(source.text):
-        block = _blob(source, toolbox, action) or _lines(source, toolbox, action)
+        block = _blob(source, toolbox, action) or _lines(source, toolbox, action) or _function(source, toolbox, action)
         if block:
             return Found((block,))
     return Found()
@@ -50,13 +53,8 @@ def _blob(source: Source, toolbox: Toolbox, action: re.Match[str]) -> Block | No
     """An action as one JSON value, in a fence or not."""
     text = source.text
     fence = _FENCE.match(text, action.end())
-    at = (
-        fence.end()
-        if fence
-        else action.end()
-        + len(text[action.end() : action.end() + 8])
-        - len(text[action.end() : action.end() + 8].lstrip())
-    )
+    gap = _GAP.match(text, action.end())
+    at = (fence or gap or action).end()
     if text[at : at + 1] not in ("{", "["):
         return None
     end = value_end(source, at)
@@ -87,6 +85,14 @@ def _lines(source: Source, toolbox: Toolbox, action: re.Match[str]) -> Block | N
         return None
     closing = _FENCE_END.match(text, stop) if fence else None
     return Block(action.start(), closing.end() if closing else stop, (call,), loaded.repairs if loaded else ())
+
+
+def _function(source: Source, toolbox: Toolbox, action: re.Match[str]) -> Block | None:
+    """The action as `name(…)`, alone on its line; `name({…})` too."""
+    read = read_call(source, action.end(), toolbox)
+    if read is None or not _is_call(read[0].name) or not _LINE_END.match(source.text, read[2]):
+        return None
+    return Block(action.start(), read[2], (read[0],), read[1])
 
 
 def _with_input(name: str, loaded: Loaded | None, raw: str, toolbox: Toolbox) -> ToolCall | None:

@@ -60,9 +60,9 @@ class Form:
     """One way in which models write tool calls as text.
 
     `markers` are literal strings of which one must occur in a text of this form; without markers the form is bare
-    and only tried when it is named or nothing else fits. `channels`: the form has its own marks for reasoning and
-    content. `keeps_tail`: text behind the calls is meant for the reader, as the model's template has it.
-    `signals`: the markers that no ordinary text contains, on which a streaming reader may hold text back.
+    and only tried when it is named or nothing else fits. `read` gives a text's blocks in order and raises nothing.
+    `channels`: the form has its own marks for reasoning and content. `keeps_tail`: text behind the calls is meant for
+    the reader, as the model's template has it.
     """
 
     family: str
