@@ -1,7 +1,7 @@
 """Running synchronous tools beside the event loop: a small pool of daemon threads. No tools, no policies here.
 
-Why not the loop's own executor: a hop through it costs twice the processor time (two futures and two wake-ups for each
-call instead of one), and its threads are joined when the interpreter exits, so that one hanging tool would keep a
+Why not the loop's own executor: a hop through it costs more (28 µs of processor time against 17, two chained futures
+instead of one), it has few threads, so that some hanging tools stop all others, and its threads are joined when the interpreter exits, so that one hanging tool would keep a
 finished program alive. A function that outlives its deadline stays in its daemon thread and its result is dropped.
 """
 
