@@ -176,13 +176,16 @@ def _open_server(library: Any, path: Path, key: EngineKey) -> Any:
     params.n_threads_http = 1
     with _nobody_listens(params), _signals_kept():
         try:
-            return library.Server(params)
+            server = library.Server(params)
         except RuntimeError:
             size = path.stat().st_size // 1_000_000 if path.exists() else 0
             raise ModelUnavailable(
                 f"The model file {path} cannot be loaded: it is damaged or no GGUF model, or there is too little "
                 f"memory for its {size:,} MB and {key.context:,} tokens of context."
             ) from None
+    # Freeing a model whose own loop has not begun yet hangs for ever; once a token went through it, it has.
+    server.handle_completions(b'{"prompt": "a", "max_tokens": 1}', lambda _: False)
+    return server
 
 
 @contextlib.contextmanager
