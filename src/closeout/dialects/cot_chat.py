@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from closeout.dialects.prompts import tool_names, tools_json
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.react_reader import ReactReader
-from closeout.dialects.scratchpad import GO_ON, observation_text, said_text, step_units
+from closeout.dialects.scratchpad import observation_text, said_text, step_units
 from closeout.dialects.text_chat import TextChat
 from closeout.messages import Message, Step, ToolSpec
 
@@ -36,15 +36,19 @@ class CotChat(TextChat):
             examples=self._examples(view.tools, "weak_examples") if weak else "",
         )
 
+    def go_on(self) -> str:
+        """The short user message behind a scratchpad."""
+        return self._prompts.render("next_iteration")
+
     def step_messages(self, step: Step) -> Iterator[Message]:
         for unit in step_units(step):
             said = said_text(unit)
             if unit.observation is None:
                 yield Message(role="assistant", content=said)
-                yield Message(role="user", content=GO_ON)
+                yield Message(role="user", content=self.go_on())
             elif OBSERVATION_FROM_USER:
                 yield Message(role="assistant", content=said)
                 yield Message(role="user", content=observation_text(unit.observation))
             else:
                 yield Message(role="assistant", content=f"{said}\n{observation_text(unit.observation)}")
-                yield Message(role="user", content=GO_ON)
+                yield Message(role="user", content=self.go_on())

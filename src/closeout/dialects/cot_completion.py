@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpe
 __all__ = ["CotCompletion"]
 
 PRIMER = "Thought:"
+_QUESTION = re.compile(r"Question:\s*\{\{-?\s*query\b")
 
 
 class CotCompletion:
@@ -31,16 +33,25 @@ class CotCompletion:
         self._frame: tuple[tuple[Any, ...], tuple[str, str]] | None = None
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
-        before, after = self._rendered_frame(view, capabilities.weak)
-        parts = [before]
+        parts = []
         for step in view.steps:
             done = step.rendered.get(self.name)
             if done is None:
                 done = step.rendered[self.name] = (Message(role="user", content=_step_text(step)),)
             parts.append(done[0]["content"])
         parts += [f"{hint}\n" for hint in (view.note, view.closing) if hint]
-        parts += [PRIMER, after]
-        return ModelRequest(prompt="".join(parts), stop=self.stop if capabilities.stop else ())
+        prompt = self.prompt(view, "".join(parts), weak=capabilities.weak)
+        return ModelRequest(prompt=prompt, stop=self.stop if capabilities.stop else ())
+
+    def prompt(self, view: HistoryView, scratchpad: str, *, weak: bool = False) -> str:
+        """The whole text, with this scratchpad in it, up to the primer."""
+        before, after = self._rendered_frame(view, weak)
+        return f"{before}{scratchpad}{PRIMER}{after}"
+
+    def instruction_prompt(self, view: HistoryView, *, weak: bool = False) -> str:
+        """The template with the instructions and tools in it; its later slots stand as they are written."""
+        later = {slot: f"{{{{{slot}}}}}" for slot in ("historic_messages", "query", "agent_scratchpad")}
+        return self._prompts.render(self.name, **self._first_slots(view, weak), **later)
 
     def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
         return ReactReader(primed=True)
@@ -49,22 +60,31 @@ class CotCompletion:
         """The prompt before and behind the scratchpad."""
         key = (weak, view.instructions, view.question, view.tools, view.earlier)
         if self._frame is None or self._frame[0] != key:
-            slots = examples_slots(view.tools) if weak else {}
             # The scratchpad's place is found by a mark that nobody can have written; it never reaches the model.
             mark = secrets.token_hex(16)
             text = self._prompts.render(
-                "cot_completion",
-                instruction=view.instructions,
-                tools=tools_json(view.tools),
-                tool_names=tool_names(view.tools),
-                examples=self._prompts.render("weak_examples_completion", **slots) if slots else "",
+                self.name,
+                **self._first_slots(view, weak),
                 historic_messages=historic_prompt(view.earlier),
-                query=view.question,
+                query=self._question(view.question),
                 agent_scratchpad=mark,
             )
             before, _, after = text.partition(mark)
             self._frame = key, (before, after)
         return self._frame[1]
+
+    def _first_slots(self, view: HistoryView, weak: bool) -> dict[str, Any]:
+        slots = examples_slots(view.tools) if weak else {}
+        return {
+            "instruction": view.instructions,
+            "tools": tools_json(view.tools),
+            "tool_names": tool_names(view.tools),
+            "examples": self._prompts.render("weak_examples_completion", **slots) if slots else "",
+        }
+
+    def _question(self, question: str) -> str:
+        """What fills `query`: `Question:` stands before it once, in the template or else here."""
+        return question if _QUESTION.search(self._prompts.source(self.name)) else f"Question: {question}"
 
 
 def _step_text(step: Step) -> str:

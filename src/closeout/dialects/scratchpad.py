@@ -26,8 +26,6 @@ __all__ = [
     "step_units",
 ]
 
-GO_ON = "Go on: use a tool, or give the Final Answer."
-
 
 @dataclass
 class AgentScratchpadUnit:
