@@ -260,7 +260,10 @@ async def test_a_server_that_does_not_start_is_a_problem_and_not_the_end(entry: 
 async def test_servers_start_all_at_once_and_one_bad_one_stops_no_other() -> None:
     bad = {"name": "bad", "command": "no-such-program"}
     async with ToolManager(mcp_servers=[EVERYTHING, bad, TWIN]) as manager:
-        assert [problem.server_name for problem in manager.problems] == ["bad"]
+        problems = {problem.server_name: problem.message for problem in manager.problems}
+        assert set(problems) == {"bad", "twin"}
+        assert "parameters of crooked are no JSON Schema" in problems["twin"]
+        assert "crooked" not in [spec.name for spec in manager.specs()]
         assert {spec.server_name for spec in manager.specs()} == {"everything", "twin"}
 
 

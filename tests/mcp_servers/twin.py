@@ -25,5 +25,14 @@ def google_search(q: str) -> str:
     return '{"organic": []}'
 
 
+@server.tool()
+def crooked(n: int) -> int:
+    """A tool whose schema is none."""
+    return n
+
+
+server._tool_manager.get_tool("crooked").parameters = {"type": "object", "properties": {"n": {"type": "integre"}}}  # type: ignore[union-attr]
+
+
 if __name__ == "__main__":
     server.run()

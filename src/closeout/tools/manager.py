@@ -18,6 +18,7 @@ from closeout.messages import ToolSpec
 from closeout.tools.mcp_client import McpServer
 from closeout.tools.mcp_config import McpEntry, read_servers
 from closeout.tools.mcp_transport import ServerFailed, require_mcp
+from closeout.tools.schema import is_json_schema
 from closeout.tools.seed_policies import governed
 
 __all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager"]
@@ -158,7 +159,13 @@ class ToolManager:
             self._problems[server.name] = str(error)
             return None
         self._problems.pop(server.name, None)
-        return tuple(spec for spec in specs if not self._is_listed_out(server.name, spec.name))
+        offered = [spec for spec in specs if not self._is_listed_out(server.name, spec.name)]
+        broken = [spec.name for spec in offered if not is_json_schema(spec.parameters)]
+        if broken:
+            self._problems[server.name] = (
+                f"MCP server {server.name!r}: the parameters of {', '.join(broken)} are no JSON Schema; not offered."
+            )
+        return tuple(spec for spec in offered if spec.name not in broken)
 
     # -------------------------------------------------------------------------------------------- calling
 

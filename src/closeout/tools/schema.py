@@ -21,7 +21,15 @@ from closeout.tools.docstrings import Docstring
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["Binding", "bind_as_given", "build_binding", "check_signature", "readable_signature", "without_titles"]
+__all__ = [
+    "Binding",
+    "bind_as_given",
+    "build_binding",
+    "check_signature",
+    "is_json_schema",
+    "readable_signature",
+    "without_titles",
+]
 
 MAX_REPORTED_ERRORS = 4  # a model mends a few at a time
 _PLAIN_TYPES = {
@@ -97,6 +105,16 @@ def bind_as_given(tool: str, parameters: Mapping[str, Any]) -> Binding:
             f"and its type is {schema.get('type')!r}."
         )
     return Binding({"type": "object", "properties": {}, **schema})
+
+
+def is_json_schema(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema keeps to the JSON Schema draft that it names, or the latest."""
+    import jsonschema_rs
+
+    try:
+        return bool(jsonschema_rs.meta.is_valid(dict(schema)))
+    except (ValueError, TypeError):  # a draft that nobody knows
+        return False
 
 
 def build_binding(

@@ -88,7 +88,7 @@ class Tool(Generic[P, R]):
             raise ToolDefinitionError(f"Tool {self.name!r} yields its results. Return them together, as a list.")
         if parameters is None:
             check_signature(self.name, readable_signature(self.name, function))
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())  # attributes of the function stay its own
 
     @functools.cached_property
     def _binding(self) -> Binding:
