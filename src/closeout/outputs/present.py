@@ -32,7 +32,7 @@ from closeout.outputs.tokens import TokenCount, count, estimate_tokens
 __all__ = ["Presented", "present"]
 
 SMALL = 256  # characters of compact JSON; under it the choice of a form saves less than it costs to make
-SAMPLE_OVER = 1_024  # characters; of longer results that surely fit, the tokens are estimated from parts
+SAMPLE_OVER = 512  # characters; of longer results that surely fit, the tokens are estimated from parts
 _DEFAULT_POLICY = ToolPolicy()
 
 
