@@ -186,9 +186,10 @@ class Agent:
 
         config, settings = self.config, self.config.agent
         client = connect(self._model, self._base_url, self._api_key, config.llm)
-        dialect = _settled_dialect(config.dialect, client)
+        endpoint = f"dialect {client.name} {self._base_url or config.llm.base_url or ''}"
+        dialect = self._settled_dialect(client, endpoint)
         problem = serves(dialect, client.capabilities)
-        if problem:
+        if problem and client.capabilities.known:
             raise ConfigError(problem)
         own = self._tools or self._mcp_servers or config.tools.mcp_servers
         return AgentPlan(
@@ -212,8 +213,32 @@ class Agent:
             llm=config.llm,
             prompts=config.prompts,
             may_switch_dialect=config.dialect == "auto",
+            remember_dialect=lambda name: self._remember(endpoint, name),
             stream=self._stream,
         )
+
+    def _settled_dialect(self, client: BaseClient, endpoint: str) -> str:
+        """The dialect by its name, or for "auto": what was learned of the endpoint, else what its client declares.
+
+        An endpoint of which nothing is known is asked in native calls; its first reply is the probe. If it refuses
+        tools, or its model keeps writing calls as text, the run goes over to that and the endpoint is remembered.
+        """
+        if self.config.dialect != "auto":
+            return self.config.dialect
+        capabilities = client.capabilities
+        if capabilities.preferred_dialect:
+            return capabilities.preferred_dialect
+        if not capabilities.chat:
+            return "cot_completion"
+        if not capabilities.native_tools:
+            return "cot_chat"
+        store = None if capabilities.known else self.store()
+        return (store and store.noted(endpoint)) or "function_call"
+
+    def _remember(self, endpoint: str, dialect: str) -> None:
+        store = self.store()
+        if store is not None:
+            store.note(endpoint, dialect)
 
     def _task(
         self,
@@ -269,17 +294,6 @@ class RunStream:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-
-
-def _settled_dialect(name: str, client: BaseClient) -> str:
-    if name != "auto":
-        return name
-    capabilities = client.capabilities
-    if capabilities.preferred_dialect:
-        return capabilities.preferred_dialect
-    if capabilities.chat:
-        return "function_call" if capabilities.native_tools else "cot_chat"
-    return "cot_completion"
 
 
 def _with_arguments(

@@ -33,7 +33,8 @@ class History:
     ) -> None:
         self._instructions = instructions
         self._question = question
-        self._task = question
+        self._task = question  # as given
+        self._begun = question  # with the experience of earlier attempts
         self._tools = tuple(tools)
         self._earlier = tuple(earlier)
         self._images = tuple(images)
@@ -72,13 +73,15 @@ class History:
             self._steps = tuple(_stubbed(step) if step.turn < event.before else step for step in self._steps)
         elif isinstance(event, Compacted):
             self.compacted_before = event.before
-            summary = Step(event.before - 1, f"Summary of the work so far:\n{event.summary}", raw=event.summary)
-            self._steps = (summary, *(step for step in self._steps if step.turn >= event.before))
+            # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles
+            # go on alternating.
+            self._question = f"{self._begun}\n\nSummary of your work so far:\n{event.summary}"
+            self._steps = tuple(step for step in self._steps if step.turn >= event.before)
 
     def _start(self, event: AttemptStarted) -> None:
         self._steps = ()
         self.evicted_before = self.compacted_before = 0
-        self._question = "\n\n".join((self._task, *event.experiences))
+        self._question = self._begun = "\n\n".join((self._task, *event.experiences))
 
     def _accept(self, event: TurnAccepted) -> None:
         calls = event.tool_calls()

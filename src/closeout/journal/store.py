@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE TABLE IF NOT EXISTS events (
   run INTEGER NOT NULL, seq INTEGER NOT NULL, time REAL NOT NULL, type TEXT NOT NULL, body BLOB NOT NULL, refs TEXT,
   PRIMARY KEY (run, seq)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
 
@@ -181,6 +182,17 @@ class Store:
         """Drop what could not be written of a run that is over, so that it does not hold up others."""
         with self._lock:
             self._pending = [entry for entry in self._pending if entry[0] != run]
+
+    def note(self, name: str, value: str) -> None:
+        """Remember something small beyond runs, such as the dialect that an endpoint turned out to speak."""
+        with self._lock, _explained(self.path):
+            self._db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (name, value))
+
+    def noted(self, name: str) -> str | None:
+        """What was remembered under a name, or None."""
+        with self._lock, _explained(self.path):
+            found = self._db.execute("SELECT value FROM notes WHERE name=?", (name,)).fetchone()
+        return None if found is None else str(found[0])
 
     # -------------------------------------------------------------------------------------------- reading
 

@@ -10,7 +10,7 @@ from closeout.context.eviction import EvictionPolicy
 from closeout.context.history import History
 from closeout.dialects.protocol import Dialect, Reader, get_dialect
 from closeout.dialects.salvage import salvage
-from closeout.errors import ContextOverflow
+from closeout.errors import BadRequest, ContextOverflow
 from closeout.journal.events import Evicted, Noted
 from closeout.messages import Defect, Message, ModelReply, ModelRequest, Reading, ToolSpec
 from closeout.orchestrator.loops import repeated_tail
@@ -24,7 +24,7 @@ __all__ = ["Asking"]
 
 SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect, until the run goes over to it
 # Which dialect writes the form in which a salvaged call stood; other forms are native ones that the server lost.
-DIALECT_OF_FORM = {"react": "cot_chat", "use_mcp_tool": "mcp_xml", "mcp_xml": "mcp_xml"}
+DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
 # A result that no tool gave, written out by the model: what stands behind it is not an answer, in any dialect.
 INVENTED = re.compile(
@@ -53,10 +53,12 @@ class Asking:
     def reader(self) -> Reader:
         return self.dialect.reader(self._tools)
 
-    def render(self, history: History, note: str = "", withheld: frozenset[str] = frozenset()) -> ModelRequest:
+    def render(
+        self, history: History, note: str = "", closing: str = "", withheld: frozenset[str] = frozenset()
+    ) -> ModelRequest:
         """The request for a history, with the settings of the plan."""
         llm = self._plan.llm
-        request = self.dialect.render(history.view(note, withheld=withheld), self.client.capabilities)
+        request = self.dialect.render(history.view(note, closing, withheld), self.client.capabilities)
         return replace(
             request,
             temperature=llm.temperature,
@@ -74,10 +76,14 @@ class Asking:
             return await self._ask(history, rollbacks, turn)
         except ContextOverflow as error:
             self._shrink(history, attempt, error)
-            return await self._ask(history, rollbacks, turn)
+        except BadRequest:
+            if not self._tools_refused():
+                raise
+            self._switch("cot_chat", "The server does not take tools")
+        return await self._ask(history, rollbacks, turn)
 
     async def _ask(self, history: History, rollbacks: RollbackPolicy, turn: int) -> Reading:
-        request = rollbacks.adjust(self.render(history, rollbacks.note, rollbacks.withheld))
+        request = rollbacks.adjust(self.render(history, rollbacks.note, withheld=rollbacks.withheld))
         if self._streams:
             listener = ReplyListener(self._scope.journal, self._scope.path, turn, self.reader)
             reply = await self.client.complete(request, on_delta=listener, on_retry=listener.retried)
@@ -142,10 +148,23 @@ class Asking:
         ):
             return
         assert name is not None
+        self._switch(name, f"The model keeps writing {name}")
+
+    def _tools_refused(self) -> bool:
+        """Whether the server has just turned out not to take native tools, and the run may do without."""
+        may = self._plan.may_switch_dialect and not self._switched and self.dialect.name == "function_call"
+        # A record that goes on behind a refusal went over to text then, and so does its replay.
+        return may and (not self._plan.client.capabilities.native_tools or self._scope.journal.replaying)
+
+    def _switch(self, name: str, why: str) -> None:
+        """Go over to another dialect, and remember it for this endpoint and model."""
         self._switched = True
-        text = f"The model keeps writing {name}; the run goes on in that dialect instead of {self.dialect.name}."
+        text = f"{why}; the run goes on in the dialect {name} instead of {self.dialect.name}."
         self._scope.journal.append(Noted(self._scope.path, "warning", "Dialect", text))
+        self.client.capabilities = self._plan.client.capabilities
         self.dialect = get_dialect(name, self._plan.prompts)
+        if self._plan.remember_dialect is not None:
+            self._plan.remember_dialect(name)
 
     def messages(self, history: History) -> list[Message]:
         """The conversation so far as messages, for the closing turn; a text prompt becomes one user message."""

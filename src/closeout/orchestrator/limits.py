@@ -9,6 +9,9 @@ from closeout.messages import Usage
 
 __all__ = ["Budget", "Limits"]
 
+CLOSING_TOKENS = 400  # of the closing instruction and a short answer
+RESERVE = 0.1  # of the time allowed that is kept for closing, at least
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -33,6 +36,7 @@ class Budget:
     parent: Budget | None = None
     usage: Usage = field(default_factory=Usage)
     last: Usage = field(default_factory=Usage)
+    added: int = 0  # tokens that the next prompt has beyond the last one and its reply
     seconds_of_last: float = 0.0
     started: float = -1.0
 
@@ -44,7 +48,7 @@ class Budget:
 
     def note_request(self, usage: Usage, seconds: float) -> None:
         """How large the agent's last request was: the measure of what closing will need."""
-        self.last, self.seconds_of_last = usage, seconds
+        self.last, self.seconds_of_last, self.added = usage, seconds, 0
 
     def begin(self) -> None:
         if self.started < 0:
@@ -54,22 +58,29 @@ class Budget:
         """The limit that is reached, by its stop reason (max_turns, max_tokens, max_cost, max_seconds), or empty."""
         if turns >= self.limits.max_turns:
             return "max_turns"
-        return self._spent(self.last, self.seconds_of_last)
+        tokens = self.last.total_tokens
+        if not tokens:
+            return self._spent(0, 0.0, self.seconds_of_last)
+        # Two more requests, each larger than the last: the next one, and the closing one with its instruction.
+        grown = 2 * (tokens + self.added) + self.last.output_tokens + CLOSING_TOKENS
+        return self._spent(grown, (self.last.cost_usd or 0.0) * grown / tokens, 2 * self.seconds_of_last)
 
     def exhausted(self) -> str:
         """The limit that leaves no room even for closing, or empty."""
-        return self._spent(Usage(), 0.0)
+        return self._spent(0, 0.0, 0.0)
 
-    def _spent(self, need: Usage, seconds: float) -> str:
+    def _spent(self, tokens: int, cost: float, seconds: float) -> str:
+        """The limit that would be reached with so much more, this agent's or one of those above it."""
         limits = self.limits
-        # Twice: the next request, which is a little larger than the last, and the closing one.
-        if limits.max_tokens is not None and self.usage.total_tokens + 2 * need.total_tokens >= limits.max_tokens:
+        if limits.max_tokens is not None and self.usage.total_tokens + tokens >= limits.max_tokens:
             return "max_tokens"
-        if limits.max_cost is not None and (self.usage.cost_usd or 0.0) + 2 * (need.cost_usd or 0.0) >= limits.max_cost:
+        if limits.max_cost is not None and (self.usage.cost_usd or 0.0) + cost >= limits.max_cost:
             return "max_cost"
-        if limits.max_seconds is not None and self.elapsed() - self.started + 2 * seconds >= limits.max_seconds:
-            return "max_seconds"
-        return self.parent._spent(need, seconds) if self.parent is not None else ""
+        if limits.max_seconds is not None:
+            reserve = max(seconds, RESERVE * limits.max_seconds) if seconds else 0.0
+            if self.elapsed() - self.started + reserve >= limits.max_seconds:
+                return "max_seconds"
+        return self.parent._spent(tokens, cost, seconds) if self.parent is not None else ""
 
     def seconds_left(self) -> float | None:
         """Until the wall clock of this agent or of one above it runs out; None where none is set."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class AgentPlan:
     llm: LLMSettings = field(default_factory=LLMSettings)
     prompts: Mapping[str, str] = field(default_factory=dict)
     may_switch_dialect: bool = False
+    remember_dialect: Callable[[str], None] | None = None  # told of a switch, for the next run at the same endpoint
     stream: bool = False
 
     @property

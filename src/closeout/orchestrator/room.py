@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from closeout.context.eviction import EvictionPolicy, best_batch
-from closeout.journal.events import Evicted
+from closeout.context.compaction import COMPACTION_PROMPT, is_due, summary_of
+from closeout.context.eviction import Eviction, EvictionPolicy, best_batch
+from closeout.errors import ModelError
+from closeout.journal.events import Compacted, Evicted, Noted
 from closeout.llm.pricing import find_price
 from closeout.orchestrator.plan import AgentPlan
 
@@ -40,20 +42,31 @@ def _cache_ratio(model: str) -> float:
 
 
 async def make_room(orchestrator: Orchestrator) -> None:
-    """Evict if the policy says so. The next prompt is the last one, as the server counted it, and what was added."""
+    """Evict or sum up if the policy says so. The next prompt is the last one, as counted, and what was added since."""
     history, scope = orchestrator.history, orchestrator.scope
-    step = history.steps[-1]
-    added = sum(returned.tokens for returned in step.returns)
+    scope.budget.added = added = sum(returned.tokens for returned in history.steps[-1].returns)
     tokens = orchestrator.asking.client.prompt_tokens + scope.budget.last.output_tokens + added
     eviction = orchestrator.eviction.decide(history.steps, history.evicted_before, tokens)
-    if eviction is not None:
-        scope.journal.append(
-            Evicted(
-                scope.path,
-                orchestrator.attempt,
-                eviction.before,
-                eviction.results,
-                eviction.tokens,
-                eviction.reason,
-            )
-        )
+    if eviction is None:
+        return
+    if is_due(eviction, orchestrator.plan.settings.compaction) and await _compact(orchestrator, eviction):
+        return
+    scope.journal.append(
+        Evicted(scope.path, orchestrator.attempt, eviction.before, eviction.results, eviction.tokens, eviction.reason)
+    )
+
+
+async def _compact(orchestrator: Orchestrator, eviction: Eviction) -> bool:
+    """Have the model sum up the turns before the border; False where it did not, and they are evicted instead."""
+    asking, scope = orchestrator.asking, orchestrator.scope
+    asking.client.purpose, asking.client.note = "compact", ""
+    try:
+        reply = await asking.client.complete(asking.render(orchestrator.history, closing=COMPACTION_PROMPT))
+    except ModelError as error:
+        scope.journal.append(Noted(scope.path, "warning", "Compaction", str(error)))
+        return False
+    summary = summary_of(reply.text)
+    if not summary:
+        return False
+    scope.journal.append(Compacted(scope.path, orchestrator.attempt, eviction.before, summary, eviction.tokens))
+    return True

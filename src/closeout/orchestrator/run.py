@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from closeout.errors import CloseoutError, JournalError, ResumeRefused
@@ -75,7 +75,9 @@ async def resume(
     """
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(plan.manager)
-        task = _recorded_task(plan, tuple(store.rows(run_id)), run_id, despite_changes)
+        rows = tuple(store.rows(run_id))
+        plan = _as_recorded(plan, rows)
+        task = _recorded_task(plan, rows, run_id, despite_changes)
         return await _lead(plan, task, Journal.reopen(store, run_id), listeners)
 
 
@@ -83,10 +85,18 @@ async def replay(
     plan: AgentPlan, run_id: str, rows: Sequence[Row], listeners: Sequence[Listener] = ()
 ) -> tuple[RunResult, str]:
     """Run a record again with no model, no tools, no network. Returns the result and where it first departed."""
+    plan = _as_recorded(plan, rows)
     task = _recorded_task(plan, tuple(rows), run_id, despite_changes=True)
     journal = Journal.replay(run_id, rows)
     result = await _lead(plan, task, journal, listeners)
     return result, journal.departure
+
+
+def _as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
+    """The plan in the dialect that the run began with, where the agent leaves that to be found out."""
+    started = rows[0].event if rows else None
+    dialect = started.fingerprint.get("dialect") if isinstance(started, RunStarted) else None
+    return replace(plan, dialect=str(dialect)) if plan.may_switch_dialect and dialect else plan
 
 
 def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_changes: bool) -> Task:
@@ -117,7 +127,7 @@ async def _lead(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequen
     everyone: tuple[Listener, ...] = (ledger, *listeners)
     leave = [journal.listen(listener) for listener in everyone]
     budget = Budget(plan.limits, lambda: journal.elapsed)
-    scope = Scope(journal, budget)
+    scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents)
     try:
         closed = await _work(plan, task, scope)
         ended = RunEnded("main", _status(closed), closed.stop_reason, closed.answer, closed.summary, closed.error)

@@ -5,10 +5,12 @@ A tool that needs the run it is called in (a sub-agent, `read_result`) finds the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from closeout.config import AgentLimits
 from closeout.journal.journal import Journal
 from closeout.orchestrator.limits import Budget, Limits
 from closeout.outputs.artifacts import MemoryArtifacts
@@ -30,14 +32,18 @@ class Scope:
     depth: int = 0
     artifacts: MemoryArtifacts = field(default_factory=MemoryArtifacts)
     handle: str = ""  # of the call that is being made
+    sub_agents: Mapping[str, AgentLimits] = field(default_factory=dict)  # limits of sub-agents by name, from settings
 
     def for_call(self, handle: str) -> Scope:
         return replace(self, handle=handle)
 
     def child(self, name: str, limits: Limits) -> Scope:
-        """The scope of a sub-agent that the present call starts."""
+        """The scope of a sub-agent that the present call starts; what the settings say of it goes before its own."""
+        if name in self.sub_agents:
+            limits = replace(limits, max_turns=self.sub_agents[name].max_turns)
         budget = Budget(limits, lambda: self.journal.elapsed, self.budget)
-        return Scope(self.journal, budget, f"{self.path}/{self.handle}:{name}", self.depth + 1)
+        path = f"{self.path}/{self.handle}:{name}"
+        return Scope(self.journal, budget, path, self.depth + 1, sub_agents=self.sub_agents)
 
 
 def current_scope() -> Scope | None:

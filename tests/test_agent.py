@@ -1,0 +1,545 @@
+"""The agent against a scripted model over real HTTP: it answers, closes, rolls back, keeps its budgets, and resumes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout import Agent, Choice, Json, Number, RunResult, StreamHandler, tool
+from closeout.errors import ConfigError, ResumeRefused, ToolDefinitionError, UsageError
+from closeout.journal import events as ev
+from closeout.journal.journal import Progress
+from closeout.journal.store import open_store
+from closeout.testing import MISBEHAVIOURS, RequestView, ScriptedServer, Turn, answer, call, once, say, serve_script
+from closeout.testing.server import shared_prefix
+
+DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
+
+
+@dataclass
+class World:
+    """A scripted server, an agent that speaks to it, and what its tools did."""
+
+    server: ScriptedServer
+    agent: Agent
+    looked: list[str]
+    paid: list[int]
+
+    async def run(self, task: str = "What?", **options: Any) -> RunResult:
+        return await self.agent.run(task, **options)
+
+
+@asynccontextmanager
+async def world(
+    script: Any, *, server: dict[str, Any] | None = None, tools: Sequence[Callable[..., Any]] = (), **agent: Any
+) -> AsyncIterator[World]:
+    looked: list[str] = []
+    paid: list[int] = []
+
+    @tool(read_only=True)
+    async def look(key: str) -> str:
+        """Look up a key.
+
+        Args:
+            key: the key
+        """
+        looked.append(key)
+        return f"the value of {key} is {len(key)}"
+
+    @tool
+    async def pay(amount: int) -> str:
+        """Pay an amount."""
+        paid.append(amount)
+        return f"paid {amount}"
+
+    async with serve_script(script, **(server or {})) as scripted:
+        options = {"base_url": scripted.base_url, "api_key": "k", "dialect": "function_call", **agent}
+        yield World(scripted, Agent("openai:scripted", [look, pay, *tools], **options), looked, paid)
+
+
+def events_of(result: RunResult, home: Path) -> list[ev.Event]:
+    return [row.event for row in open_store(home).rows(result.run_id)]
+
+
+def kinds(events: Sequence[ev.Event], kind: type[ev.Event]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+# ------------------------------------------------------------------------------------------------ answering
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_the_same_conversation_in_every_dialect(dialect: str, stream: bool) -> None:
+    script = [call("look", key="a"), call("look", key="bb"), answer("42", "All is known.")]
+    async with world(script, dialect=dialect, stream=stream) as w:
+        result = await w.run()
+    assert (result.answer, result.status, result.stop_reason) == ("42", "answered", "answered")
+    assert (w.looked, result.turns, result.usage.requests, result.rollbacks) == (["a", "bb"], 2, 3, 0)
+    assert result.usage.output_tokens > 0
+
+
+async def test_a_task_that_needs_no_tool_costs_one_request() -> None:
+    async with world([answer("4")]) as w:
+        result = await w.run("What is 2 + 2?")
+    assert (result.answer, result.usage.requests, result.turns) == ("4", 1, 0)
+
+
+async def test_calls_of_one_reply_run_together_and_keep_their_order() -> None:
+    async with world([Turn(calls=[call("look", key="one"), call("look", key="three")]), answer("x")]) as w:
+        await w.run()
+    messages = w.server.requests[1].json["messages"]
+    assert [m["content"] for m in messages if m["role"] == "tool"] == [
+        "the value of one is 3",
+        "the value of three is 5",
+    ]
+
+
+async def test_an_answer_that_only_lacks_its_box_is_finished_by_a_short_continuation() -> None:
+    async with world([say("It is forty-two."), answer("42")]) as w:
+        result = await w.run()
+    assert (result.answer, result.usage.requests) == ("42", 2)
+    last = w.server.requests[1].json["messages"][-2:]
+    assert last[0]["content"] == "It is forty-two."
+    assert len(last[1]["content"]) < 120
+
+
+async def test_a_reply_that_only_announces_a_call_is_asked_to_make_it() -> None:
+    async with world([say("Let me search for that."), call("look", key="a"), answer("1")]) as w:
+        result = await w.run()
+    assert (result.answer, result.rollbacks, w.looked) == ("1", 1, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("contract", "said", "value"),
+    [
+        (Number(), r"\boxed{1,234}", 1234),
+        (Choice(["yes", "no"]), r"\boxed{Yes}", "yes"),
+        (Json({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}), '{"n": 3}', {"n": 3}),
+    ],
+)
+async def test_an_answer_contract_is_asked_for_and_read(contract: Any, said: str, value: Any) -> None:
+    async with world([say(said)], answer=contract) as w:
+        result = await w.run()
+    assert (result.status, result.value) == ("answered", value), result
+    assert contract.instruction() in json.dumps(w.server.requests[0].json["messages"][0], ensure_ascii=False).replace(
+        "\\\\", "\\"
+    ).replace('\\"', '"')
+
+
+# ------------------------------------------------------------------------------------------------ the prompt
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "mcp_xml"])
+async def test_each_request_extends_the_one_before_byte_for_byte(dialect: str) -> None:
+    script = [*[call("look", key="k" * n) for n in range(1, 9)], answer("x")]
+    async with world(script, dialect=dialect) as w:
+        await w.run()
+    bodies = [request.body for request in w.server.requests]
+    for before, after in pairwise(bodies):
+        end = before.rfind(b"]")
+        assert shared_prefix(before, after) >= before.rfind(b"}", 0, end), "only what closes the body may differ"
+
+
+async def test_a_completion_prompt_extends_the_one_before() -> None:
+    script = [*[call("look", key="k" * n) for n in range(1, 6)], answer("x")]
+    async with world(script, dialect="cot_completion") as w:
+        await w.run()
+    prompts = [request.json["prompt"] for request in w.server.requests]
+    assert len(prompts) == 6
+    assert all(after.startswith(before) for before, after in pairwise(prompts))
+
+
+async def test_the_prompt_holds_no_clock_no_counter_and_no_random_id(home: Path) -> None:
+    script = [call("look", key="a"), answer("x")]
+    bodies = []
+    for _ in range(2):
+        async with world(script) as w:
+            await w.run()
+            bodies.append([request.json["messages"] for request in w.server.requests])
+    assert bodies[0] == bodies[1]
+
+
+# ------------------------------------------------------------------------------------------------ rolling back
+
+
+async def test_a_rollback_changes_the_request_and_leaves_no_trace_in_the_history(home: Path) -> None:
+    async with world([say(""), say(""), call("look", key="a"), answer("x")], config={"llm": {"temperature": 0}}) as w:
+        result = await w.run()
+    first, second, third, fourth = (request.json for request in w.server.requests)
+    assert first["temperature"] == second["temperature"] == 0
+    assert third["temperature"] > 0
+    assert "empty" in second["messages"][-1]["content"]
+    assert fourth["messages"][: len(first["messages"])] == first["messages"]
+    assert "empty" not in json.dumps(fourth["messages"])
+    backs = kinds(events_of(result, home), ev.TurnRolledBack)
+    assert [b.reason for b in backs] == ["empty", "empty"]
+    assert backs[1].change == "hint, temperature 0.2"
+    assert result.usage.requests == 4
+
+
+async def test_a_repeated_call_is_rolled_back_and_allowed_once_the_budget_is_spent() -> None:
+    script = [call("look", key="a")] * 4 + [answer("x")]
+    async with world(script, config={"agent": {"max_consecutive_rollbacks": 2}}) as w:
+        result = await w.run()
+    assert result.answer == "x"
+    assert result.rollbacks == 2
+    assert w.looked == ["a"], "the earlier result was given again at no cost"
+
+
+async def test_siblings_of_a_bad_call_are_kept_and_not_run_again() -> None:
+    both = Turn(calls=[call("look", key="a"), call("no_such_thing", key="b"), call("pay", amount=3)])
+    async with world([both, answer("x")]) as w:
+        result = await w.run()
+    assert (result.answer, w.looked, w.paid, result.rollbacks) == ("x", ["a"], [3], 0)
+    results = [m["content"] for m in w.server.requests[1].json["messages"] if m["role"] == "tool"]
+    assert "no_such_thing" in results[1]
+
+
+async def test_too_many_rollbacks_close_the_attempt_with_an_answer_if_there_is_one() -> None:
+    script = lambda view: answer("7") if "closing turn" in view.last else say("")  # noqa: E731
+    async with world(script, config={"agent": {"max_consecutive_rollbacks": 3}}) as w:
+        result = await w.run()
+    assert (result.answer, result.stop_reason, result.rollbacks) == ("7", "rollbacks", 3)
+
+
+async def test_going_in_circles_gets_a_hint_and_then_a_closing_turn() -> None:
+    @tool(read_only=True, repeatable=True)
+    async def poll(what: str) -> str:
+        """Poll something."""
+        return "nothing new"
+
+    def script(view: RequestView) -> Turn:
+        if "closing turn" in view.last:
+            return answer("nothing")
+        return Turn(calls=[call("poll", what=f"thing {view.number % 2}")])
+
+    async with world(script, tools=[poll]) as w:
+        result = await w.run()
+    assert (result.answer, result.stop_reason) == ("nothing", "loop")
+    assert result.turns < 12
+    hinted = [r for r in w.server.requests if "Do something else" in json.dumps(r.json["messages"][-1])]
+    assert len(hinted) == 1
+
+
+async def test_an_answer_behind_an_invented_observation_is_not_accepted() -> None:
+    made_up = "I looked.\nObservation: it is 13\nSo \\boxed{13}"
+    async with world([say(made_up), call("look", key="a"), answer("1")]) as w:
+        result = await w.run()
+    assert (result.answer, result.rollbacks) == ("1", 1)
+
+
+# ------------------------------------------------------------------------------------------------ attempts, limits
+
+
+async def test_a_turn_limit_ends_with_one_closing_turn() -> None:
+    script = [call("look", key="a"), call("look", key="b"), answer("late")]
+    async with world(script, max_turns=2) as w:
+        result = await w.run()
+    assert (result.answer, result.stop_reason, result.status) == ("late", "max_turns", "answered")
+    closing = w.server.requests[2].json
+    assert closing["tool_choice"] == "none"
+    assert w.looked == ["a", "b"]
+
+
+async def test_further_attempts_start_from_what_the_ones_before_learned(home: Path) -> None:
+    """Nine turns are needed and an attempt has four; with two more attempts the run ends answered."""
+    needed = [f"key {n}" for n in range(8)]
+
+    def script(view: RequestView) -> Turn | str:
+        if "This attempt ends here" in view.text:
+            known = [key for key in needed if f"the value of {key} is" in view.text or f"known: {key}." in view.text]
+            return "Failure type: incomplete\nUseful findings:\n" + "\n".join(f"known: {key}." for key in known)
+        left = [k for k in needed if f"the value of {k} is" not in view.text and f"known: {k}." not in view.text]
+        return Turn(calls=[call("look", key=left[0])]) if left else answer("complete")
+
+    async with world(script, max_turns=4, context_compress_limit=2) as w:
+        result = await w.run("Look up all the keys.")
+    assert (result.answer, result.status, result.attempts) == ("complete", "answered", 3)
+    assert w.looked == needed, "no look-up was made twice"
+    events = events_of(result, home)
+    assert [e.reason for e in kinds(events, ev.AttemptEnded)] == ["max_turns", "max_turns", "answered"]
+    learned = kinds(events, ev.AttemptStarted)[2].experiences[0]
+    assert "known: key 0." in learned
+    assert "known: key 7." in learned
+
+
+async def test_without_an_answer_the_run_leaves_experience() -> None:
+    script = lambda view: "Failure type: blocked\nWhat happened: nothing worked" if view.number > 1 else say("")  # noqa: E731
+    async with world(script, context_compress_limit=0, config={"agent": {"max_consecutive_rollbacks": 0}}) as w:
+        result = await w.run()
+    assert (result.answer, result.status) == (None, "unanswered")
+    assert result.failure_experience_summary
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"), [({"max_tokens": 2500}, "max_tokens"), ({"max_seconds": 0.6}, "max_seconds")]
+)
+async def test_a_budget_ends_with_a_closing_turn_within_its_reserve(limit: dict[str, Any], reason: str) -> None:
+    def script(view: RequestView) -> Turn:
+        key = hashlib.sha256(str(view.number).encode()).hexdigest()
+        return answer("so far") if "closing turn" in view.last else Turn(calls=[call("look", key=key)])
+
+    async with world(script, config={"agent": limit}, max_turns=5000) as w:
+        result = await w.run()
+    assert result.answer == "so far"
+    assert result.stop_reason == reason
+    if reason == "max_tokens":
+        assert result.usage.total_tokens <= 2500
+
+
+async def test_an_answer_seen_on_the_way_is_better_than_none() -> None:
+    thought = Turn(thought="It may be \\boxed{5}, let me make sure.", calls=[call("look", key="a")])
+    script = lambda view: thought if view.number == 1 else say("")  # noqa: E731
+    async with world(script, config={"agent": {"max_consecutive_rollbacks": 1}}) as w:
+        result = await w.run()
+    assert (result.answer, result.status) == ("5", "answered")
+
+
+# ------------------------------------------------------------------------------------------------ bad days
+
+
+async def test_an_unreachable_model_is_a_result_and_not_an_exception() -> None:
+    agent = Agent("openai:x", base_url="http://127.0.0.1:9/v1", api_key="k", config={"llm": {"max_retries": 0}})
+    result = await agent.run("What?")
+    assert (result.status, result.answer, result.stop_reason) == ("failed", None, "model_failed")
+    assert "127.0.0.1:9" in result.error
+
+
+@pytest.mark.parametrize("kind", [k for k in MISBEHAVIOURS if k not in ("hang", "slow", "rate_limited")])
+async def test_every_fault_once_still_ends_with_the_answer(kind: str) -> None:
+    script = [call("look", key="a"), call("look", key="b"), answer("42")]
+    from closeout import OpenAIClient
+    from closeout.llm.retry import RetryPolicy
+
+    async with serve_script(script, misbehave=once(kind)) as server:
+        client = OpenAIClient("scripted", server.base_url, "k", retry=RetryPolicy(first_wait=0.001))
+
+        @tool(read_only=True)
+        async def look(key: str) -> str:
+            """Look up a key."""
+            return f"the value of {key}"
+
+        result = await Agent(client, [look], dialect="function_call").run("What?")
+        await client.aclose()
+    assert result.answer == "42"
+
+
+async def test_a_server_that_takes_no_tools_is_spoken_to_in_text_and_remembered() -> None:
+    script = [call("look", key="a"), answer("1")]
+    async with world(script, dialect="auto", server={"native_tools": False}) as w:
+        first = await w.run()
+        requests = len(w.server.requests)
+        again = Agent("openai:scripted", list(w.agent._tools), base_url=w.server.base_url, api_key="k2")
+        second = await again.run("What?")
+        later = len(w.server.requests) - requests
+    assert (first.answer, second.answer) == ("1", "1")
+    assert later <= requests
+
+
+async def test_a_context_that_overflows_is_shrunk_and_asked_again() -> None:
+    @tool(read_only=True)
+    async def page(number: int) -> str:
+        """Read a page."""
+        return f"page {number}: " + "word " * 800
+
+    refused = []
+
+    def script(view: RequestView) -> Any:
+        if len(view.text) > 9000:
+            refused.append(len(view.text))
+            from closeout.errors import ContextOverflow
+
+            return ContextOverflow("maximum context length is 2000 tokens", status=400)
+        return answer("read") if "page 3:" in view.text else Turn(calls=[call("page", number=view.turn)])
+
+    async with world(script, tools=[page]) as w:
+        result = await w.run()
+    assert refused
+    assert result.answer == "read"
+
+
+# ------------------------------------------------------------------------------------------------ watching
+
+
+async def test_a_stream_tells_names_thoughts_and_answer_while_they_are_written() -> None:
+    script = [Turn("First I look.", calls=[call("look", key="abc")]), answer("42", "Known.")]
+    async with world(script) as w:
+        stream = w.agent.stream("What?")
+        seen = [event async for event in stream]
+    progress = [e for e in seen if isinstance(e, Progress)]
+    assert "".join(p.text for p in progress if p.kind == "tool_arguments") == '{"key":"abc"}'.replace(":", ": ") or (
+        "abc" in "".join(p.text for p in progress if p.kind == "tool_arguments")
+    )
+    assert [p.text for p in progress if p.kind == "tool_name"] == ["look"]
+    assert "First I look." in "".join(p.text for p in progress if p.kind in ("text", "thought"))
+    assert isinstance(seen[0], ev.RunStarted)
+    assert isinstance(seen[-1], ev.RunEnded)
+    assert stream.result.answer == "42"
+
+
+async def test_breaking_off_a_stream_cancels_the_run(home: Path) -> None:
+    async with world([call("look", key="a")] * 50, max_turns=50) as w:
+        stream = w.agent.stream("What?")
+        async for event in stream:
+            if isinstance(event, ev.ToolFinished):
+                break
+        await asyncio.sleep(0.05)
+    with pytest.raises(UsageError, match="has not ended"):
+        _ = stream.result
+
+
+async def test_a_stream_handler_hears_the_whole_run() -> None:
+    heard: list[dict[str, Any]] = []
+    async with world([call("look", key="a"), answer("42")]) as w:
+        await w.run(listeners=[StreamHandler(heard.append)])
+    names = [event["event"] for event in heard]
+    assert names[0] == "start_of_workflow"
+    assert names[-2:] == ["end_of_agent", "end_of_workflow"]
+    assert {"start_of_agent", "start_of_llm", "end_of_llm", "tool_call", "message"} <= set(names)
+
+
+async def test_a_listener_that_fails_is_the_callers_error_but_a_stream_queue_that_is_full_is_not() -> None:
+    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+    handler = StreamHandler(queue)
+    async with world([call("look", key="a"), answer("42")]) as w:
+        result = await w.run(listeners=[handler])
+    assert result.answer == "42"
+    assert handler.dropped > 3
+
+
+# ------------------------------------------------------------------------------------------------ going on
+
+
+async def test_a_cancelled_run_is_led_on_without_doing_anything_twice(home: Path) -> None:
+    script = [call("pay", amount=1), call("look", key="a"), answer("42")]
+    async with world(script, server={"by": "question"}) as w:
+        reached = asyncio.Event()
+
+        def listen(event: object) -> None:
+            if isinstance(event, ev.ToolFinished):
+                reached.set()
+
+        task = asyncio.create_task(w.run(run_id="cut", listeners=[listen]))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert open_store(home).run("cut").status == "cancelled"
+        result = await w.agent.resume("cut")
+    assert result.answer == "42"
+    assert w.paid == [1]
+    assert open_store(home).run("cut").status == "answered"
+
+
+async def test_a_finished_run_resumed_gives_the_same_result_without_a_request() -> None:
+    async with world([call("look", key="a"), answer("42")]) as w:
+        first = await w.run()
+        requests = len(w.server.requests)
+        again = await w.agent.resume(first.run_id)
+    assert (again.answer, again.usage.total_tokens, again.turns) == ("42", first.usage.total_tokens, first.turns)
+    assert len(w.server.requests) == requests
+    assert w.looked == ["a"]
+
+
+async def test_a_changed_agent_is_refused_with_what_differs_unless_told_to_go_on() -> None:
+    async with world([call("look", key="a"), answer("42")]) as w:
+        first = await w.run()
+        other = Agent("openai:another", base_url=w.server.base_url, api_key="k", instructions="Be brief.")
+        with pytest.raises(ResumeRefused) as refused:
+            await other.resume(first.run_id)
+        assert set(refused.value.differences) >= {
+            "model: openai:scripted then, openai:another now",
+            "instructions differ",
+            "tool look: gone",
+        }
+        assert (await other.resume(first.run_id, despite_changes=True)).answer == "42"
+
+
+# ------------------------------------------------------------------------------------------------ sub-agents
+
+
+async def test_sub_agents_run_together_and_their_events_are_nested(home: Path) -> None:
+    both = Turn(calls=[call("clerk", task="count apples"), call("clerk", task="count pears")])
+    script = {
+        "count apples": [call("look", key="apples"), answer("3 apples")],
+        "count pears": [call("look", key="pears"), answer("4 pears")],
+        "How many": [both, answer("7")],
+    }
+    async with world(script) as w:
+        clerk = Agent("openai:clerk", list(w.agent._tools)[:1], base_url=w.server.base_url, api_key="k",
+                      dialect="function_call")  # fmt: skip
+        chief = Agent("openai:chief", [clerk.as_tool("clerk", "Counts things.")], base_url=w.server.base_url,
+                      api_key="k", dialect="function_call")  # fmt: skip
+        result = await chief.run("How many fruits are there?")
+    assert result.answer == "7"
+    assert result.usage.requests == 6, "the bill holds the sub-agents' requests"
+    events = events_of(result, home)
+    assert {e.agent for e in kinds(events, ev.AgentStarted)} == {"main/r1:clerk", "main/r2:clerk"}
+    reports = [m["content"] for m in w.server.requests[-1].json["messages"] if m["role"] == "tool"]
+    assert ["3 apples" in reports[0], "4 pears" in reports[1]] == [True, True]
+
+
+async def test_agents_that_call_themselves_are_stopped() -> None:
+    def script(view: RequestView) -> Turn:
+        return answer("deep enough") if view.number > 1 else Turn(calls=[call("again", task="go deeper")])
+
+    async with serve_script(script, by=lambda view: str(len(view.text))) as server:
+        holder: list[Agent] = []
+        agent = Agent("openai:x", base_url=server.base_url, api_key="k", dialect="function_call")
+        agent._tools = (agent.as_tool("again", "Does it again."),)
+        holder.append(agent)
+        result = await asyncio.wait_for(agent.run("Go."), 30)
+    assert result.status in ("answered", "unanswered")
+
+
+# ------------------------------------------------------------------------------------------------ misuse
+
+
+def test_misuse_is_named_before_anything_is_sent() -> None:
+    with pytest.raises(UsageError, match="task is empty"):
+        Agent("openai:x", api_key="k").run_sync("  ")
+    with pytest.raises(ConfigError, match="There is no setting"):
+        Agent("openai:x", config={"agent": {"max_turn": 3}})
+    with pytest.raises(ConfigError):
+        Agent("openai:x", api_key="k", max_turns=0)
+    with pytest.raises(ToolDefinitionError, match="is no tool"):
+        Agent("openai:x", [3], api_key="k").run_sync("What?")  # type: ignore[list-item]
+
+
+async def test_run_sync_inside_a_loop_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"await agent\.run"):
+        Agent("openai:x", api_key="k").run_sync("What?")
+
+
+def test_one_agent_serves_threads_and_loops() -> None:
+    results: list[RunResult] = []
+    with serve_script(lambda view: answer(view.question[-1]), by="question") as server:
+        agent = Agent("openai:x", base_url=server.base_url, api_key="k")
+        threads = [threading.Thread(target=lambda n=n: results.append(agent.run_sync(f"Say {n}"))) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(r.answer or "" for r in results) == ["0", "1", "2", "3"]
+
+
+def test_memory_only_runs_touch_no_disk(home: Path) -> None:
+    with serve_script([answer("1")]) as server:
+        agent = Agent("openai:x", base_url=server.base_url, api_key="k", dialect="function_call", home=False)
+        result = agent.run_sync("What?")
+    assert result.answer == "1"
+    assert result.task_log.status == "answered"
+    with pytest.raises(UsageError, match="keeps its runs in memory"):
+        asyncio.run(agent.resume(result.run_id))
+    assert not home.exists()
