@@ -20,6 +20,14 @@ MAX_RESULTS = 20
 LISTED = 15  # documents named in a message
 KEPT_TEXTS = 8  # documents whose text is kept for the next page
 
+_SEARCH_ALIASES = {
+    "query": ("q", "question", "keywords", "search", "search_query", "text", "input", "term", "topic"),
+    "limit": ("k", "top_k", "n", "max_results", "num_results", "count"),
+}
+_READ_ALIASES = {
+    "name": ("document", "file", "filename", "file_name", "path", "file_path", "title", "source", "where"),
+    "page": ("page_number", "p"),
+}
 _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 
 
@@ -41,10 +49,7 @@ def document_tools(
         idempotent=True,
         timeout=600.0,  # the first call of all indexes the folder
         empty_at="results",
-        aliases={
-            "query": ("q", "question", "keywords", "search", "search_query", "text", "input", "term", "topic"),
-            "limit": ("k", "top_k", "n", "max_results", "num_results", "count"),
-        },
+        aliases=_SEARCH_ALIASES,
     )
     def search_documents(query: str, limit: int = 4) -> Any:
         """Search the documents for a name or key words. Returns the passages that fit best, with their source.
@@ -62,10 +67,7 @@ def document_tools(
         read_only=True,
         idempotent=True,
         timeout=600.0,
-        aliases={
-            "name": ("document", "file", "filename", "file_name", "path", "file_path", "title", "source", "where"),
-            "page": ("page_number", "p"),
-        },
+        aliases=_READ_ALIASES,
     )
     def read_document(name: str, page: int = 1) -> dict[str, Any]:
         """Read a document. Long documents have several pages.
