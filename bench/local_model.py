@@ -1,0 +1,157 @@
+"""Right answers of the embedded models: 30 one-step and 20 two-step questions over a folder of small documents.
+
+Baseline, in the same run: the same weights asked the same questions without tools. Run `python bench/local_model.py
+--help` for the choice of model, dialect, set and prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from closeout import Agent
+from closeout.llm.local import LocalClient
+from closeout.messages import Message, ModelRequest, Usage
+from closeout.tools.builtin import calculate, document_tools
+
+DATA = Path(__file__).parent / "data"
+DIALECTS = ("cot_chat", "cot_completion", "mcp_xml", "function_call")
+TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_completion", "weak_examples_xml")
+UNITS = r"(metres|meters|m|kilometres|kilograms|kg|crowns|minutes|hours|years|pupils|beds|inhabitants|%)"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    set: str  # "one" | "two"
+    kind: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    question: Question
+    right: bool
+    answer: str | None
+    usage: Usage
+    rollbacks: int
+    seconds: float
+
+
+def normal(text: str) -> str:
+    """An answer without case, punctuation, articles, thousands commas and units; a number as a number."""
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.strip().casefold())
+    text = " ".join(re.sub(r"[^\w.% ]", " ", text).split()).strip(". ")
+    text = re.sub(r"^(the|a|an) ", "", text)
+    text = re.sub(rf"^(-?\d+(?:\.\d+)?) ?{UNITS}$", r"\1", text)
+    try:
+        return repr(float(text))
+    except ValueError:
+        return text
+
+
+def is_right(answer: str | None, gold: str) -> bool:
+    return answer is not None and normal(answer) == normal(gold)
+
+
+def questions(sets: str, quick: bool) -> list[Question]:
+    rows = [Question(**row) for row in json.loads((DATA / "local_questions.json").read_text("utf-8"))]
+    rows = [row for row in rows if sets in ("all", row.set)]
+    return rows[:: max(1, len(rows) // 5)] if quick else rows
+
+
+async def with_tools(client: LocalClient, asked: Iterable[Question], options: argparse.Namespace) -> list[Outcome]:
+    search, read = document_tools(DATA / "local_documents")
+    config = {"prompts": dict.fromkeys(TEMPLATES_OF_EXAMPLES, "")} if options.no_examples else {}
+    if options.constrain != "auto":
+        config["agent"] = {"constrain": options.constrain}
+    agent = Agent(
+        client,
+        [calculate, search, read],
+        dialect=options.dialect,
+        max_turns=options.max_turns,
+        config=config,
+        home=False,
+    )
+    outcomes = []
+    for question in asked:
+        started = time.perf_counter()
+        result = await agent.run(question.question)
+        right = is_right(result.answer, question.answer)
+        seconds = time.perf_counter() - started
+        outcomes.append(Outcome(question, right, result.answer, result.usage, result.rollbacks, seconds))
+        mark = "right" if right else "WRONG"
+        print(
+            f"{mark}  {question.question}  {result.answer}"
+            + ("" if right else f"  (gold: {question.answer}; {result.stop_reason})")
+            + f"  [{result.usage.requests} requests, {seconds:.0f} s]",
+            flush=True,
+        )
+    return outcomes
+
+
+async def without_tools(client: LocalClient, asked: Iterable[Question]) -> int:
+    right = 0
+    for question in asked:
+        text = f"{question.question} Answer with the bare answer only, no sentence."
+        reply = await client.complete(ModelRequest(messages=[Message(role="user", content=text)], max_tokens=24))
+        right += is_right(reply.text.strip().split("\n")[0], question.answer)
+    return right
+
+
+def table(outcomes: list[Outcome]) -> None:
+    print(f"\n{'kind':<24} {'right':>8} {'requests':>9} {'input':>8} {'cached':>8} {'output':>7} {'seconds':>8}")
+    for kind in dict.fromkeys(outcome.question.kind for outcome in outcomes):
+        row(kind, [outcome for outcome in outcomes if outcome.question.kind == kind])
+    row("all", outcomes)
+
+
+def row(name: str, outcomes: list[Outcome]) -> None:
+    usage = sum((outcome.usage for outcome in outcomes), Usage())
+    right = f"{sum(outcome.right for outcome in outcomes)}/{len(outcomes)}"
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    print(
+        f"{name:<24} {right:>8} {usage.requests:>9} {usage.input_tokens:>8} {usage.cache_read_tokens:>8} "
+        f"{usage.output_tokens:>7} {seconds:>8.0f}"
+    )
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="local", help="local, local:small, or a .gguf file")
+    parser.add_argument("--dialect", default="auto", choices=("auto", *DIALECTS))
+    parser.add_argument("--set", default="all", choices=("one", "two", "all"))
+    parser.add_argument("--constrain", default="auto", choices=("auto", "on", "off"))
+    parser.add_argument("--no-examples", action="store_true", help="leave the worked examples out")
+    parser.add_argument("--no-baseline", action="store_true")
+    parser.add_argument("--max-turns", type=int, default=8)
+    parser.add_argument("--quick", action="store_true", help="every sixth or so question")
+    options = parser.parse_args()
+    asked = questions(options.set, options.quick)
+    async with LocalClient(options.model, on_status=print) as client:
+        bare = None if options.no_baseline else await without_tools(client, asked)
+        outcomes = await with_tools(client, asked, options)
+    table(outcomes)
+    parts = []
+    for name, title in (("one", "one-step"), ("two", "two-step")):
+        of_set = [outcome for outcome in outcomes if outcome.question.set == name]
+        if of_set:
+            parts.append(f"{title} {sum(outcome.right for outcome in of_set)}/{len(of_set)}")
+    usage = sum((outcome.usage for outcome in outcomes), Usage())
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    right = sum(outcome.right for outcome in outcomes)
+    ratio = "" if bare is None else f"; without tools {bare}/{len(asked)}, ratio {right / max(bare, 1):.1f}"
+    print(
+        f"\nbench local_model: {options.model} {options.dialect}: {', '.join(parts)}{ratio}; {usage.requests} "
+        f"requests, {usage.input_tokens} tokens in ({usage.cache_read_tokens} cached), {usage.output_tokens} out, {seconds:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
