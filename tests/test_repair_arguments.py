@@ -179,6 +179,17 @@ def test_what_cannot_be_put_right_gets_one_exact_sentence(given_: Any, sentence:
     assert repair_arguments(given_, SEARCH) == (given_, (), (sentence,))
 
 
+def test_the_same_change_of_many_items_is_one_entry() -> None:
+    repaired = repair_arguments({"q": "x", "ids": [str(number) for number in range(500)]}, SEARCH)
+    (repair,) = repaired.repairs
+    assert (repair.kind, repair.where) == ("string_to_number", "arguments.ids[0]")
+    assert "500 places" in repair.after
+
+
+def test_an_object_of_thousands_of_unknown_arguments_is_refused_at_once() -> None:
+    assert not repair_arguments({f"argument_{number}": number for number in range(6_000)}, SEARCH).ok
+
+
 def test_a_text_that_was_cut_off_is_not_made_a_call() -> None:
     repaired = repair_arguments('{"q": "x"', SEARCH, truncated=True)
     assert "cut off" in repaired.errors[0]

@@ -10,7 +10,8 @@ import re
 from typing import Any, NoReturn
 
 from closeout.messages import Repair
-from closeout.repair.json_strings import KEY, QUOTES, Broken, Effort, Role, read_string
+from closeout.repair.json_strings import KEY, QUOTES, Ambiguous, Broken, Effort, Role, read_string
+from closeout.repair.json_words import is_atom, read_word
 from closeout.repair.notes import Notes
 
 __all__ = ["MAX_DEPTH", "STRICT", "Scanner"]
@@ -27,8 +28,6 @@ STRICT = json.JSONDecoder(parse_constant=_refuse)
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _BETWEEN = re.compile(r"(?:[\s\ufeff\u200b-\u200d\u2060]++|//[^\n]*+|\#[^\n]*+|/\*(?s:.*?)(?:\*/|\Z))++")
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+(?=[\s,\]}]|\Z)")
-_LOOSE_NUMBER = re.compile(r"[+-]?(?:\d++(?:_\d++)*+\.?\d*+|\.\d++)(?:[eE][+-]?\d*+)?+|-")
 _PLAIN_SCALAR = r"""(?:"[^"\\\x00-\x1f]*+"|-?(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|true|false|null)"""
 _PLAIN_RUN = re.compile(rf"(?:{_PLAIN_SCALAR}\s*+,\s*+){{4,}}+")
 _MEMBER = re.compile(
@@ -42,24 +41,8 @@ _MORE_MEMBERS = re.compile(rf"\s*+,\s*+(?={KEY})")
 _CLOSER_IGNORED = re.compile(r"\s*+[,\]}]")
 _ELLIPSIS = re.compile(r"\.\.\.|…")
 _PREFIXED = re.compile(r"[rbfuRBFU]{1,2}(?=[\"'])")
+_NO_KEY_STARTS = (",", "}", "]", ":")
 _EQUALS = re.compile(r"=>?|:=")
-
-_WORDS: dict[str, tuple[Any, str]] = {
-    "true": (True, ""),
-    "false": (False, ""),
-    "null": (None, ""),
-    "True": (True, "python_literal"),
-    "False": (False, "python_literal"),
-    "None": (None, "python_literal"),
-    "TRUE": (True, "python_literal"),
-    "FALSE": (False, "python_literal"),
-    "NULL": (None, "python_literal"),
-    "undefined": (None, "javascript_literal"),
-    "NaN": (None, "not_a_number"),
-    "nan": (None, "not_a_number"),
-    "Infinity": (None, "not_a_number"),
-    "-Infinity": (None, "not_a_number"),
-}
 
 
 class Scanner:
@@ -195,19 +178,17 @@ class Scanner:
             self.note("missing_value")
             self._put(None)
         else:
-            self._value(character, "member")
+            self._value(character, "listed_member" if self._is_listed() else "member")
 
     def _put_clean(self, found: re.Match[str]) -> bool:
         """A whole plain member at once: most of a long text is such, and one match is the cheapest way."""
         key_quote, key, value_quote, string, word = found.groups()
         if word is None:
             value: Any = string
-        elif word in _WORDS:
-            value, repair = _WORDS[word]
-            if repair:
+        elif is_atom(word):
+            value, repairs = read_word(word)
+            for repair in repairs:
                 self.note(repair, found.start(5))
-        elif _NUMBER.fullmatch(word):
-            value = self._number(word)
         else:
             return False
         if key_quote == "'" or value_quote == "'":
@@ -220,7 +201,10 @@ class Scanner:
     def _key(self, character: str) -> str | None:
         """A member's key, or None when what stands there was something else that could be passed over."""
         if character in QUOTES:
-            return self._string("key")
+            key = self._string("key")
+            if key.lstrip()[:1] in _NO_KEY_STARTS and key.strip():  # a quote that belongs into the string before it
+                raise Ambiguous("quotes inside strings to be escaped", self.position)
+            return key
         if character in "{[":
             self._bracket_for_key(character)
             return None
@@ -262,7 +246,7 @@ class Scanner:
                 self.position = run.end()
                 self._after_comma = True
                 return
-        self._value(character, "element")
+        self._value(character, "listed_element" if self._is_listed() else "element")
 
     # ------------------------------------------------------------------------------------------ values
 
@@ -279,7 +263,8 @@ class Scanner:
             try:
                 value, self.position = STRICT.raw_decode(self.text, self.position)
             except json.JSONDecodeError as error:
-                self._strict_budget -= error.pos - self.position
+                # Python counts the lines before the place of each error, hence the share of what was read before
+                self._strict_budget -= error.pos - self.position + error.pos // 16
             except (ValueError, RecursionError):
                 self._strict_budget -= len(self.text) - self.position
             else:
@@ -318,14 +303,13 @@ class Scanner:
     def _bare(self, role: Role) -> None:
         """A value without quotes: a word, a number, or a string that lost them."""
         ellipsis = _ELLIPSIS.match(self.text, self.position)
-        if ellipsis and role == "element":
+        if ellipsis and role in ("element", "listed_element"):
             self.note("ellipsis")
             self.position = ellipsis.end()
             self._after_value = True
             return
         atom = _BARE_ATOM.match(self.text, self.position)
-        is_atom = atom is not None and (atom[0] in _WORDS or _NUMBER.fullmatch(atom[0]) is not None)
-        found = atom if is_atom else _BARE_VALUE.match(self.text, self.position)
+        found = atom if atom and is_atom(atom[0]) else _BARE_VALUE.match(self.text, self.position)
         token = found[0].strip() if found else ""
         end = found.end() if found else self.position
         for mark in ("//", "/*"):
@@ -336,47 +320,13 @@ class Scanner:
             raise Broken("a value", self.position)
         if role == "root":
             token = token.rstrip(" ;)`")
-            if not (token in _WORDS or _NUMBER.fullmatch(token) or _LOOSE_NUMBER.fullmatch(token)):
+            if not is_atom(token, loosely=True):
                 raise Broken("an object", self.position)
-        value = self._word(token)
+        value, repairs = read_word(token)
+        for repair in repairs:
+            self.note(repair)
         self.position = end
         self._put(value)
-
-    def _word(self, token: str) -> Any:
-        if token in _WORDS:
-            value, repair = _WORDS[token]
-            if repair:
-                self.note(repair)
-            return value
-        if _NUMBER.fullmatch(token):
-            return self._number(token)
-        if _LOOSE_NUMBER.fullmatch(token):
-            return self._loose_number(token)
-        self.note("unquoted_string")
-        if token[-1] in "\"'":
-            self.note("missing_quote")
-            token = token[:-1]
-        return token
-
-    def _number(self, token: str) -> Any:
-        try:
-            return int(token) if token.lstrip("-").isdigit() else float(token)
-        except ValueError:  # more digits than Python converts
-            self.note("huge_number")
-            return token
-
-    def _loose_number(self, token: str) -> Any:
-        digits = token.lstrip("+-")
-        if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit():  # a code such as 00789, not a quantity
-            self.note("unquoted_string")
-            return token
-        self.note("loose_number")
-        if not digits:  # a number that was cut off after its sign
-            return 0
-        mended = token.lstrip("+").replace("_", "")
-        if mended[-1] in "eE+-":
-            mended += "0"
-        return self._number(mended) if mended.lstrip("-").isdigit() else float(mended)
 
     # ------------------------------------------------------------------------------------------ the stack
 
@@ -395,6 +345,9 @@ class Scanner:
         self._stack.append(container)
         self._keys.append("")
         self._open[type(container)] += 1
+
+    def _is_listed(self) -> bool:
+        return len(self._stack) > 1 and isinstance(self._stack[-2], list)
 
     def _pop(self) -> None:
         self._open[type(self._stack.pop())] -= 1

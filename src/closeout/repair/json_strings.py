@@ -9,9 +9,10 @@ import json
 import re
 from typing import Literal, NamedTuple
 
-__all__ = ["KEY", "QUOTES", "Broken", "Effort", "ReadString", "Role", "read_string"]
+__all__ = ["KEY", "QUOTES", "Ambiguous", "Broken", "Effort", "ReadString", "Role", "read_string"]
 
-Role = Literal["key", "member", "element", "root"]
+# What a string is: "listed" ones stand in a container that is itself an element of a list.
+Role = Literal["key", "member", "listed_member", "element", "listed_element", "root"]
 
 # A key as it may stand in broken JSON, up to its colon. The lengths bound the look ahead.
 _QUOTED_KEY = r"""(?:"[^"\n]{0,80}+"|'[^'\n]{0,80}+'|[“‘][^”’\n]{0,80}+[”’])\s*+:"""
@@ -38,19 +39,37 @@ _BODY = {
 }
 _BODY_RAW = {opening: re.compile(rf"[^{re.escape(closers)}]*+") for opening, closers in QUOTES.items()}
 
-_AFTER_CLOSER = rf"(?=\s*+(?:\Z|[}}\])`{{]|;\s*+\Z|//|/\*|,\s*+(?:\Z|[\"'{{\[]|{KEY})))"
+_ATOM = r"(?:-?\d|(?:true|false|null|True|False|None)\b)"
+
+
+def _after_closer(is_listed: bool) -> str:
+    """What may follow a bracket that closes the container around a string: in a list, any value."""
+    follower = rf"[\"'{{\[]|{KEY}" + (rf"|{_ATOM}" if is_listed else "")
+    return rf"(?=\s*+(?:\Z|[}}\])`{{]|;\s*+\Z|//|/\*|,\s*+(?:\Z|{follower})))"
+
+
+def _after_member(is_listed: bool) -> re.Pattern[str]:
+    return re.compile(
+        rf"\s*+(?:\Z|[}}\]]{_after_closer(is_listed)}|,\s*+(?:\Z|[}}\]]|//|/\*|\.\.\.|…|{KEY})|//|/\*|{_QUOTED_KEY})"
+        rf"|[^\S\n]*+\n\s*+{_BARE_KEY}"
+    )
+
+
+def _after_element(is_listed: bool) -> re.Pattern[str]:
+    return re.compile(
+        rf"\s*+(?:\Z|[}}\]]{_after_closer(is_listed)}|//|/\*"
+        rf"|,\s*+(?:\Z|[\"'“‘{{\[}}\]]|//|/\*|\.\.\.|…|{_ATOM})"
+        r"|\"(?:[^\"\\\n]|\\.){0,200}+\"\s*+[,\]])"
+        r"|[^\S\n]*+\n\s*+[\"'{\[]"
+    )
+
+
 _AFTER: dict[Role, re.Pattern[str]] = {
     "key": re.compile(r"(?!\w)"),
-    "member": re.compile(
-        rf"\s*+(?:\Z|[}}\]]{_AFTER_CLOSER}|,\s*+(?:\Z|[}}\]]|//|/\*|\.\.\.|…|{KEY})|//|/\*|{_QUOTED_KEY})"
-        rf"|[^\S\n]*+\n\s*+{_BARE_KEY}"
-    ),
-    "element": re.compile(
-        rf"\s*+(?:\Z|[}}\]]{_AFTER_CLOSER}|//|/\*"
-        r"|,\s*+(?:\Z|[\"'“‘{\[}\]\d-]|//|/\*|\.\.\.|…|(?:true|false|null|True|False|None)\b)"
-        r"|\"[^\"\n]{0,200}+\"\s*+[,\]])"
-        r"|[^\S\n]*+\n\s*+[\"'{\[]"
-    ),
+    "member": _after_member(is_listed=False),
+    "listed_member": _after_member(is_listed=True),
+    "element": _after_element(is_listed=False),
+    "listed_element": _after_element(is_listed=True),
     "root": re.compile(r"[\s,;)]{0,16}+(?:\Z|```)"),
 }
 _NEXT_ELEMENT = re.compile(r"\w[^\"\n]{0,200}+\"\s*+[,\]]")
@@ -71,6 +90,10 @@ class Broken(Exception):
     def __init__(self, expected: str, position: int) -> None:
         super().__init__(expected)
         self.position = position
+
+
+class Ambiguous(Broken):
+    """The text can be read in more than one way; no further reader is asked."""
 
 
 class Effort:
@@ -124,7 +147,12 @@ def read_string(text: str, start: int, role: Role, effort: Effort) -> ReadString
 
 def _never_closed(text: str, start: int, previous: int, quote: int, role: Role) -> int:
     """Where the string ends if a quote in it turns out to open what comes next; 0 if it does not."""
-    if role == "element" and text[quote - 1] == "," and quote - 1 > start and _NEXT_ELEMENT.match(text, quote + 1):
+    if (
+        role in ("element", "listed_element")
+        and text[quote - 1] == ","
+        and quote - 1 > start
+        and _NEXT_ELEMENT.match(text, quote + 1)
+    ):
         return quote - 1
     if previous >= 0 and _COLON.match(text, quote + 1):
         comma = _COMMA_BEFORE.search(text, max(start + 1, previous - 64), previous)

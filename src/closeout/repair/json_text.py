@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from closeout.messages import Repair
 from closeout.repair.json_scan import STRICT, Scanner
-from closeout.repair.json_strings import Broken
+from closeout.repair.json_strings import Ambiguous, Broken
 from closeout.repair.json_tokens import rewrite_tokens
 
 __all__ = ["MAX_REPAIRED", "RepairedJson", "repair_json"]
@@ -28,10 +28,6 @@ _LIBRARY_MAX_BRACKETS = 16
 _MAX_ROOTS = 64
 
 MAX_REPAIRED = 1_000_000  # characters; a broken text longer than this is not worth the seconds of guessing
-
-
-class Ambiguous(Broken):
-    """The text can be read in more than one way; no further reader is asked."""
 
 
 class RepairedJson(NamedTuple):
