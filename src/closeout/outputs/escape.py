@@ -23,15 +23,18 @@ _WORDS = (
     "思考",
     "答案",
     "问题",
-    "工具结果",
+    "工具",
 )
-_LINE_MARKER = re.compile(
-    r"(?i)(?:thought|action(?:[ _]?input)?|observation|(?:final[ _]?)?answer|question"
+# Before the word may stand what parsers skip: blanks, a BOM, list and heading signs, numbers. All quantifiers are
+# possessive or bounded, so that no text makes the search more than linear.
+_OPENING = (
+    r"[ \t\ufeff\u00a0\u3000\u200b*#_\-\d.)]*+"
+    r"(?i:thought|action(?:[ _]?input)?|observation|(?:final[ _]?)?answer|question"
     r"|(?:观察|行动|动作|思考|问题|工具)(?:输入|结果)?|(?:最终)?答案)"
-    r"[ \t\d*_#.)]{0,40}([:：])"
+    r"[ \t\d*_#.)]{0,40}+[:：]"
 )
-_BLANKS = frozenset(" \t\ufeff\u00a0\u3000*#_-0123456789.)\u200b")
-_LINE_ENDS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+_FIRST_LINE = re.compile(_OPENING)
+_LATER_LINE = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]" + _OPENING)
 
 # Tags that model families, agent protocols and our own wrapper write calls, results and turns with; `<|…|>`, `<|…>` and
 # `<…|>` stand for the special tokens of chat templates. Ordinary HTML and code match none of these.
@@ -56,17 +59,14 @@ def escape_markers(text: str) -> str:
     if "[" in text and "]" in text:
         text = _BRACKET.sub("&#91;", text)
     if ":" in text or "：" in text:
-        low = text.lower()
+        low = text.casefold()
         if any(word in low for word in _WORDS):
-            text = _LINE_MARKER.sub(_break_line_marker, text)
+            text = _LATER_LINE.sub(_with_reference, text)
+            first = _FIRST_LINE.match(text)
+            text = text if first is None else _with_reference(first) + text[first.end() :]
     return text
 
 
-def _break_line_marker(found: re.Match[str]) -> str:
-    """The marker with its colon as a reference if it opens its line, else as it stands."""
-    text, at = found.string, found.start() - 1
-    while at >= 0 and text[at] in _BLANKS:
-        at -= 1
-    if at >= 0 and text[at] not in _LINE_ENDS:
-        return found[0]
-    return f"{found[0][:-1]}&#{ord(found[1])};"
+def _with_reference(found: re.Match[str]) -> str:
+    """The marker with its colon as a character reference."""
+    return f"{found[0][:-1]}&#{ord(found[0][-1])};"
