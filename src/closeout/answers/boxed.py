@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import indexOf
@@ -58,6 +58,7 @@ _TAG = r"(?i:think(?:ing)?|thought|reasoning|seed:think)\s?>"
 _REASONING_TAG = re.compile(rf"<(?:{_TAG}(?:<{_TAG})*+|/{_TAG}(?:</{_TAG})*+)")
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)", re.MULTILINE)
 
+_NO_BACKSLASH = re.compile(r"[^\\]")
 _BRACE = re.compile(rb"[{}]")
 _SPACES = b" \t\n\r\v\f"
 _NO_BRACES = bytes(code for code in range(256) if code not in b"{}")
@@ -172,8 +173,8 @@ def _last_braced(text: str, start: int, end: int) -> tuple[int, int] | None:
         return None
     box, inner = opening
     shallow = _SHALLOW.match(text, inner, min(end, inner + _SHALLOW_LENGTH))
-    closing = shallow.start(1) if shallow else _drop(_braces(text[inner:end]), 1) + inner
-    if closing < inner:
+    closing = shallow.start(1) if shallow else _drop(_pieces(text, inner, end), 1)
+    if closing < 0:
         return inner, end
     if text.find("}", closing + 1, end) >= 0 and _BRACED.search(text, start, box):
         inner, closing = _enclosing(text, start, end, inner, closing)
@@ -196,22 +197,21 @@ def _last_opening(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 def _enclosing(text: str, start: int, end: int, inner: int, closing: int) -> tuple[int, int]:
     """The content span of the outermost complete box around one, or its own."""
-    levels = -_lowest(_braces(text[closing + 1 : end]))
+    levels = -_lowest(_pieces(text, closing + 1, end))
     if levels == 0:
         return inner, closing
-    braces = _braces(text[start:end])
-    before = braces[: inner - 1 - start][::-1].translate(_SWAPPED)
-    levels = min(levels, -_lowest(before))
+    before = _braces(text[start : inner - 1])[::-1].translate(_SWAPPED)
+    levels = min(levels, -_lowest(_cut(before)))
     if levels == 0:
         return inner, closing
     # The outermost pair of braces that is closed: all between is balanced, so boxes in it are complete.
-    position = inner - 2 - _drop(before, levels)
+    position = inner - 2 - _drop(_cut(before), levels)
     command = text.rfind("\\", start, position)
     found = _BRACED.match(text, command, end) if command >= 0 else None
     if not (found and found.end() == position + 1):
         found = _BRACED.search(text, position, end)
     while found and found.end() < inner:
-        close = _drop(braces, 1, found.end() - start) + start
+        close = _drop(_pieces(text, found.end(), end), 1)
         if close > closing:
             return found.end(), close
         found = _BRACED.search(text, close, end)
@@ -227,10 +227,10 @@ def _unwrapped(text: str, inner: int, closing: int) -> tuple[int, int]:
     first, last = chain.end() - inner, len(braces.rstrip(b"}" + _SPACES))
     opens = braces[:first].translate(_SWAPPED)
     # Of the boxes that open the content, those that stay open up to its last closing braces hold nothing beside.
-    levels = opens.count(b"}") + _lowest(braces[first:last])
+    levels = opens.count(b"}") + _lowest(_cut(braces[first:last]))
     if levels <= 0:
         return inner, closing
-    return inner + _drop(opens, levels) + 1, closing - 1 - _drop(braces[: first - 1 : -1], levels)
+    return inner + _drop(_cut(opens), levels) + 1, closing - 1 - _drop(_cut(braces[: first - 1 : -1]), levels)
 
 
 # ------------------------------------------------------------------------------------------------ counting braces in C
@@ -242,25 +242,41 @@ def _braces(text: str) -> bytes:
     return blanked.encode("ascii", "replace")
 
 
-def _drop(braces: bytes, depth: int, start: int = 0) -> int:
-    """The first offset at or after `start` where the depth, `depth` before it, falls to 0; -1 if it never does."""
-    step = 256
-    while start < len(braces):
-        part = braces[start : start + step]
-        lowest, net = _profile(part)
+def _pieces(text: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The braces of a part of a text, piece by piece with their offsets, small pieces first: what is sought is near."""
+    size = 256
+    while start < end:
+        stop = min(start + size, end)
+        if text[stop - 1] == "\\":
+            # Neither a run of backslashes nor the character behind it may be cut off.
+            behind = _NO_BACKSLASH.search(text, stop, end)
+            stop = behind.end() if behind else end
+        yield start, _braces(text[start:stop])
+        start = stop
+        size = min(4 * size, _CHUNK)
+
+
+def _cut(braces: bytes) -> Iterator[tuple[int, bytes]]:
+    """Braces that are at hand, in the same form."""
+    return ((offset, braces[offset : offset + _CHUNK]) for offset in range(0, len(braces), _CHUNK))
+
+
+def _drop(pieces: Iterable[tuple[int, bytes]], depth: int) -> int:
+    """The first offset where the depth, `depth` before the first piece, falls to 0; -1 if it never does."""
+    for offset, piece in pieces:
+        lowest, net = _profile(piece)
         if depth + lowest <= 0:
-            return start + indexOf(accumulate(memoryview(part.translate(_STEPS)).cast("b"), initial=depth), 0) - 1
+            steps = memoryview(piece.translate(_STEPS)).cast("b")
+            return offset + indexOf(accumulate(steps, initial=depth), 0) - 1
         depth += net
-        start += step
-        step = min(4 * step, _CHUNK)
     return -1
 
 
-def _lowest(braces: bytes) -> int:
+def _lowest(pieces: Iterable[tuple[int, bytes]]) -> int:
     """The lowest depth reached, counted from 0: minus the number of braces that close nothing here."""
     lowest = depth = 0
-    for offset in range(0, len(braces), _CHUNK):
-        low, net = _profile(braces[offset : offset + _CHUNK])
+    for _, piece in pieces:
+        low, net = _profile(piece)
         lowest = min(lowest, depth + low)
         depth += net
     return lowest
