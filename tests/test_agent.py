@@ -283,7 +283,7 @@ async def test_without_an_answer_the_run_leaves_experience() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "reason"), [({"max_tokens": 2500}, "max_tokens"), ({"max_seconds": 0.6}, "max_seconds")]
+    ("limit", "reason"), [({"max_tokens": 2500}, "max_tokens"), ({"max_seconds": 2.0}, "max_seconds")]
 )
 async def test_a_budget_ends_with_a_closing_turn_within_its_reserve(limit: dict[str, Any], reason: str) -> None:
     def script(view: RequestView) -> Turn:

@@ -82,10 +82,11 @@ class Budget:
                 return "max_seconds"
         return self.parent._spent(tokens, cost, seconds) if self.parent is not None else ""
 
-    def seconds_left(self) -> float | None:
-        """Until the wall clock of this agent or of one above it runs out; None where none is set."""
+    def seconds_left(self, *, closing: bool) -> float | None:
+        """Until the time of this agent or of one above it runs out; None: no limit. The reserve is for closing only."""
         own = None
         if self.limits.max_seconds is not None:
-            own = max(self.limits.max_seconds - (self.elapsed() - max(self.started, 0.0)), 0.0)
-        above = self.parent.seconds_left() if self.parent is not None else None
+            allowed = self.limits.max_seconds * (1.0 if closing else 1.0 - RESERVE)
+            own = max(allowed - (self.elapsed() - max(self.started, 0.0)), 0.0)
+        above = self.parent.seconds_left(closing=closing) if self.parent is not None else None
         return min((left for left in (own, above) if left is not None), default=None)

@@ -87,7 +87,7 @@ class JournaledClient(BaseClient):
 
         began = time.perf_counter()
         try:
-            seconds = self._budget.seconds_left()
+            seconds = self._budget.seconds_left(closing=self.purpose != "act")
             if seconds is None:
                 reply = await self.inner.complete(request, on_delta=on_delta, on_retry=retried)
             else:

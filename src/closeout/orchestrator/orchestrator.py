@@ -97,7 +97,7 @@ class Orchestrator:
         try:
             stop = await self._act()
         except ModelError as error:
-            stop = Stop("model_failed", error=str(error))
+            stop = Stop(self.scope.budget.reached(self.turn) or "model_failed", error=str(error))
         closed = await close_attempt(self, stop, is_final=number == plan.settings.context_compress_limit)
         experience = closed.experience.text() if closed.experience else ""
         self.scope.journal.append(AttemptEnded(path, number, closed.stop_reason, closed.answer, experience))
