@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from closeout.context.eviction import EvictionPolicy
 from closeout.context.history import History
+from closeout.dialects.constrain import action_constraint
 from closeout.dialects.protocol import Dialect, Reader, get_dialect
 from closeout.dialects.salvage import salvage
 from closeout.errors import BadRequest, ContextOverflow
 from closeout.journal.events import Evicted, Noted
-from closeout.messages import Defect, Message, ModelReply, ModelRequest, Reading, ToolSpec
+from closeout.messages import Constraint, Defect, Message, ModelReply, ModelRequest, Reading, ToolSpec
 from closeout.orchestrator.loops import repeated_tail
 from closeout.orchestrator.model_door import JournaledClient
 from closeout.orchestrator.plan import AgentPlan
@@ -22,6 +23,7 @@ from closeout.orchestrator.streaming import ReplyListener
 
 __all__ = ["Asking"]
 
+CONSTRAIN_WEAK = False  # what "auto" means for weak models: docs/design/local-model.md has the measurement
 SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect, until the run goes over to it
 # Which dialect writes the form in which a salvaged call stood; other forms are native ones that the server lost.
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
@@ -49,6 +51,7 @@ class Asking:
         self._tools = tools
         self._foreign = 0
         self._switched = False
+        self._constraints: dict[str, Constraint | None] = {}
 
     def reader(self) -> Reader:
         return self.dialect.reader(self._tools)
@@ -66,7 +69,21 @@ class Asking:
             max_tokens=llm.max_tokens,
             extra_body=llm.extra_body,
             timeout=llm.timeout,
+            constraint=None if closing else self._constraint(),
         )
+
+    def _constraint(self) -> Constraint | None:
+        """What holds the model to the form of an action, where settings and server say so; made once for a dialect."""
+        capabilities, wanted = self.client.capabilities, self._plan.settings.constrain
+        if wanted == "off" or (wanted == "auto" and not (capabilities.weak and CONSTRAIN_WEAK)):
+            return None
+        name = self.dialect.name
+        if name not in ("cot_chat", "cot_completion"):
+            return None
+        if name not in self._constraints:
+            primed = name == "cot_completion"
+            self._constraints[name] = action_constraint(self._tools, capabilities, primed=primed)
+        return self._constraints[name]
 
     async def ask(self, history: History, rollbacks: RollbackPolicy, attempt: int, turn: int) -> Reading:
         """What the model says next. Raises ModelError; a context overflow is met once by shrinking the view."""
