@@ -64,6 +64,7 @@ _SPACES = b" \t\n\r\v\f"
 _NO_BRACES = bytes(code for code in range(256) if code not in b"{}")
 _SWAPPED = bytes.maketrans(b"{}", b"}{")
 _STEPS = bytes({0x7B: 1, 0x7D: 0xFF}.get(code, 0) for code in range(256))  # as signed bytes: +1, -1, 0
+_REPLY_LENGTH = 65_536  # characters behind the reasoning that are looked at before the whole text is
 _CHUNK = 16_384  # bytes that are counted at once
 
 
@@ -156,6 +157,9 @@ def _mentions(text: str) -> bool:
 
 def _candidates(text: str) -> Iterator[tuple[int, int] | None]:
     """Content spans, the best first, looked up only as far as they are asked for."""
+    reply = _reply_start(text)
+    if reply >= 0:
+        yield _last_braced(text, reply, len(text))
     regions = reasoning_regions(text)
     for in_reasoning in (False, True):
         parts = [(r.start, r.end) for r in reversed(regions) if r.in_reasoning is in_reasoning]
@@ -164,6 +168,14 @@ def _candidates(text: str) -> Iterator[tuple[int, int] | None]:
         for start, end in parts:
             last = deque(_BARE.finditer(text, start, end), maxlen=1)
             yield last[0].span(1) if last else None
+
+
+def _reply_start(text: str) -> int:
+    """Where the reply behind the reasoning starts, if that is near the end: then the reasoning need not be read."""
+    tag = _REASONING_TAG.match(text, max(0, text.rfind("</", max(0, len(text) - _REPLY_LENGTH))))
+    if tag is None or text[tag.start() + 1] != "/" or _REASONING_TAG.search(text, tag.end()):
+        return -1
+    return tag.end()
 
 
 def _last_braced(text: str, start: int, end: int) -> tuple[int, int] | None:
