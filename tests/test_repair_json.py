@@ -212,7 +212,7 @@ def test_effort_is_bounded_on_64_kb_of_anything(piece: str, start: str, monkeypa
     monkeypatch.setattr(json_scan.Effort, "spend", counted)
     read = repair_json((start + piece * 65_536)[:65_536])
     assert read.ok or read.error
-    assert steps <= 2 * 4_001
+    assert steps <= 2 * 3_001
 
 
 def test_ten_megabytes_and_deep_nesting_come_back_as_errors() -> None:

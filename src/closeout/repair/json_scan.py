@@ -17,7 +17,7 @@ from closeout.repair.notes import Notes
 __all__ = ["MAX_DEPTH", "STRICT", "Scanner"]
 
 MAX_DEPTH = 128  # levels of nesting that are read with repairs; strict JSON may nest as deep as the parser allows
-_STEPS = 4_000  # values, brackets and doubtful quotes for texts up to 64 kB; longer texts get their share
+_STEPS = 3_000  # values, brackets and doubtful quotes for texts up to 64 kB; longer texts get their share
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -196,6 +196,9 @@ class Scanner:
         self._keys[-1] = key
         self.position = found.end()
         self._put(value)
+        if self.text.startswith(",", self.position):
+            self.position += 1
+            self._after_value, self._after_comma = False, True
         return True
 
     def _key(self, character: str) -> str | None:

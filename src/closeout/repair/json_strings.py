@@ -107,7 +107,7 @@ class Effort:
     def spend(self, position: int) -> None:
         self.left -= 1
         if self.left < 0:
-            raise Broken("something closer to JSON", position)
+            raise Broken("fewer mistakes before this place,", position)
 
 
 class ReadString(NamedTuple):

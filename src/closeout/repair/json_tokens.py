@@ -23,6 +23,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+_MAX_TOKENS = 12_000  # strings, keys and words in texts up to 64 kB; longer texts get their share
+
 _WORDS = {
     "True": ("true", "python_literal"),
     "False": ("false", "python_literal"),
@@ -46,10 +48,15 @@ class _NotWellFormed(Exception):
 
 
 def rewrite_tokens(text: str) -> Rewritten | None:
-    """The text in JSON's own tokens; None where a string has no clear end or nothing needed to be rewritten."""
+    """The text in JSON's own tokens; None where that is no change, tokens are too many, or a string has no clear end."""
     notes = Notes(text)
+    left = max(_MAX_TOKENS, len(text) * _MAX_TOKENS // 65_536)
 
     def rewrite(found: re.Match[str]) -> str:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _NotWellFormed
         kind = found.lastgroup
         token = found.group()
         if kind == "double":
