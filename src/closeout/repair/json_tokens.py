@@ -48,7 +48,7 @@ class _NotWellFormed(Exception):
 
 
 def rewrite_tokens(text: str) -> Rewritten | None:
-    """The text in JSON's own tokens; None where that is no change, tokens are too many, or a string has no clear end."""
+    """The text in JSON's own tokens; None if that is no change, they are too many, or a string has no clear end."""
     notes = Notes(text)
     left = max(_MAX_TOKENS, len(text) * _MAX_TOKENS // 65_536)
 
