@@ -102,8 +102,9 @@ class Agent:
         """
         from closeout.orchestrator.run import lead
 
-        prepared = self._task(task, files, history, task_id, ground_truth, origin)
-        return await lead(self.plan(streamed=bool(listeners)), prepared, self.store(), listeners, run_id)
+        plan = self.plan(streamed=bool(listeners))
+        prepared = await self._task(plan, task, files, history, task_id, ground_truth, origin)
+        return await lead(plan, prepared, self.store(), listeners, run_id)
 
     def run_sync(self, task: str, **options: Any) -> RunResult:
         """`run` for code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
@@ -240,8 +241,9 @@ class Agent:
         if store is not None:
             store.note(endpoint, dialect)
 
-    def _task(
+    async def _task(
         self,
+        plan: AgentPlan,
         text: str,
         files: Sequence[str | Path],
         history: Sequence[Mapping[str, Any]],
@@ -249,20 +251,29 @@ class Agent:
         ground_truth: str | None,
         origin: Mapping[str, Any] | None,
     ) -> Task:
+        import asyncio
+
         from closeout.messages import Message
+        from closeout.orchestrator.files import Prepared, prepare
         from closeout.orchestrator.run import Task
 
         if not isinstance(text, str) or not text.strip():
             raise UsageError("The task is empty. Say what the agent is to find out or do.")
+        client = plan.client
+        given = Prepared(text)
+        if files:  # in a thread, because a large PDF takes seconds
+            given = await asyncio.to_thread(prepare, text, files, capabilities=client.capabilities, model=client.name)
         return Task(
             text,
-            text,
+            given.question,
             task_id,
             ground_truth,
-            tuple(map(str, files)),
-            (),
+            given.names,
+            given.images,
             tuple(map(Message.of, history)),
             origin or {},
+            given.texts,
+            given.notes,
         )
 
 

@@ -59,9 +59,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(Event):
-    """`question` is the task with the texts of its files, where it has any; `earlier` and `images` are JSON lists."""
+    """`question` is the task with its files' texts, where it has any; `earlier`, `images`, `texts` are JSON lists.
 
-    bodies = ("task", "question", "earlier", "images")
+    `texts` holds what of the files is not in the question: `orchestrator.files.dump_texts`.
+    """
+
+    bodies = ("task", "question", "earlier", "images", "texts")
     task: str
     task_id: str = ""
     question: str = ""
@@ -72,6 +75,8 @@ class RunStarted(Event):
     origin: Mapping[str, Any] = field(default_factory=dict)  # what started it, for whoever resumes it
     files: tuple[str, ...] = ()
     ground_truth: str | None = None
+    texts: str = ""
+    name: str = ""  # of the agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ class AgentStarted(Event):
     bodies = ("task",)
     name: str
     task: str
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

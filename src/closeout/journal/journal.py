@@ -11,14 +11,14 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from closeout.errors import JournalError
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted
 from closeout.journal.past import Past
 from closeout.journal.store import Row, Store
 
-__all__ = ["Journal", "Listener", "Progress", "new_run_id"]
+__all__ = ["Follower", "Journal", "Listener", "Progress", "RunListener", "new_run_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,21 @@ class Progress:
     index: int = 0
 
 
-Listener = Callable[[Event | Progress], Any]
+class Follower(Protocol):
+    """A listener of one run. `close` is called when the run is over, however it ended."""
+
+    def __call__(self, event: Event | Progress, /) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class RunListener(Protocol):
+    """A listener for many runs, also at the same time: for each it is asked for one that follows that run."""
+
+    def follow(self, journal: Journal, /) -> Follower: ...
+
+
+Listener = Callable[[Event | Progress], Any] | RunListener
 
 
 def new_run_id() -> str:
@@ -56,12 +70,17 @@ class Journal:
         self.run_id = run_id
         self.started_at = rows[0].time if rows else time.time()  # seconds since the epoch
         self.replay_only = False
+        self.handed_back = False  # what listeners hear at this moment is from the record, nothing is done for it
+        self.started: RunStarted | None = None
+        self._opening: Event | None = None
+        if rows and isinstance(rows[0].event, RunStarted):
+            self.started = self._opening = rows[0].event
         self._store = store
         self._number = number
         self._past = Past(rows)
         self._next = rows[-1].seq + 1 if rows else 0
         self._kept: list[Row] = []  # of a run without a store
-        self._listeners: list[Listener] = []
+        self._listeners: list[Callable[[Event | Progress], Any]] = []
         self._flush_planned = False
         self._failure: JournalError | None = None
 
@@ -72,9 +91,10 @@ class Journal:
         if store is None:
             journal = cls(run_id, None, 0)
             journal.append(started)
-            return journal
-        journal = cls(run_id, store, store.create_run(run_id, model, started))
-        journal._next = 1
+        else:
+            journal = cls(run_id, store, store.create_run(run_id, model, started))
+            journal._next = 1
+        journal.started = journal._opening = started
         return journal
 
     @classmethod
@@ -89,7 +109,7 @@ class Journal:
         journal = cls(run_id, store, number, rows)
         idle = max(time.time() - rows[-1].time, 0.0) if rows else 0.0
         journal._past.idle += idle
-        journal.append(RunResumed("main", idle))
+        journal._opening = journal.append(RunResumed("main", idle))
         return journal
 
     @classmethod
@@ -124,8 +144,31 @@ class Journal:
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Every event and piece of progress from now on goes to the listener; call what comes back to stop that."""
+        if callable(listener):
+            return self._hear(listener)
+        follower = listener.follow(self)
+        stop = self._hear(follower)
+
+        def leave() -> None:
+            stop()
+            follower.close()
+
+        return leave
+
+    def _hear(self, listener: Callable[[Event | Progress], Any]) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def announce(self) -> None:
+        """Let listeners, who come after it, hear of the event with which the run began, or began again."""
+        if self._opening is not None:
+            self._say(self._opening, handed_back=self.replay_only)
+
+    def _say(self, event: Event, *, handed_back: bool) -> None:
+        self.handed_back = handed_back
+        for listener in self._listeners:
+            listener(event)
+        self.handed_back = False
 
     def tell(self, progress: Progress) -> None:
         """Let listeners hear of something that is not kept."""
@@ -140,14 +183,15 @@ class Journal:
 
     def append(self, event: Event) -> Event:
         """Write an event, or recognise it as the one that is recorded at this place; what stands is returned."""
+        stands = self._stand(event)
+        self._say(stands, handed_back=stands is not event)
+        return stands
+
+    def _stand(self, event: Event) -> Event:
         recorded = self._past.recognise(event) if self._past.events else None
         if recorded is None:
             self._write(event)
-        else:
-            event = recorded
-        for listener in self._listeners:
-            listener(event)
-        return event
+        return recorded or event
 
     def _write(self, event: Event) -> None:
         if self._failure is not None:
@@ -196,10 +240,9 @@ class Journal:
         """
         started_before = self._past.has_started(started)
         recorded = self._past.outcome_of(started)
-        self.append(started)
+        self._say(self._stand(started), handed_back=recorded is not None)
         if recorded is not None:
-            for listener in self._listeners:
-                listener(recorded)
+            self._say(recorded, handed_back=True)
             return recorded
         if self.replay_only:
             raise JournalError(

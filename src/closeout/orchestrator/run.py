@@ -17,18 +17,25 @@ from closeout.journal.store import Row, Store
 from closeout.journal.task_log import TaskLog
 from closeout.messages import Message
 from closeout.orchestrator.closing import Closed
+from closeout.orchestrator.files import FileText, dump_texts, load_texts
 from closeout.orchestrator.limits import Budget
 from closeout.orchestrator.orchestrator import Orchestrator
 from closeout.orchestrator.plan import AgentPlan, differences
 from closeout.orchestrator.result import RunResult, Status
 from closeout.orchestrator.scope import Scope
+from closeout.orchestrator.subagents import read_result_tool
+from closeout.outputs.artifacts import Artifact
+from closeout.tools.manager import ToolManager
 
 __all__ = ["Task", "lead", "replay", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked. `question` is the text the model gets: the task, with the texts of its files before it."""
+    """What is asked. `question` is the text the model gets: the task, with the texts of its files before it.
+
+    `texts` are those of which the question holds the head only; `notes` say what was left out of the files.
+    """
 
     text: str
     question: str = ""
@@ -38,12 +45,15 @@ class Task:
     images: tuple[dict[str, Any], ...] = ()
     earlier: tuple[Message, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
+    texts: tuple[FileText, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 async def lead(
     plan: AgentPlan, task: Task, store: Store | None, listeners: Sequence[Listener] = (), run_id: str = ""
 ) -> RunResult:
     """A new run from its first event to its last. Raises JournalError where no journal can be started."""
+    plan = _able_to_read(plan, bool(task.texts))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(plan.manager)
         started = RunStarted(
@@ -58,10 +68,10 @@ async def lead(
             task.origin,
             task.files,
             task.ground_truth,
+            dump_texts(task.texts),
+            plan.name,
         )
         journal = Journal.start(store, started, plan.client.name, run_id)
-        for listener in listeners:
-            listener(started)
         return await _lead(plan, task, journal, listeners)
 
 
@@ -73,10 +83,10 @@ async def resume(
     Raises RunNotFound, JournalLocked while somebody leads it, and ResumeRefused with the differences where the agent is
     not the one that made the record, unless `despite_changes`.
     """
+    rows = tuple(store.rows(run_id))
+    plan = _as_recorded(plan, rows)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(plan.manager)
-        rows = tuple(store.rows(run_id))
-        plan = _as_recorded(plan, rows)
         task = _recorded_task(plan, rows, run_id, despite_changes)
         return await _lead(plan, task, Journal.reopen(store, run_id), listeners)
 
@@ -93,10 +103,20 @@ async def replay(
 
 
 def _as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
-    """The plan in the dialect that the run began with, where the agent leaves that to be found out."""
+    """The plan as the run began: able to read its files, and in its dialect, where the agent leaves that open."""
     started = rows[0].event if rows else None
-    dialect = started.fingerprint.get("dialect") if isinstance(started, RunStarted) else None
+    if not isinstance(started, RunStarted):
+        return plan
+    plan = _able_to_read(plan, bool(started.texts))
+    dialect = started.fingerprint.get("dialect")
     return replace(plan, dialect=str(dialect)) if plan.may_switch_dialect and dialect else plan
+
+
+def _able_to_read(plan: AgentPlan, needed: bool) -> AgentPlan:
+    """The plan with `read_result`, where files are to be read on and the agent has no tools of its own."""
+    if not needed or plan.manager.specs():
+        return plan
+    return replace(plan, manager=ToolManager([read_result_tool]))
 
 
 def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_changes: bool) -> Task:
@@ -118,6 +138,7 @@ def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_
         started.files,
         tuple(json.loads(started.images)) if started.images else (),
         tuple(map(Message.of, json.loads(started.earlier))) if started.earlier else (),
+        texts=load_texts(started.texts),
     )
 
 
@@ -128,7 +149,9 @@ async def _lead(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequen
     leave = [journal.listen(listener) for listener in everyone]
     budget = Budget(plan.limits, lambda: journal.elapsed)
     scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents)
+    scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     try:
+        journal.announce()
         closed = await _work(plan, task, scope)
         ended = RunEnded("main", _status(closed), closed.stop_reason, closed.answer, closed.summary, closed.error)
         journal.end(ended)
@@ -148,6 +171,8 @@ async def _work(plan: AgentPlan, task: Task, scope: Scope) -> Closed:
     try:
         for problem in plan.manager.problems:
             scope.journal.append(Noted("main", "warning", "MCP", str(problem)))
+        for note in task.notes:
+            scope.journal.append(Noted("main", "warning", "Files", note))
         orchestrator = Orchestrator(plan, scope, task.question or task.text, earlier=task.earlier, images=task.images)
         return await orchestrator.run()
     except JournalError as error:

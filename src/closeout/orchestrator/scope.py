@@ -5,7 +5,7 @@ A tool that needs the run it is called in (a sub-agent, `read_result`) finds the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from closeout.config import AgentLimits
 from closeout.journal.journal import Journal
 from closeout.orchestrator.limits import Budget, Limits
-from closeout.outputs.artifacts import MemoryArtifacts
+from closeout.outputs.artifacts import Artifact, MemoryArtifacts
 
 __all__ = ["MAX_DEPTH", "Scope", "current_scope"]
 
@@ -33,6 +33,7 @@ class Scope:
     artifacts: MemoryArtifacts = field(default_factory=MemoryArtifacts)
     handle: str = ""  # of the call that is being made
     sub_agents: Mapping[str, AgentLimits] = field(default_factory=dict)  # limits of sub-agents by name, from settings
+    shared: dict[str, Artifact] = field(default_factory=dict)  # what every agent of the run may look up: its files
 
     def for_call(self, handle: str) -> Scope:
         return replace(self, handle=handle)
@@ -43,7 +44,15 @@ class Scope:
             limits = replace(limits, max_turns=self.sub_agents[name].max_turns)
         budget = Budget(limits, lambda: self.journal.elapsed, self.budget)
         path = f"{self.path}/{self.handle}:{name}"
-        return Scope(self.journal, budget, path, self.depth + 1, sub_agents=self.sub_agents)
+        below = Scope(self.journal, budget, path, self.depth + 1, sub_agents=self.sub_agents)
+        below.share(self.shared.items())
+        return below
+
+    def share(self, artifacts: Iterable[tuple[str, Artifact]]) -> None:
+        """Let this agent, and those that it starts, look the artifacts up by their handles."""
+        for handle, artifact in artifacts:
+            self.artifacts.put(handle, artifact)
+            self.shared[handle] = artifact
 
 
 def current_scope() -> Scope | None:

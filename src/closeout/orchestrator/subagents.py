@@ -21,10 +21,10 @@ __all__ = ["as_tool", "read_result_tool", "sub_agent_tool"]
 
 @tool(name="read_result", read_only=True, repeatable=True, inline=True)
 def read_result_tool(handle: str, offset: int = 0, path: str | None = None, pattern: str | None = None) -> str:
-    """Read more of an earlier tool result that was shown shortened.
+    """Read more of a file or an earlier tool result that was shown shortened.
 
     Args:
-        handle: the result's name, such as r12
+        handle: its name, such as r12 or file1
         offset: the first character or row to show
         path: a path into a JSON result, such as items[3].name
         pattern: show only the lines that contain this
@@ -61,7 +61,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[], AgentPlan]
 
         plan = plan_of()
         below = scope.child(name, plan.limits)
-        below.journal.append(AgentStarted(below.path, name, task))
+        below.journal.append(AgentStarted(below.path, name, task, plan.client.name))
         async with plan.manager:
             closed = await Orchestrator(plan, below, task).run()
         report = closed.report()
