@@ -5,10 +5,11 @@ Nothing heavy is imported here, so that `closeout --help` answers at once.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
+
+from closeout.cli.guard import guarded
 
 __all__ = ["app", "main"]
 
@@ -30,6 +31,7 @@ Model = Annotated[
 BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1")]
 Docs = Annotated[str | None, typer.Option(help="A folder whose documents the agent may search and read")]
 Mcp = Annotated[list[str] | None, typer.Option(help="An MCP server: a command or a URL; may be repeated")]
+Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url or run_python; may be repeated")]
 Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion or mcp_xml")]
 Settings = Annotated[
     list[str] | None,
@@ -40,144 +42,152 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer")]
 
 
 @app.command()
+@guarded
 def run(
     question: Annotated[str, typer.Argument(help="The task; - reads it from stdin")],
     model: Model = None,
     base_url: BaseUrl = None,
     docs: Docs = None,
     mcp: Mcp = None,
+    tool: Tools = None,
     file: Annotated[list[str] | None, typer.Option("--file", "-f", help="A file that belongs to the task")] = None,
     dialect: Dialect = None,
     config: Settings = None,
     json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Answer a question. The answer goes to stdout, everything else to stderr."""
-    from closeout.cli.running import RunOptions, run_command
+    from closeout.cli.options import RunOptions
+    from closeout.cli.running import run_command
 
-    options = RunOptions(model, base_url, docs, tuple(mcp or ()), tuple(file or ()), dialect, tuple(config or ()))
-    raise typer.Exit(run_command(question, options, as_json=json, quiet=quiet))
+    options = RunOptions(
+        model,
+        base_url,
+        docs,
+        tuple(mcp or ()),
+        tuple(tool or ()),
+        tuple(file or ()),
+        dialect,
+        tuple(config or ()),
+    )
+    return run_command(question, options, as_json=json, quiet=quiet)
 
 
 @app.command()
+@guarded
 def resume(
     run_id: str,
     force: Annotated[bool, typer.Option(help="Go on although the agent is not the one that made the record")] = False,
     json: Json = False,
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Lead a run on that was cut off; what it did already is not done again."""
     from closeout.cli.running import resume_command
 
-    raise typer.Exit(resume_command(run_id, force=force, as_json=json, quiet=quiet))
+    return resume_command(run_id, force=force, as_json=json, quiet=quiet)
 
 
 @app.command()
-def replay(run_id: str, json: Json = False) -> None:
+@guarded
+def replay(run_id: str, json: Json = False) -> int:
     """Run a recorded run again without model, tools and network, and say where it departs from its record."""
     from closeout.cli.running import replay_command
 
-    raise typer.Exit(replay_command(run_id, as_json=json))
+    return replay_command(run_id, as_json=json)
 
 
 @app.command()
+@guarded
 def runs(
     run_id: Annotated[str | None, typer.Argument(help="A run to look at; none: the list")] = None,
     limit: Annotated[int, typer.Option(help="How many runs to list", min=1)] = 20,
     json: Json = False,
-) -> None:
+) -> int:
     """List the runs, or show one: its turns, calls, repairs, rollbacks, tokens and cost."""
     from closeout.cli.showing import list_runs, show_run
 
-    raise typer.Exit(list_runs(limit, as_json=json) if run_id is None else show_run(run_id, as_json=json))
+    return list_runs(limit, as_json=json) if run_id is None else show_run(run_id, as_json=json)
 
 
 @app.command()
-def tools(docs: Docs = None, mcp: Mcp = None, config: Settings = None, json: Json = False) -> None:
+@guarded
+def tools(docs: Docs = None, mcp: Mcp = None, tool: Tools = None, config: Settings = None, json: Json = False) -> int:
     """List the tools an agent would have."""
-    from closeout.cli.showing import list_tools
+    from closeout.cli.listing import list_tools
+    from closeout.cli.options import RunOptions
 
-    raise typer.Exit(list_tools(docs, tuple(mcp or ()), tuple(config or ()), as_json=json))
+    options = RunOptions(docs=docs, mcp=tuple(mcp or ()), tools=tuple(tool or ()), config=tuple(config or ()))
+    return list_tools(options, as_json=json)
 
 
 @app.command()
+@guarded
 def encode(
     file: Annotated[str, typer.Argument(help="A JSON or text file; - reads stdin")],
     format: Annotated[str, typer.Option(help="auto, json, columns, toon, yaml, xml, csv, markdown, raw")] = "auto",  # noqa: A002
     budget: Annotated[int | None, typer.Option(help="Cut to this many tokens", min=1)] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Print a value in the form that costs a model the fewest tokens; compare the forms on stderr."""
     from closeout.cli.encode import encode_command
 
-    raise typer.Exit(encode_command(file, format, budget, json))
+    return encode_command(file, format, budget, json)
 
 
 @app.command()
-def config(config: Settings = None, json: Json = False) -> None:
+@guarded
+def config(config: Settings = None, json: Json = False) -> int:
     """Show every setting, its value, and where runs are kept."""
-    from closeout.cli.showing import show_config
+    from closeout.cli.listing import show_config
 
-    raise typer.Exit(show_config(tuple(config or ()), as_json=json))
+    return show_config(tuple(config or ()), as_json=json)
 
 
 @app.command()
-def doctor(model: Model = None, base_url: BaseUrl = None, json: Json = False) -> None:
+@guarded
+def doctor(model: Model = None, base_url: BaseUrl = None, json: Json = False) -> int:
     """Check what a run needs: the journal's folder, the model, the optional parts."""
     from closeout.cli.doctor import doctor_command
 
-    raise typer.Exit(doctor_command(model, base_url, as_json=json))
+    return doctor_command(model, base_url, as_json=json)
 
 
 @models_app.command("list")
-def models_list(json: Json = False) -> None:
+@guarded
+def models_list(json: Json = False) -> int:
     """The embedded models and whether their weights are here."""
     from closeout.cli.models import list_command
 
-    raise typer.Exit(list_command(json))
+    return list_command(json)
 
 
 @models_app.command("pull")
-def models_pull(name: Annotated[str, typer.Argument(help="local or local:small")] = "local") -> None:
+@guarded
+def models_pull(name: Annotated[str, typer.Argument(help="local or local:small")] = "local") -> int:
     """Fetch a model's weights; goes on where an earlier pull stopped."""
     from closeout.cli.models import pull_command
 
-    raise typer.Exit(pull_command(name))
+    return pull_command(name)
 
 
 @models_app.command("path")
-def models_path(name: Annotated[str, typer.Argument(help="local or local:small")] = "local") -> None:
+@guarded
+def models_path(name: Annotated[str, typer.Argument(help="local or local:small")] = "local") -> int:
     """Where a model's weights are."""
     from closeout.cli.models import path_command
 
-    raise typer.Exit(path_command(name))
-
-
-def version_text() -> str:
-    from closeout import __version__
-
-    return f"closeout {__version__}"
+    return path_command(name)
 
 
 @app.callback(invoke_without_command=True)
 def _options(version: Annotated[bool, typer.Option("--version", help="Show the version")] = False) -> None:
     if version:
-        print(version_text())
+        from closeout import __version__
+
+        print(f"closeout {__version__}")
         raise typer.Exit(0)
 
 
 def main() -> None:
-    """The entry point. Errors that a person can act on come as one sentence; exit codes: see docs/cli.md."""
-    from closeout.errors import CloseoutError
-
-    try:
-        app()
-    except CloseoutError as error:
-        print(f"closeout: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("\ncloseout: stopped.", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+    """The entry point. Exit codes: see docs/cli.md."""
+    app()

@@ -1,89 +1,162 @@
-"""The commands that only look: the list of runs, one run, the tools, the settings."""
+"""The commands that look at runs: the list of them, and one with all that happened in it."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from closeout.cli.display import Display, short
-from closeout.config import home_folder, known_keys
-from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, RunStarted
+from closeout.cli.console import amount, bill, duration, make_console, print_json, width_of
+from closeout.cli.display import Display
+from closeout.cli.table import Cell, Column, fitted
+from closeout.config import home_folder
+from closeout.journal.events import (
+    Event,
+    ModelFailed,
+    ModelReplied,
+    ModelRequested,
+    RunEnded,
+    RunStarted,
+    TurnAccepted,
+)
+from closeout.journal.journal import Progress
 from closeout.journal.ledger import Ledger
-from closeout.journal.store import Row, open_store
+from closeout.journal.store import Row, RunRecord, open_store
 
-__all__ = ["list_runs", "list_tools", "show_config", "show_run"]
+__all__ = ["list_runs", "show_run"]
 
 STYLES = {"answered": "green", "unanswered": "yellow", "failed": "red", "interrupted": "yellow", "cancelled": "yellow"}
+RESUMABLE = ("interrupted", "cancelled", "failed")
+RUNS = (
+    Column("run"),
+    Column("when", rank=2),
+    Column("status"),
+    Column("model", least=12, rank=3),
+    Column("task", least=16),
+    Column("answer", least=12, rank=1),
+)
+REQUESTS = (
+    Column("agent", rank=3),
+    Column("turn", right=True),
+    Column("for"),
+    Column("tokens in", right=True),
+    Column("cached", right=True),
+    Column("out", right=True),
+    Column("same start", right=True),
+    Column("cost", right=True, rank=2),
+    Column("time", right=True, rank=1),
+)
 
 
 def list_runs(limit: int, *, as_json: bool) -> int:
     """The latest runs, newest first."""
     records = open_store(home_folder()).runs(limit)
     if as_json:
-        print(json.dumps([asdict(record) for record in records], ensure_ascii=False))
-        return 0
-    if not records:
+        print_json([asdict(record) for record in records])
+    elif records:
+        _print_table(make_console(), RUNS, [_run_cells(record) for record in records])
+    else:
         print('No runs yet. Try: closeout run "What is 17 % of 2,340?"')
-        return 0
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", "when", "status", "model", "task", "answer"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True)
-    for record in records:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
-        table.add_row(
-            record.run_id,
-            when,
-            Text(record.status, STYLES.get(record.status, "")),
-            short(record.model, 24),
-            short(record.task, 48),
-            short(record.answer or "", 32),
-        )
-    Console(soft_wrap=True).print(table)
     return 0
 
 
 def show_run(run_id: str, *, as_json: bool) -> int:
     """One run: what happened, and what each request cost."""
     store = open_store(home_folder())
-    rows = list(store.rows(run_id))
-    record = store.run(run_id)
-    ledger = Ledger(row.event for row in rows)
+    rows, record = list(store.rows(run_id)), store.run(run_id)
     if as_json:
-        events = [{"seq": r.seq, "time": r.time, "type": type(r.event).__name__, **_body(r)} for r in rows]
-        print(json.dumps({**asdict(record), "requests": list(_requests(rows)), "events": events}, ensure_ascii=False))
+        events = [{"seq": r.seq, "time": r.time, "type": type(r.event).__name__, **_body(r.event)} for r in rows]
+        print_json({**asdict(record), **_counts(rows), "requests": list(_requests(rows)), "events": events})
         return 0
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     started = next((row.event for row in rows if isinstance(row.event, RunStarted)), None)
     console.print(Text(started.task if started else record.task, "bold"))
     display = Display(console)
-    for row in rows:
-        display(row.event)
-    console.print(_request_table(rows))
-    usage = ledger.usage
-    cost = "unknown" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
-    console.print(
-        f"{record.status} · {ledger.turns} turns · {ledger.attempts} attempts · {ledger.rollbacks} rollbacks · "
-        f"{len(ledger.repairs)} repairs · {usage.input_tokens:,} tokens in ({usage.cache_read_tokens:,} cached), "
-        f"{usage.output_tokens:,} out · cost {cost}"
-    )
-    console.print(Text(f"answer: {record.answer}" if record.answer is not None else "no answer", "bold"))
-    if record.status in ("interrupted", "cancelled", "failed"):
-        console.print(f"Go on with it: closeout resume {run_id}")
+    for event in _as_it_went(rows):
+        display(event)
+    requests = list(_requests(rows))
+    if requests:
+        console.print()
+        _print_table(console, REQUESTS, [_request_cells(request) for request in requests])
+    console.print()
+    _print_outcome(console, record, rows)
     return 0
 
 
-def _body(row: Row) -> dict[str, Any]:
-    return {name: getattr(row.event, name) for name in row.event.names}
+def _print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    for line in fitted(columns, rows, width_of(console) if console.is_terminal else None):
+        console.print(line)
 
 
-def _requests(rows: Iterable[Row]) -> Iterable[dict[str, Any]]:
+def _run_cells(record: RunRecord) -> list[Cell]:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
+    answer = record.answer if record.answer is not None else ""
+    status = (record.status, STYLES.get(record.status, ""))
+    return [(record.run_id, ""), (when, ""), status, (record.model, ""), (record.task, ""), (answer, "")]
+
+
+def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> None:
+    ledger = Ledger(row.event for row in rows)
+    why = f" ({record.stop_reason})" if record.stop_reason not in (None, record.status) else ""
+    parts = [
+        amount(ledger.turns, "turn"),
+        amount(ledger.tool_calls, "tool call") + (f" ({ledger.tool_failures} failed)" if ledger.tool_failures else ""),
+        amount(ledger.attempts, "attempt"),
+        amount(ledger.rollbacks, "rollback"),
+        amount(len(ledger.repairs), "repair"),
+        amount(ledger.usage.requests, "request"),
+        bill(ledger.usage) + (" · cost unknown" if ledger.usage.cost_usd is None else ""),
+    ]
+    console.print(Text(f"{record.status}{why} · {' · '.join(parts)}", STYLES.get(record.status, "")))
+    ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
+    if ended is not None and ended.error:
+        console.print(Text(ended.error, "red"))
+    console.print(Text("no answer" if record.answer is None else f"answer: {record.answer}", "bold"))
+    if record.status in RESUMABLE:
+        console.print(f"Go on with it: closeout resume {record.run_id}")
+
+
+def _counts(rows: Iterable[Row]) -> dict[str, Any]:
+    ledger = Ledger(row.event for row in rows)
+    return {
+        "turns": ledger.turns,
+        "attempts": ledger.attempts,
+        "tool_calls": ledger.tool_calls,
+        "tool_failures": ledger.tool_failures,
+        "rollbacks": ledger.rollbacks,
+        "repairs": [asdict(repair) for repair in ledger.repairs],
+        "usage": asdict(ledger.usage),
+    }
+
+
+def _as_it_went(rows: Sequence[Row]) -> Iterator[Event | Progress]:
+    """The events with the words of each turn put back where the model wrote them: in the reply that was accepted."""
+    pieces: dict[int, list[Progress]] = {}  # where the reply stands → what was heard of it
+    latest: dict[str, int] = {}  # agent → where its last reply stands
+    for place, row in enumerate(rows):
+        event = row.event
+        if isinstance(event, ModelReplied):
+            latest[event.agent] = place
+        elif isinstance(event, TurnAccepted) and event.agent in latest:
+            heard = [Progress(event.agent, event.turn, "thought", event.text)]
+            heard += [Progress(event.agent, event.turn, "tool_name")] if event.calls else []
+            pieces[latest[event.agent]] = heard
+        elif isinstance(event, RunEnded) and event.answer is not None and event.agent in latest:
+            pieces.setdefault(latest[event.agent], [Progress(event.agent, 0, "text", event.summary)])
+    for place, row in enumerate(rows):
+        yield from pieces.get(place, ())
+        yield row.event
+
+
+def _body(event: Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in event.names}
+
+
+def _requests(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
     """Each request: what it was for, its size, how much of it stood in the one before, what it cost."""
     asked: dict[tuple[str, int], ModelRequested] = {}
     for row in rows:
@@ -102,75 +175,23 @@ def _requests(rows: Iterable[Row]) -> Iterable[dict[str, Any]]:
                     "ok": isinstance(event, ModelReplied),
                     "ms": event.ms,
                     **{key: event.usage.get(key, 0) for key in ("input_tokens", "cache_read_tokens", "output_tokens")},
+                    "cost_usd": event.usage.get("cost_usd"),
                 }
 
 
-def _request_table(rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, title="requests", title_justify="left")
-    for name in ("agent", "turn", "for", "tokens in", "cached", "out", "same start", "ms"):
-        table.add_column(name, justify="left" if name in ("agent", "for") else "right", no_wrap=True)
-    for request in _requests(rows):
-        share = f"{request['shared'] / request['characters']:.0%}" if request["characters"] else ""
-        table.add_row(
-            request["agent"],
-            str(request["turn"] + 1),
-            request["purpose"] if request["ok"] else f"{request['purpose']} (failed)",
-            f"{request['input_tokens']:,}",
-            f"{request['cache_read_tokens']:,}",
-            f"{request['output_tokens']:,}",
-            share,
-            f"{request['ms']:,.0f}",
-        )
-    return table
-
-
-def list_tools(docs: str | None, mcp: tuple[str, ...], config: tuple[str, ...], *, as_json: bool) -> int:
-    """The tools that an agent with these options would have."""
-    import asyncio
-
-    from closeout.cli.running import RunOptions, make_agent
-
-    agent = make_agent(RunOptions(None, None, docs, mcp, config=config))
-
-    async def found() -> tuple[list[Any], list[str]]:
-        manager = agent.plan().manager
-        async with manager:
-            return list(manager.specs()), [str(problem) for problem in manager.problems]
-
-    specs, problems = asyncio.run(found())
-    if as_json:
-        tools = [
-            {"name": s.name, "server": s.server_name, "description": s.description, "parameters": s.parameters}
-            for s in specs
-        ]
-        print(json.dumps({"tools": tools, "problems": problems}, ensure_ascii=False, default=str))
-        return 0
-    for spec in specs:
-        where = f"  [{spec.server_name}]" if spec.server_name else ""
-        parameters = ", ".join(spec.parameters.get("properties", {}))
-        print(f"{spec.name}({parameters}){where}\n    {short(spec.description)}")
-    for problem in problems:
-        print(f"! {problem}")
-    return 0
-
-
-def show_config(settings: tuple[str, ...], *, as_json: bool) -> int:
-    """Every setting with its value."""
-    from closeout.cli.running import split_settings
-
-    config = split_settings(settings)
-    if as_json:
-        tree = config.model_dump(mode="json")
-        tree["llm"]["api_key"] = "set" if config.llm.api_key else None
-        print(json.dumps({"home": str(home_folder()), **tree}, ensure_ascii=False))
-        return 0
-    print(f"# runs are kept in {home_folder()}")
-    for key in known_keys():
-        if "NAME" in key:
-            print(f"{key} = (limits of a sub-agent)")
-            continue
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        print(f"{key} = {'(set)' if key == 'llm.api_key' and value else json.dumps(value, ensure_ascii=False)}")
-    return 0
+def _request_cells(request: dict[str, Any]) -> list[Cell]:
+    share = f"{request['shared'] / request['characters']:.0%}" if request["shared"] else ""
+    cost = "" if request["cost_usd"] is None else f"${request['cost_usd']:.4f}"
+    style = "" if request["ok"] else "red"
+    texts = (
+        request["agent"],
+        str(request["turn"] + 1),
+        request["purpose"] if request["ok"] else f"{request['purpose']} (failed)",
+        f"{request['input_tokens']:,}",
+        f"{request['cache_read_tokens']:,}",
+        f"{request['output_tokens']:,}",
+        share,
+        cost,
+        duration(request["ms"]),
+    )
+    return [(text, style) for text in texts]

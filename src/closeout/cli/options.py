@@ -1,0 +1,153 @@
+"""What a run was asked for on the command line, the agent that this describes, and how a journal keeps it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from closeout.config import Config, load_config
+from closeout.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from closeout.agent import Agent
+
+__all__ = ["RunOptions", "make_agent", "read_settings", "recorded_options"]
+
+TOOLS = ("fetch_url", "run_python")  # what --tool names; calculate is always there
+_SETTING = re.compile(r"[\w.]+\s*=")
+_SECRET = re.compile(r"llm\.api_key\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of `closeout run`. Kept with the run, so that `closeout resume` makes the same agent."""
+
+    model: str | None = None
+    base_url: str | None = None
+    docs: str | None = None
+    mcp: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    dialect: str | None = None
+    config: tuple[str, ...] = ()
+
+    def as_origin(self) -> dict[str, Any]:
+        """JSON-able, for the journal: paths absolute, so that the run can be resumed from any folder; no key."""
+        settings = [c if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
+        docs = None if self.docs is None else _absolute(self.docs)
+        return {**asdict(self), "docs": docs, "files": [_absolute(file) for file in self.files], "config": settings}
+
+
+def recorded_options(run_id: str) -> RunOptions:
+    """The options that a run was started with. Raises RunNotFound, and UsageError where it has none."""
+    from closeout.config import home_folder
+    from closeout.journal.events import RunStarted
+    from closeout.journal.store import open_store
+
+    started = next(open_store(home_folder()).rows(run_id), None)
+    event = started.event if started is not None else None
+    if not isinstance(event, RunStarted) or not event.origin:
+        raise UsageError(
+            f"Run {run_id} was not started by `closeout run`, so its agent is not known here. "
+            f'Lead it on in Python: agent.resume("{run_id}").'
+        )
+    known = {field.name for field in fields(RunOptions)}
+    kept = {name: value for name, value in event.origin.items() if name in known}
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+    return RunOptions(**given)
+
+
+def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
+    """The agent that the options describe, its model and tools settled. Raises UsageError.
+
+    `api_key`: stands in for one that is not needed where no model is asked.
+    """
+    from closeout.agent import Agent
+
+    config = read_settings(options.config)
+    _check_commands(options.mcp)
+    tools = _tools(options, config)
+    model = options.model or _model_in(config)
+    agent = Agent(
+        model,
+        tools,
+        options.mcp,
+        options.dialect,
+        base_url=options.base_url,
+        api_key=api_key,
+        config=config,
+        stream=True,
+    )
+    agent.plan()
+    return agent
+
+
+def read_settings(settings: Sequence[str]) -> Config:
+    """The settings of `-c`: at most one YAML file, and any number of key=value. Raises ConfigError."""
+    overrides = [setting for setting in settings if _SETTING.match(setting)]
+    files = [setting for setting in settings if not _SETTING.match(setting)]
+    if len(files) > 1:
+        raise ConfigError(f"Give one configuration file, not {len(files)}: {', '.join(files)}.")
+    return load_config(files[0] if files else None, overrides)
+
+
+def _tools(options: RunOptions, config: Config) -> list[Any]:
+    from closeout.tools.builtin import calculate, document_tools
+
+    tools: list[Any] = [calculate]
+    if options.docs is not None:
+        tools += document_tools(_readable_folder(options.docs))
+    for name in dict.fromkeys(options.tools):
+        if name not in TOOLS:
+            raise UsageError(f"There is no built-in tool '{name}'. --tool takes {' or '.join(TOOLS)}.")
+        tools.append(_built_in(name, config))
+    return tools
+
+
+def _built_in(name: str, config: Config) -> Any:
+    from closeout.tools import builtin
+
+    if name == "fetch_url" and config.tools.allow_private_addresses:
+        return builtin.web_tool(allow_private=True)
+    return getattr(builtin, name)
+
+
+def _readable_folder(docs: str) -> str:
+    try:
+        next(iter(Path(docs).iterdir()), None)
+    except FileNotFoundError:
+        raise ConfigError(f"--docs {docs}: there is no such folder.") from None
+    except NotADirectoryError:
+        raise ConfigError(f"--docs {docs} is a file. Give its folder, or the file itself with --file.") from None
+    except OSError as error:
+        raise ConfigError(f"--docs {docs} cannot be read: {error.strerror}.") from None
+    return docs
+
+
+def _check_commands(servers: Sequence[str]) -> None:
+    """A misspelt command is found before the run costs anything; a server that fails later is only a warning."""
+    if not servers:
+        return
+    from closeout.tools.mcp_config import read_servers
+
+    for server in read_servers(servers):
+        missing = server.command and server.command not in ("python", "python3") and not shutil.which(server.command)
+        if missing:
+            raise ConfigError(
+                f"--mcp: there is no command '{server.command}'. Install it, give its full path, or give a URL."
+            )
+
+
+def _model_in(config: Config) -> str:
+    provider, name = config.llm.provider, config.llm.model_name
+    if provider == "local" or (provider is None and name is None):
+        return f"local:{name}" if name else "local"
+    return f"{provider or 'openai'}:{name or ''}"
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
