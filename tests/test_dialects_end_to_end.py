@@ -1,0 +1,96 @@
+"""One agent, ten questions, in each dialect over HTTP: streamed or whole, with and without stop words, and faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from closeout import Agent, tool
+from closeout.dialects.protocol import DIALECTS
+from closeout.llm.openai import OpenAIClient
+from closeout.llm.retry import RetryPolicy
+from closeout.messages import Capabilities
+from closeout.testing import MISBEHAVIOURS, answer, call, once, serve_script
+
+STOCK = {"apples": 14, "pears": 9, "plums": 31, "figs": 5, "dates": 12}
+
+
+@tool
+def stock(item: str) -> int:
+    """How many pieces of an item there are.
+
+    Args:
+        item: the item's name
+    """
+    return STOCK[item]
+
+
+@tool
+def times(number: int, factor: int) -> int:
+    """Multiply two whole numbers."""
+    return number * factor
+
+
+SINGLE = {f"How many {item}?": [call("stock", item=item), answer(str(count))] for item, count in STOCK.items()}
+DOUBLE = {
+    f"What are the {item} worth at 3 each?": [
+        call("stock", item=item),
+        call("times", number=count, factor=3),
+        answer(str(3 * count)),
+    ]
+    for item, count in STOCK.items()
+}
+QUESTIONS = {**SINGLE, **DOUBLE}
+ANSWERS = {question: turns[-1].answer for question, turns in QUESTIONS.items()}
+# "hang" is the transport's to survive and costs a deadline each time.
+FAULTS = [kind for kind in MISBEHAVIOURS if kind != "hang"]
+
+
+def agent(server, dialect, *, stream=False, stop=True, timeout=20.0):
+    capabilities = Capabilities(completions=True, native_tools=dialect == "function_call", stop=stop, known=True)
+    retry = RetryPolicy(first_wait=0.001)
+    client = OpenAIClient("m", server.base_url, capabilities=capabilities, retry=retry)
+    config = {"llm": {"timeout": timeout}}
+    return Agent(client, [stock, times], dialect=dialect, stream=stream, home=False, config=config)
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["stop words", "no stop words"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_ten_questions_are_answered(dialect, stream, stop):
+    async with serve_script(QUESTIONS, by="question", stop_words=stop) as server:
+        one = agent(server, dialect, stream=stream, stop=stop)
+        for question, right in ANSWERS.items():
+            result = await one.run(question)
+            assert (result.answer, result.rollbacks, result.repairs) == (right, 0, ())
+        assert len(server.requests) == sum(map(len, QUESTIONS.values()))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_every_misbehaviour_is_survived(dialect, fault):
+    for stream, stop in ((True, True), (True, False), (False, True), (False, False)):
+        async with serve_script(DOUBLE, by="question", stop_words=stop, misbehave=once(fault)) as server:
+            one = agent(server, dialect, stream=stream, stop=stop)
+            for question in DOUBLE:
+                result = await one.run(question)
+                assert result.answer == ANSWERS[question], (stream, stop, question, result)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_hanging_server_is_asked_again(dialect):
+    question = next(iter(SINGLE))
+    async with serve_script(SINGLE, by="question", misbehave=once("hang")) as server:
+        result = await agent(server, dialect, timeout=0.3).run(question)
+        assert result.answer == ANSWERS[question]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_requests_extend_each_other_byte_for_byte(dialect):
+    question = next(iter(DOUBLE))
+    async with serve_script(DOUBLE, by="question") as server:
+        await agent(server, dialect).run(question)
+        first, *rest = server.bodies
+        for body in rest:
+            shared = next(i for i, (a, b) in enumerate(zip(first, body, strict=False)) if a != b)
+            assert first[shared:].strip(b'"]}') == b""
+            first = body
