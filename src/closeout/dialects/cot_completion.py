@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpe
 __all__ = ["CotCompletion"]
 
 PRIMER = "Thought:"
-_QUESTION = re.compile(r"Question:\s*\{\{-?\s*query\b")
 
 
 class CotCompletion:
@@ -60,15 +58,20 @@ class CotCompletion:
         """The prompt before and behind the scratchpad."""
         key = (weak, view.instructions, view.question, view.tools, view.earlier)
         if self._frame is None or self._frame[0] != key:
-            # The scratchpad's place is found by a mark that nobody can have written; it never reaches the model.
+            # Places are found by a mark that nobody can have written; it never reaches the model.
             mark = secrets.token_hex(16)
             text = self._prompts.render(
                 self.name,
                 **self._first_slots(view, weak),
                 historic_messages=historic_prompt(view.earlier),
-                query=self._question(view.question),
+                query=f"{mark}?",
                 agent_scratchpad=mark,
             )
+            head, asked, tail = text.partition(f"{mark}?")
+            if asked:
+                # `Question:` stands before the question once, in the template or else here.
+                label = "" if head.rstrip().endswith("Question:") else "Question: "
+                text = f"{head}{label}{view.question}{tail}"
             before, _, after = text.partition(mark)
             self._frame = key, (before, after)
         return self._frame[1]
@@ -81,10 +84,6 @@ class CotCompletion:
             "tool_names": tool_names(view.tools),
             "examples": self._prompts.render("weak_examples_completion", **slots) if slots else "",
         }
-
-    def _question(self, question: str) -> str:
-        """What fills `query`: `Question:` stands before it once, in the template or else here."""
-        return question if _QUESTION.search(self._prompts.source(self.name)) else f"Question: {question}"
 
 
 def _step_text(step: Step) -> str:

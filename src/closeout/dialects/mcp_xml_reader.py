@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from closeout.dialects.examples import LOCAL_SERVER
 from closeout.dialects.function_call import EMPTY, read_native_calls, read_object
@@ -21,20 +22,20 @@ _ARGUMENTS = re.compile(r"<arguments>", re.IGNORECASE)
 _ARGUMENTS_END = re.compile(r"</arguments>", re.IGNORECASE)
 _CLOSING = re.compile(r"</use_mcp_tool>", re.IGNORECASE)
 _INVENTED = re.compile(r"^[ \t]*(?:Observation\s*:|<tool_(?:result|response)>)", re.IGNORECASE | re.MULTILINE)
+_LONGEST_HEAD = 1000  # characters of server and tool name, tags and blanks among them
 _HINT = "Write one <use_mcp_tool> block with server_name, tool_name and arguments, the arguments one JSON object."
 
 
 class McpXmlReader:
     """One reply, one call."""
 
-    __slots__ = ("_buffer", "_named", "_searched", "_splitter", "_told", "complete")
+    __slots__ = ("_buffer", "_named", "_part", "_splitter", "complete")
 
     def __init__(self) -> None:
         self._splitter = ThinkingSplitter()
-        self._buffer = ""  # the call so far, or the end of the text that may become the opening tag
+        self._buffer = ""  # what was not told yet
+        self._part = "text"  # then "head", "arguments", "tail" of the call
         self._named = False
-        self._searched = 0
-        self._told = -1  # up to where the arguments were told; -1: no call yet, -2: no arguments yet
         self.complete = False
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
@@ -45,37 +46,50 @@ class McpXmlReader:
             if thinking:
                 events.append(ReadEvent("reasoning", piece))
             elif not self.complete:
-                events += self._feed(piece)
+                self._buffer += piece
+                events += self._tell()
         return events
 
-    def _feed(self, piece: str) -> list[ReadEvent]:
-        self._buffer += piece
+    def _tell(self) -> list[ReadEvent]:
         events: list[ReadEvent] = []
-        if self._told == -1:
-            found = _OPENING.search(self._buffer)
-            end = found.start() if found else _before_part(self._buffer, _OPEN)
-            if end:
-                events.append(ReadEvent("text", self._buffer[:end]))
-            self._buffer = self._buffer[end:]
-            if found is None:
-                return events
-            self._told = -2
+        if self._part == "text":
+            self._tell_up_to(_OPENING, _OPEN, "text", "head", events)
+        if self._part == "head":
+            self._tell_head(events)
+        if self._part == "arguments":
+            self._tell_up_to(_ARGUMENTS_END, "</arguments>", "tool_arguments", "tail", events)
+        if self._part == "tail":
+            self.complete = _CLOSING.search(self._buffer) is not None
+            self._buffer = self._buffer[-_LONGEST_HEAD:]
+        return events
+
+    def _tell_up_to(
+        self,
+        ending: re.Pattern[str],
+        tag: str,
+        kind: Literal["text", "tool_arguments"],
+        after: str,
+        events: list[ReadEvent],
+    ) -> None:
+        """Tells the text before a tag, and all but a possible beginning of the tag while there is none."""
+        found = ending.search(self._buffer)
+        end = found.start() if found else _before_part(self._buffer, tag)
+        if end:
+            events.append(ReadEvent(kind, self._buffer[:end]))
+        self._buffer = self._buffer[found.end() if found else end :]
+        if found:
+            self._part = after
+
+    def _tell_head(self, events: list[ReadEvent]) -> None:
         if not self._named and (tool := _TOOL.search(self._buffer)):
             self._named = True
             events.append(ReadEvent("tool_name", tool[1].strip()))
-        if self._told == -2 and (arguments := _ARGUMENTS.search(self._buffer)):
-            self._told = self._searched = arguments.end()
-        if self._told >= 0:
-            events += self._tell_arguments()
-        return events
-
-    def _tell_arguments(self) -> list[ReadEvent]:
-        ended = _ARGUMENTS_END.search(self._buffer, max(0, self._searched - len("</arguments>")))
-        end = ended.start() if ended else max(self._told, _before_part(self._buffer, "</arguments>"))
-        self._searched = len(self._buffer)
-        piece, self._told = self._buffer[self._told : end], max(self._told, end)
-        self.complete = ended is not None and _CLOSING.search(self._buffer, ended.start()) is not None
-        return [ReadEvent("tool_arguments", piece)] if piece else []
+        if arguments := _ARGUMENTS.search(self._buffer):
+            self._buffer, self._part = self._buffer[arguments.end() :], "arguments"
+        elif _CLOSING.search(self._buffer):
+            self.complete = True
+        else:
+            self._buffer = self._buffer[-_LONGEST_HEAD:]
 
     def close(self, reply: ModelReply) -> Reading:
         thinking, text = split_thinking(reply.text)

@@ -1,0 +1,346 @@
+"""Dialects: how a conversation is written, that requests only grow, and how replies are read back."""
+
+import json
+
+import pytest
+
+from closeout.dialects.constrain import action_constraint, action_grammar, action_schema
+from closeout.dialects.protocol import DIALECTS, HistoryView, get_dialect, serves
+from closeout.errors import ConfigError, UsageError
+from closeout.messages import Capabilities, Delta, Message, ModelReply, Step, ToolCall, ToolReturn, ToolSpec
+
+TEXT = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+SEARCH = ToolSpec("search", "Find things — über alles.", TEXT)
+CALC = ToolSpec("calculate", "Compute.", {"type": "object", "properties": {"e": {"type": "string"}}, "required": ["e"]})
+TOOLS = (CALC, SEARCH)
+REACT = ("cot_chat", "cot_completion")
+
+
+def step(turn, *, text="I look.", result="found {{ query }}", **call):
+    made = ToolCall("search", {"q": f"ö{turn}"}, **call)
+    return Step(turn, text, (made,), (ToolReturn(made, result),))
+
+
+def view(steps=(), **fields):
+    return HistoryView("Be {{ good }}.", "Why {{ tools }}?", TOOLS, tuple(steps), **fields)
+
+
+def written(request):
+    """A request as one text."""
+    if request.prompt is not None:
+        return request.prompt
+    return "\n".join(f"[{m.role}] {m.text or json.dumps(m.get('tool_calls'))}" for m in request.messages)
+
+
+def read(dialect, text="", **fields):
+    return get_dialect(dialect).reader(TOOLS).close(ModelReply(text, **fields))
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("weak", [False, True])
+def test_a_request_extends_the_one_before(name, weak):
+    dialect, steps = get_dialect(name), [step(i) for i in range(1, 6)]
+    able = Capabilities(weak=weak)
+    before = dialect.render(view(), able)
+    for count in range(1, 6):
+        request = dialect.render(view(steps[:count]), able)
+        if request.prompt is not None:
+            assert request.prompt.startswith(before.prompt)
+        else:
+            assert list(request.messages[: len(before.messages)]) == list(before.messages)
+            assert all(a is b for a, b in zip(before.messages, request.messages, strict=False))
+        before = request
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_hint_and_the_closing_come_last_and_leave_no_trace(name):
+    dialect, steps = get_dialect(name), [step(1)]
+    plain = dialect.render(view(steps), Capabilities())
+    hinted = dialect.render(view(steps, note="Mind the gap.", closing="Answer now."), Capabilities())
+    assert written(hinted).index("Mind the gap.") > written(hinted).index("found")
+    assert "Answer now." in written(hinted)[-40:]
+    assert written(dialect.render(view(steps), Capabilities())) == written(plain)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_slots_inside_values_stay_text(name):
+    text = written(get_dialect(name).render(view([step(1)]), Capabilities()))
+    for literal in ("Be {{ good }}.", "Why {{ tools }}?", "found {{ query }}"):
+        assert literal in text
+
+
+@pytest.mark.parametrize("name", ["cot_chat", "cot_completion", "mcp_xml"])
+def test_the_head_teaches_the_tools_unescaped(name):
+    text = written(get_dialect(name).render(view(), Capabilities()))
+    assert "über alles" in text
+    assert json.dumps(TEXT) in text
+    if name in REACT:
+        assert "calculate, search" in text
+
+
+@pytest.mark.parametrize("name", REACT)
+def test_the_scratchpad_shows_the_keys_that_the_prompt_teaches(name):
+    text = written(get_dialect(name).render(view([step(1)]), Capabilities()))
+    assert 'Action: {"action": "search", "action_input": {"q": "ö1"}}' in text
+    assert "Observation: found {{ query }}" in text
+
+
+@pytest.mark.parametrize("name", ["cot_chat", "cot_completion", "mcp_xml"])
+def test_weak_models_get_worked_examples_with_their_own_tools(name):
+    strong = written(get_dialect(name).render(view(), Capabilities()))
+    weak = written(get_dialect(name).render(view(), Capabilities(weak=True)))
+    assert len(weak) > len(strong) + 300
+    assert '"q": ' in weak.replace(strong, "")
+    other = HistoryView("", "Why?", (ToolSpec("noop"),))
+    assert "Question: Who" not in written(get_dialect(name).render(other, Capabilities(weak=True)))
+
+
+def test_the_question_stands_once_in_a_completion_prompt_which_ends_in_the_primer():
+    prompt = get_dialect("cot_completion").render(view([step(1)]), Capabilities()).prompt
+    assert prompt.count("Question:") == 1
+    assert prompt.endswith("Observation: found {{ query }}\nThought:")
+
+
+def test_a_replaced_completion_template_may_place_the_slots_as_it_likes():
+    template = (
+        "{{instruction}}|{{tools}}|{{tool_names}}|{{historic_messages}}|{{query}}\nThought: {{agent_scratchpad}}!"
+    )
+    dialect = get_dialect("cot_completion", {"cot_completion": template})
+    prompt = dialect.render(view([step(1)]), Capabilities()).prompt
+    assert prompt.startswith("Be {{ good }}.|[")
+    assert "|Question: Why {{ tools }}?\nThought: Thought: I look." in prompt
+    assert prompt.endswith("Thought:!")
+
+
+def test_a_template_that_cannot_be_filled_is_a_clear_error():
+    with pytest.raises(ConfigError, match=r"'cot_chat'.*'nothing' is undefined"):
+        get_dialect("cot_chat", {"cot_chat": "{{ nothing }}"}).render(view(), Capabilities())
+    with pytest.raises(ConfigError, match="not valid Jinja"):
+        get_dialect("cot_chat", {"cot_chat": "{{ open"}).render(view(), Capabilities())
+
+
+def test_stop_words_only_where_the_server_knows_them():
+    for name in REACT:
+        assert "\nObservation:" in get_dialect(name).render(view(), Capabilities()).stop
+        assert "Observation:" not in get_dialect(name).render(view(), Capabilities()).stop
+        assert get_dialect(name).render(view(), Capabilities(stop=False)).stop == ()
+
+
+def test_chat_roles_alternate():
+    earlier = (
+        Message(role="user", content="a"),
+        Message(
+            role="assistant", content=None, tool_calls=[{"function": {"name": "search", "arguments": '{"q": "z"}'}}]
+        ),
+        Message(role="tool", content="r"),
+        Message(role="assistant", content="b"),
+    )
+    request = get_dialect("cot_chat").render(view([step(1)], earlier=earlier, note="hint"), Capabilities())
+    roles = [m.role for m in request.messages]
+    assert roles == ["system", *["user", "assistant"] * 3, "user"]
+    assert 'Action: {"action": "search", "action_input": {"q": "z"}}' in written(request)
+    assert "Observation: r" in written(request)
+
+
+def test_native_calls_keep_ids_and_the_models_own_arguments():
+    own = ToolCall("search", {"q": "x"}, "abc", text='{"q":"x"}')
+    repaired = ToolCall("search", {"q": "y"}, text="{q: y}")
+    unread = ToolCall("search", "{q: z", "abc")
+    turn = Step(3, "", (own, repaired, unread), (ToolReturn(repaired, "second"), ToolReturn(own, "first")), "why")
+    _, _, assistant, *results = get_dialect("function_call").render(view([turn]), Capabilities()).messages
+    calls = assistant["tool_calls"]
+    assert [c["id"] for c in calls] == ["abc", "call_3_1", "call_3_2"]
+    assert [json.loads(c["function"]["arguments"]) for c in calls][2] == {"unreadable_arguments": "{q: z"}
+    assert calls[0]["function"]["arguments"] == '{"q":"x"}'
+    assert calls[1]["function"]["arguments"] == '{"q": "y"}'
+    assert assistant["reasoning_content"] == "why"
+    assert [r["content"] for r in results] == ["first", "second", "No result: this call was not run."]
+
+
+def test_images_go_where_they_can_be_seen():
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    made = ToolCall("search", {"q": "x"}, "a")
+    turn = Step(1, "", (made,), (ToolReturn(made, "see", images=(image,)),))
+    seen = get_dialect("function_call").render(view([turn], images=(image,)), Capabilities(images=True)).messages
+    assert image in seen[-1]["content"]
+    assert image in seen[1]["content"]
+    blind = get_dialect("function_call").render(view([turn]), Capabilities()).messages
+    assert blind[-1].role == "tool"
+
+
+def test_the_closing_turn_calls_no_native_tools():
+    assert get_dialect("function_call").render(view(closing="Now."), Capabilities()).tool_choice == "none"
+
+
+def test_what_an_endpoint_cannot_serve_is_said():
+    assert "completion endpoint" in serves("cot_completion", Capabilities())
+    assert serves("cot_completion", Capabilities(completions=True)) == ""
+    assert "chat endpoint" in serves("cot_chat", Capabilities(chat=False))
+    with pytest.raises(UsageError, match=r"There is no dialect 'xml'.*cot_chat"):
+        get_dialect("xml")
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+CALLS = {
+    "cot_chat": 'Thought: I look.\nAction: {"action": "search", "action_input": {"q": "ö1"}}',
+    "cot_completion": ' I look.\nAction: {"action": "search", "action_input": {"q": "ö1"}}',
+    "mcp_xml": "I look.\n\n<use_mcp_tool>\n<server_name>local</server_name>\n<tool_name>search</tool_name>\n"
+    '<arguments>\n{"q": "ö1"}\n</arguments>\n</use_mcp_tool>',
+}
+
+
+def fed(dialect, reply, size):
+    reader = get_dialect(dialect).reader(TOOLS)
+    events = []
+    for start in range(0, len(reply.text), size):
+        events += reader.feed(Delta("text", reply.text[start : start + size]))
+        if reader.complete:
+            break
+    return events, reader
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_told_while_it_is_written_and_read_the_same_in_the_end(name, size):
+    reply = ModelReply(CALLS[name] + "\nObservation: made up")
+    events, reader = fed(name, reply, size)
+    told = {kind: "".join(e.text for e in events if e.kind == kind) for kind in ("thought", "text", "tool_name")}
+    assert (told["thought"] + told["text"]).strip() == "I look."
+    assert told["tool_name"] == "search"
+    assert json.loads("".join(e.text for e in events if e.kind == "tool_arguments")) == {"q": "ö1"}
+    assert reader.complete
+    reading = reader.close(reply)
+    assert reading == get_dialect(name).reader(TOOLS).close(reply)
+    (made,) = reading.calls
+    assert (made.name, made.arguments, reading.text) == ("search", {"q": "ö1"}, "I look.")
+    assert "made up" not in reading.raw
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_the_model_wrote_is_shown_to_it_again(name):
+    request = get_dialect(name).render(view([step(1)]), Capabilities())
+    assert CALLS[name].strip() in written(request)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("cot_chat", "Thought: so\nFinal Answer: 42"), ("cot_completion", " so\nFinal Answer: 42"), ("mcp_xml", "42")],
+)
+def test_an_answer_streams_and_is_read(name, text):
+    events, reader = fed(name, ModelReply(text), 3)
+    reading = reader.close(ModelReply(text))
+    assert reading.answer == "42"
+    assert (
+        "".join(e.text for e in events if e.kind in ("answer", "text"))
+        .strip()
+        .endswith("42"[: 2 if name != "x" else 0])
+    )
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_reasoning_is_kept_apart(name):
+    reading = read(name, "<think>Action: x</think>Final Answer: 42", reasoning="before")
+    assert reading.reasoning == "before\nAction: x"
+    assert reading.answer.endswith("42")
+    assert "think" not in reading.text + reading.answer
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_an_empty_reply_has_a_name_and_a_hint(name):
+    (defect,) = read(name, " \n").defects
+    assert defect.code == "empty"
+    assert defect.hint
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_cut_off_by_the_length_limit_is_not_run(name):
+    text = CALLS[name][: CALLS[name].index("ö1")]
+    reading = read(name, text, finish_reason="length")
+    assert reading.calls == ()
+    assert [d.code for d in reading.defects] == ["truncated"]
+
+
+def test_a_native_call_cut_off_by_the_length_limit_is_not_run():
+    cut = ToolCall("search", '{"q": "ö', "1")
+    reading = read("function_call", tool_calls=(cut,), finish_reason="length")
+    assert (reading.calls, [d.code for d in reading.defects]) == ((), ["truncated"])
+
+
+def test_native_arguments_are_read_where_they_are_json_and_left_where_not():
+    calls = (ToolCall("search", '{"q": 1}', "1"), ToolCall("search", "{q: 1}", "2"), ToolCall("search", "", "3"))
+    reading = read("function_call", "I look.", tool_calls=calls)
+    assert [c.arguments for c in reading.calls] == [{"q": 1}, "{q: 1}", {}]
+    assert (reading.text, reading.answer) == ("I look.", None)
+
+
+@pytest.mark.parametrize("name", ["cot_chat", "cot_completion", "mcp_xml"])
+def test_a_server_that_reads_the_calls_itself_is_understood(name):
+    reading = read(name, "", tool_calls=(ToolCall("search", '{"q": "x"}', "1"), ToolCall("search", "{}", "2")))
+    assert [c.arguments for c in reading.calls] == [{"q": "x"}]
+    assert reading.repairs[0].kind == "dialect:function_call"
+
+
+@pytest.mark.parametrize("name", ["cot_chat", "cot_completion", "mcp_xml"])
+def test_an_answer_behind_an_invented_result_is_none(name):
+    reading = read(name, "I know.\nObservation: it is 9\nFinal Answer: 9")
+    assert reading.answer is None
+    assert [d.code for d in reading.defects] == ["invented_observation"]
+
+
+def test_mcp_tags_name_the_server_and_leave_bad_arguments_to_repair():
+    text = CALLS["mcp_xml"].replace("local", "files").replace('{"q": "ö1"}', "{q: 1}")
+    (made,) = read("mcp_xml", text).calls
+    assert (made.server_name, made.arguments) == ("files", "{q: 1}")
+    assert read("mcp_xml", "<use_mcp_tool>\n<tool_name></tool_name>").defects[0].code == "broken_action"
+
+
+# ------------------------------------------------------------------------------------------------ constraints
+
+
+def test_a_constraint_is_what_the_endpoint_can_do():
+    assert action_constraint(TOOLS, Capabilities()) is None
+    assert action_constraint(TOOLS, Capabilities(grammar=True, json_schema=True)).kind == "grammar"
+    assert action_constraint(TOOLS, Capabilities(json_schema=True)).kind == "json_schema"
+
+
+def test_the_schema_of_a_reply_accepts_what_the_parser_reads():
+    import jsonschema_rs
+
+    reply = {"thought": "I look.", "action": "search", "action_input": {"q": "x"}}
+    validator = jsonschema_rs.validator_for(action_schema(TOOLS))
+    assert validator.is_valid(reply)
+    assert not validator.is_valid({**reply, "action": "delete"})
+    assert not validator.is_valid({**reply, "action_input": {"q": 1}})
+    reading = read("cot_chat", json.dumps(reply))
+    assert (reading.text, reading.calls[0].arguments) == ("I look.", {"q": "x"})
+
+
+def test_the_grammar_has_a_rule_for_each_tool_and_for_the_answer():
+    grammar = action_grammar(TOOLS)
+    assert grammar.startswith('root ::= "Thought: " line "\\n" ("Action: " (call0 | call1) | "Final Answer: " rest)')
+    assert r'call1 ::= "{\"action\": \"search\", \"action_input\": " input1 "}"' in grammar
+    assert r'input1 ::= "{" "\"q\": " string "}"' in grammar
+    assert "Final Answer" not in action_grammar(TOOLS, may_answer=False)
+    assert action_grammar((), primed=True).startswith('root ::= " " line')
+
+
+def test_the_grammar_knows_the_common_parts_of_schemas():
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["a", "b"]},
+            "flags": {"type": "array", "items": {"type": "boolean"}},
+            "size": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "free": {},
+        },
+        "required": ["kind"],
+    }
+    grammar = action_grammar([ToolSpec("t", "", schema)])
+    assert r'input0-p0 ::= "\"a\"" | "\"b\""' in grammar
+    assert 'input0-p1 ::= "[" (input0-p1-i (", " input0-p1-i)*)? "]"' in grammar
+    assert "input0-p2 ::= integer | input0-p2-o1" in grammar
+    assert r'(", " "\"free\": " value)?' in grammar
