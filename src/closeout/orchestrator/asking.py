@@ -92,7 +92,8 @@ class Asking:
         try:
             return await self._ask(history, rollbacks, turn)
         except ContextOverflow as error:
-            self._shrink(history, attempt, error)
+            if self.shrunk(history, attempt) is None:
+                raise error from None
         except BadRequest:
             if not self._tools_refused():
                 raise
@@ -116,13 +117,15 @@ class Asking:
             return False
         return self._plan.stream or not (self.dialect.parallel_calls or capabilities.stop)
 
-    def _shrink(self, history: History, attempt: int, error: ContextOverflow) -> None:
+    def shrunk(self, history: History, attempt: int) -> list[Message] | None:
+        """The conversation with all tool results but the last left out; None where nothing is left to leave out."""
         eviction = EvictionPolicy().shrink(history.steps, history.evicted_before)
         if eviction is None:
-            raise error
+            return None
         self._scope.journal.append(
             Evicted(self._scope.path, attempt, eviction.before, eviction.results, eviction.tokens, eviction.reason)
         )
+        return self.messages(history)
 
     # ------------------------------------------------------------------------------------------------- reading
 

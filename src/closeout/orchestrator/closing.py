@@ -104,6 +104,7 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
         StreamHandler(),
         agent.plan,
         list(agent.candidates),
+        shrink_history=lambda _: agent.asking.shrunk(agent.history, agent.attempt),
     )
     try:
         finished = await _finished(agent, generator, history, text)
@@ -124,9 +125,8 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
     if ended.final_boxed_answer and ended.final_boxed_answer != FORMAT_ERROR_MESSAGE:
         answer = ended.final_boxed_answer
         return _chosen(agent, Closed(answer, stop.reason, generator.reading.value, ended.final_summary))
-    experience = experience_from(
-        ended.failure_experience_summary, _facts(agent.facts), reason=stop.reason, reply=ended.final_summary
-    )
+    account = ended.failure_experience_summary
+    experience = experience_from(account, _facts(agent.facts), reason=stop.reason, reply=text or "")
     reason = "no_answer" if stop.reason == "answered" else stop.reason
     return Closed(None, reason, summary=ended.final_summary, experience=experience, error=stop.error)
 

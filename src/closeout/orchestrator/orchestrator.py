@@ -90,7 +90,7 @@ class Orchestrator:
         self.rollbacks = RollbackPolicy(
             plan.settings.max_consecutive_rollbacks, plan.settings.max_rollbacks, plan.llm.temperature
         )
-        self.loops = LoopWatch()
+        self.loops = LoopWatch(tool.name for tool in self.tools if tool.policy.repeatable)
         self.executor.begin_attempt(path)
         learned = render_experiences(experiences)
         self.scope.journal.append(AttemptStarted(path, number, (learned,) if learned else ()))
@@ -188,6 +188,7 @@ class Orchestrator:
                 "handle": outcome.handle,
                 "ok": outcome.ok,
                 "tokens": outcome.tokens,
+                "images": outcome.images,
             }
             for index, outcome in enumerate(outcomes)
         )
