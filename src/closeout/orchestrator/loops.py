@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from closeout.messages import ToolCall, ToolReturn
+from closeout.orchestrator.paraphrase import Query, query_of, same_question
 
 __all__ = ["LoopWatch", "RepetitionWatch", "repeated_tail"]
 
 WINDOW = 12  # turns looked back on
 CYCLES = {1: 3, 2: 2, 3: 2, 4: 2}  # period in turns → how many times it must have come round
+POLLS = 10  # turns of nothing but repeatable calls that brought the same each time: waiting is their purpose
 SAME_RESULT = 3  # different calls of one tool in a row that brought the same
+SHORTEST_RESULT = 200  # characters: "ok" and "nothing found" come back rightly to different calls
 PARAPHRASES = 4  # queries of one tool in a row that say the same in other words
-SHORTEST_QUERY = 12  # characters: shorter ones are alike by chance
-LIKENESS = 88.0  # of 100, by rapidfuzz's token_sort_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +25,44 @@ class _Seen:
     """One turn that made calls. `mark`: the calls, to compare turns by; the rest only of a turn with a single call."""
 
     mark: int
+    polls: bool = False
     name: str = ""
-    words: str = ""
+    query: Query | None = None
     result: int = 0
+    length: int = 0  # of the result
 
 
 class LoopWatch:
     """Sees each accepted turn's calls and results; `see` names the circle that it closes, or says nothing.
 
-    After a finding the watch starts afresh, so that the same circle is reported again only if it goes on.
+    `repeatable` names the tools whose same call may rightly be made again: of those only a long row of the same
+    results is a circle. After a finding the watch starts afresh, so that the same circle is reported again only if it
+    goes on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, repeatable: Iterable[str] = ()) -> None:
+        self._repeatable = frozenset(repeatable)
         self._turns: deque[_Seen] = deque(maxlen=WINDOW)
 
     def see(self, calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> str:
         if not calls:
             return ""
-        self._turns.append(_seen(calls, returns))
+        self._turns.append(self._seen(calls, returns))
         found = self._cycle() or self._same_result() or self._paraphrase()
         if found:
             self._turns.clear()
         return found
+
+    def _seen(self, calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> _Seen:
+        polls = all(call.name in self._repeatable for call in calls)
+        parts: list[object] = [(call.name, _canonical(call.arguments)) for call in calls]
+        if polls:
+            parts += [returned.text for returned in returns]  # a poll that brings something new is no repetition
+        mark = hash(tuple(parts))
+        if len(calls) > 1:
+            return _Seen(mark, polls)
+        text = returns[0].text if returns else ""
+        return _Seen(mark, polls, calls[0].name, query_of(calls[0].arguments, text), hash(text), len(text))
 
     def _cycle(self) -> str:
         turns, last = self._turns, self._turns[-1].mark
@@ -52,46 +70,44 @@ class LoopWatch:
             length = period * times
             if len(turns) < length or turns[-1 - period].mark != last:
                 continue
-            if all(turns[-i].mark == turns[-i - period].mark for i in range(2, length - period + 1)):
+            if all(turns[-i].polls for i in range(1, period + 1)):
+                length = -(-POLLS // period) * period
+            if len(turns) >= length and all(
+                turns[-i].mark == turns[-i - period].mark for i in range(2, length - period + 1)
+            ):
                 return "You are making the same calls over and over."
         return ""
 
     def _recent(self, count: int) -> list[_Seen]:
-        """The last `count` turns, if each made one call, all of them to one tool."""
+        """The last `count` turns, if each made one call, all of them to one tool that is not there to be repeated."""
         turns = self._turns
         name = turns[-1].name
-        if not name or len(turns) < count or any(turns[-i].name != name for i in range(2, count + 1)):
+        if not name or turns[-1].polls or len(turns) < count:
+            return []
+        if any(turns[-i].name != name for i in range(2, count + 1)):
             return []
         return [turns[-i] for i in range(count, 0, -1)]
 
     def _same_result(self) -> str:
+        if self._turns[-1].length < SHORTEST_RESULT:
+            return ""
         recent = self._recent(SAME_RESULT)
         if recent and all(turn.result == recent[0].result for turn in recent):
             return f"Your last {len(recent)} calls of {recent[0].name} all brought the same result."
         return ""
 
     def _paraphrase(self) -> str:
-        if len(self._turns[-1].words) < SHORTEST_QUERY:
+        last = self._turns[-1].query
+        if last is None:
             return ""
         recent = self._recent(PARAPHRASES)
-        if not recent or any(len(turn.words) < SHORTEST_QUERY for turn in recent):
-            return ""
-        from rapidfuzz.fuzz import token_sort_ratio
-
-        last = recent[-1]
-        if all(token_sort_ratio(last.words, turn.words) >= LIKENESS for turn in recent[:-1]):
-            return f"Your last {len(recent)} calls of {last.name} ask the same in other words."
+        if recent and all(turn.query is not None and same_question(turn.query, last) for turn in recent[:-1]):
+            return f"Your last {len(recent)} calls of {recent[0].name} ask the same in other words."
         return ""
 
 
-def _seen(calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> _Seen:
-    mark = hash(tuple((call.name, repr(call.arguments)) for call in calls))
-    if len(calls) > 1:
-        return _Seen(mark)
-    arguments = calls[0].arguments
-    texts = arguments.values() if not isinstance(arguments, str) else (arguments,)
-    words = " ".join(text for text in texts if isinstance(text, str))[:500].casefold()
-    return _Seen(mark, calls[0].name, words, hash(returns[0].text) if returns else 0)
+def _canonical(arguments: Mapping[str, Any] | str) -> str:
+    return repr(arguments if isinstance(arguments, str) else sorted(arguments.items()))
 
 
 # ------------------------------------------------------------------------------------------- within one reply
