@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from closeout.errors import JournalError
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted
@@ -43,6 +43,7 @@ class Follower(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class RunListener(Protocol):
     """A listener for many runs, also at the same time: for each it is asked for one that follows that run."""
 
@@ -144,7 +145,7 @@ class Journal:
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Every event and piece of progress from now on goes to the listener; call what comes back to stop that."""
-        if callable(listener):
+        if not isinstance(listener, RunListener):
             return self._hear(listener)
         follower = listener.follow(self)
         stop = self._hear(follower)
@@ -162,10 +163,10 @@ class Journal:
     def announce(self) -> None:
         """Let listeners, who come after it, hear of the event with which the run began, or began again."""
         if self._opening is not None:
-            self._say(self._opening, handed_back=self.replay_only)
+            self._say(self._opening, handed_back=False)
 
     def _say(self, event: Event, *, handed_back: bool) -> None:
-        self.handed_back = handed_back
+        self.handed_back = handed_back or self.replay_only
         for listener in self._listeners:
             listener(event)
         self.handed_back = False
