@@ -178,7 +178,7 @@ class Agent:
 
     def _make(self) -> AgentPlan:
         from closeout.answers.contracts import Boxed
-        from closeout.dialects.protocol import serves
+        from closeout.dialects.protocol import get_dialect, serves
         from closeout.llm.connect import connect
         from closeout.orchestrator.limits import Limits
         from closeout.orchestrator.plan import AgentPlan
@@ -189,6 +189,7 @@ class Agent:
         client = connect(self._model, self._base_url, self._api_key, config.llm)
         endpoint = f"dialect {client.name} {self._base_url or config.llm.base_url or ''}"
         dialect = self._settled_dialect(client, endpoint)
+        get_dialect(dialect, config.prompts)  # an unknown name, a template that is none: told before a run begins
         problem = serves(dialect, client.capabilities)
         if problem and client.capabilities.known:
             raise ConfigError(problem)
