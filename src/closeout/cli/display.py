@@ -131,6 +131,15 @@ class Display:
                 self._said = what, said
                 self.say(doing, "dim")
 
+    def stopping(self) -> None:
+        """The run was asked to end; said where a person may wait for it."""
+        self._doing = "stopping; Ctrl-C again to stop at once"
+
+    def left_over(self) -> None:
+        """Name the calls that began and did not end, of a run that was cut off."""
+        for call in self._calls.values():
+            self._put(one_line(f"… {call} · not finished", self._width - 2), "yellow", 2)
+
     # ------------------------------------------------------------------------------------------ as a listener
 
     def __call__(self, event: Event | Progress) -> None:

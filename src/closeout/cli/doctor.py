@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import platform
 import sqlite3
 import sys
@@ -12,6 +11,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from closeout.cli import exits
+from closeout.cli.console import print_json
+from closeout.cli.options import model_in, read_settings
+from closeout.config import Config
 from closeout.errors import CloseoutError
 
 __all__ = ["Check", "doctor_command"]
@@ -28,6 +31,8 @@ EXTRAS = {
     "otel": ("opentelemetry.sdk", "OpenTelemetry export"),
     "langgraph": ("langgraph", "the LangGraph node"),
 }
+MARKS = {"ok": "✓", "note": "·", "problem": "✗"}
+PLAIN_MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}  # where the output has no such characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +44,29 @@ class Check:
     message: str
 
 
-def doctor_command(model: str | None, base_url: str | None, *, as_json: bool) -> int:
-    """Returns 0, or 2 if there is a problem."""
-    checks = [*_here(), _journal(), *_extras(), _model(model or "local", base_url)]
+def doctor_command(model: str | None, base_url: str | None, settings: tuple[str, ...], *, as_json: bool) -> int:
+    """Returns OK, or MISUSED if there is a problem."""
+    checks = list(_checks(model, base_url, settings))
     if as_json:
-        print(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
+        print_json([asdict(check) for check in checks])
     else:
-        marks = {"ok": "✓", "note": "·", "problem": "✗"}
+        marks = MARKS if (sys.stdout.encoding or "").lower().startswith("utf") else PLAIN_MARKS
         for check in checks:
             print(f"{marks[check.level]} {check.name}: {check.message}")
-    return 2 if any(check.level == "problem" for check in checks) else 0
+    return exits.MISUSED if any(check.level == "problem" for check in checks) else exits.OK
+
+
+def _checks(model: str | None, base_url: str | None, settings: tuple[str, ...]) -> Iterator[Check]:
+    yield from _here()
+    yield _journal()
+    yield from _extras()
+    try:
+        config = read_settings(settings)
+    except CloseoutError as error:
+        yield Check("settings", "problem", str(error))
+        return
+    yield Check("settings", "ok", "all keys are known")
+    yield _model(model or model_in(config), base_url, config)
 
 
 def _here() -> Iterator[Check]:
@@ -88,39 +106,39 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _model(model: str, base_url: str | None) -> Check:
-    """One very short reply, so that keys, names and addresses are really tried."""
+def _model(model: str, base_url: str | None, config: Config) -> Check:
+    if model == "local" or model.startswith("local:"):
+        return _weights(model)
+    try:
+        return Check("model", "ok", asyncio.run(_one_reply(model, base_url, config)))
+    except CloseoutError as error:
+        return Check("model", "problem", str(error))
+
+
+async def _one_reply(model: str, base_url: str | None, config: Config) -> str:
+    """One very short reply without second tries, so that key, name and address are really tested."""
     from closeout.llm.connect import connect
     from closeout.messages import Message, ModelRequest
 
-    async def ask() -> str:
-        client = connect(model, base_url)
-        try:
-            request = ModelRequest(messages=[Message(role="user", content="Say ok.")], max_tokens=8, timeout=60)
-            reply = await client.complete(request)
-            return f"{client.name} answers ({reply.usage.input_tokens} tokens in, {reply.usage.output_tokens} out)"
-        finally:
-            await client.aclose()
-
-    if model.startswith("local"):
-        return _weights(model)
+    client = connect(model, base_url, settings=config.llm.model_copy(update={"max_retries": 0}))
     try:
-        return Check("model", "ok", asyncio.run(ask()))
-    except CloseoutError as error:
-        return Check("model", "problem", str(error))
+        request = ModelRequest(messages=[Message(role="user", content="Say ok.")], max_tokens=8, timeout=60)
+        reply = await client.complete(request)
+        return f"{client.name} answers ({reply.usage.input_tokens} tokens in, {reply.usage.output_tokens} out)"
+    finally:
+        await client.aclose()
 
 
 def _weights(model: str) -> Check:
     from closeout.llm.weights import find_weights
 
+    if not _installed("xllamacpp"):
+        return Check("model", "problem", f"{model} needs the extra 'local': pip install 'closeout[local]'.")
     try:
         path = find_weights(model)
     except CloseoutError as error:
         return Check("model", "problem", str(error))
     if path is None:
-        return Check(
-            "model",
-            "note",
-            f"the weights of {model} are fetched at the first run, or now: closeout models pull {model}",
-        )
+        how = f"the weights of {model} are fetched at the first run, or now: closeout models pull {model}"
+        return Check("model", "note", how)
     return Check("model", "ok", f"{model}: {path}")

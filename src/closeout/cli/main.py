@@ -24,6 +24,7 @@ app = typer.Typer(
 models_app = typer.Typer(help="The embedded models' weights.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
 
+RunId = Annotated[str, typer.Argument(help="As `closeout runs` lists it")]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="openai:NAME, anthropic:NAME, local, local:small, local:FILE.gguf"),
@@ -76,7 +77,9 @@ def run(
 @app.command()
 @guarded
 def resume(
-    run_id: str,
+    run_id: RunId,
+    model: Model = None,
+    base_url: BaseUrl = None,
     force: Annotated[bool, typer.Option(help="Go on although the agent is not the one that made the record")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -84,12 +87,12 @@ def resume(
     """Lead a run on that was cut off; what it did already is not done again."""
     from closeout.cli.running import resume_command
 
-    return resume_command(run_id, force=force, as_json=json, quiet=quiet)
+    return resume_command(run_id, model, base_url, force=force, as_json=json, quiet=quiet)
 
 
 @app.command()
 @guarded
-def replay(run_id: str, json: Json = False) -> int:
+def replay(run_id: RunId, json: Json = False) -> int:
     """Run a recorded run again without model, tools and network, and say where it departs from its record."""
     from closeout.cli.running import replay_command
 
@@ -145,11 +148,11 @@ def config(config: Settings = None, json: Json = False) -> int:
 
 @app.command()
 @guarded
-def doctor(model: Model = None, base_url: BaseUrl = None, json: Json = False) -> int:
+def doctor(model: Model = None, base_url: BaseUrl = None, config: Settings = None, json: Json = False) -> int:
     """Check what a run needs: the journal's folder, the model, the optional parts."""
     from closeout.cli.doctor import doctor_command
 
-    return doctor_command(model, base_url, as_json=json)
+    return doctor_command(model, base_url, tuple(config or ()), as_json=json)
 
 
 @models_app.command("list")

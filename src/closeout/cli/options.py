@@ -15,7 +15,7 @@ from closeout.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from closeout.agent import Agent
 
-__all__ = ["RunOptions", "make_agent", "read_settings", "recorded_options"]
+__all__ = ["RunOptions", "make_agent", "model_in", "read_settings", "recorded_options"]
 
 TOOLS = ("fetch_url", "run_python")  # what --tool names; calculate is always there
 _SETTING = re.compile(r"[\w.]+\s*=")
@@ -71,7 +71,9 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     config = read_settings(options.config)
     _check_commands(options.mcp)
     tools = _tools(options, config)
-    model = options.model or _model_in(config)
+    model = options.model or model_in(config)
+    if model.startswith("local:"):
+        _check_weights(model)
     agent = Agent(
         model,
         tools,
@@ -142,7 +144,14 @@ def _check_commands(servers: Sequence[str]) -> None:
             )
 
 
-def _model_in(config: Config) -> str:
+def _check_weights(model: str) -> None:
+    from closeout.llm.weights import find_weights
+
+    find_weights(model)  # raises ModelUnavailable for a name or file that does not exist
+
+
+def model_in(config: Config) -> str:
+    """The model that the settings name, "local" if they name none."""
     provider, name = config.llm.provider, config.llm.model_name
     if provider == "local" or (provider is None and name is None):
         return f"local:{name}" if name else "local"

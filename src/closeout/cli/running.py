@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from closeout.cli import exits
@@ -41,9 +42,12 @@ def run_command(question: str, options: RunOptions, *, as_json: bool, quiet: boo
     return _lead(agent, start, run_id, as_json=as_json, quiet=quiet)
 
 
-def resume_command(run_id: str, *, force: bool, as_json: bool, quiet: bool) -> int:
-    """Lead a run on; returns the exit code."""
-    agent = make_agent(recorded_options(run_id))
+def resume_command(
+    run_id: str, model: str | None, base_url: str | None, *, force: bool, as_json: bool, quiet: bool
+) -> int:
+    """Lead a run on, its model at another address if need be; returns the exit code."""
+    options = recorded_options(run_id)
+    agent = make_agent(replace(options, model=model or options.model, base_url=base_url or options.base_url))
 
     async def go_on(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
         return await agent.resume(run_id, despite_changes=force, listeners=listeners)
@@ -96,7 +100,7 @@ def _lead(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: bool
 
     def first() -> None:
         if display is not None:
-            display.working("stopping; Ctrl-C again to stop at once")
+            display.stopping()
 
     def second() -> None:
         if display is not None:

@@ -78,6 +78,7 @@ def show_run(run_id: str, *, as_json: bool) -> int:
     display = Display(console)
     for event in _as_it_went(rows):
         display(event)
+    display.left_over()
     requests = list(_requests(rows))
     if requests:
         console.print()
