@@ -12,7 +12,7 @@ from typing import Any, Literal
 from closeout.answers.contracts import ContractReading
 from closeout.answers.reading import said
 
-__all__ = ["ReplyProblem", "has_tool_calls", "problem_of"]
+__all__ = ["ReplyProblem", "has_tool_calls", "is_refusal", "problem_of"]
 
 Kind = Literal["empty", "tool_call", "cut", "refusal", "format_missing", "contract"]
 
@@ -46,6 +46,12 @@ def has_tool_calls(info: Any) -> bool:
     return isinstance(info, list) and bool(info)
 
 
+def is_refusal(text: str) -> bool:
+    """Whether a text, without its reasoning, is short and declines the task rather than answers it."""
+    visible = said(text).strip()
+    return len(visible) <= _REFUSAL_LENGTH and _REFUSAL.match(visible) is not None
+
+
 def problem_of(text: str, reading: ContractReading, *, called_tools: bool = False, cut: bool = False) -> ReplyProblem:
     """What is wrong with a reply that the contract did not accept; the most telling thing first.
 
@@ -58,8 +64,7 @@ def problem_of(text: str, reading: ContractReading, *, called_tools: bool = Fals
         return ReplyProblem("empty", "Your last reply was empty.")
     if cut:
         return ReplyProblem("cut", "Your last reply was cut off before it came to its answer. Be much shorter.")
-    visible = said(text).strip()
-    if len(visible) <= _REFUSAL_LENGTH and _REFUSAL.match(visible):
+    if is_refusal(text):
         hint = "Your last reply declined to answer. An answer is needed, even if it is not certain."
         return ReplyProblem("refusal", hint)
     if reading.kind == "missing":

@@ -88,7 +88,10 @@ class Orchestrator:
         self.attempt, self.turn, self.nudges, self.circles = number, 0, 0, 0
         self.facts = []
         self.rollbacks = RollbackPolicy(
-            plan.settings.max_consecutive_rollbacks, plan.settings.max_rollbacks, plan.llm.temperature
+            plan.settings.max_consecutive_rollbacks,
+            plan.settings.max_rollbacks,
+            plan.llm.temperature,
+            [tool.name for tool in self.tools if tool.name != "read_result"],
         )
         self.loops = LoopWatch(tool.name for tool in self.tools if tool.policy.repeatable)
         self.executor.begin_attempt(path)

@@ -7,27 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from closeout.answers.replies import is_refusal
 from closeout.messages import Reading
 from closeout.orchestrator.loops import repeated_tail
 
 if TYPE_CHECKING:
     from closeout.tools.executor import CallOutcome
 
-__all__ = ["RollBack", "is_refusal", "review_outcomes", "review_reply"]
+__all__ = ["RollBack", "review_outcomes", "review_reply"]
 
-_REFUSAL = re.compile(
-    r"\s*(?:i'?m (?:really |very )?sorry|i am sorry|sorry,|i apologi[sz]e|unfortunately,? i (?:can|am)"
-    r"|i (?:can't|cannot|can not|won't|am unable to|am not able to|'m unable to|'m not able to)"
-    r"|as an ai\b|抱歉|对不起|很遗憾|我无法|我不能|作为一个?(?:ai|人工智能))",
-    re.IGNORECASE,
-)
 _INTENT = re.compile(
     r"\b(?:let me|i(?:'ll| will| am going to|'m going to| need to| should| can now) (?:now |first |then |next )?"
     r"(?:search|look|check|find|use|call|calculate|compute|read|fetch|query|try|run|open|start|proceed|verify|get))\b"
     r"|(?:让我|我将|我会|我先|我需要|接下来)[^。！？\n]{0,12}(?:搜索|查找|查询|查看|调用|计算|使用|阅读|打开|获取)",
     re.IGNORECASE,
 )
-SHORT = 700  # characters: a refusal or a plan is short; a long text is an answer that contains such words
+SHORT = 700  # characters: a plan is short; a long text is an answer that contains such words
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +32,7 @@ class RollBack:
     reason: str
     hint: str
     detail: str = ""
-    withhold: str = ""  # a tool that is not offered in the next try
-
-
-def is_refusal(text: str) -> bool:
-    """Whether a short text declines the task rather than answers it."""
-    return len(text) <= SHORT and _REFUSAL.match(text) is not None
+    tool: str = ""  # the tool that the turn came to nothing with
 
 
 def review_reply(reading: Reading, *, answer_fits: bool, tools_offered: bool, may_nudge: bool) -> RollBack | None:
@@ -77,4 +67,5 @@ def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:
     if not outcomes or not all(outcome.rollback for outcome in outcomes):
         return None
     first = outcomes[0]
-    return RollBack(first.status, first.reason, f"{first.call.name}: {first.reason}"[:300])
+    tool = first.spec.name if first.spec is not None and len({outcome.call.name for outcome in outcomes}) == 1 else ""
+    return RollBack(first.status, first.reason, f"{first.call.name}: {first.reason}"[:300], tool)
