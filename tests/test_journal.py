@@ -123,7 +123,9 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
     journal = Journal.start(store, started())
     journal.flush()
     other = sqlite3.connect(store.path)
-    other.execute('INSERT INTO events VALUES (1, 9, 0, \'Teleported\', \'{"agent":"main","where":1}\', NULL)')
+    place = (1 << 32) + 9
+    row = (place, 0, "Teleported", '{"agent":"main","where":1}', None)
+    other.execute("INSERT INTO events VALUES (?,?,?,?,?)", row)
     other.commit()
     assert journal.rows()[1].event == ev.Unknown("main", "Teleported", {"agent": "main", "where": 1})
 
@@ -134,7 +136,7 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
 def types_on_disk(store: Store) -> list[str]:
     reader = sqlite3.connect(store.path)
     try:
-        return [row[0] for row in reader.execute("SELECT type FROM events ORDER BY seq")]
+        return [row[0] for row in reader.execute("SELECT type FROM events ORDER BY place")]
     finally:
         reader.close()
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
 from closeout.journal.events import Event, RunStarted, Unknown, event_from
 from closeout.journal.runlock import RunLocks
@@ -28,21 +30,24 @@ FILE_NAME = "journal.sqlite3"
 VERSION = 1
 BODY_LIMIT = 1024  # characters: a field longer than this is kept once, by hash
 LOCK_SECONDS = 20.0  # how long a commit waits for another process's
+# An event's place is run * 2**32 + seq. With one integer as its key a table grows at its end, and a commit writes two
+# pages; with the pair (run, seq) it is a tree of its own that is split at every second commit, and five.
+SEQ_BITS = 32
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, started REAL NOT NULL, ended REAL,
   status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT);
 CREATE TABLE IF NOT EXISTS events (
-  run INTEGER NOT NULL, seq INTEGER NOT NULL, time REAL NOT NULL, type TEXT NOT NULL, body BLOB NOT NULL, refs TEXT,
-  PRIMARY KEY (run, seq)) WITHOUT ROWID;
+  place INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL, body BLOB NOT NULL, refs TEXT);
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
 
 _INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
-_INSERT_EVENT = "INSERT INTO events VALUES (?,?,?,?,?,?)"
+_INSERT_EVENT = "INSERT INTO events VALUES (?,?,?,?,?)"
 _INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
+_UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 
 
@@ -143,10 +148,8 @@ class Store:
 
     def end_run(self, number: int, status: str, answer: str | None, stop_reason: str) -> None:
         """Everything of the run is written, its outcome is in the list, and others may take it up."""
-        self.flush()
         row = (status, time.time(), None if answer is None else _storable(answer), stop_reason, number)
-        with self._lock, _explained(self.path):
-            self._db.execute("UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?", row)
+        self._commit((_UPDATE_RUN, row))
 
     def release(self, number: int) -> None:
         """Let go of the run: another process may continue it."""
@@ -159,12 +162,13 @@ class Store:
 
     def flush(self) -> None:
         """Write what has piled up, of all runs of the process, in one commit."""
-        if not self._pending:
-            return
+        if self._pending:
+            self._commit()
+
+    def _commit(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """What has piled up, and then the statements: all of it or nothing."""
         with self._lock, _explained(self.path):
             pending, self._pending = self._pending, []
-            if not pending:
-                return
             bodies: dict[bytes, bytes] = {}
             try:
                 rows = [_row(*entry, bodies) for entry in pending]
@@ -173,6 +177,8 @@ class Store:
                     if fresh:
                         db.executemany(_INSERT_BODY, fresh)
                     db.executemany(_INSERT_EVENT, rows)
+                    for statement, values in statements:
+                        db.execute(statement, values)
             except BaseException:
                 self._pending = pending + self._pending  # nothing is lost: the next flush tries again
                 raise
@@ -222,12 +228,14 @@ class Store:
 
     def rows(self, run_id: str, after: int = -1) -> Iterator[Row]:
         """The run's events after a place, in order. One that cannot be read comes as `Unknown`; none is left out."""
-        query = "SELECT seq, time, type, body, refs FROM events WHERE run=? AND seq>? ORDER BY seq"
+        query = "SELECT place, time, type, body, refs FROM events WHERE place>? AND place<? ORDER BY place"
         with self._lock, _explained(self.path):
             self.flush()
-            fetched = self._db.execute(query, (self._number(run_id), after)).fetchall()
-        for seq, at, kind, body, refs in fetched:
-            yield Row(seq, at, self._event(kind, body, refs))
+            number = self._number(run_id)
+            start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
+            fetched = self._db.execute(query, (start + after, end)).fetchall()
+        for place, at, kind, body, refs in fetched:
+            yield Row(place - start, at, self._event(kind, body, refs))
 
     def _event(self, kind: str, body: bytes, refs: str | None) -> Event:
         import json
@@ -266,12 +274,10 @@ def _row(run: int, seq: int, at: float, event: Event, bodies: dict[bytes, bytes]
             bodies[digest] = body
             values[name] = ""
             refs += f'{"," if refs else "{"}"{name}":"{digest.hex()}"'
-    return run, seq, at, type(event).__name__, _json(values), refs + "}" if refs else None
+    return (run << SEQ_BITS) + seq, at, type(event).__name__, _json(values), refs + "}" if refs else None
 
 
 def _json(values: Mapping[str, Any]) -> bytes:
-    from pydantic_core import PydanticSerializationError, to_json
-
     try:
         return to_json(values, inf_nan_mode="constants")
     except (PydanticSerializationError, ValueError):
