@@ -214,11 +214,14 @@ class Usage:
         return self.input_tokens + self.output_tokens
 
 
+_NOTHING = Usage()
+
+
 def _add_costs(a: Usage, b: Usage) -> float | None:
     """One unpriced request makes the sum unknown; an empty bill changes nothing."""
-    if a == Usage():
+    if a == _NOTHING:
         return b.cost_usd
-    if b == Usage():
+    if b == _NOTHING:
         return a.cost_usd
     return None if a.cost_usd is None or b.cost_usd is None else a.cost_usd + b.cost_usd
 
