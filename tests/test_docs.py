@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -41,9 +42,6 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:
-    broken = []
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(ROOT)} → {target}")
+    links = [(page, target) for page in PAGES for target in LINK.findall(page.read_text("utf-8")) if "://" not in target]
+    broken = [f"{page.relative_to(ROOT)} → {target}" for page, target in links if not (page.parent / target).exists()]
     assert not broken
