@@ -231,7 +231,8 @@ def main() -> None:
     blocks = {r: shares["blocks", r] for r in RATIOS}
     print(
         f"bench context: {options.turns} turns, batched costs of sliding K=5 (mean context "
-        f"{batched.mean / base.mean:.2f} of its): r=0.1 {blocks[0.1]:.2f} (breakpoints {shares['breakpoints', 0.1]:.2f}), "
+        f"{batched.mean / base.mean:.2f} of its): r=0.1 {blocks[0.1]:.2f} "
+        f"(breakpoints {shares['breakpoints', 0.1]:.2f}), "
         f"r=0.25 {blocks[0.25]:.2f} ({shares['breakpoints', 0.25]:.2f}), r=0.025 {blocks[0.025]:.2f}{confirmed}"
     )
 
