@@ -17,6 +17,7 @@ from closeout.cli.console import bill, duration, make_console, one_line, width_o
 from closeout.journal.events import (
     AgentEnded,
     AgentStarted,
+    AttemptEnded,
     AttemptStarted,
     Compacted,
     Event,
@@ -46,6 +47,7 @@ __all__ = ["Display"]
 WORKING = {"act": "thinking", "close": "closing", "experience": "summing up", "compact": "making room"}
 ASCII = str.maketrans({"→": ">", "✗": "x", "↺": "<", "▸": ">", "◂": "<", "·": "-", "—": "-", "…": "~"})
 PLAIN_PERIOD = 5.0  # seconds between two lines about one long piece of work where there is no terminal
+EXPERIENCE_LINES = 12
 LONGEST = 3  # how many lines of the terminal a thought may take
 
 
@@ -223,6 +225,12 @@ class Display:
         if event.attempt:
             self._print(event, f"— attempt {event.attempt + 1}, with what the one before learned", "bold")
 
+    def _attempt_ended(self, event: AttemptEnded) -> None:
+        if event.answer is None and event.experience:
+            self._print(event, f"— no answer ({event.reason}); what was learned:", "bold")
+            for line in event.experience.splitlines()[:EXPERIENCE_LINES]:
+                self._print(event, f"  {line}", "dim", cut=False)
+
     def _made_room(self, event: Evicted | Compacted) -> None:
         self._print(event, f"  made room: {event.tokens:,} tokens", "dim")
 
@@ -305,6 +313,7 @@ class Display:
 _SHOWS: dict[type[Event], Callable[[Display, Any], None]] = {
     AgentEnded: Display._agent_ended,
     AgentStarted: Display._agent_started,
+    AttemptEnded: Display._attempt_ended,
     AttemptStarted: Display._attempt,
     Compacted: Display._made_room,
     Evicted: Display._made_room,

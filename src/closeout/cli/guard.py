@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -35,11 +38,7 @@ def _ended(command: Callable[[], int]) -> int:
     try:
         code = command()
         sys.stdout.flush()
-    except CloseoutError as error:
-        if debug:
-            raise
-        say_error(str(error))
-        return exits.exit_code_of(error)
+        return code
     except KeyboardInterrupt:
         say_error("stopped.")
         return exits.STOPPED
@@ -48,10 +47,26 @@ def _ended(command: Callable[[], int]) -> int:
         return exits.BROKEN_PIPE
     except Exception as error:
         if debug:
-            raise
-        say_error(_unexpected(error))
-        return exits.FAILED
-    return code
+            traceback.print_exc()
+        sentence, code = _told(error)
+        say_error(sentence)
+        return code
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    if isinstance(error, CloseoutError):
+        return str(error), exits.exit_code_of(error)
+    if isinstance(error, OSError) and error.strerror:
+        if error.filename is None and error.errno == errno.ENOSPC:
+            _forget_stdout()
+            return "the output could not be written: No space left on device. Nothing else was lost.", exits.FAILED
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}. {DEBUG}=1 shows where that happened.", exits.FAILED
+    from closeout.cli.console import one_line
+
+    what = one_line(f"{type(error).__name__}: {error}".removesuffix(": "), 200)
+    sentence = f"this is a fault in Closeout, not in what you typed: {what}. Report it with what {DEBUG}=1 shows."
+    return sentence, exits.FAILED
 
 
 def say_error(sentence: str) -> None:
@@ -60,20 +75,13 @@ def say_error(sentence: str) -> None:
         print(f"closeout: {sentence}", file=sys.stderr, flush=True)
 
 
-def _unexpected(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}. Set {DEBUG}=1 and run it again to see where it happened."
-    from closeout.cli.console import one_line
-
-    what = one_line(f"{type(error).__name__}: {error}".removesuffix(": "), 200)
-    return f"this is a fault in Closeout, not in what you typed: {what}. Report it with what {DEBUG}=1 shows."
-
-
 def _settle_streams() -> None:
     """Any text can be printed: what a stream cannot carry (a lone surrogate, Chinese in Latin-1) is escaped."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for good
+        elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 

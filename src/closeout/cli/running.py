@@ -159,7 +159,8 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
         print_answer(result.answer)
     if result.status == "failed":
         error = result.error or f"The run failed ({result.stop_reason})."
-        say_error(f"{error} Go on with it later: closeout resume {result.run_id}")
+        hint = "The run is" if "closeout resume" in error else "Go on with it later: closeout resume"
+        say_error(f"{error} {hint} {result.run_id}")
     elif result.answer is None:
         reason = result.error or f"no answer was found ({result.stop_reason})."
         say_error(f"{reason} What was learned: closeout runs {result.run_id}")

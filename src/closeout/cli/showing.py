@@ -138,15 +138,18 @@ def _as_it_went(rows: Sequence[Row]) -> Iterator[Event | Progress]:
     """The events with the words of each turn put back where the model wrote them: in the reply that was accepted."""
     pieces: dict[int, list[Progress]] = {}  # where the reply stands → what was heard of it
     latest: dict[str, int] = {}  # agent → where its last reply stands
+    acting = False  # whether the last request was for a turn, not for closing
     for place, row in enumerate(rows):
         event = row.event
-        if isinstance(event, ModelReplied):
+        if isinstance(event, ModelRequested):
+            acting = event.purpose == "act"
+        elif isinstance(event, ModelReplied):
             latest[event.agent] = place
         elif isinstance(event, TurnAccepted) and event.agent in latest:
             heard = [Progress(event.agent, event.turn, "thought", event.text)]
             heard += [Progress(event.agent, event.turn, "tool_name")] if event.calls else []
             pieces[latest[event.agent]] = heard
-        elif isinstance(event, RunEnded) and event.answer is not None and event.agent in latest:
+        elif isinstance(event, RunEnded) and event.answer is not None and event.agent in latest and acting:
             pieces.setdefault(latest[event.agent], [Progress(event.agent, 0, "text", event.summary)])
     for place, row in enumerate(rows):
         yield from pieces.get(place, ())
