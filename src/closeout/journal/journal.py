@@ -128,6 +128,11 @@ class Journal:
         return self._past.outcomes_left > 0
 
     @property
+    def resumed(self) -> bool:
+        """Whether the run goes on from a record."""
+        return bool(self._past.rows) and not self.replay_only
+
+    @property
     def departure(self) -> str:
         """Where the run first did something else than its record; empty where it did not."""
         return self._past.departure

@@ -11,12 +11,10 @@ from typing import Any
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
+from closeout.observe.otel_instruments import SCOPE, tool_duration
 from closeout.outputs.models import ToolTelemetry
 
 __all__ = ["ToolTelemetryExporter"]
-
-# Bucket bounds in seconds that the conventions advise for durations of GenAI operations.
-_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
 
 class ToolTelemetryExporter:
@@ -29,14 +27,9 @@ class ToolTelemetryExporter:
     def __init__(
         self, tracer_provider: trace.TracerProvider | None = None, meter_provider: metrics.MeterProvider | None = None
     ) -> None:
-        self._tracer = trace.get_tracer("closeout", tracer_provider=tracer_provider)
-        meter = metrics.get_meter("closeout", meter_provider=meter_provider)
-        self._duration = meter.create_histogram(
-            "gen_ai.execute_tool.duration",
-            unit="s",
-            description="Duration of tool executions.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
-        )
+        self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
+        self._duration = tool_duration(meter)
         self._tokens = meter.create_histogram(
             "closeout.tool.output.tokens", unit="{token}", description="Tokens of tool results as the model sees them."
         )

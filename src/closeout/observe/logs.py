@@ -1,0 +1,121 @@
+"""A run as structured logs: one JSON object a line and event, through the standard `logging`. No handler is set up here.
+
+The fields of each event are a table below; a field, once there, keeps its name and meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from closeout.journal import events as ev
+from closeout.journal.journal import Journal, Progress
+
+__all__ = ["JsonLogListener"]
+
+# Beside time, run_id, agent and event. What a person, a model or a tool wrote is in _CONTENT.
+_FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
+    ev.RunStarted: ("name", "task_id"),
+    ev.RunResumed: ("idle",),
+    ev.RunEnded: ("status", "stop_reason", "error"),
+    ev.AgentStarted: ("name", "model"),
+    ev.AgentEnded: ("status",),
+    ev.AttemptStarted: ("attempt",),
+    ev.AttemptEnded: ("attempt", "reason"),
+    ev.ModelRequested: ("call", "attempt", "turn", "purpose", "messages", "size", "shared", "temperature"),
+    ev.ModelRetried: ("call", "reason", "wait"),
+    ev.ModelReplied: ("call", "finish_reason", "model", "ms", "usage"),
+    ev.ModelFailed: ("call", "kind", "error", "status", "ms", "usage"),
+    ev.ToolStarted: ("handle", "name", "turn", "call_id", "server_name"),
+    ev.ToolFinished: ("handle", "name", "ok", "ms"),
+    ev.Repaired: ("turn", "kind", "where"),
+    ev.TurnAccepted: ("attempt", "turn"),
+    ev.TurnRolledBack: ("attempt", "turn", "reason", "tokens"),
+    ev.AnswerSeen: ("attempt", "turn"),
+    ev.Evicted: ("attempt", "before", "results", "tokens", "reason"),
+    ev.Compacted: ("attempt", "before", "tokens"),
+    ev.Noted: ("level", "name", "message"),
+}
+_CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
+    ev.RunStarted: ("task", "files", "ground_truth"),
+    ev.RunEnded: ("answer", "summary"),
+    ev.AgentStarted: ("task",),
+    ev.AgentEnded: ("report",),
+    ev.AttemptEnded: ("answer", "experience"),
+    ev.ModelReplied: ("text", "reasoning", "tool_calls"),
+    ev.ToolStarted: ("arguments",),
+    ev.ToolFinished: ("note", "record"),
+    ev.Repaired: ("before", "after"),
+    ev.TurnRolledBack: ("detail", "change"),
+    ev.AnswerSeen: ("answer",),
+    ev.Compacted: ("summary",),
+}
+_QUIET = (ev.ModelRequested, ev.ToolStarted, ev.AttemptStarted)
+_WARNINGS = (ev.ModelRetried, ev.ModelFailed, ev.TurnRolledBack)
+
+
+class JsonLogListener:
+    """Logs runs: `agent.run(…, listeners=[JsonLogListener()])`. One serves any number of runs at once.
+
+    Each line is an object with `time` (ISO 8601, UTC), `run_id`, `agent` (its path), `event` (its type) and the event's
+    own fields. Intents are logged at DEBUG; failures, retries and rollbacks at WARNING; a run that failed at ERROR; the
+    rest at INFO. What a resumed run takes from its record is not logged again. `capture_content`: also what was asked,
+    said, called and returned. Without it texts of errors and notes are all that is not a number or a name.
+    """
+
+    def __init__(self, logger: str | logging.Logger = "closeout.run", capture_content: bool = False) -> None:
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        self._content = capture_content
+
+    def follow(self, journal: Journal) -> _RunLog:
+        """A listener for one run."""
+        return _RunLog(self._logger, journal, self._content)
+
+
+class _RunLog:
+    def __init__(self, logger: logging.Logger, journal: Journal, content: bool) -> None:
+        self._logger = logger
+        self._journal = journal
+        self._content = content
+
+    def __call__(self, event: ev.Event | Progress) -> None:
+        if isinstance(event, Progress) or self._journal.handed_back:
+            return
+        level = _level(event)
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", json.dumps(self._record(event), default=str))
+
+    def close(self) -> None:
+        """A log has no end to write."""
+
+    def _record(self, event: ev.Event) -> dict[str, Any]:
+        kind = type(event)
+        record: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "run_id": self._journal.run_id,
+            "agent": event.agent,
+            "event": kind.__name__,
+        }
+        if isinstance(event, ev.RunStarted):
+            record |= {key: event.fingerprint.get(key) for key in ("model", "dialect")}
+        elif isinstance(event, ev.TurnAccepted):
+            record["calls"] = len(event.calls)
+        names = _FIELDS.get(kind, ())
+        if self._content:
+            names += _CONTENT.get(kind, ())
+        return record | {name: getattr(event, name) for name in names}
+
+
+def _level(event: ev.Event) -> int:
+    if isinstance(event, _QUIET):
+        return logging.DEBUG
+    if isinstance(event, _WARNINGS) or (isinstance(event, ev.ToolFinished) and not event.ok):
+        return logging.WARNING
+    if isinstance(event, ev.RunEnded) and event.status == "failed":
+        return logging.ERROR
+    if isinstance(event, ev.Noted):
+        return logging.getLevelNamesMapping().get(event.level.upper(), logging.INFO)
+    return logging.INFO

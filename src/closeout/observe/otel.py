@@ -1,0 +1,305 @@
+"""A run as OpenTelemetry spans and metrics, by the GenAI semantic conventions. Needs the extra `otel`.
+
+Which attributes an event gives is in `otel_attributes`; tool telemetry without a run is exported by `otel_tools`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import trace
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+except ImportError as error:
+    raise ImportError("OpenTelemetry is not installed: pip install 'closeout[otel]'.") from error
+
+from closeout.journal.events import (
+    AgentEnded,
+    AgentStarted,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    ModelRequested,
+    ModelRetried,
+    RunEnded,
+    ToolFinished,
+    ToolStarted,
+)
+from closeout.journal.journal import Journal, Progress
+from closeout.observe import otel_attributes as attributes
+from closeout.observe.otel_instruments import SCOPE, Instruments
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+
+__all__ = ["OpenTelemetryListener"]
+
+_Key = tuple[str, str, str]  # kind of span, agent's path, and which one of the agent's
+
+
+class OpenTelemetryListener:
+    """Exports runs: `agent.run(…, listeners=[OpenTelemetryListener()])`. One serves any number of runs at once.
+
+    Spans: `invoke_agent NAME` for the run and for each sub-agent, below it `chat MODEL` (`text_completion MODEL`) and
+    `execute_tool NAME`. Tokens are on the chat spans only, so that a trace adds up. Rollbacks, repairs, evictions and
+    retries are span events. Of a resumed run only what is done anew is exported. Providers default to the process' own;
+    the span that is current where the run starts is the parent.
+
+    `capture_content`: also what was asked, said, called and returned, and the texts of errors. Off, nothing of that
+    leaves the process.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        capture_content: bool = False,
+    ) -> None:
+        self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
+        self._instruments = Instruments(meter_provider)
+        self._capture_content = capture_content
+
+    def follow(self, journal: Journal) -> _RunSpans:
+        """A listener for one run."""
+        return _RunSpans(self._tracer, self._instruments, journal, self._capture_content)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A span that has not ended. `labels` are its metrics' attributes; `token` ends its being the current one."""
+
+    span: trace.Span
+    began: int  # nanoseconds since the epoch
+    labels: dict[str, Any]
+    token: Any = None
+
+
+class _RunSpans:
+    """The spans of one run. An event of an effect that is handed back from the record makes none."""
+
+    def __init__(self, tracer: trace.Tracer, instruments: Instruments, journal: Journal, capture_content: bool) -> None:
+        self._tracer = tracer
+        self._instruments = instruments
+        self._journal = journal
+        self._content = capture_content
+        self._open: dict[_Key, _Open] = {}
+        self._chats: dict[str, _Open] = {}  # the request that an agent waits for
+        self._agents: dict[str, attributes.AgentIdentity] = {}
+        self._outer = otel_context.get_current()
+        self._error = "interrupted"  # of spans that the run leaves open
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        started = self._journal.started
+        name = started.name if started is not None else ""
+        model = str(started.fingerprint.get("model", "")) if started is not None else ""
+        more = attributes.of_run(self._journal, self._content)
+        self._begin_agent("main", name, model, self._outer, more)
+        self._make_current(self._open["agent", "main", ""])
+
+    def __call__(self, event: Event | Progress) -> None:
+        if isinstance(event, Progress):
+            self._hear_piece(event)
+            return
+        take = _TAKES.get(type(event))
+        if isinstance(event, (AgentStarted, AgentEnded, RunEnded)):
+            # An agent's span is there although its start is in the record: what it does now belongs below it.
+            assert take is not None
+            take(self, event)
+        elif self._journal.handed_back:
+            return
+        elif take is not None:
+            take(self, event)
+        else:
+            self._note(event)
+
+    def close(self) -> None:
+        """End what the run left open, the innermost first."""
+        for key in reversed(list(self._open)):
+            self._end(key, {}, error=self._error)
+
+    # ------------------------------------------------------------------------------------------ agents
+
+    def _begin_agent(self, path: str, name: str, model: str, context: Any, more: Mapping[str, Any]) -> None:
+        identity = self._agents[path] = attributes.AgentIdentity.of(name or path.rpartition(":")[2], model)
+        self._begin(
+            ("agent", path, ""),
+            f"invoke_agent {identity.name}",
+            SpanKind.INTERNAL,
+            {**identity.of_agent(), "gen_ai.conversation.id": self._journal.run_id, "closeout.agent": path, **more},
+            identity.agent_labels(),
+            context,
+        )
+
+    def _agent_started(self, event: AgentStarted) -> None:
+        above, _, own = event.agent.rpartition("/")
+        caller = self._open.get(("tool", above, own.partition(":")[0]))
+        parent = self._context_of(above) if caller is None else trace.set_span_in_context(caller.span, self._outer)
+        content = {"gen_ai.input.messages": attributes.user_message(event.task)} if self._content else {}
+        self._begin_agent(event.agent, event.name, event.model, parent, content)
+
+    def _agent_ended(self, event: AgentEnded) -> None:
+        failed = event.status in attributes.FAILURES
+        content = {"gen_ai.output.messages": attributes.assistant_message(event.report)} if self._content else {}
+        ended = {"closeout.stop_reason": event.status, **content}
+        self._end(("agent", event.agent, ""), ended, error=event.status if failed else "")
+
+    def _run_ended(self, event: RunEnded) -> None:
+        main = ("agent", "main", "")
+        ended = attributes.of_run_end(event, self._content)
+        if event.status == "cancelled":
+            self._error = "cancelled"
+            self._open[main].span.set_attributes(ended)
+            self.close()
+            return
+        error = event.stop_reason if event.status == "failed" else ""
+        self._end(main, ended, error=error, message=event.error)
+
+    def _note(self, event: Event) -> None:
+        """What happened on the way, as an event of the agent's span."""
+        described = attributes.of_note(event, self._content)
+        held = self._open.get(("agent", event.agent, ""))
+        if described is not None and held is not None:
+            held.span.add_event(*described)
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def _model_requested(self, event: ModelRequested) -> None:
+        identity = self._identity(event.agent)
+        operation = "chat" if event.messages else "text_completion"
+        self._chats[event.agent] = self._begin(
+            ("chat", event.agent, event.key),
+            f"{operation} {identity.model}".rstrip(),
+            SpanKind.CLIENT,
+            {**identity.of_request(operation), **attributes.of_request(event, self._journal.run_id)},
+            identity.of_request(operation, with_agent=False),
+            self._context_of(event.agent),
+            current=True,
+        )
+
+    def _model_replied(self, event: ModelReplied) -> None:
+        if event.model and (held := self._open.get(("chat", event.agent, event.key))):
+            held.labels["gen_ai.response.model"] = event.model
+        self._end_request(event, attributes.of_reply(event, self._content), "", "")
+
+    def _model_failed(self, event: ModelFailed) -> None:
+        self._end_request(event, attributes.of_usage(event.usage), event.kind, event.error)
+
+    def _end_request(
+        self, event: ModelReplied | ModelFailed, ended: Mapping[str, Any], error: str, message: str
+    ) -> None:
+        self._chats.pop(event.agent, None)
+        held = self._end(("chat", event.agent, event.key), ended, error=error, message=message)
+        if held is None:
+            return
+        for kind in ("input", "output"):
+            count = event.usage.get(f"{kind}_tokens", 0)
+            if count:
+                self._instruments.tokens.record(count, {**held.labels, "gen_ai.token.type": kind})
+
+    def _model_retried(self, event: ModelRetried) -> None:
+        held = self._open.get(("chat", event.agent, str(event.call)))
+        if held is not None:
+            held.span.add_event("closeout.retry", attributes.of_retry(event, self._content))
+
+    def _hear_piece(self, piece: Progress) -> None:
+        held = self._chats.get(piece.agent)
+        if held is not None and piece.kind != "discard":
+            del self._chats[piece.agent]
+            seconds = (time.time_ns() - held.began) / 1e9
+            held.span.set_attributes(
+                {"gen_ai.request.stream": True, "gen_ai.response.time_to_first_chunk": max(seconds, 0.0)}
+            )
+
+    # ------------------------------------------------------------------------------------------ tools
+
+    def _tool_started(self, event: ToolStarted) -> None:
+        identity = self._identity(event.agent)
+        labels = {"gen_ai.tool.name": event.name, "gen_ai.tool.type": "function", "gen_ai.agent.name": identity.name}
+        self._begin(
+            ("tool", event.agent, event.handle),
+            f"execute_tool {event.name}",
+            SpanKind.INTERNAL,
+            {"gen_ai.operation.name": "execute_tool", **labels, **attributes.of_call(event, self._content)},
+            labels,
+            self._context_of(event.agent),
+            current=True,
+        )
+
+    def _tool_finished(self, event: ToolFinished) -> None:
+        below = f"{event.agent}/{event.handle}:"
+        for key in [key for key in self._open if key[1].startswith(below)]:
+            self._end(key, {}, error=self._error)  # a sub-agent that a timeout cut off
+        ended = attributes.of_result(event, self._content)
+        error = "" if event.ok else attributes.error_code_of(event)
+        self._end(("tool", event.agent, event.handle), ended, error=error, message=event.note)
+
+    # ------------------------------------------------------------------------------------------ spans
+
+    def _identity(self, path: str) -> attributes.AgentIdentity:
+        return self._agents.get(path) or self._agents["main"]
+
+    def _context_of(self, path: str) -> Any:
+        held = self._open.get(("agent", path, "")) or self._open.get(("agent", "main", ""))
+        return self._outer if held is None else trace.set_span_in_context(held.span, self._outer)
+
+    def _begin(
+        self,
+        key: _Key,
+        name: str,
+        kind: SpanKind,
+        given: Mapping[str, Any],
+        labels: Mapping[str, Any],
+        context: Any,
+        *,
+        current: bool = False,
+    ) -> _Open:
+        began = time.time_ns()
+        span = self._tracer.start_span(name, context, kind, dict(given), start_time=began)
+        held = self._open[key] = _Open(span, began, dict(labels))
+        if current:
+            self._make_current(held)
+        return held
+
+    def _make_current(self, held: _Open) -> None:
+        """Let spans of other instrumentations (HTTP, databases) that begin in this task stand below this one."""
+        held.token = otel_context.attach(trace.set_span_in_context(held.span))
+
+    def _end(self, key: _Key, ended: Mapping[str, Any], *, error: str = "", message: str = "") -> _Open | None:
+        held = self._open.pop(key, None)
+        if held is None:
+            return None
+        if held.token is not None and trace.get_current_span() is held.span:
+            otel_context.detach(held.token)  # in another task's context it is not current, and ends with that task
+        held.span.set_attributes(dict(ended))
+        if error:
+            held.labels["error.type"] = error
+            held.span.set_attribute("error.type", error)
+            held.span.set_status(Status(StatusCode.ERROR, attributes.clean(message) if self._content else None))
+        now = max(time.time_ns(), held.began)
+        held.span.end(now)
+        self._seconds_of[key[0]](self._instruments).record((now - held.began) / 1e9, held.labels)
+        return held
+
+    _seconds_of: Mapping[str, Callable[[Instruments], Any]] = {
+        "agent": lambda instruments: instruments.agent_seconds,
+        "chat": lambda instruments: instruments.request_seconds,
+        "tool": lambda instruments: instruments.tool_seconds,
+    }
+
+
+_TAKES: Mapping[type[Event], Callable[[_RunSpans, Any], None]] = {
+    AgentStarted: _RunSpans._agent_started,
+    AgentEnded: _RunSpans._agent_ended,
+    RunEnded: _RunSpans._run_ended,
+    ModelRequested: _RunSpans._model_requested,
+    ModelReplied: _RunSpans._model_replied,
+    ModelFailed: _RunSpans._model_failed,
+    ModelRetried: _RunSpans._model_retried,
+    ToolStarted: _RunSpans._tool_started,
+    ToolFinished: _RunSpans._tool_finished,
+}

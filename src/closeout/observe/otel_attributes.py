@@ -1,0 +1,220 @@
+"""What a journal event says in the attributes of the GenAI semantic conventions, and in `closeout.*` beside them.
+
+Pure functions: event in, attributes out. Nothing that a person, a model or a tool wrote is in them unless `content`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from closeout.journal.events import (
+    AnswerSeen,
+    AttemptEnded,
+    AttemptStarted,
+    Compacted,
+    Event,
+    Evicted,
+    ModelReplied,
+    ModelRequested,
+    ModelRetried,
+    Noted,
+    Repaired,
+    RunEnded,
+    RunResumed,
+    ToolFinished,
+    ToolStarted,
+    TurnRolledBack,
+)
+from closeout.journal.journal import Journal
+
+__all__ = ["FAILURES", "AgentIdentity"]
+
+Attributes = dict[str, Any]
+
+FAILURES = frozenset({"failed", "model_failed", "journal_failed"})  # stop reasons that are errors, not outcomes
+_USAGE = {
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "cache_read_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "cache_write_tokens": "gen_ai.usage.cache_creation.input_tokens",
+    "requests": "closeout.usage.requests",
+    "cost_usd": "closeout.usage.cost_usd",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """Who acts: the agent's name, and its model as the provider knows it."""
+
+    name: str
+    provider: str
+    model: str
+
+    @classmethod
+    def of(cls, name: str, client_name: str) -> Self:
+        """From a client's name: "openai:gpt-5" is the model gpt-5 of openai, "local" is both."""
+        provider, colon, model = client_name.partition(":")
+        return cls(name, provider or "unknown", model if colon else provider)
+
+    def of_agent(self) -> Attributes:
+        return {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": self.provider,
+            "gen_ai.agent.name": self.name,
+            "gen_ai.request.model": self.model,
+        }
+
+    def agent_labels(self) -> Attributes:
+        return {"gen_ai.agent.name": self.name, "gen_ai.request.model": self.model}
+
+    def of_request(self, operation: str, *, with_agent: bool = True) -> Attributes:
+        found = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": self.provider,
+            "gen_ai.request.model": self.model,
+        }
+        return {**found, "gen_ai.agent.name": self.name} if with_agent else found
+
+
+def of_run(journal: Journal, content: bool) -> Attributes:
+    started = journal.started
+    found: Attributes = {}
+    if started is None:
+        return found
+    if journal.resumed:
+        found["closeout.resumed"] = True
+    if started.task_id:
+        found["closeout.task_id"] = clean(started.task_id)
+    if content:
+        found["gen_ai.input.messages"] = user_message(started.question or started.task)
+    return found
+
+
+def of_run_end(event: RunEnded, content: bool) -> Attributes:
+    found: Attributes = {"closeout.status": event.status, "closeout.stop_reason": event.stop_reason}
+    if content and (event.summary or event.answer):
+        found["gen_ai.output.messages"] = assistant_message(event.summary or event.answer or "")
+    return found
+
+
+def of_request(event: ModelRequested, run_id: str) -> Attributes:
+    found: Attributes = {
+        "gen_ai.conversation.id": run_id,
+        "closeout.purpose": event.purpose,
+        "closeout.attempt": event.attempt,
+        "closeout.turn": event.turn,
+        "closeout.prompt.characters": event.size,
+        "closeout.prompt.shared_characters": event.shared,
+    }
+    if event.temperature is not None:
+        found["gen_ai.request.temperature"] = event.temperature
+    return found
+
+
+def of_reply(event: ModelReplied, content: bool) -> Attributes:
+    found = {"gen_ai.response.finish_reasons": (event.finish_reason,), **of_usage(event.usage)}
+    if event.model:
+        found["gen_ai.response.model"] = clean(event.model)
+    if content:
+        found["gen_ai.output.messages"] = _reply_message(event)
+    return found
+
+
+def of_usage(usage: Mapping[str, Any]) -> Attributes:
+    """Counts that are there; a cache's only where it served or kept something."""
+    found = {_USAGE[name]: value for name, value in usage.items() if name in _USAGE and value is not None}
+    return {name: value for name, value in found.items() if value or ".cache_" not in name}
+
+
+def of_retry(event: ModelRetried, content: bool) -> Attributes:
+    found: Attributes = {"closeout.wait_seconds": event.wait}
+    return {**found, "closeout.reason": clean(event.reason)} if content else found
+
+
+def of_call(event: ToolStarted, content: bool) -> Attributes:
+    found: Attributes = {
+        "gen_ai.tool.call.id": clean(event.call_id or event.handle),
+        "closeout.handle": event.handle,
+        "closeout.turn": event.turn,
+    }
+    if event.server_name:
+        found["closeout.mcp_server"] = event.server_name
+    if content:
+        found["gen_ai.tool.call.arguments"] = clean(event.arguments)
+    return found
+
+
+def of_result(event: ToolFinished, content: bool) -> Attributes:
+    return {"gen_ai.tool.call.result": clean(event.record)} if content else {}
+
+
+def error_code_of(event: ToolFinished) -> str:
+    """The short name of a tool's failure, from its telemetry; the conventions' `_OTHER` where it has none."""
+    try:
+        code = json.loads(event.record)["telemetry"]["error_code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        code = None
+    return str(code) if code else "_OTHER"
+
+
+def of_note(event: Event, content: bool) -> tuple[str, Attributes] | None:
+    """Name and attributes of the span event for what happened on the way; None for what spans show already."""
+    match event:
+        case AttemptStarted():
+            return "closeout.attempt", {"closeout.attempt": event.attempt}
+        case AttemptEnded():
+            return "closeout.attempt_end", {"closeout.attempt": event.attempt, "closeout.stop_reason": event.reason}
+        case TurnRolledBack():
+            found = {"closeout.turn": event.turn, "closeout.reason": event.reason, "closeout.tokens": event.tokens}
+            said = {"closeout.change": clean(event.change), "closeout.detail": clean(event.detail)}
+            return "closeout.rollback", {**found, **(said if content else {})}
+        case Repaired():
+            found = {"closeout.turn": event.turn, "closeout.kind": event.kind, "closeout.where": clean(event.where)}
+            said = {"closeout.before": clean(event.before), "closeout.after": clean(event.after)}
+            return "closeout.repair", {**found, **(said if content else {})}
+        case Evicted():
+            found = {"closeout.results": event.results, "closeout.tokens": event.tokens}
+            return "closeout.eviction", {**found, "closeout.reason": event.reason}
+        case Compacted():
+            return "closeout.compaction", {"closeout.before_turn": event.before, "closeout.tokens": event.tokens}
+        case AnswerSeen():
+            return "closeout.answer_seen", {"closeout.turn": event.turn}
+        case Noted():
+            said = {"closeout.message": clean(event.message)} if content else {}
+            return "closeout.note", {"closeout.level": event.level, "closeout.name": clean(event.name), **said}
+        case RunResumed():
+            return "closeout.resume", {"closeout.idle_seconds": event.idle}
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ content
+
+
+def user_message(text: str) -> str:
+    return _messages("user", [{"type": "text", "content": text}])
+
+
+def assistant_message(text: str) -> str:
+    return _messages("assistant", [{"type": "text", "content": text}], finish_reason="stop")
+
+
+def _reply_message(event: ModelReplied) -> str:
+    parts = [{"type": "reasoning", "content": event.reasoning}] if event.reasoning else []
+    parts += [{"type": "text", "content": event.text}] if event.text else []
+    parts += [
+        {"type": "tool_call", "id": call["id"], "name": call["name"], "arguments": call["arguments"]}
+        for call in event.tool_calls
+    ]
+    return _messages("assistant", parts, finish_reason=event.finish_reason)
+
+
+def _messages(role: str, parts: list[Any], **more: str) -> str:
+    """Messages as the conventions' JSON; ASCII, so that lone surrogates cannot break an exporter."""
+    return json.dumps([{"role": role, "parts": parts, **more}], default=str)
+
+
+def clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
