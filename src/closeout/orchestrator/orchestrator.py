@@ -62,6 +62,7 @@ class Orchestrator:
             max_consecutive_rollbacks=plan.settings.max_consecutive_rollbacks,
             result_budget=plan.settings.result_budget,
             max_parallel=plan.settings.max_parallel_calls,
+            model=plan.client.name.rpartition(":")[2],
         )
         self.eviction = eviction_policy(plan)
         self.candidates: list[str] = []  # answers in the form asked for, seen on the way
