@@ -79,7 +79,8 @@ def test_an_empty_and_a_repeating_reply_are_taken_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Let me search for that.", "I'll look up the population next.", "I need to check the page.", "让我先搜索一下。", "接下来查询人口。"]
+    "text", ["Let me search for that.", "I'll look up the population next.", "I need to check it.",
+     "让我先搜索一下。", "接下来查询人口。"],
 )  # fmt: skip
 def test_a_plan_without_a_call_is_nudged_while_that_is_allowed(text: str) -> None:
     assert review(said(text)) == "no_action"

@@ -7,8 +7,9 @@ from closeout.context.eviction import Eviction
 __all__ = ["COMPACTION_PROMPT", "is_due", "summary_of"]
 
 COMPACTION_PROMPT = """\
-The conversation is about to be shortened: everything above but the task is replaced by what you write now. Call no \
-tools and do not answer the task yet. Write, in few words and with every name, number and source that matters:
+The conversation is about to be shortened: everything above but the task, an earlier summary too, is replaced by what \
+you write now. Call no tools and do not answer the task yet. Write, in few words and with every name, number and \
+source that matters:
 Findings: what is known so far, each with where it is from
 Open questions: what the task still needs
 Tried: queries and pages that brought nothing, so that they are not tried again"""

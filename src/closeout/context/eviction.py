@@ -14,6 +14,8 @@ __all__ = ["Eviction", "EvictionPolicy", "best_batch"]
 
 STUB_TOKENS = 30  # about what stands for an evicted result
 MIN_KEPT = 2  # results that stay in view however full the context is
+WORTHWHILE = 0.05  # of the context: to free less is not worth a broken prefix
+PRESSING = 0.95  # of the context: past this any room is worth it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,10 @@ class EvictionPolicy:
     def _by_budget(self, shown: Sequence[Step], prompt_tokens: int) -> Eviction | None:
         results = sum(len(step.returns) for step in shown)
         kept = max(self.keep, MIN_KEPT)
-        return _evict(shown, results - kept, prompt_tokens - self._room * self.low_water, "budget")
+        found = _evict(shown, results - kept, prompt_tokens - self._room * self.low_water, "budget")
+        if found is not None and found.tokens < WORTHWHILE * self._room and prompt_tokens < PRESSING * self._room:
+            return None
+        return found
 
     def shrink(self, steps: Sequence[Step], evicted_before: int) -> Eviction | None:
         """What to give up when a server says that the prompt is too long: all results but the last."""

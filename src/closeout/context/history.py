@@ -5,6 +5,7 @@ The same fold serves the live loop, which listens with it, and whoever reads a r
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -42,11 +43,22 @@ class History:
         self._steps: tuple[Step, ...] = ()
         self.evicted_before = 0  # turns before this one show stubs
         self.compacted_before = 0
+        self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
+        self._gone: tuple[str, ...] = ()  # handles of the first and the last result that a summary stands for
 
     @classmethod
-    def of(cls, events: Iterable[Event], instructions: str, question: str, agent: str = "main") -> History:
+    def of(
+        cls,
+        events: Iterable[Event],
+        instructions: str,
+        question: str,
+        tools: Sequence[ToolSpec] = (),
+        earlier: Sequence[Message] = (),
+        images: Sequence[dict[str, Any]] = (),
+        agent: str = "main",
+    ) -> History:
         """The history that recorded events add up to."""
-        history = cls(instructions, question, agent=agent)
+        history = cls(instructions, question, tools, earlier, images, agent)
         for event in events:
             history.apply(event)
         return history
@@ -70,17 +82,27 @@ class History:
             self._start(event)
         elif isinstance(event, Evicted):
             self.evicted_before = event.before
+            self._evictions = (*self._evictions[-1:], event.before)
             self._steps = tuple(_stubbed(step) if step.turn < event.before else step for step in self._steps)
         elif isinstance(event, Compacted):
-            self.compacted_before = event.before
-            # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles
-            # go on alternating.
-            self._question = f"{self._begun}\n\nSummary of your work so far:\n{event.summary}"
-            self._steps = tuple(step for step in self._steps if step.turn >= event.before)
+            self._compact(event)
+
+    def _compact(self, event: Compacted) -> None:
+        self.compacted_before = event.before
+        self._evictions = ()
+        handles = [r.handle for step in self._steps if step.turn < event.before for r in step.returns if r.handle]
+        if handles:
+            self._gone = ((*self._gone, *handles)[0], handles[-1])
+        readable = f"\n(Results {self._gone[0]} to {self._gone[1]}: read_result shows them.)" if self._gone else ""
+        # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles go on
+        # alternating.
+        self._question = f"{self._begun}\n\nSummary of your work so far:\n{event.summary}{readable}"
+        self._steps = tuple(step for step in self._steps if step.turn >= event.before)
 
     def _start(self, event: AttemptStarted) -> None:
         self._steps = ()
         self.evicted_before = self.compacted_before = 0
+        self._evictions = self._gone = ()
         self._question = self._begun = "\n\n".join((self._task, *event.experiences))
 
     def _accept(self, event: TurnAccepted) -> None:
@@ -93,8 +115,9 @@ class History:
     def view(self, note: str = "", closing: str = "", withheld: frozenset[str] = frozenset()) -> HistoryView:
         """What the model sees now. `note` is a hint that is not kept; `withheld` names tools that are not offered."""
         tools = tuple(tool for tool in self._tools if tool.name not in withheld) if withheld else self._tools
+        borders = tuple(bisect_left(self._steps, turn, key=lambda step: step.turn) for turn in self._evictions)
         return HistoryView(
-            self._instructions, self._question, tools, self._steps, self._earlier, note, closing, self._images
+            self._instructions, self._question, tools, self._steps, self._earlier, note, closing, self._images, borders
         )
 
 

@@ -45,12 +45,15 @@ class FunctionCall:
         messages = list(self._rendered_head(view))
         head = len(messages)
         key = "function_call+images" if capabilities.images else "function_call"
-        for step in view.steps:
+        marks = {head - 1}
+        for index, step in enumerate(view.steps):
+            if index in view.borders:
+                marks.add(len(messages) - 1)
             done = step.rendered.get(key)
             if done is None:
                 done = step.rendered[key] = tuple(_step_messages(step, capabilities.images))
             messages += done
-        stable = len(messages)
+        marks.add(len(messages) - 1)
         for hint in (view.note, view.closing):
             if hint:
                 messages.append(Message(role="user", content=hint))
@@ -58,7 +61,7 @@ class FunctionCall:
             messages=messages,
             tools=view.tools,
             tool_choice="none" if view.closing and view.tools else None,
-            breakpoints=(head - 1,) if stable == head else (head - 1, stable - 1),
+            breakpoints=tuple(sorted(marks)),
         )
 
     def reader(self, tools: Sequence[ToolSpec]) -> FunctionCallReader:

@@ -36,6 +36,9 @@ class HistoryView:
     note: str = ""  # a short hint after the stable prefix, dropped once the turn succeeds
     closing: str = ""  # the closing instruction: no tools any more, answer now
     images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts of the question
+    # Before which of the steps results were evicted, the last two times: up to there the prompt will stay as it is
+    # when more are evicted, so that is where a cache that has to be told is to hold.
+    borders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,10 @@ class TextChat(ABC):
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         messages = list(self._rendered_head(view, capabilities.weak))
         head = len(messages)
-        for step in view.steps:
+        marks = {head - 1}
+        for index, step in enumerate(view.steps):
+            if index in view.borders:
+                marks.add(len(messages) - 1)
             done = step.rendered.get(self.name)
             if done is None:
                 done = step.rendered[self.name] = tuple(self.step_messages(step))
@@ -54,7 +57,7 @@ class TextChat(ABC):
         return ModelRequest(
             messages=messages,
             stop=self.stop if capabilities.stop else (),
-            breakpoints=tuple(sorted({max(0, min(head - 1, stable)), max(0, stable)})),
+            breakpoints=tuple(sorted({max(0, min(mark, stable)) for mark in (*marks, stable)})),
         )
 
     def _rendered_head(self, view: HistoryView, weak: bool) -> tuple[Message, ...]:

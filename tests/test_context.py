@@ -1,0 +1,298 @@
+"""What of a run the model sees: the history as a fold of the journal, and when old results leave it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeout.context.compaction import is_due, summary_of
+from closeout.context.eviction import MIN_KEPT, STUB_TOKENS, Eviction, EvictionPolicy, best_batch
+from closeout.context.history import History, stub_text
+from closeout.dialects.protocol import get_dialect
+from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, TurnAccepted, TurnRolledBack
+from closeout.messages import Capabilities, Message, Step, ToolCall, ToolReturn, ToolSpec
+
+
+def step(turn: int, *tokens: int) -> Step:
+    call = ToolCall("look", {"n": turn})
+    return Step(turn, "", (call,) * len(tokens), tuple(ToolReturn(call, "text", f"r{turn}", tokens=t) for t in tokens))
+
+
+def steps(count: int, tokens: int = 100) -> list[Step]:
+    return [step(turn, tokens) for turn in range(count)]
+
+
+def accepted(turn: int, text: str = "", results: int = 1, agent: str = "main") -> TurnAccepted:
+    calls = tuple(
+        {"id": f"c{turn}.{i}", "name": "look", "arguments": {"n": turn}, "server_name": None, "text": ""}
+        for i in range(results)
+    )
+    returns = tuple(
+        {"call": i, "text": f"result of turn {turn}", "handle": f"r{turn * results + i + 1}", "ok": True, "tokens": 50}
+        for i in range(results)
+    )
+    return TurnAccepted(agent, 0, turn, text or f"thought {turn}", calls=calls, returns=returns)
+
+
+def history(*events: Event, tools: Sequence[ToolSpec] = ()) -> History:
+    return History.of((AttemptStarted("main", 0), *events), "Be exact.", "Which canal?", tools)
+
+
+def messages(view_of: History, dialect: str = "function_call", **view: Any) -> list[Message]:
+    return list(get_dialect(dialect).render(view_of.view(**view), Capabilities()).messages)
+
+
+# ------------------------------------------------------------------------------------------------ when: by count
+
+
+def test_with_minus_one_and_room_everything_stays() -> None:
+    assert EvictionPolicy(keep=-1).decide(steps(500), 0, 10**9) is None
+    assert EvictionPolicy(keep=-1, max_context=1000).decide(steps(500), 0, 700) is None
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 5])
+@pytest.mark.parametrize("batch", [1, 4, 9])
+def test_results_gather_until_a_batch_is_due_and_then_go_down_to_k(keep: int, batch: int) -> None:
+    policy = EvictionPolicy(keep=keep, batch=batch)
+    due = max(keep, 1) + batch
+    assert policy.decide(steps(due - 1), 0, 0) is None
+    found = policy.decide(steps(due), 0, 0)
+    assert found == Eviction(due - keep, due - keep, (due - keep) * (100 - STUB_TOKENS), "count")
+    assert policy.decide(steps(due), due - keep, 0) is None, "then nothing, until the next batch has gathered"
+
+
+def test_a_turn_goes_whole_so_at_least_k_results_stay() -> None:
+    found = EvictionPolicy(keep=3, batch=2).decide([step(0, 9, 9), step(1, 9, 9), step(2, 9, 9)], 0, 0)
+    assert found is not None
+    assert (found.before, found.results) == (1, 2), "the second turn would leave two"
+
+
+@given(st.integers(0, 6), st.integers(1, 12), st.lists(st.integers(0, 4), min_size=1, max_size=60))
+def test_by_count_k_results_stay_and_the_prefix_is_left_alone_between_batches(
+    keep: int, batch: int, results: list[int]
+) -> None:
+    policy, taken, border, evictions = EvictionPolicy(keep=keep, batch=batch), [], 0, 0
+    for turn, count in enumerate(results):
+        taken.append(step(turn, *[100] * count))
+        found = policy.decide(taken, border, 0)
+        if found is not None:
+            evictions += 1
+            assert found.before > border
+            border = found.before
+        shown = sum(len(s.returns) for s in taken if s.turn >= border)
+        assert shown >= min(keep, sum(results[: turn + 1]))
+    # Each eviction takes all that was gathered but K and less than one turn's results.
+    assert evictions <= sum(results) / max(batch + max(keep, 1) - keep - 3, 1) + 1
+
+
+@pytest.mark.parametrize("ratio", [0.025, 0.1, 0.25, 0.5])
+@pytest.mark.parametrize("keep", [1, 3, 5, 10])
+def test_the_best_batch_costs_least(keep: int, ratio: float) -> None:
+    def cost(batch: int) -> float:
+        """Of a turn, in results: what is read from the cache, and K results anew once in B turns."""
+        return ratio * (keep + batch / 2) + (1 - ratio) * keep / batch
+
+    best = best_batch(keep, ratio)
+    assert abs(best - math.sqrt(2 * keep * (1 - ratio) / ratio)) <= 0.5
+    assert cost(best) <= min(cost(b) for b in range(1, 100)) * 1.02
+
+
+def test_where_no_ratio_makes_sense_there_is_still_a_batch() -> None:
+    assert [best_batch(k, r) for k, r in ((5, 0.0), (5, 1.0), (0, 2.0), (-1, 0.1))] == [5, 5, 1, 4]
+
+
+# ------------------------------------------------------------------------------------------------ when: by budget
+
+
+def test_past_high_water_results_go_until_low_water_is_reached() -> None:
+    policy = EvictionPolicy(max_context=10_000, high_water=0.8, low_water=0.5)
+    assert policy.decide(steps(20, 400), 0, 8000) is None
+    found = policy.decide(steps(20, 400), 0, 8100)
+    assert found is not None
+    assert found.reason == "budget"
+    assert 8100 - found.tokens <= 5000 < 8100 - found.tokens + 400 - STUB_TOKENS
+
+
+def test_the_replys_tokens_are_not_room_for_the_prompt() -> None:
+    roomy, tight = (EvictionPolicy(max_context=10_000, reserve=reserve) for reserve in (0, 4000))
+    assert roomy.decide(steps(20, 400), 0, 5000) is None
+    assert tight.decide(steps(20, 400), 0, 5000) is not None
+
+
+def test_however_full_the_last_results_stay() -> None:
+    found = EvictionPolicy(max_context=1000).decide(steps(6, 5000), 0, 30_000)
+    assert found is not None
+    assert found.results == 6 - MIN_KEPT
+    assert EvictionPolicy(max_context=1000).decide(steps(MIN_KEPT, 5000), 0, 10_000) is None
+
+
+def test_a_context_full_of_thoughts_is_not_broken_for_a_little_every_turn() -> None:
+    policy = EvictionPolicy(max_context=10_000)
+    few = steps(5, 80)
+    assert policy.decide(few, 0, 8500) is None, "freeing 150 tokens is not worth a broken prefix"
+    assert policy.decide(few, 0, 9600) is not None, "unless there is no other room left"
+
+
+def test_a_context_too_small_for_its_reply_does_not_divide_by_zero() -> None:
+    assert EvictionPolicy(max_context=1000, reserve=4000).decide(steps(5), 0, 900) is not None
+
+
+def test_after_an_overflow_all_but_the_last_result_go() -> None:
+    found = EvictionPolicy().shrink(steps(4), 0)
+    assert found is not None
+    assert (found.before, found.results, found.reason) == (3, 3, "overflow")
+    assert EvictionPolicy().shrink(steps(4), 3) is None
+    assert EvictionPolicy().shrink([], 0) is None
+
+
+# ------------------------------------------------------------------------------------------------ the history view
+
+
+def test_turns_that_were_taken_back_and_other_agents_turns_are_not_in_it() -> None:
+    seen = history(
+        accepted(0), TurnRolledBack("main", 0, 1, "empty"), accepted(0, agent="main/r1:clerk"), accepted(1)
+    ).steps
+    assert [s.text for s in seen] == ["thought 0", "thought 1"]
+
+
+def test_a_turn_written_anew_after_a_departure_stands_in_place_of_the_old_one() -> None:
+    assert [s.text for s in history(accepted(0), accepted(1), accepted(1, "other")).steps] == ["thought 0", "other"]
+
+
+def test_an_attempt_starts_from_the_task_and_what_was_learned() -> None:
+    again = history(accepted(0), Evicted("main", 0, 1), AttemptStarted("main", 1, ("Known: it is long.",)))
+    assert [m.text for m in messages(again)] == ["Be exact.", "Which canal?\n\nKnown: it is long."]
+    assert again.view().borders == ()
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "mcp_xml"])
+def test_an_eviction_changes_nothing_behind_its_border_and_leaves_handles(dialect: str) -> None:
+    before = history(*map(accepted, range(6)))
+    was = messages(before, dialect)
+    before.apply(Evicted("main", 0, 4))
+    now = messages(before, dialect)
+    assert len(now) == len(was)
+    assert now[:2] == was[:2], "the head"
+    assert now[-3:] == was[-3:], "the turns that stay"
+    text = "\n".join(m.text for m in now)
+    assert [f"result of turn {n}" in text for n in range(6)] == [False] * 4 + [True] * 2
+    assert all(f'read_result("r{n + 1}")' in text for n in range(4))
+
+
+def test_a_second_eviction_leaves_the_first_ones_stubs_as_they_are() -> None:
+    seen = history(*map(accepted, range(6)), Evicted("main", 0, 2))
+    was = messages(seen)
+    seen.apply(Evicted("main", 0, 5))
+    now = messages(seen)
+    assert [a is b for a, b in zip(was, now, strict=True)][2:6] == [True] * 4, "written once for ever"
+    assert was[:2] == now[:2]
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "mcp_xml"])
+def test_a_cache_is_told_of_the_borders_of_the_last_two_evictions(dialect: str) -> None:
+    def marked(*events: Event) -> list[str]:
+        request = get_dialect(dialect).render(history(*events).view(), Capabilities())
+        return [request.messages[index].text for index in request.breakpoints]
+
+    turns = [accepted(n) for n in range(9)]
+    assert len(marked(*turns)) == 2, "the head and the end"
+    first = marked(*turns, Evicted("main", 0, 3))
+    assert len(first) == 3
+    assert stub_text(ToolReturn(ToolCall("look"), "", "r3")) in first[1]
+    second = marked(*turns, Evicted("main", 0, 3), Evicted("main", 0, 6))
+    assert len(second) == 4, "what Anthropic takes at most"
+    assert second[1] == first[1], "the old border is still there to be read from"
+    assert '"r6"' in second[2]
+    third = marked(*turns, Evicted("main", 0, 2), Evicted("main", 0, 3), Evicted("main", 0, 6))
+    assert third == second
+
+
+def test_anthropics_request_carries_a_cache_mark_at_the_border() -> None:
+    from closeout.llm.anthropic_wire import conversation
+
+    request = get_dialect("function_call").render(
+        history(*map(accepted, range(6)), Evicted("main", 0, 4)).view(), Capabilities()
+    )
+    _, turns = conversation(request.messages, request.breakpoints)
+    blocks = turns.split(b'"cache_control"')
+    assert len(blocks) - 1 == 3
+    assert blocks[1].count(b"left out to save room") == 4, "the second mark ends the last stub"
+    assert b"result of turn 4" in blocks[2]
+
+
+# ------------------------------------------------------------------------------------------------ compaction
+
+
+def test_a_summary_stands_for_the_oldest_turns_and_the_task_stays() -> None:
+    seen = history(*map(accepted, range(5)), Compacted("main", 0, 3, "Findings: the canal is long."))
+    shown = messages(seen)
+    assert shown[1].text.startswith("Which canal?\n\nSummary of your work so far:\nFindings: the canal is long.")
+    assert "Results r1 to r3: read_result shows them." in shown[1].text
+    assert [s.turn for s in seen.steps] == [3, 4]
+
+
+def test_a_second_summary_takes_the_place_of_the_first() -> None:
+    seen = history(
+        *map(accepted, range(3)),
+        Compacted("main", 0, 2, "first"),
+        *map(accepted, (3, 4)),
+        Compacted("main", 0, 4, "second"),
+    )
+    text = messages(seen)[1].text
+    assert "second" in text
+    assert "first" not in text
+    assert "Results r1 to r4" in text
+
+
+def test_summing_up_is_for_a_full_context_and_needs_a_summary() -> None:
+    full, many = (Eviction(3, 3, 900, reason) for reason in ("budget", "count"))
+    assert (is_due(full, True), is_due(full, False), is_due(many, True), is_due(None, True)) == (
+        True,
+        False,
+        False,
+        False,
+    )
+    assert summary_of("  ") == summary_of("ok") == ""
+    assert summary_of(" Findings: the canal is 1,794 kilometres long (r3). ").startswith("Findings")
+
+
+# ------------------------------------------------------------------------------------------------ any history
+
+
+EVENTS = st.lists(st.sampled_from(["turn", "turn", "turn", "evict", "compact", "rollback"]), max_size=30)
+
+
+@settings(max_examples=80, deadline=None)
+@given(EVENTS, st.sampled_from(["function_call", "cot_chat", "mcp_xml", "cot_completion"]))
+def test_the_view_grows_at_its_end_but_for_evictions_and_summaries(kinds: list[str], name: str) -> None:
+    dialect, live = get_dialect(name), History("Be exact.", "Which canal?")
+    events: list[Event] = [AttemptStarted("main", 0)]
+    live.apply(events[0])
+    turn, last = 0, None
+    for kind in kinds:
+        first = live.steps[0].turn if live.steps else turn
+        border = first + max(turn - first - 1, 0)
+        made: dict[str, Event] = {
+            "turn": accepted(turn, results=turn % 3),
+            "evict": Evicted("main", 0, border),
+            "compact": Compacted("main", 0, border, f"summary at {turn}"),
+            "rollback": TurnRolledBack("main", 0, turn, "empty"),
+        }
+        events.append(made[kind])
+        live.apply(made[kind])
+        turn += kind == "turn"
+        request = dialect.render(live.view(), Capabilities())
+        now = [request.prompt] if request.prompt else [dict(m) for m in request.messages]
+        if last is not None and kind in ("turn", "rollback"):
+            if request.prompt:
+                assert str(now[0]).startswith(str(last[0]).removesuffix("Thought:"))
+            else:
+                assert now[: len(last)] == last
+        last = now
+    folded = get_dialect(name).render(History.of(events, "Be exact.", "Which canal?").view(), Capabilities())
+    assert last is None or last == ([folded.prompt] if folded.prompt else [dict(m) for m in folded.messages])
