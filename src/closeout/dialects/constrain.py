@@ -14,6 +14,8 @@ from closeout.messages import Capabilities, Constraint, ToolSpec
 __all__ = ["action_constraint", "action_grammar", "action_schema"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
+# A weak model that is held to a line may never end it, so a thought is bounded: characters.
+_LONGEST_THOUGHT = 600
 _COMMON = r"""
 object ::= "{" ws (pair ("," ws pair)*)? "}"
 pair ::= string ":" ws value ws
@@ -25,7 +27,6 @@ hex ::= [0-9a-fA-F]
 number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
 integer ::= "-"? ("0" | [1-9] [0-9]*)
 ws ::= " "?
-line ::= [^\n]+
 rest ::= [^\x00]+
 """
 
@@ -75,7 +76,7 @@ def action_grammar(tools: Sequence[ToolSpec], *, primed: bool = False, may_answe
     start = '" "' if primed else '"Thought: "'
     rules = [f'root ::= {start} line "\\n" ({" | ".join(ends)})']
     rules += [f"{name} ::= {body}" for name, body in writer.rules.items()]
-    return "\n".join(rules) + _COMMON
+    return "\n".join(rules) + _COMMON + f"line ::= [^\\n]{{1,{_LONGEST_THOUGHT}}}\n"
 
 
 class _Grammar:

@@ -1,0 +1,56 @@
+"""The grammars of ReAct replies bind a real engine: a tiny model that only recites the alphabet makes right calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+
+from closeout.dialects.constrain import action_constraint
+from closeout.dialects.protocol import get_dialect
+from closeout.llm.local import LocalClient
+from closeout.messages import Capabilities, ModelRequest, ToolSpec
+from tiny_gguf import write_model
+
+pytest.importorskip("xllamacpp")
+
+TOOLS = (
+    ToolSpec("get_time"),
+    ToolSpec(
+        "order",
+        "",
+        {
+            "type": "object",
+            "properties": {
+                "size": {"enum": ["small", "large"]},
+                "count": {"type": "integer"},
+                "gift": {"type": "boolean"},
+            },
+            "required": ["size"],
+            "additionalProperties": False,
+        },
+    ),
+)
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[LocalClient]:
+    async with LocalClient(write_model(tmp_path / "tiny.gguf"), max_context=2048) as client:
+        yield client
+
+
+@pytest.mark.parametrize("tools", [TOOLS[:1], TOOLS[1:], TOOLS], ids=["no input", "some input", "a choice"])
+@pytest.mark.parametrize("primed", [False, True])
+async def test_a_constrained_reply_is_a_call_that_fits_its_schema(
+    client: LocalClient, primed: bool, tools: tuple[ToolSpec, ...]
+) -> None:
+    constraint = action_constraint(tools, Capabilities(grammar=True), primed=primed, may_answer=False)
+    request = ModelRequest(prompt="Thought:", constraint=constraint, max_tokens=900)
+    reply = await client.complete(request)
+    assert reply.text.startswith(" " if primed else "Thought: ")
+    reading = get_dialect("cot_completion" if primed else "cot_chat").reader(tools).close(reply)
+    (made,) = reading.calls
+    schema = next(tool.parameters for tool in tools if tool.name == made.name)
+    assert jsonschema_rs.validator_for(dict(schema)).is_valid(made.arguments)
