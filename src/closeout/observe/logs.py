@@ -1,4 +1,4 @@
-"""A run as structured logs: one JSON object a line and event, through the standard `logging`. No handler is set up here.
+"""A run as structured logs: one JSON object a line and event, through stdlib `logging`, which the caller sets up.
 
 The fields of each event are a table below; a field, once there, keeps its name and meaning.
 """
