@@ -57,16 +57,14 @@ class _Reply:
     def __init__(self, request: ModelRequested) -> None:
         self.request = request
         self.words: list[str] = []  # thought and text, as they come
-        self.characters = 0
         self.heard = False
         self.acts = False
 
     def take(self, piece: Progress) -> None:
         if piece.kind == "discard":
-            self.words, self.characters, self.acts = [], 0, False
+            self.words, self.acts = [], False
             return
         self.heard = True
-        self.characters += len(piece.text)
         if piece.kind == "tool_name":
             self.acts = True
         elif piece.kind in ("thought", "text"):
@@ -149,6 +147,8 @@ class Display:
         if isinstance(event, Progress):
             if event.agent in self._replies:
                 self._replies[event.agent].take(event)
+                if event.kind == "tool_name":
+                    self._doing = "writing a call"
             return
         show = _SHOWS.get(type(event))
         if show is not None:
@@ -226,7 +226,7 @@ class Display:
             self._print(event, f"— attempt {event.attempt + 1}, with what the one before learned", "bold")
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
-        if event.answer is None and event.experience:
+        if event.answer is None and event.experience and event.reason != "model_failed":
             self._print(event, f"— no answer ({event.reason}); what was learned:", "bold")
             for line in event.experience.splitlines()[:EXPERIENCE_LINES]:
                 self._print(event, f"  {line}", "dim", cut=False)
@@ -278,23 +278,26 @@ class Display:
         spinner = Spinner("dots" if not self._plain else "line")
 
         def now() -> RenderableType:
-            width = width_of(self._console) - 1
-            spinner.update(text=Text(one_line(self._line(), width - 2)))
+            width = width_of(self._console) - 4  # room for the ^C that a terminal echoes
+            spinner.update(text=Text(self._line(width - 2)))
             tail = self._tail(width - 4)
             return Group(spinner, Text(f"  {tail}", "dim italic")) if tail else spinner
 
         return now
 
-    def _line(self) -> str:
+    def _line(self, width: int) -> str:
+        """Turn, what is under way, seconds, tokens, cost. Where room is short the work keeps its end: a percentage."""
         usage = self._ledger.usage
-        parts = [f"turn {self._ledger.turns + 1}", self._doing, f"{time.monotonic() - self._began:.0f} s"]
-        parts.append(f"{usage.total_tokens:,} tokens")
+        before = f"turn {self._ledger.turns + 1} · "
+        parts = [f"{time.monotonic() - self._began:.0f} s", f"{usage.total_tokens:,} tokens"]
         if usage.cost_usd:
             parts.append(f"${usage.cost_usd:.4f}")
-        written = sum(reply.characters for reply in self._replies.values())
-        if written:
-            parts.append(f"{written:,} characters so far")
-        return " · ".join(parts)
+        after = "".join(f" · {part}" for part in parts)
+        room = max(width - len(before) - len(after), 12)
+        doing = self._doing
+        if len(doing) > room:
+            doing = f"{doing[: room - 8]}…{doing[-7:]}"
+        return one_line(before + doing + after, width)
 
     def _tail(self, width: int) -> str:
         """The end of what is being written."""
