@@ -10,11 +10,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from closeout.errors import JournalError
-from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted
+from closeout.journal.events import Event, Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.past import Past
 from closeout.journal.store import Row, Store
 
@@ -165,16 +166,22 @@ class Journal:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
+    def invite(self, listener: Listener) -> Callable[[], None]:
+        """`listen`, for one whose failures are not the run's: it is then noted and heard no more."""
+        guest = _Guest(self, listener)
+        return guest.leaving(self._hear(guest))
+
     def announce(self) -> None:
         """Let listeners, who come after it, hear of the event with which the run began, or began again."""
         if self._opening is not None:
             self._say(self._opening, handed_back=False)
 
     def _say(self, event: Event, *, handed_back: bool) -> None:
+        outer = self.handed_back
         self.handed_back = handed_back or self.replay_only
         for listener in self._listeners:
             listener(event)
-        self.handed_back = False
+        self.handed_back = outer
 
     def tell(self, progress: Progress) -> None:
         """Let listeners hear of something that is not kept."""
@@ -189,7 +196,11 @@ class Journal:
 
     def append(self, event: Event) -> Event:
         """Write an event, or recognise it as the one that is recorded at this place; what stands is returned."""
-        stands = self._stand(event)
+        try:
+            stands = self._stand(event)
+        except JournalError:
+            self._say(event, handed_back=False)  # it cannot be kept, but it happened: it is on the bill
+            raise
         self._say(stands, handed_back=stands is not event)
         return stands
 
@@ -289,6 +300,46 @@ class Journal:
             return [*self._past.rows, *self._kept]
         self.flush()
         return list(self._store.rows(self.run_id))
+
+
+class _Guest:
+    """A listener from outside; a failure of its own ends its listening and nothing else."""
+
+    def __init__(self, journal: Journal, listener: Listener) -> None:
+        self._journal = journal
+        self._name = f"{listener!r:.120}"
+        self._listener: Callable[[Event | Progress], Any] | None = None
+        self._close: Callable[[], None] | None = None
+        self._guarded(self._begin, listener)
+
+    def _begin(self, listener: Listener) -> None:
+        if isinstance(listener, RunListener):
+            follower = listener.follow(self._journal)
+            self._listener, self._close = follower, follower.close
+        else:
+            self._listener = listener
+
+    def __call__(self, event: Event | Progress) -> None:
+        if self._listener is not None:
+            self._guarded(self._listener, event)
+
+    def _guarded(self, act: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except Exception as error:  # whoever listens, the run goes on
+            self._listener = None
+            text = f"{self._name} raised {type(error).__name__}: {error}. It is not told of this run any more."
+            with suppress(JournalError):
+                self._journal.append(Noted("main", "warning", "Listener", text))
+
+    def leaving(self, stop: Callable[[], None]) -> Callable[[], None]:
+        def leave() -> None:
+            stop()
+            if self._close is not None:
+                with suppress(Exception):
+                    self._close()
+
+        return leave
 
 
 def _place(event: Event) -> str:

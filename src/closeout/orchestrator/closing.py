@@ -5,6 +5,7 @@ What is asked and how often is the AnswerGenerator's; here an attempt is handed 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, OutputFormatter
 from closeout.answers.generator import AnswerGenerator
 from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
-from closeout.errors import ModelError
+from closeout.errors import ContextOverflow, ModelError
 from closeout.journal.events import Noted
 from closeout.journal.stream import StreamHandler
 from closeout.journal.task_log import StepLog, TaskLog
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from closeout.orchestrator.orchestrator import Orchestrator
     from closeout.tools.executor import CallOutcome
 
-__all__ = ["Closed", "Stop", "close_attempt"]
+__all__ = ["Closed", "Stop", "close_attempt", "fall_back"]
+
+LAST_PART = 4  # of a conversation that is too long even without its results, so much of its end is closed on: 1/4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +80,25 @@ def _chosen(agent: Orchestrator, closed: Closed) -> Closed:
     ranking = tuple((ranked.text, ranked.share) for ranked in selection.ranking)
     if selection.answer == closed.answer or selection.answer is None:
         return replace(closed, candidates=ranking)
-    return replace(closed, answer=selection.answer, value=selection.answer, candidates=ranking)
+    value = agent.values.get(selection.answer, selection.answer)
+    return replace(closed, answer=selection.answer, value=value, candidates=ranking)
+
+
+def fall_back(agent: Orchestrator, closed: Closed) -> Closed:
+    """An end without an answer, with one that was seen on the way if there is any."""
+    selection = select_answer(agent.candidates, agent.plan.settings.answer_selection)
+    if selection.answer is None:
+        return closed
+    value = agent.values.get(selection.answer, selection.answer)
+    ranking = tuple((ranked.text, ranked.share) for ranked in selection.ranking)
+    return replace(closed, answer=selection.answer, value=value, candidates=ranking)
 
 
 def _without_asking(agent: Orchestrator, stop: Stop, is_final: bool) -> Closed:
     """The model cannot be asked any more: what was seen on the way is all there is."""
     experience = experience_from(None, _facts(agent.facts), reason=stop.reason)
     closed = Closed(None, stop.reason, experience=experience, error=stop.error)
-    selection = select_answer(agent.candidates, agent.plan.settings.answer_selection)
-    if not is_final or selection.answer is None:
-        return closed
-    return _chosen(agent, replace(closed, answer=selection.answer, value=selection.answer))
+    return fall_back(agent, closed) if is_final else closed
 
 
 async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bool) -> Closed:
@@ -104,7 +115,8 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
         StreamHandler(),
         agent.plan,
         list(agent.candidates),
-        shrink_history=lambda _: agent.asking.shrunk(agent.history, agent.attempt),
+        shrink_history=lambda messages: agent.asking.shrunk(agent.history, agent.attempt) or _ends_of(messages),
+        agent_type=agent.scope.path.rpartition(":")[2],
     )
     try:
         finished = await _finished(agent, generator, history, text)
@@ -124,11 +136,30 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
         return _without_asking(agent, replace(stop, reason="model_failed", error=str(error)), is_final)
     if ended.final_boxed_answer and ended.final_boxed_answer != FORMAT_ERROR_MESSAGE:
         answer = ended.final_boxed_answer
-        return _chosen(agent, Closed(answer, stop.reason, generator.reading.value, ended.final_summary))
+        value = agent.values.get(answer, generator.reading.value)
+        return _chosen(agent, Closed(answer, stop.reason, value, ended.final_summary))
     account = ended.failure_experience_summary
     experience = experience_from(account, _facts(agent.facts), reason=stop.reason, reply=text or "")
+    failure = generator.failure
     reason = "no_answer" if stop.reason == "answered" else stop.reason
-    return Closed(None, reason, summary=ended.final_summary, experience=experience, error=stop.error)
+    if isinstance(failure, ModelError):
+        reason = "context_overflow" if isinstance(failure, ContextOverflow) else "model_failed"
+    problem = stop.error or str(failure or "")
+    return Closed(None, reason, summary=ended.final_summary, experience=experience, error=problem)
+
+
+def _ends_of(messages: Sequence[Mapping[str, Any]]) -> list[Message] | None:
+    """The task and the last part of a conversation, from an assistant's message on; None where that is all there is."""
+    said = [Message.of(message) for message in messages]
+    starts = [index for index, message in enumerate(said) if message.role == "assistant"]
+    left = sum(len(message.text) for message in said[starts[0] :]) // LAST_PART if starts else 0
+    end = len(said)
+    for index in reversed(starts[1:]):
+        left -= sum(len(message.text) for message in said[index:end])
+        end = index
+        if left <= 0:
+            return said[: starts[0]] + said[index:]
+    return None
 
 
 async def _finished(

@@ -7,11 +7,12 @@ the dialect's business, how a call is governed the executor's, what counts as an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from closeout.answers.experience import FailureExperience, render_experiences
 from closeout.context.history import History
-from closeout.errors import ModelError
+from closeout.errors import ContextOverflow, LimitReached, ModelError
 from closeout.journal.events import (
     AnswerSeen,
     AttemptEnded,
@@ -22,7 +23,7 @@ from closeout.journal.events import (
 )
 from closeout.messages import Message, Reading, Repair
 from closeout.orchestrator.asking import Asking
-from closeout.orchestrator.closing import Closed, Stop, close_attempt
+from closeout.orchestrator.closing import Closed, Stop, close_attempt, fall_back
 from closeout.orchestrator.loops import LoopWatch
 from closeout.orchestrator.plan import AgentPlan
 from closeout.orchestrator.review import RollBack, review_outcomes, review_reply
@@ -35,7 +36,8 @@ from closeout.tools.executor import CallOutcome, ToolExecutor
 
 __all__ = ["Orchestrator"]
 
-FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "model_failed"})  # no attempt follows these
+# No attempt follows these.
+FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "model_failed", "context_overflow"})
 
 
 class Orchestrator:
@@ -66,8 +68,10 @@ class Orchestrator:
         )
         self.eviction = eviction_policy(plan)
         self.candidates: list[str] = []  # answers in the form asked for, seen on the way
+        self.values: dict[str, Any] = {}  # the same as their contract's type
         self.facts: list[CallOutcome] = []  # what the present attempt called, for its experience
         self.calls_made = 0
+        self.closed: Closed | None = None  # how the last attempt ended
 
     async def run(self) -> Closed:
         """The task's answer, or why there is none. Raises nothing but cancellation and JournalError."""
@@ -83,6 +87,12 @@ class Orchestrator:
             return closed
         finally:
             stop_listening()
+
+    def so_far(self, reason: str, error: str) -> Closed:
+        """The best answer there is when something breaks: the one given, else one that was seen on the way."""
+        if self.closed is not None and self.closed.answer is not None:
+            return replace(self.closed, stop_reason=reason, error=error)
+        return fall_back(self, Closed(None, reason, error=error))
 
     async def _attempt(self, number: int, experiences: Sequence[FailureExperience]) -> Closed:
         plan, path = self.plan, self.scope.path
@@ -100,9 +110,14 @@ class Orchestrator:
         self.scope.journal.append(AttemptStarted(path, number, (learned,) if learned else ()))
         try:
             stop = await self._act()
+        except LimitReached as error:
+            stop = Stop(error.limit, error=str(error))
+        except ContextOverflow as error:
+            stop = Stop("context_overflow", error=str(error))
         except ModelError as error:
             stop = Stop(self.scope.budget.reached(self.turn) or "model_failed", error=str(error))
-        closed = await close_attempt(self, stop, is_final=number == plan.settings.context_compress_limit)
+        is_final = number == plan.settings.context_compress_limit or stop.reason in FINAL_STOPS
+        self.closed = closed = await close_attempt(self, stop, is_final=is_final)
         experience = closed.experience.text() if closed.experience else ""
         self.scope.journal.append(AttemptEnded(path, number, closed.stop_reason, closed.answer, experience))
         return closed
@@ -211,6 +226,7 @@ class Orchestrator:
         found = self.plan.contract.read(text)
         if found.ok:
             self.candidates.append(found.text)
+            self.values[found.text] = found.value
             self.scope.journal.append(AnswerSeen(self.scope.path, self.attempt, self.turn, found.text, text))
 
     def _circles(self) -> bool:

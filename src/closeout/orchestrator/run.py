@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -145,8 +146,7 @@ def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_
 async def _lead(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener]) -> RunResult:
     ledger = Ledger()
     ledger.attempts = 0
-    everyone: tuple[Listener, ...] = (ledger, *listeners)
-    leave = [journal.listen(listener) for listener in everyone]
+    leave = [journal.listen(ledger), *(journal.invite(listener) for listener in listeners)]
     budget = Budget(plan.limits, lambda: journal.elapsed)
     scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents)
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
@@ -174,17 +174,34 @@ async def _work(plan: AgentPlan, task: Task, scope: Scope) -> Closed:
         for note in task.notes:
             scope.journal.append(Noted("main", "warning", "Files", note))
         orchestrator = Orchestrator(plan, scope, task.question or task.text, earlier=task.earlier, images=task.images)
-        return await orchestrator.run()
-    except JournalError as error:
-        return Closed(None, "journal_failed", error=str(error))
+        return await _best_of(orchestrator, scope)
     except CloseoutError as error:
-        return Closed(None, "failed", error=str(error))
+        return Closed(None, _reason(error), error=str(error))
+
+
+async def _best_of(orchestrator: Orchestrator, scope: Scope) -> Closed:
+    """How the agent's work ends; where something breaks that is nobody's business, the best answer it has so far."""
+    try:
+        return await orchestrator.run()
+    except CloseoutError as error:
+        return orchestrator.so_far(_reason(error), str(error))
+    except Exception as error:  # of this package, or of a contract or client that somebody brought
+        text = f"{type(error).__name__}: {error}"
+        metadata = {"traceback": traceback.format_exc(limit=-20)}
+        scope.journal.append(Noted("main", "error", "Internal error", text, metadata))
+        return orchestrator.so_far("failed", f"An error inside the run, {text}")
+
+
+def _reason(error: CloseoutError) -> str:
+    return "journal_failed" if isinstance(error, JournalError) else "failed"
 
 
 def _status(closed: Closed) -> Status:
-    if closed.stop_reason in ("model_failed", "journal_failed", "failed"):
+    if closed.stop_reason in ("journal_failed", "failed"):
         return "failed"
-    return "unanswered" if closed.answer is None else "answered"
+    if closed.answer is not None:
+        return "answered"
+    return "failed" if closed.stop_reason in ("model_failed", "context_overflow") else "unanswered"
 
 
 def _result(closed: Closed, task: Task, journal: Journal, ledger: Ledger) -> RunResult:
