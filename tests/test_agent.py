@@ -161,6 +161,15 @@ async def test_a_completion_prompt_extends_the_one_before() -> None:
     assert all(after.startswith(before) for before, after in pairwise(prompts))
 
 
+async def test_an_endpoint_that_takes_text_only_is_never_asked_in_chat() -> None:
+    script = [call("look", key="a"), say("It is seven."), answer("7")]
+    async with world(script, dialect="cot_completion") as w:
+        result = await w.run()
+    assert result.answer == "7"
+    assert {request.path for request in w.server.requests} == {"/v1/completions"}
+    assert "It is seven." in w.server.requests[-1].json["prompt"]
+
+
 async def test_the_prompt_holds_no_clock_no_counter_and_no_random_id(home: Path) -> None:
     script = [call("look", key="a"), answer("x")]
     bodies = []

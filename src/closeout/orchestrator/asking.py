@@ -46,6 +46,8 @@ class Asking:
     def __init__(self, plan: AgentPlan, scope: Scope, tools: tuple[ToolSpec, ...]) -> None:
         self.client = JournaledClient(plan.client, scope.journal, scope.path, scope.budget)
         self.dialect: Dialect = get_dialect(plan.dialect, plan.prompts)
+        if plan.dialect == "cot_completion":
+            self.client.to_prompt = _as_prompt  # the closing turn goes to the same endpoint
         self._plan = plan
         self._scope = scope
         self._tools = tools
@@ -68,7 +70,7 @@ class Asking:
             top_p=llm.top_p,
             max_tokens=llm.max_tokens,
             extra_body=llm.extra_body,
-            timeout=llm.timeout,
+            timeout=llm.timeout if "timeout" in llm.model_fields_set else None,
             constraint=None if closing else self._constraint(),
         )
 
@@ -197,3 +199,11 @@ class Asking:
     def offered(self) -> Sequence[ToolSpec]:
         """Tools that go into the request itself; text dialects write theirs into the prompt."""
         return self._tools if self.dialect.name == "function_call" else ()
+
+
+def _as_prompt(messages: Sequence[Message]) -> str:
+    """A conversation that began as a text prompt, with what was said since, as one text prompt again."""
+    first, *rest = messages
+    parts = [first.text.rstrip().removesuffix("Thought:").rstrip()]
+    parts += [f"Question: {message.text}" if message.role == "user" else message.text for message in rest]
+    return "\n\n".join(parts) + "\n\nThought:"
