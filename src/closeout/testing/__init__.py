@@ -1,6 +1,6 @@
-"""A scripted model for tests, in process and as an HTTP server, that misbehaves on request. No test framework.
+"""For tests of agents: a scripted model, in process and over HTTP, that misbehaves on request; recorded runs.
 
-from closeout.testing import ScriptedClient, answer, call
+from closeout.testing import ScriptedClient, answer, call, recorded
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from closeout.testing.client import ScriptedClient
     from closeout.testing.misbehaviour import MISBEHAVIOURS, Misbehaviour, always, once, sometimes
+    from closeout.testing.recording import RecordedClient, Recording, export_run, recorded
     from closeout.testing.script import RequestView, Turn, answer, call, say
     from closeout.testing.server import ScriptedServer, serve_script
 
 __all__ = [
     "MISBEHAVIOURS",
     "Misbehaviour",
+    "RecordedClient",
+    "Recording",
     "RequestView",
     "ScriptedClient",
     "ScriptedServer",
@@ -23,7 +26,9 @@ __all__ = [
     "always",
     "answer",
     "call",
+    "export_run",
     "once",
+    "recorded",
     "say",
     "serve_script",
     "sometimes",
@@ -32,6 +37,7 @@ __all__ = [
 _HOMES = {
     "client": ("ScriptedClient",),
     "misbehaviour": ("MISBEHAVIOURS", "Misbehaviour", "always", "once", "sometimes"),
+    "recording": ("RecordedClient", "Recording", "export_run", "recorded"),
     "script": ("RequestView", "Turn", "answer", "call", "say"),
     "server": ("ScriptedServer", "serve_script"),
 }
