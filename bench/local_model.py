@@ -14,11 +14,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from closeout import Agent
+from closeout import Agent, tool
 from closeout.llm.local import LocalClient
 from closeout.messages import Message, ModelRequest, Usage
 from closeout.tools.builtin import calculate, document_tools
+from closeout.tools.tool import Tool
 
 DATA = Path(__file__).parent / "data"
 DIALECTS = ("cot_chat", "cot_completion", "mcp_xml", "function_call")
@@ -66,14 +68,29 @@ def questions(sets: str, quick: bool) -> list[Question]:
     return rows[:: max(1, len(rows) // 5)] if quick else rows
 
 
-async def with_tools(client: LocalClient, asked: Iterable[Question], options: argparse.Namespace) -> list[Outcome]:
+def tools() -> list[Tool[..., Any]]:
+    """As `closeout run --docs` offers them, but two passages at a time: of more a small model takes the wrong one."""
     search, read = document_tools(DATA / "local_documents")
+
+    @tool(read_only=True, idempotent=True)
+    def search_documents(query: str) -> Any:
+        """Search the documents for a name or key words. Returns the passages that fit best, with their source.
+
+        Args:
+            query: A name or a few key words, for example: Eiffel Tower height
+        """
+        return search(query, 2)
+
+    return [calculate, search_documents, read]
+
+
+async def with_tools(client: LocalClient, asked: Iterable[Question], options: argparse.Namespace) -> list[Outcome]:
     config = {"prompts": dict.fromkeys(TEMPLATES_OF_EXAMPLES, "")} if options.no_examples else {}
     if options.constrain != "auto":
         config["agent"] = {"constrain": options.constrain}
     agent = Agent(
         client,
-        [calculate, search, read],
+        tools(),
         dialect=options.dialect,
         max_turns=options.max_turns,
         config=config,
@@ -149,7 +166,8 @@ async def main() -> None:
     ratio = "" if bare is None else f"; without tools {bare}/{len(asked)}, ratio {right / max(bare, 1):.1f}"
     print(
         f"\nbench local_model: {options.model} {options.dialect}: {', '.join(parts)}{ratio}; {usage.requests} "
-        f"requests, {usage.input_tokens} tokens in ({usage.cache_read_tokens} cached), {usage.output_tokens} out, {seconds:.0f} s"
+        f"requests, {usage.input_tokens} tokens in ({usage.cache_read_tokens} cached), {usage.output_tokens} out, "
+        f"{seconds:.0f} s"
     )
 
 

@@ -357,7 +357,7 @@ def test_it_says_what_it_can() -> None:
         known=True,
         weak=True,
         max_context=8192,
-        preferred_dialect="cot_chat",
+        preferred_dialect="cot_completion",
     )
 
 

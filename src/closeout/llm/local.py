@@ -70,7 +70,7 @@ class LocalClient(BaseClient):
             known=True,
             weak=True,
             max_context=context,
-            preferred_dialect="cot_chat",
+            preferred_dialect="cot_completion",
         )
         self._defaults = {"temperature": temperature or 0.0, "max_tokens": max_tokens or DEFAULT_REPLY}
         if top_p is not None:
