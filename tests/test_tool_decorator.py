@@ -393,6 +393,19 @@ async def test_a_sync_tool_leaves_the_event_loop_free_and_sees_the_context() -> 
     assert await call == "here"
 
 
+def test_an_inline_tool_has_no_deadline_since_nothing_could_interrupt_it() -> None:
+    @tool(inline=True, timeout=5)
+    def at_once() -> int:
+        return 1
+
+    @tool(inline=True, timeout=5)
+    async def in_a_while() -> int:
+        return 1
+
+    assert at_once.spec.policy.timeout is None
+    assert in_a_while.spec.policy.timeout == 5
+
+
 async def test_an_inline_tool_runs_on_the_loop_thread() -> None:
     @tool(inline=True)
     def thread() -> int:

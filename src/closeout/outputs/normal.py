@@ -62,6 +62,8 @@ def normalise(value: Any, *, strict: bool = False) -> Any:
     What has no JSON value (a function, a cycle, two keys with one text, nesting over 200 levels) becomes a short text
     in angle brackets; with `strict` it raises `EncodingError`, which names the place.
     """
+    if value is None or (type(value) is str and value.isascii()):
+        return value
     return _Normaliser(strict).walk(value, 0)
 
 

@@ -6,8 +6,8 @@ Whether a call is run at all is decided in `executor`; what its result is worth,
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -78,7 +78,7 @@ def failed_output(tool_name: str, message: str, code: str, **measured: Any) -> T
     """The output of a call that brought no result. `measured` are further fields of its telemetry."""
     telemetry = ToolTelemetry(
         tool_name=tool_name,
-        execution_id=uuid.uuid4().hex,
+        execution_id=secrets.token_hex(16),
         success=False,
         error_code=code,
         error_message=message,
@@ -109,7 +109,7 @@ async def _within_deadline(source: ToolSource, spec: ToolSpec, arguments: Mappin
 def _succeeded(spec: ToolSpec, value: Any, started: str, began: float, tried: float, retries: int) -> ToolOutput:
     telemetry = ToolTelemetry(
         tool_name=spec.name,
-        execution_id=uuid.uuid4().hex,
+        execution_id=secrets.token_hex(16),
         timestamp=started,
         latency_ms=_ms_since(tried),
         duration_ms=_ms_since(began),

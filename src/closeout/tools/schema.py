@@ -51,11 +51,13 @@ class Binding:
         """Positional and keyword arguments of the hinted types; `ToolError` says which argument does not fit."""
         values = dict(arguments)
         if self.adapter is not None:
-            from pydantic import ValidationError
-
             try:
                 values = self.adapter.validate_python(values)
-            except ValidationError as error:
+            except ValueError as error:
+                from pydantic import ValidationError
+
+                if not isinstance(error, ValidationError):
+                    raise
                 raise ToolError(_explain(tool, error)) from None
         if not self.positional:
             return [], values

@@ -76,7 +76,6 @@ class Tool(Generic[P, R]):
         """`parameters` stands in place of the schema read from the signature; `names` are extra names for its hints."""
         self.name = _tool_name(function, name)
         self.function = function
-        self.policy = policy or ToolPolicy()
         self.inline = inline
         self._description = description
         self._parameters = parameters
@@ -84,6 +83,9 @@ class Tool(Generic[P, R]):
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # not whether it is callable: whether calling it is async
         )
+        self.policy = policy or ToolPolicy()
+        if inline and not self._is_async:  # nothing can stop a function that holds the event loop
+            self.policy = dataclasses.replace(self.policy, timeout=None)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ToolDefinitionError(f"Tool {self.name!r} yields its results. Return them together, as a list.")
         if parameters is None:
@@ -177,7 +179,8 @@ def tool(
 
     `name` and `description` stand in place of the function's own, `parameters` (a JSON Schema object) in place of what
     its type hints say. `inline=True` runs a synchronous function on the event loop itself: for functions that never
-    wait. The other keywords are the fields of `ToolPolicy`, over `policy` if that is given.
+    wait; nothing can interrupt one there, so it has no deadline. The other keywords are the fields of `ToolPolicy`,
+    over `policy` if that is given.
     """
     names = _caller_names(function)
 
