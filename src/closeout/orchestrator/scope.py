@@ -36,7 +36,9 @@ class Scope:
     shared: dict[str, Artifact] = field(default_factory=dict)  # what every agent of the run may look up: its files
 
     def for_call(self, handle: str) -> Scope:
-        return replace(self, handle=handle)
+        return Scope(
+            self.journal, self.budget, self.path, self.depth, self.artifacts, handle, self.sub_agents, self.shared
+        )
 
     def child(self, name: str, limits: Limits) -> Scope:
         """The scope of a sub-agent that the present call starts; what the settings say of it goes before its own."""
