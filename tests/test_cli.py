@@ -1,0 +1,223 @@
+"""What a person gets from `closeout run`, `runs`, `resume`, `replay`, `tools`, `config`, `doctor` when all is well."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from cli_process import closeout, here, on_terminal
+from closeout.messages import ToolCall
+from closeout.testing import Turn, serve_script
+from closeout.testing.server import ScriptedServer
+
+SUM = ToolCall("calculate", {"expression": "17*2340/100"})
+AGAIN = ToolCall("calculate", {"expression": "2340*0.17"})
+SCRIPT = [
+    Turn("I compute it first.", (SUM,)),
+    Turn(
+        "两个一起，为了确定。", (ToolCall("calculate", {"expression": "2340*0.17"}), ToolCall("weigh", {"thing": "it"}))
+    ),
+    Turn("I know it now.", answer="397.8"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with serve_script(SCRIPT, by="question", record=False) as scripted:
+        yield scripted
+
+
+def asked(server: ScriptedServer, question: str, *options: str) -> list[str]:
+    return ["run", question, "-m", "openai:scripted", "--base-url", server.base_url, *options]
+
+
+def run_id_in(text: str) -> str:
+    found = re.search(r"closeout runs (\S+)", text)
+    assert found
+    return found[1]
+
+
+# ------------------------------------------------------------------------------------------------- run
+
+
+def test_the_answer_goes_to_stdout_and_what_happened_to_stderr(server: ScriptedServer) -> None:
+    done = closeout(*asked(server, "What is 17 % of 2,340?"))
+    assert (done.code, done.out) == (0, "397.8\n")
+    shown = re.sub(r"\d+ ms", "1 ms", done.err).splitlines()
+    assert shown[0].startswith("turn 1 · 1 ms · ")
+    assert shown[1:4] == ["  I compute it first.", '  → calculate(expression="17*2340/100") · 1 ms', "    397.8"]
+    assert shown[5:8] == ["  两个一起，为了确定。", '  → calculate(expression="2340*0.17") · 1 ms', "    397.8"]
+    assert shown[8] == '  ✗ weigh(thing="it") · not run'
+    assert 'no tool "weigh"' in shown[9]
+    assert shown[10].startswith("answer · 1 ms · ")
+    assert re.match(r"answered · 2 turns · 3 requests · [\d,]+ tokens in \([\d,]+ cached\), \d+ out · ", shown[-2])
+    assert "\x1b" not in done.err
+
+
+def test_quiet_leaves_only_the_answer_and_a_dash_reads_the_question(server: ScriptedServer) -> None:
+    done = closeout(*asked(server, "-", "--quiet"), stdin="中国的首都是哪里？\n".encode())
+    assert (done.code, done.out, done.err) == (0, "397.8\n", "")
+    assert closeout("runs", "--json").json[0]["task"] == "中国的首都是哪里？"
+
+
+def test_json_is_one_object_for_machines(server: ScriptedServer) -> None:
+    done = here(*asked(server, "As JSON?", "--json", "-q"))
+    assert done.code == 0
+    assert done.json["answer"] == "397.8"
+    assert done.json["usage"]["requests"] == 3
+
+
+def test_no_answer_is_exit_code_1_and_says_where_to_look(server: ScriptedServer) -> None:
+    done = here(*asked(server, "Too dear?", "-c", "agent.max_tokens=500", "-q"))
+    assert (done.code, done.out) == (1, "")
+    assert re.match(r".*\(max_tokens\)\. What was learned: closeout runs \S+$", done.sentence)
+    assert "calculate(17*2340/100): 397.8" in here("runs", run_id_in(done.err)).out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("columns", [60, 200])
+def test_on_a_terminal_a_status_line_runs_along_and_nothing_is_wider_than_the_window(columns: int) -> None:
+    thought = "I think about it at length, 慢慢地想一想, and then some more. " * 6
+    sum_of_many = ToolCall("calculate", {"expression": "+".join(map(str, range(99)))})
+    script = [Turn(thought, (sum_of_many,)), Turn("Done.", answer="4851")]
+    with serve_script(script, record=False, pieces=(40,), pause=0.03) as slow:
+        code, screen = on_terminal(*asked(slow, "Sum?"), columns=columns)
+    assert code == 0
+    plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen)
+    lines = [part for line in plain.splitlines() for part in line.split("\r")]
+    assert any(re.search(r"turn 1 · thinking · \d+ s", line) for line in lines)
+    assert max(map(cell_len, lines)) <= columns
+    assert any(line.endswith("… · 0 ms") or re.search(r"… · \d+ ms$", line) for line in lines)
+    assert lines[-1] == "4851"
+    assert "\x1b[?25h" in screen  # the cursor is back
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_no_color_and_escape_sequences_in_an_answer_leave_a_terminal_as_it_is() -> None:
+    script = [Turn("\x1b]0;owned\x07Red: \x1b[31m!", answer="4\x1b[31m2")]
+    with serve_script(script, record=False) as sly:
+        code, screen = on_terminal(*asked(sly, "Colour?"), columns=80, env={"NO_COLOR": "1"})
+        piped = closeout(*asked(sly, "Colour?", "-q"))
+    assert code == 0
+    assert "\x1b[31m" not in screen
+    assert "\x1b]0;" not in screen
+    assert "4[31m2" in screen
+    assert piped.out == "4\x1b[31m2\n"  # a program gets what the model said
+
+
+# ------------------------------------------------------------------------------------------------- runs
+
+
+def test_runs_are_listed_newest_first_and_whole_in_a_pipe(server: ScriptedServer) -> None:
+    assert here("runs").out.startswith("No runs yet. Try: closeout run")
+    for question in ("First, a question that is a good deal longer than most questions are, is it not?", "第二个？"):
+        here(*asked(server, question, "-q"))
+    header, newest, oldest = here("runs").out.splitlines()
+    assert header.split() == ["run", "when", "status", "model", "task", "answer"]
+    assert newest.split()[3:] == ["answered", "openai:scripted", "第二个？", "397.8"]
+    assert "a good deal longer than most questions are, is it not?" in oldest
+    assert [record["answer"] for record in here("runs", "--json", "--limit", "1").json] == ["397.8"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_the_list_of_runs_fits_the_terminal_and_keeps_ids_whole(server: ScriptedServer, columns: int) -> None:
+    question = "这是一个很长的问题，它比大多数问题都长得多，" * 8
+    run_id = here(*asked(server, question, "-q", "--json")).json["run_id"]
+    _, screen = on_terminal("runs", columns=columns, env={"NO_COLOR": "1"})
+    header, row = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen).splitlines()
+    assert row.startswith(run_id)
+    assert "answered" in row
+    assert max(cell_len(header), cell_len(row)) <= columns + 15 * (columns < 50)  # id and status are never cut
+    assert ("model" in header) == (columns == 200)
+
+
+def test_one_run_shows_turns_calls_and_how_much_of_each_request_was_the_same(server: ScriptedServer) -> None:
+    run_id = run_id_in(here(*asked(server, "Look at me?")).err)
+    shown = here("runs", run_id).out.splitlines()
+    assert shown[0] == "Look at me?"
+    requests = [line.split() for line in shown if line.startswith("main ")]
+    assert [(line[1], line[2]) for line in requests] == [("1", "act"), ("2", "act"), ("3", "act")]
+    assert [line[6].endswith("%") for line in requests] == [False, True, True]
+    assert shown[-2].startswith("answered · 2 turns · 2 tool calls · 1 attempt · 0 rollbacks · 0 repairs · 3 requests")
+    assert shown[-1] == "answer: 397.8"
+    record = here("runs", run_id, "--json").json
+    assert (record["turns"], record["tool_calls"], record["rollbacks"]) == (2, 2, 0)
+    first, second, third = record["requests"]
+    assert first["shared"] == 0
+    assert second["shared"] == first["characters"]
+    assert third["shared"] == second["characters"]
+    assert record["events"][0]["type"] == "RunStarted"
+
+
+def test_the_thought_of_a_turn_stands_before_its_calls_live_and_afterwards(server: ScriptedServer) -> None:
+    live = here(*asked(server, "In order?")).err
+    later = here("runs", run_id_in(live)).out
+    for text in (live, later):
+        assert text.index("I compute it first.") < text.index("17*2340/100") < text.index("两个一起")
+
+
+# ------------------------------------------------------------------------------------------------ the rest
+
+
+def test_a_replay_needs_neither_the_server_nor_a_key() -> None:
+    with serve_script(SCRIPT, record=False) as gone:
+        run_id = run_id_in(here(*asked(gone, "Once more?")).err)
+    done = closeout("replay", run_id, env={"OPENAI_API_KEY": ""})
+    assert (done.code, done.out, done.err) == (0, "397.8\n", "It follows its record to the end.\n")
+    assert here("replay", run_id, "--json").json["departure"] == ""
+
+
+def test_tools_lists_what_an_agent_would_have(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# A")
+    done = here("tools", "--docs", str(tmp_path), "--tool", "run_python", "--json")
+    assert done.code == 0
+    names = [tool["name"] for tool in done.json["tools"]]
+    assert names == ["calculate", "read_document", "read_result", "run_python", "search_documents"]
+    assert done.json["problems"] == []
+
+
+def test_a_server_that_does_not_start_is_told_and_the_others_are_listed() -> None:
+    done = here("tools", "--mcp", f"{sys.executable} -c pass")
+    assert done.code == 2
+    assert "calculate(expression)" in done.out
+    assert "could not be started" in done.err
+
+
+def test_config_shows_every_value_and_never_the_key() -> None:
+    settings = ("-c", "agent.max_turns=7", "-c", "llm.api_key=very-secret")
+    done = closeout("config", *settings, env={"CLOSEOUT_LLM__TEMPERATURE": "0.5"})
+    assert "agent.main_agent.max_turns = 7\n" in done.out
+    assert "llm.temperature = 0.5\n" in done.out
+    assert "llm.api_key = (set)\n" in done.out
+    as_json = here("config", *settings, "--json")
+    assert as_json.json["llm"]["api_key"] == "set"
+    assert "very-secret" not in done.out + as_json.out
+
+
+def test_a_key_given_as_a_setting_is_not_kept_with_the_run(server: ScriptedServer, home: Path) -> None:
+    here(*asked(server, "Secret?", "-c", "llm.api_key=very-secret", "-q"))
+    assert all(b"very-secret" not in file.read_bytes() for file in home.iterdir())
+
+
+def test_doctor_tries_the_model_and_tells_what_is_missing(server: ScriptedServer) -> None:
+    well = here("doctor", "-m", "openai:scripted", "--base-url", server.base_url)
+    assert well.code == 0
+    assert "✓ model: openai:scripted answers" in well.out
+    ill = here("doctor", "-m", "openai:scripted", "--base-url", "http://127.0.0.1:9/v1", "--json")
+    assert ill.code == 2
+    (problem,) = [check for check in ill.json if check["level"] == "problem"]
+    assert problem["name"] == "model"
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    assert closeout("--version").out.startswith("closeout ")
+    code = "import sys, closeout.cli.main; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"aiohttp", "yaml", "jinja2", "sqlite3", "closeout.agent", "closeout.config"}.intersection(loaded)

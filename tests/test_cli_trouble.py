@@ -1,0 +1,394 @@
+"""Whatever goes wrong on the command line is one sentence with the next step and the right exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from cli_process import COMMAND, Done, closeout, environment, here, start, stopped, wait_for
+from closeout import Agent
+from closeout.journal.store import close_stores
+from closeout.messages import ToolCall
+from closeout.testing import Turn, serve_script
+from closeout.testing.misbehaviour import Misbehaviour
+from closeout.testing.server import ScriptedServer
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")
+
+SUM = Turn("I compute it.", (ToolCall("calculate", {"expression": "6*7"}),))
+SCRIPT = [SUM, Turn("I know it now.", answer="42")]
+# A tool that takes a minute, over MCP.
+SLEEPY = """
+import sys, time
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("sleepy")
+@server.tool()
+def nap(seconds: float) -> str:
+    "Sleep."
+    time.sleep(seconds)
+    return "slept"
+server.run()
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with serve_script(SCRIPT, by="question", record=False) as scripted:
+        yield scripted
+
+
+def to(server: ScriptedServer) -> tuple[str, ...]:
+    return "-m", "openai:scripted", "--base-url", server.base_url
+
+
+# ------------------------------------------------------------------------------------------------- what was typed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", ""], r"The question is empty\. Try: closeout run"),
+        (["run", "  \n"], r"The question is empty"),
+        (["run", "Q", "-m", "gpt-5"], r"'gpt-5' is no model\. The forms are: openai:NAME"),
+        (["run", "Q", "-m", "openai:x", "--base-url", "nowhere"], r"'nowhere\S*' is not the address of a server"),
+        (["run", "Q", "-m", "local:huge"], r"There is no embedded model 'local:huge'\. Choose one of local"),
+        (["run", "Q", "-m", "local:none.gguf"], r"There is no model file none\.gguf"),
+        (
+            ["run", "Q", "-c", "agent.max_rolbacks=3"],
+            r"no setting 'agent\.max_rolbacks'\. Did you mean",
+        ),
+        (["run", "Q", "-c", "none.yaml"], r"Cannot read the configuration file none\.yaml: No such file"),
+        (["run", "Q", "-c", "a.yaml", "-c", "b.yaml"], r"Give one configuration file, not 2: a\.yaml, b\.yaml"),
+        (["run", "Q", "--docs", "none"], r"--docs none: there is no such folder"),
+        (["run", "Q", "--mcp", "no-such-command --x"], r"--mcp: there is no command 'no-such-command'\. Install it"),
+        (["run", "Q", "--mcp", "'unclosed"], r"cannot be split: No closing quotation"),
+        (["run", "Q", "--tool", "rm"], r"There is no built-in tool 'rm'\. --tool takes fetch_url or run_python"),
+        (["run", "Q", "--file", "none.pdf"], r"There is no file none\.pdf"),
+        (["run", "Q", "--dialect", "klingon"], r"There is no dialect 'klingon'\. Choose one of cot_chat"),
+        (["run", "Q", "-m", "anthropic:x", "--dialect", "cot_completion"], r"cot_completion needs a text completion"),
+        (["resume", "nobody"], r"There is no run nobody in \S+\. `closeout runs` lists them"),
+        (["runs", "nobody"], r"There is no run nobody"),
+        (["replay", "nobody"], r"There is no run nobody"),
+        (["tools", "--mcp", "no-such-command"], r"there is no command"),
+        (["config", "-c", "x=1"], r"There is no setting 'x'"),
+    ],
+)
+def test_what_was_typed_wrong_is_told_with_exit_code_2(
+    arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] == "run" and "-m" not in arguments:
+        arguments = [*arguments, "-m", "openai:x", "--base-url", "http://127.0.0.1:9/v1"]
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
+    done = here(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert re.search(sentence, done.sentence)
+
+
+def test_usage_errors_of_the_parser_exit_with_2_too() -> None:
+    for arguments in (["run"], ["run", "Q", "--nosuch"], ["nosuch"], ["runs", "--limit", "0"], []):
+        assert here(*arguments).code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"agent: [", r"is not valid YAML at line"),
+        (b"\xff\xfe", r"is not UTF-8 text"),
+        (b"- a list", r"must hold keys and values"),
+        (b"llm: {temperature: hot}", r"'llm\.temperature' does not fit"),
+    ],
+)
+def test_a_bad_configuration_file_is_named(text: bytes, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_bytes(text)
+    done = here("config", "-c", str(file))
+    assert done.code == 2
+    assert re.search(sentence, done.sentence)
+
+
+def test_a_configuration_file_may_have_an_equals_sign_in_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "lr=3" / "settings.yaml"
+    file.parent.mkdir()
+    file.write_text("agent: {max_rollbacks: 7}")
+    assert "agent.max_rollbacks = 7\n" in here("config", "-c", str(file)).out
+
+
+def test_a_file_in_place_of_a_folder_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("text")
+    done = here("run", "Q", "--docs", str(tmp_path / "a.md"), "-m", "openai:x")
+    assert done.sentence.endswith("is a file. Give its folder, or the file itself with --file.")
+
+
+@pytest.mark.parametrize("question", [b"", b"\n", b"what \xff is"])
+def test_a_bad_question_on_stdin_is_told(question: bytes, server: ScriptedServer) -> None:
+    done = here("run", "-", *to(server), stdin=question)
+    assert done.code == 2
+    assert "The question" in done.sentence
+
+
+# ------------------------------------------------------------------------------------------------- the server
+
+
+def test_an_unreachable_server_is_exit_code_3_and_the_run_can_go_on_elsewhere(server: ScriptedServer) -> None:
+    done = here("run", "Q1", "-m", "openai:scripted", "--base-url", "http://127.0.0.1:9/v1", "-c", "llm.max_retries=0")
+    assert done.code == 3
+    *_, last = done.err.splitlines()
+    found = re.fullmatch(
+        r"closeout: No connection to http://127\.0\.0\.1:9: .* Go on with it later: closeout resume (\S+)", last
+    )
+    assert found
+    again = here("resume", found[1], "--base-url", server.base_url, "-q")
+    assert (again.code, again.out, again.err) == (0, "42\n", "")
+
+
+def test_a_wrong_key_is_told_once_in_the_servers_words() -> None:
+    class Unauthorized(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = b'{"error": {"message": "Incorrect API key provided"}}'
+            self.send_response(401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unauthorized) as strict:
+        Thread(target=strict.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{strict.server_port}/v1"
+        done = here("run", "Q", "-m", "openai:x", "--base-url", address)
+        strict.shutdown()
+    assert done.code == 3
+    assert done.err.count("Incorrect API key provided. Check the API key") == 1
+
+
+# ------------------------------------------------------------------------------------------------- the journal
+
+
+def test_a_home_that_cannot_be_made_is_told(
+    tmp_path: Path, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for command in (["runs"], ["run", "Q", *to(server)]):
+        monkeypatch.setenv("CLOSEOUT_HOME", str(tmp_path / "file"))
+        done = here(*command)
+        assert done.code == 2
+        assert done.sentence.endswith("Set CLOSEOUT_HOME to one you own.")
+
+
+def test_a_damaged_journal_is_told_and_left_alone(home: Path, server: ScriptedServer) -> None:
+    home.mkdir()
+    file = home / "journal.sqlite3"
+    file.write_bytes(b"this is no journal " * 300)
+    for command in (["runs"], ["run", "Q", *to(server)]):
+        done = here(*command)
+        assert done.code == 3
+        assert re.search(r"journal\.sqlite3 is damaged .* Move it away to start afresh", done.sentence)
+    assert file.read_bytes().startswith(b"this is no journal")
+
+
+def test_what_can_be_read_of_a_damaged_run_is_shown(home: Path, server: ScriptedServer) -> None:
+    import sqlite3
+
+    run_id = here("run", "Damaged", *to(server), "--json", "-q").out.partition('"run_id": "')[2].partition('"')[0]
+    close_stores()
+    with sqlite3.connect(home / "journal.sqlite3") as db:
+        db.execute("UPDATE events SET body = x'ff00' WHERE type = 'ToolFinished'")
+    db.close()
+    done = here("runs", run_id)
+    assert done.code == 0
+    assert "! ToolFinished: this row of the journal cannot be read" in done.out
+    assert "answer: 42" in done.out
+
+
+@posix_only
+def test_a_full_disk_is_told_and_other_runs_are_unharmed(server: ScriptedServer, home: Path) -> None:
+    here("run", "Before", *to(server), "-q")
+    close_stores()
+    size = max(file.stat().st_size for file in home.iterdir())
+
+    def limit() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20_000, size + 20_000))
+
+    script = [Turn("Many. " * 3000, (ToolCall("calculate", {"expression": f"{n}+1"}),)) for n in range(9)]
+    with serve_script([*script, Turn("End", answer="9")], record=False) as talkative:
+        process = start("run", "Too much", *to(talkative), "-q", preexec_fn=limit)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert out == ""
+    (line,) = err.splitlines()
+    assert re.search(r"is full\. Free some space, then `closeout resume` the run\. The run is \S+$", line)
+    records = here("runs", "--json").json
+    assert [(record["task"], record["answer"]) for record in records][-1] == ("Before", "42")
+
+
+def test_a_run_of_another_program_or_of_another_agent_is_not_resumed(server: ScriptedServer) -> None:
+    made = Agent("openai:scripted", base_url=server.base_url, api_key="key").run_sync("In Python")
+    done = here("resume", made.run_id)
+    assert done.code == 2
+    assert f'agent.resume("{made.run_id}")' in done.sentence
+    run_id = here("run", "Mine", *to(server), "--json", "-q").out.partition('"run_id": "')[2].partition('"')[0]
+    other = here("resume", run_id, "-m", "openai:other")
+    assert other.code == 2
+    assert "model: openai:scripted then, openai:other now" in other.sentence
+    assert here("resume", run_id, "-m", "openai:other", "--force", "-q").out == "42\n"
+
+
+# ------------------------------------------------------------------------------------------------- being stopped
+
+
+@pytest.fixture
+def hanging() -> Iterator[ScriptedServer]:
+    """A server that hangs at each conversation's second turn, once."""
+    with serve_script(SCRIPT, by="question", misbehave=Misbehaviour("hang", at=2), record=False) as scripted:
+        yield scripted
+
+
+@posix_only
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_the_model_writes_a_run_says_how_to_go_on_and_goes_on(
+    number: int, hanging: ScriptedServer, home: Path
+) -> None:
+    process = start("run", "Stopped", *to(hanging))
+    run_id = wait_for(home, "ModelRequested", 2)
+    done = stopped(process, [number])
+    assert (done.code, done.out) == (128 + number, "")
+    assert done.err.splitlines()[-1] == (
+        f"closeout: stopped. See it: closeout runs {run_id}   Go on: closeout resume {run_id}"
+    )
+    assert "Traceback" not in done.err
+    shown = here("runs", run_id).out
+    assert "cancelled · 1 turn" in shown
+    again = here("resume", run_id, "--json", "-q").json
+    assert (again["answer"], again["turns"], again["usage"]["requests"]) == ("42", 1, 2)
+
+
+@posix_only
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGINT] * 2, [signal.SIGKILL]])
+def test_stopped_while_a_tool_runs_nothing_is_broken(signals: Sequence[int], home: Path, tmp_path: Path) -> None:
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    script = [Turn("I nap.", (ToolCall("nap", {"seconds": 60}),)), Turn("Enough.", answer="42")]
+    with serve_script(script, by="question", record=False) as scripted:
+        command = f"{sys.executable} {tmp_path / 'sleepy.py'}"
+        process = start("run", "Nap", *to(scripted), "--mcp", command, start_new_session=True)
+        run_id = wait_for(home, "ToolStarted")
+        done = stopped(process, signals)
+        if signals[0] == signal.SIGINT:
+            assert done.code == 130
+            assert done.err.splitlines()[-1].startswith("closeout: stopped. See it: ")
+        else:
+            assert here("runs", "--json").json[0]["status"] == "interrupted"
+        assert "… nap(seconds=60) · not finished" in here("runs", run_id).out
+        again = here("resume", run_id)
+    assert (again.code, again.out) == (0, "42\n")
+    assert "Interrupted: the program stopped while this call was under way" in again.err
+
+
+@posix_only
+def test_stopped_before_it_began_a_run_does_not_pretend_to_exist(tmp_path: Path) -> None:
+    mark = tmp_path / "up"
+    slow_to_start = f"import pathlib, time; pathlib.Path({str(mark)!r}).touch(); time.sleep(60)"
+    command = f'{sys.executable} -c "{slow_to_start}"'
+    process = start("run", "Q", "-m", "openai:x", "--base-url", "http://127.0.0.1:9/v1", "--mcp", command)
+    while not mark.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    done = stopped(process)
+    assert (done.code, done.out) == (130, "")
+    assert done.sentence == "stopped before the run began."
+
+
+@posix_only
+def test_a_run_that_is_being_led_is_not_led_twice(hanging: ScriptedServer, home: Path) -> None:
+    process = start("run", "Led", *to(hanging), "-q")
+    run_id = wait_for(home, "ModelRequested", 2)
+    second = here("resume", run_id)
+    assert second.code == 3
+    assert "is being led right now" in second.sentence
+    assert "running" in here("runs").out
+    assert stopped(process).code == 130
+
+
+# ------------------------------------------------------------------------------------------------- where it is written
+
+
+@posix_only
+def test_a_reader_that_leaves_ends_a_listing_in_silence_but_never_a_run(server: ScriptedServer) -> None:
+    here("run", "Pipe", *to(server), "-q")
+    close_stores()
+    listing = f"'{sys.executable}' -c 'import time; time.sleep(1)'"
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" | {listing}; echo "${{PIPESTATUS[0]}}"', "-", *COMMAND, "runs"],
+        capture_output=True, text=True, env=environment(), timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    read, write = os.pipe()
+    os.close(read)
+    gone = subprocess.run([*COMMAND, "runs", "--json"], stdout=write, stderr=subprocess.PIPE, env=environment())
+    assert (gone.returncode, gone.stderr) == (141, b"")
+    unwatched = subprocess.run(
+        [*COMMAND, "run", "Unwatched", *to(server)], stderr=write, stdout=subprocess.PIPE, env=environment()
+    )
+    os.close(write)
+    assert (unwatched.returncode, unwatched.stdout) == (0, b"42\n")
+
+
+@posix_only
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_answer_that_cannot_be_written_is_told(server: ScriptedServer) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [*COMMAND, "run", "Full", *to(server), "-q"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+    assert done.returncode == 3
+    assert done.stderr == "closeout: the output could not be written: No space left on device. Nothing else was lost.\n"
+
+
+def test_an_output_that_cannot_carry_chinese_gets_escapes(server: ScriptedServer) -> None:
+    latin = {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    done = closeout("run", "拉丁", *to(server), "--json", env=latin)
+    assert done.code == 0
+    assert done.json["answer"] == "42"
+    listed = closeout("runs", "--json", env=latin)
+    assert listed.json[0]["task"] == "拉丁"
+
+
+# ------------------------------------------------------------------------------------------------- faults of our own
+
+
+def _break(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    def broken(*_: object, **__: object) -> int:
+        raise KeyError("the wheel came off")
+
+    monkeypatch.setattr("closeout.cli.showing.list_runs", broken)
+    return here
+
+
+def test_a_fault_of_our_own_is_one_sentence_that_says_how_to_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = _break(monkeypatch)("runs")
+    assert done.code == 3
+    assert done.sentence == (
+        "this is a fault in Closeout, not in what you typed: KeyError: 'the wheel came off'. "
+        "Report it with what CLOSEOUT_DEBUG=1 shows."
+    )
+
+
+def test_with_debug_the_traceback_is_shown_and_the_exit_code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOSEOUT_DEBUG", "1")
+    done = _break(monkeypatch)("runs")
+    assert done.code == 3
+    assert "Traceback (most recent call last)" in done.err
+    assert "the wheel came off" in done.err
