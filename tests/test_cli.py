@@ -73,11 +73,15 @@ def test_json_is_one_object_for_machines(server: ScriptedServer) -> None:
     assert done.json["usage"]["requests"] == 3
 
 
-def test_no_answer_is_exit_code_1_and_says_where_to_look(server: ScriptedServer) -> None:
-    done = here(*asked(server, "Too dear?", "-c", "agent.max_tokens=500", "-q"))
+def test_no_answer_is_exit_code_1_and_says_where_to_look() -> None:
+    never_ending = [Turn("More.", (ToolCall("calculate", {"expression": f"{n}+1"}),)) for n in range(20)]
+    with serve_script(never_ending, by="question", record=False) as restless:
+        done = here(*asked(restless, "Ever?", "-c", "agent.max_turns=2", "-q"))
     assert (done.code, done.out) == (1, "")
-    assert re.match(r".*\(max_tokens\)\. What was learned: closeout runs \S+$", done.sentence)
-    assert "calculate(17*2340/100): 397.8" in here("runs", run_id_in(done.err)).out
+    assert re.match(r".* What was learned: closeout runs \S+$", done.sentence)
+    shown = here("runs", run_id_in(done.err)).out
+    assert "— no answer (max_turns); what was learned:" in shown
+    assert "calculate(1+1): 2" in shown
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")

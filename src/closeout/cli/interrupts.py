@@ -66,7 +66,7 @@ class Interrupts:
             os._exit(128 + number)
         self._number = number
         self._first()
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel)  # wakes the loop, wherever it waits
 
     def _cancel(self) -> None:
