@@ -147,14 +147,17 @@ class _Shown:
         self.notes: list[str] = []
         self.cut: list[FileText] = []
         self._model = model
-        self._texts = {file.handle: _harmless(file.text) for file in files if file.text is not None}
         # A text of more characters than any vocabulary packs into the whole budget need not be counted to be too long.
-        sizes = {
+        self._texts = {
+            file.handle: _harmless(file.text) if len(file.text) <= 64 * budget else file.text
+            for file in files
+            if file.text is not None
+        }
+        self._sizes = {
             handle: len(text) if len(text) > 64 * budget else count_tokens(text, model)
             for handle, text in self._texts.items()
         }
-        self._sizes = sizes
-        self._share = fair_share(list(sizes.values()), budget)
+        self._share = fair_share(list(self._sizes.values()), budget)
         self._images = 0
 
     def block(self, file: _File) -> str:
