@@ -113,7 +113,7 @@ class Store:
         """
         at = time.time()
         row = (run_id, at, "running", _storable(started.task[:200]), model)
-        with self._lock, _explained(self.path):
+        with self._lock:
             with self._transaction() as db:
                 try:
                     cursor = db.execute(_INSERT_RUN, row)
@@ -129,14 +129,20 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._db
-            self._db.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-            raise
+        """All that is done within, or nothing."""
+        db = self._db
+        with self._lock:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield db
+                    db.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):
+                        db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise _journal_error(error, self.path) from error
 
     def reopen_run(self, run_id: str) -> int:
         """The number of a run to continue. Raises RunNotFound, or JournalLocked while another process leads it."""
@@ -167,7 +173,7 @@ class Store:
 
     def _commit(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         """What has piled up, and then the statements: all of it or nothing."""
-        with self._lock, _explained(self.path):
+        with self._lock:
             pending, self._pending = self._pending, []
             bodies: dict[bytes, bytes] = {}
             try:
