@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 Q      ?= How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?
 ARGS   ?=
 
-.PHONY: run test test-models check bench format clean
+.PHONY: help run test test-models check bench bench-models format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test-models   run the tests that use the embedded model (slow)"
 	@echo "make check         lint, types, layers"
 	@echo "make bench         run the benchmarks, one summary line each"
+	@echo "make bench-models  measure the embedded model on 50 questions (slow)"
 
 $(VENV)/.run: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Closeout needs Python 3.11 or newer: make run PYTHON=python3.12")'
@@ -49,7 +50,10 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev
-	@for b in bench/*.py; do case $$b in bench/_*) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1 ;; esac; done
+	@for b in bench/*.py; do case $$b in bench/_*|bench/local_model.py) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1 ;; esac; done
+
+bench-models: $(VENV)/.dev
+	@$(BIN)/python bench/local_model.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
