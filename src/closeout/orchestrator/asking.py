@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from closeout.orchestrator.plan import AgentPlan
 from closeout.orchestrator.rollback import RollbackPolicy
 from closeout.orchestrator.scope import Scope
 from closeout.orchestrator.streaming import ReplyListener
+from closeout.outputs.tokens import estimate_tokens
 
 __all__ = ["Asking"]
 
@@ -119,13 +121,13 @@ class Asking:
             return False
         return self._plan.stream or not (self.dialect.parallel_calls or capabilities.stop)
 
-    def shrunk(self, history: History, attempt: int) -> list[Message] | None:
+    def shrunk(self, history: History, attempt: int, reason: str = "overflow") -> list[Message] | None:
         """The conversation with all tool results but the last left out; None where nothing is left to leave out."""
         eviction = EvictionPolicy().shrink(history.steps, history.evicted_before)
         if eviction is None:
             return None
         self._scope.journal.append(
-            Evicted(self._scope.path, attempt, eviction.before, eviction.results, eviction.tokens, eviction.reason)
+            Evicted(self._scope.path, attempt, eviction.before, eviction.results, eviction.tokens, reason)
         )
         return self.messages(history)
 
@@ -187,6 +189,13 @@ class Asking:
         self.dialect = get_dialect(name, self._plan.prompts)
         if self._plan.remember_dialect is not None:
             self._plan.remember_dialect(name)
+
+    def first_prompt_tokens(self, history: History) -> int:
+        """About how many tokens the first request of an attempt has; counted by the server from then on."""
+        request = self.render(history)
+        text = request.prompt if request.prompt is not None else "\n".join(m.text for m in request.messages)
+        offered = [[tool.name, tool.description, dict(tool.parameters)] for tool in request.tools]
+        return estimate_tokens(text) + estimate_tokens(json.dumps(offered, default=str))
 
     def messages(self, history: History) -> list[Message]:
         """The conversation so far as messages, for the closing turn; a text prompt becomes one user message."""

@@ -105,7 +105,10 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
     """One closing turn, or as many as the AnswerGenerator finds worth it."""
     client = agent.asking.client
     client.purpose, client.note = "close", ""
-    history: list[dict[str, Any]] = [*agent.asking.messages(agent.history)]
+    messages = agent.asking.messages(agent.history)
+    if not client.can_close(messages):  # the last results are more than what is left of the budget
+        messages = agent.asking.shrunk(agent.history, agent.attempt, "budget") or messages
+    history: list[dict[str, Any]] = [*messages]
     if text:
         history.append(Message(role="assistant", content=text))
     generator = AnswerGenerator(

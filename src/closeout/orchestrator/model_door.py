@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from closeout import errors
-from closeout.errors import ModelError, ModelTimeout
+from closeout.errors import LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ModelRetried, usage_record
 from closeout.journal.journal import Journal
 from closeout.llm.base import BaseClient, OnDelta, OnRetry, RetryNote
@@ -17,6 +17,8 @@ from closeout.messages import Message, ModelReply, ModelRequest, Usage
 from closeout.orchestrator.limits import Budget
 
 __all__ = ["JournaledClient"]
+
+USUAL_DENSITY = 0.3  # tokens for a character of a prompt, before the server has counted one
 
 
 class JournaledClient(BaseClient):
@@ -34,6 +36,7 @@ class JournaledClient(BaseClient):
         self.turn = 0
         self.note = ""
         self.prompt_tokens = 0  # of the last request, as the server counted
+        self._density = USUAL_DENSITY
         self.on_delta: OnDelta | None = None  # for requests made through the message-history face
         self.to_prompt: Callable[[Sequence[Message]], str] | None = None  # for endpoints that take text only
         self._journal = journal
@@ -52,11 +55,17 @@ class JournaledClient(BaseClient):
             # The tools stay in the request, since leaving them out would break the cached prefix.
             request = replace(request, tool_choice="none")
         call = self._calls
+        intent = self._intent(call, request)
+        self._refuse_beyond_budget(intent.size)
         self._calls += 1
         live: list[ModelReply] = []
-        outcome = await self._journal.effect(
-            self._intent(call, request), lambda: self._ask(call, request, on_delta or self.on_delta, on_retry, live)
-        )
+        self._budget.asking = True
+        try:
+            outcome = await self._journal.effect(
+                intent, lambda: self._ask(intent, request, on_delta or self.on_delta, on_retry, live)
+            )
+        finally:
+            self._budget.asking = False
         if isinstance(outcome, ModelFailed):
             usage = Usage(**outcome.usage)
             self._charge(usage, outcome.ms)
@@ -65,7 +74,28 @@ class JournaledClient(BaseClient):
         reply = live[0] if live else outcome.reply()
         self._charge(reply.usage, outcome.ms)
         self.prompt_tokens = reply.usage.input_tokens
+        if reply.usage.requests == 1 and intent.size and reply.usage.input_tokens:
+            self._density = reply.usage.input_tokens / intent.size
         return reply
+
+    def _refuse_beyond_budget(self, size: int) -> None:
+        """Closing may take several requests; one that would go beyond a limit is not made."""
+        limit = self._forbidden(size) if self.purpose != "act" else ""
+        if limit:
+            raise LimitReached(limit, f"One more request to the model would go beyond the limit ({limit}).")
+
+    def _forbidden(self, size: int) -> str:
+        budget = self._budget
+        return budget.forbids(self._tokens_of(size) + budget.last.output_tokens) if budget.limited else ""
+
+    def can_close(self, messages: Sequence[Message]) -> bool:
+        """Whether what is left of the budget allows a closing request with these messages."""
+        added = int(self._budget.closing / self._density)
+        return not self._forbidden(sum(map(_size, messages)) + added)
+
+    def _tokens_of(self, size: int) -> int:
+        """Tokens of a prompt of so many characters, by what the server counted for the last one."""
+        return int(size * self._density)
 
     def _charge(self, usage: Usage, ms: float) -> None:
         self.charge(usage)
@@ -74,12 +104,14 @@ class JournaledClient(BaseClient):
 
     async def _ask(
         self,
-        call: int,
+        intent: ModelRequested,
         request: ModelRequest,
         on_delta: OnDelta | None,
         on_retry: OnRetry | None,
         live: list[ModelReply],
     ) -> ModelReplied | ModelFailed:
+        call = intent.call
+
         def retried(note: RetryNote) -> None:
             self._journal.append(ModelRetried(self._agent, call, str(note.error), note.delay))
             if on_retry is not None:
@@ -97,7 +129,9 @@ class JournaledClient(BaseClient):
             return self._failure(call, error, began)
         except TimeoutError:
             text = "The time allowed for this run (max_seconds) ran out while the model was writing."
-            return self._failure(call, ModelTimeout(text, usage=Usage(requests=1)), began)
+            spent = self._tokens_of(intent.size)  # the server has read the prompt, whatever it wrote
+            usage = Usage(spent, requests=1, cost_usd=spent * self._budget.price)
+            return self._failure(call, ModelTimeout(text, usage=usage), began)
         live.append(reply)
         return ModelReplied.of(self._agent, call, reply, _ms(began))
 
@@ -120,7 +154,11 @@ class JournaledClient(BaseClient):
         if request.prompt is not None:
             return len(request.prompt), _common(last.prompt or "", request.prompt)
         same = 0
-        if request.tools == last.tools:
+        if request.tools != last.tools:
+            pass
+        elif request.messages[: len(last.messages)] == last.messages:
+            same = len(last.messages)
+        else:
             for before, now in zip(last.messages, request.messages, strict=False):
                 if before is not now and before != now:
                     break

@@ -24,6 +24,7 @@ from closeout.journal.events import (
 from closeout.messages import Message, Reading, Repair
 from closeout.orchestrator.asking import Asking
 from closeout.orchestrator.closing import Closed, Stop, close_attempt, fall_back
+from closeout.orchestrator.limits import CLOSING_TOKENS
 from closeout.orchestrator.loops import LoopWatch
 from closeout.orchestrator.plan import AgentPlan
 from closeout.orchestrator.review import RollBack, review_outcomes, review_reply
@@ -32,6 +33,7 @@ from closeout.orchestrator.room import eviction_policy, make_room
 from closeout.orchestrator.scope import Scope
 from closeout.orchestrator.tool_door import ToolDoor
 from closeout.outputs.artifacts import Artifact
+from closeout.outputs.tokens import estimate_tokens
 from closeout.tools.executor import CallOutcome, ToolExecutor
 
 __all__ = ["Orchestrator"]
@@ -76,7 +78,8 @@ class Orchestrator:
     async def run(self) -> Closed:
         """The task's answer, or why there is none. Raises nothing but cancellation and JournalError."""
         stop_listening = self.scope.journal.listen(self.history)
-        self.scope.budget.begin()
+        budget = self.scope.budget
+        budget.begin(CLOSING_TOKENS + (estimate_tokens(self.question) if budget.limited else 0))
         experiences: list[FailureExperience] = []
         try:
             for number in range(self.plan.settings.context_compress_limit + 1):
@@ -86,6 +89,7 @@ class Orchestrator:
                 experiences.append(closed.experience)
             return closed
         finally:
+            budget.end()
             stop_listening()
 
     def so_far(self, reason: str, error: str) -> Closed:
@@ -108,6 +112,8 @@ class Orchestrator:
         self.executor.begin_attempt(path)
         learned = render_experiences(experiences)
         self.scope.journal.append(AttemptStarted(path, number, (learned,) if learned else ()))
+        if self.scope.budget.limited:
+            self.scope.budget.expect(self.asking.first_prompt_tokens(self.history))
         try:
             stop = await self._act()
         except LimitReached as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from closeout.context.compaction import COMPACTION_PROMPT, is_due, summary_of
 from closeout.context.eviction import Eviction, EvictionPolicy, best_batch
-from closeout.errors import ModelError
+from closeout.errors import LimitReached, ModelError
 from closeout.journal.events import Compacted, Evicted, Noted
 from closeout.llm.pricing import find_price
 from closeout.orchestrator.plan import AgentPlan
@@ -59,10 +59,12 @@ async def make_room(orchestrator: Orchestrator) -> None:
 async def _compact(orchestrator: Orchestrator, eviction: Eviction) -> bool:
     """Have the model sum up the turns before the border; False where it did not, and they are evicted instead."""
     asking, scope = orchestrator.asking, orchestrator.scope
+    if scope.budget.reached(orchestrator.turn):
+        return False  # what is left is for closing
     asking.client.purpose, asking.client.note = "compact", ""
     try:
         reply = await asking.client.complete(asking.render(orchestrator.history, closing=COMPACTION_PROMPT))
-    except ModelError as error:
+    except (ModelError, LimitReached) as error:
         scope.journal.append(Noted(scope.path, "warning", "Compaction", str(error)))
         return False
     summary = summary_of(reply.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ INTERRUPTED = (
     "Interrupted: the program stopped while this call was under way. It may or may not have taken effect; "
     "check before you make it again."
 )
+OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and what is left is needed to answer."
 
 
 class ToolDoor:
@@ -38,7 +40,7 @@ class ToolDoor:
             began = time.perf_counter()
             token = enter(scope.for_call(handle))
             try:
-                output = await run()
+                output = await self._in_time(run, spec)
             finally:
                 leave(token)
             live.append(output)
@@ -51,7 +53,7 @@ class ToolDoor:
         if spec.policy.crash_rule == "report":
 
             def interrupted() -> ToolFinished:
-                live.append(_interrupted(spec.name))
+                live.append(_failed(spec.name, INTERRUPTED, "Interrupted"))
                 return _finished(scope.path, handle, spec.name, live[0], time.perf_counter())
 
         finished = await scope.journal.effect(started, outcome, interrupted)
@@ -59,6 +61,21 @@ class ToolDoor:
             return live[0]
         assert isinstance(finished, ToolFinished)
         return ToolOutput.from_record(json.loads(finished.record))
+
+    async def _in_time(self, run: Callable[[], Awaitable[ToolOutput]], spec: ToolSpec) -> ToolOutput:
+        """What the tool brings before the run's time is over. A tool without a deadline of its own keeps its time: it
+        is an agent, whose limits lie within this one's.
+        """
+        left = self._scope.budget.seconds_left(closing=False) if spec.policy.timeout is not None else None
+        if left is None:
+            return await run()
+        try:
+            async with asyncio.timeout(left) as deadline:
+                return await run()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return _failed(spec.name, OUT_OF_TIME, "OutOfTime")
 
 
 def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:
@@ -69,9 +86,9 @@ def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: flo
     )
 
 
-def _interrupted(name: str) -> ToolOutput:
-    telemetry = ToolTelemetry(tool_name=name, success=False, error_code="Interrupted", error_message=INTERRUPTED)
-    return ToolOutput(summary=INTERRUPTED, telemetry=telemetry)
+def _failed(name: str, text: str, code: str) -> ToolOutput:
+    telemetry = ToolTelemetry(tool_name=name, success=False, error_code=code, error_message=text)
+    return ToolOutput(summary=text, telemetry=telemetry)
 
 
 def _json_text(value: object) -> str:
