@@ -167,8 +167,10 @@ def test_whoever_spends_all_can_close(own: list[int], others: list[tuple[int, in
             agent.expect(grown)
         if not agent.reached(0):
             spend(agent, agent.last.total_tokens + agent.added)
-        elif not agent.usage.requests:
-            agent.end()  # there was no room for it
+        elif agent.usage.requests:
+            agent.added = 0  # closing leaves out results that there is no room for
+        else:
+            agent.end()
     for agent in (*agents[1:], top):
         needed = agent.last.total_tokens + 399
         if agent.usage.requests:
