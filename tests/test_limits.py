@@ -161,6 +161,7 @@ def test_whoever_spends_all_can_close(own: list[int], others: list[tuple[int, in
     agents = [top, *(budget(parent=top) for _ in range(3))]
     for who, grown in [*((0, grown) for grown in own), *others]:
         agent = agents[who]
+        agent.begin()
         if agent.usage.requests:
             agent.added = grown
         else:
