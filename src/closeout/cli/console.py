@@ -67,5 +67,5 @@ def duration(ms: float) -> str:
 def bill(usage: Usage) -> str:
     """Tokens and cost: `1,140 tokens in (658 cached), 48 out · $0.0012`."""
     cached = f" ({usage.cache_read_tokens:,} cached)" if usage.cache_read_tokens else ""
-    cost = "" if usage.cost_usd is None else f" · ${usage.cost_usd:.4f}"
+    cost = f" · ${usage.cost_usd:.4f}" if usage.cost_usd else ""  # None: unknown, 0: an own model
     return f"{usage.input_tokens:,} tokens in{cached}, {usage.output_tokens:,} out{cost}"

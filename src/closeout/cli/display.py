@@ -190,7 +190,7 @@ class Display:
     def _say_words(self, event: Event, words: str) -> None:
         if words.strip():
             self._shown.add(event.agent)
-            self._print(event, f"  {words}", "italic", cut=False)
+            self._print(event, f"  {words.strip()}", "italic", cut=False)
 
     def _started(self, event: ToolStarted) -> None:
         self._calls[f"{event.agent}:{event.handle}"] = f"{event.name}({_arguments(event.arguments)})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+import threading
 from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any, Self, TypeVar
@@ -59,6 +61,15 @@ class Interrupts:
         if self._number:
             self._cancel()
         return await work
+
+    @staticmethod
+    def leave(code: int) -> int:
+        """The exit code; does not come back where a thread would keep the process waiting (a model being loaded)."""
+        if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         if self._number:

@@ -114,7 +114,7 @@ def _lead(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: bool
                 result = interrupts.run(_started(agent, start, display))
         except Stopped as stopped:
             _say_stopped(run_id)
-            return stopped.code
+            return interrupts.leave(stopped.code)
     _report(result, display, as_json=as_json)
     return exits.OUTCOMES[result.status]
 
