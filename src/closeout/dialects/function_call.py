@@ -40,25 +40,20 @@ class FunctionCall:
     def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
         self._prompts = Prompts(prompts)
         self._head: tuple[tuple[Any, ...], tuple[Message, ...]] | None = None
+        # What the steps of the last request were written as, and where in that each of them ends.
+        self._steps: tuple[Step, ...] = ()
+        self._images = False
+        self._messages: list[Message] = []
+        self._ends: list[int] = []
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
-        messages = list(self._rendered_head(view))
-        head = len(messages)
-        key = "function_call+images" if capabilities.images else "function_call"
-        marks = {head - 1}
-        for index, step in enumerate(view.steps):
-            if index in view.borders:
-                marks.add(len(messages) - 1)
-            done = step.rendered.get(key)
-            if done is None:
-                done = step.rendered[key] = tuple(_step_messages(step, capabilities.images))
-            messages += done
-        marks.add(len(messages) - 1)
-        for hint in (view.note, view.closing):
-            if hint:
-                messages.append(Message(role="user", content=hint))
+        head = self._rendered_head(view)
+        self._write(view.steps, capabilities.images)
+        hints = [Message(role="user", content=hint) for hint in (view.note, view.closing) if hint]
+        ends = [0, *self._ends]  # of what stands before each step, and of all
+        marks = {len(head) - 1 + ends[index] for index in (0, *view.borders, len(view.steps))}
         return ModelRequest(
-            messages=messages,
+            messages=[*head, *self._messages, *hints],
             tools=view.tools,
             tool_choice="none" if view.closing and view.tools else None,
             breakpoints=tuple(sorted(marks)),
@@ -66,6 +61,19 @@ class FunctionCall:
 
     def reader(self, tools: Sequence[ToolSpec]) -> FunctionCallReader:
         return FunctionCallReader()
+
+    def _write(self, steps: tuple[Step, ...], images: bool) -> None:
+        """Write out what the last request did not have yet; all of it where its steps are no longer the first ones."""
+        if self._images != images or steps[: len(self._steps)] != self._steps:
+            self._messages, self._ends, self._steps = [], [], ()
+        key = "function_call+images" if images else "function_call"
+        for step in steps[len(self._steps) :]:
+            done = step.rendered.get(key)
+            if done is None:
+                done = step.rendered[key] = tuple(_step_messages(step, images))
+            self._messages += done
+            self._ends.append(len(self._messages))
+        self._steps, self._images = steps, images
 
     def _rendered_head(self, view: HistoryView) -> tuple[Message, ...]:
         key = (view.instructions, view.question, view.earlier, view.images)
