@@ -5,7 +5,7 @@ All are frozen. A `Message` is a dict in the OpenAI chat shape, so that every se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -72,6 +72,11 @@ class Message(dict[str, Any]):
         if found is None:
             found = self._wire[protocol] = encode(self)
         return found
+
+    @staticmethod
+    def joined(messages: Iterable[Message], protocol: str, encode: Callable[[Message], bytes]) -> bytes:
+        """The bytes of many messages, with commas between them."""
+        return b",".join([message._wire.get(protocol) or message.wire(protocol, encode) for message in messages])
 
     def _frozen(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("A Message is frozen: build a new one, for example Message({**message, 'content': …}).")
@@ -219,11 +224,11 @@ _NOTHING = Usage()
 
 def _add_costs(a: Usage, b: Usage) -> float | None:
     """One unpriced request makes the sum unknown; an empty bill changes nothing."""
-    if a == _NOTHING:
-        return b.cost_usd
-    if b == _NOTHING:
-        return a.cost_usd
-    return None if a.cost_usd is None or b.cost_usd is None else a.cost_usd + b.cost_usd
+    if a.cost_usd is None:
+        return b.cost_usd if b.cost_usd is not None and a == _NOTHING else None
+    if b.cost_usd is None:
+        return a.cost_usd if b == _NOTHING else None
+    return a.cost_usd + b.cost_usd
 
 
 @dataclass(frozen=True, slots=True)

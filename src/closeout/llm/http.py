@@ -28,6 +28,7 @@ COMMON_HEADERS: Mapping[str, str] = {
     "Accept-Encoding": "identity",  # replies are short: unpacking them costs more than it saves
     "User-Agent": f"closeout/{__version__}",
 }
+ONE_REQUEST = Usage(requests=1)
 # Where a server counts nothing (a stream that broke off, one that was cut): four bytes a token.
 BYTES_PER_TOKEN = 4
 # How much of a stream without events is kept, to say what it was, or to read it as the reply that it may be.
@@ -131,7 +132,7 @@ class HTTPClient(BaseClient):
     # -------------------------------------------------------------------------------- one attempt
 
     async def _attempt(self, request: ModelRequest, on_delta: OnDelta | None, timeout: float | None) -> ModelReply:
-        usage = Usage(requests=1)
+        usage = ONE_REQUEST
         try:
             reply = await self._ask(request, on_delta, timeout)
             usage = reply.usage

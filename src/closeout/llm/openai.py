@@ -17,7 +17,7 @@ from closeout.llm.openai_replies import OpenAIStream, read_completion, reasoning
 from closeout.llm.openai_wire import ServerKind, constraint_options, message_encoder, tools_json
 from closeout.llm.pricing import Price, find_price
 from closeout.llm.retry import RetryPolicy
-from closeout.messages import Capabilities, ModelReply, ModelRequest, ToolSpec
+from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, ToolSpec
 
 __all__ = ["OPENAI_URL", "OpenAIClient"]
 
@@ -93,9 +93,7 @@ class OpenAIClient(HTTPClient):
         head = self._head(request, stream)
         if request.prompt is not None:
             return b'%b"prompt":%b}' % (head, encode_json(request.prompt))
-        protocol, encode = self._protocol, self._encode
-        messages = b",".join([message.wire(protocol, encode) for message in request.messages])
-        return b'%b"messages":[%b]}' % (head, messages)
+        return b'%b"messages":[%b]}' % (head, Message.joined(request.messages, self._protocol, self._encode))
 
     def _head(self, request: ModelRequest, stream: bool) -> bytes:
         # Identity stands for equality here; the cache holds what it has seen, so that no identity is used twice.

@@ -14,6 +14,7 @@ from closeout.messages import ModelReply, Usage
 
 __all__ = ["RetryPolicy", "complete_with_retries"]
 
+_NOTHING = Usage()
 Sleep = Callable[[float], Awaitable[object]]
 
 
@@ -66,7 +67,7 @@ async def complete_with_retries(
     Raises the last ModelError, its `usage` the cost of all attempts. `sleep` and `clock` are for tests.
     """
     end = None if policy.total is None else clock() + policy.total
-    spent = Usage()
+    spent = _NOTHING
     number = 1
     while True:
         try:

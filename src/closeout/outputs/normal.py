@@ -64,6 +64,8 @@ def normalise(value: Any, *, strict: bool = False) -> Any:
     """
     if value is None or (type(value) is str and value.isascii()):
         return value
+    if type(value) is dict and not value:
+        return {}
     return _Normaliser(strict).walk(value, 0)
 
 
