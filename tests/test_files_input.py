@@ -374,3 +374,18 @@ async def test_images_go_with_the_question() -> None:
     await Agent(client).run("What is this?", files=["picture.png"])
     content = client.requests[0].messages[-1]["content"]
     assert [part["type"] for part in content] == ["text", "image_url"]
+
+
+async def test_closing_asks_the_task_again_without_the_files() -> None:
+    @tool(read_only=True)
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    write("notes.txt", "a line of the notes")
+    client = ScriptedClient([call("look"), answer("1")])
+    agent = Agent(client, [look], max_turns=1, dialect="function_call")
+    assert (await agent.run("What is it?", files=["notes.txt"])).stop_reason == "max_turns"
+    closing = RequestView(client.requests[-1].messages).text
+    assert closing.count("What is it?") == 2
+    assert closing.count("a line of the notes") == 1

@@ -216,7 +216,7 @@ def _harmless(text: str) -> str:
 
 
 def _attribute(name: str) -> str:
-    return html.escape("".join(char if char.isprintable() else "�" for char in name))
+    return escape_markers(html.escape("".join(char if char.isprintable() else "�" for char in name)))
 
 
 # ------------------------------------------------------------------------------------------------ reading

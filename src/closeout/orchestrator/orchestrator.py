@@ -53,10 +53,11 @@ class Orchestrator:
         *,
         earlier: Sequence[Message] = (),
         images: Sequence[dict[str, Any]] = (),
+        task: str = "",
     ) -> None:
         self.plan = plan
         self.scope = scope
-        self.question = question
+        self.question = task or question  # what closing asks again: without the texts of files
         self.tools = plan.offered_tools()
         self.history = History(plan.full_instructions(), question, self.tools, earlier, images, scope.path)
         self.asking = Asking(plan, scope, self.tools)

@@ -173,7 +173,8 @@ async def _work(plan: AgentPlan, task: Task, scope: Scope) -> Closed:
             scope.journal.append(Noted("main", "warning", "MCP", str(problem)))
         for note in task.notes:
             scope.journal.append(Noted("main", "warning", "Files", note))
-        orchestrator = Orchestrator(plan, scope, task.question or task.text, earlier=task.earlier, images=task.images)
+        question = task.question or task.text
+        orchestrator = Orchestrator(plan, scope, question, earlier=task.earlier, images=task.images, task=task.text)
         return await _best_of(orchestrator, scope)
     except CloseoutError as error:
         return Closed(None, _reason(error), error=str(error))
