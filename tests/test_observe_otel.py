@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -352,3 +354,13 @@ async def test_content_is_captured_when_asked_for(backend: Backend) -> None:
     assert SECRET in str(backend.one("execute_tool fail").status.description)
     for span in backend.spans:
         span.to_json().encode("utf-8")
+
+
+# ------------------------------------------------------------------------------------------------ the extra
+
+
+def test_without_the_extra_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "closeout.observe.otel")
+    with pytest.raises(ImportError, match=r"pip install 'closeout\[otel\]'"):
+        importlib.import_module("closeout.observe.otel")
