@@ -66,7 +66,13 @@ class Agent:
         from closeout.config import load_config
 
         self.name = name
-        self.config = _with_arguments(load_config(config), dialect, max_turns, context_compress_limit, keep_tool_result)
+        given = {
+            "dialect": dialect,
+            "agent.main_agent.max_turns": max_turns,
+            "agent.context_compress_limit": context_compress_limit,
+            "agent.keep_tool_result": keep_tool_result,
+        }
+        self.config = load_config(config, values={key: value for key, value in given.items() if value is not None})
         self._model = model
         self._base_url = base_url
         self._api_key = api_key
@@ -306,29 +312,6 @@ class RunStream:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-
-
-def _with_arguments(
-    config: Config,
-    dialect: str | None,
-    max_turns: int | None,
-    context_compress_limit: int | None,
-    keep_tool_result: int | None,
-) -> Config:
-    """The configuration with an agent's own arguments in it, checked like any other setting."""
-    from closeout.config import load_config
-
-    tree = config.model_dump(exclude_unset=True)
-    agent = tree.setdefault("agent", {})
-    if max_turns is not None:
-        agent.setdefault("main_agent", {})["max_turns"] = max_turns
-    if context_compress_limit is not None:
-        agent["context_compress_limit"] = context_compress_limit
-    if keep_tool_result is not None:
-        agent["keep_tool_result"] = keep_tool_result
-    if dialect is not None:
-        tree["dialect"] = dialect
-    return load_config(tree, environment={})
 
 
 def _refuse_running_loop() -> None:

@@ -85,11 +85,16 @@ class ToolSettings(_Section):
 class Config(_Section):
     """All settings. `load_config` makes one; `Agent(config=…)` takes one, a mapping, or a YAML file's path."""
 
-    agent: AgentSettings = AgentSettings()
-    llm: LLMSettings = LLMSettings()
-    tools: ToolSettings = ToolSettings()
+    # Frozen, so that every Config may share the defaults; pydantic would copy them each time.
+    agent: AgentSettings = Field(default_factory=lambda: _AGENT)
+    llm: LLMSettings = Field(default_factory=lambda: _LLM)
+    tools: ToolSettings = Field(default_factory=lambda: _TOOLS)
     dialect: str = "auto"
     prompts: dict[str, str] = Field({}, description="templates that replace the package's: name → Jinja text")
+
+
+_AGENT, _LLM, _TOOLS = AgentSettings(), LLMSettings(), ToolSettings()
+_DEFAULTS = Config()
 
 
 def home_folder(environment: Mapping[str, str] | None = None) -> Path:
@@ -106,8 +111,11 @@ def load_config(
     source: str | Path | Mapping[str, Any] | Config | None = None,
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> Config:
-    """One `Config` from a YAML file or mapping, then `CLOSEOUT_…` variables, then dotted overrides, the last wins.
+    """One `Config` from a YAML file or mapping, then `CLOSEOUT_…` variables, then dotted overrides, then `values`.
+
+    The last wins. `values` are settings by their dotted keys, as Python values.
 
     A variable names its key with double underscores for the dots: `CLOSEOUT_AGENT__MAX_ROLLBACKS=10`. An override is
     `agent.main_agent.max_turns=20`, its value read as YAML. Raises ConfigError that names the key, the nearest known
@@ -128,6 +136,10 @@ def load_config(
                 f"'{override}' is no setting. Write key=value, for example agent.main_agent.max_turns=20."
             )
         _put(tree, key.strip().split("."), text, key.strip())
+    for key, value in (values or {}).items():
+        _branch(tree, key.split("."), key)[key.rpartition(".")[2]] = value
+    if not tree:
+        return _DEFAULTS
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -169,15 +181,21 @@ def _put(tree: dict[str, Any], path: list[str], text: str, name: str) -> None:
     # `agent.max_turns` is what everybody types first; it means the main agent's.
     if path == ["agent", "max_turns"]:
         path = ["agent", "main_agent", "max_turns"]
+    branch = _branch(tree, path, name)
+    try:
+        branch[path[-1]] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        branch[path[-1]] = text
+
+
+def _branch(tree: dict[str, Any], path: Sequence[str], name: str) -> dict[str, Any]:
+    """The section of the tree that a key belongs to, made if it is not there."""
     for part in path[:-1]:
         branch = tree.setdefault(part, {})
         if not isinstance(branch, dict):
             raise ConfigError(f"'{name}': '{part}' is a value, not a section.")
         tree = branch
-    try:
-        tree[path[-1]] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        tree[path[-1]] = text
+    return tree
 
 
 def _explain(error: ValidationError) -> str:

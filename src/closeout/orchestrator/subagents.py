@@ -37,7 +37,7 @@ def read_result_tool(handle: str, offset: int = 0, path: str | None = None, patt
 
 def as_tool(something: Any) -> AnyTool:
     """A tool as it is, a function as the tool it makes. Raises ToolDefinitionError for anything else."""
-    if isinstance(something, AnyTool):
+    if isinstance(something, Tool) or isinstance(something, AnyTool):  # noqa: SIM101  protocols are slow to ask
         return something
     if callable(something):
         made: AnyTool = tool(something)
