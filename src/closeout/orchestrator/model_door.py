@@ -12,7 +12,7 @@ from closeout import errors
 from closeout.errors import LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ModelRetried, usage_record
 from closeout.journal.journal import Journal
-from closeout.llm.base import BaseClient, OnDelta, OnRetry, RetryNote
+from closeout.llm.base import BaseClient, CreatedMessage, OnDelta, OnRetry, RetryNote
 from closeout.messages import Message, ModelReply, ModelRequest, Usage
 from closeout.orchestrator.limits import Budget
 
@@ -77,6 +77,10 @@ class JournaledClient(BaseClient):
         if reply.usage.requests == 1 and intent.size and reply.usage.input_tokens:
             self._density = reply.usage.input_tokens / intent.size
         return reply
+
+    async def create_message(self, *, keep_tool_result: int = -1, **options: Any) -> CreatedMessage:
+        """As of any client, but with the results that the history has: what leaves it is in the journal."""
+        return await super().create_message(**options)
 
     def _refuse_beyond_budget(self, size: int) -> None:
         """Closing may take several requests; one that would go beyond a limit is not made."""

@@ -49,13 +49,15 @@ async def run_tool(
     for number in range(tries):
         tried = time.perf_counter()
         try:
-            value = await _within_deadline(source, spec, arguments)
+            value = await _within_deadline(source, spec, _own(arguments))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             failure: BaseException = error  # the tool cancelled something of its own
-        except (Exception, SystemExit) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # whoever runs the program stops it, or this coroutine is being put away
+        except BaseException as error:
             failure = error
         else:
             return _succeeded(spec, value, started, began, tried, number)
@@ -104,6 +106,20 @@ async def _within_deadline(source: ToolSource, spec: ToolSpec, arguments: Mappin
         if deadline.expired():
             raise TimeoutError(f"{spec.name} did not finish within {seconds:g} seconds") from error
         raise
+
+
+def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for the tool to do with as it likes: those of the call go into the history as they were made."""
+    try:
+        return {name: _copied(value) for name, value in arguments.items()}
+    except RecursionError:  # deeper than anything that is copied by hand
+        return dict(arguments)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _succeeded(spec: ToolSpec, value: Any, started: str, began: float, tried: float, retries: int) -> ToolOutput:

@@ -1,0 +1,256 @@
+"""The request grows at its end, byte for byte, unless the journal says why not; and the journal alone gives the prompt.
+
+Random runs: calls, parallel calls, faults that are taken back, contexts that fill, compaction, every dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from closeout import Agent, RunResult, tool
+from closeout.context.history import History
+from closeout.dialects.protocol import get_dialect
+from closeout.journal import events as ev
+from closeout.messages import Capabilities, ModelRequest
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
+
+DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
+BREAKS = (ev.Evicted, ev.Compacted, ev.AttemptStarted)
+PRIMER = "Thought:"
+
+
+@tool(read_only=True)
+async def look(key: str) -> str:
+    """Look up a key."""
+    return f"[{key}] " + "河流与运河 rivers and canals " * (len(key) * 3)
+
+
+@tool(read_only=True)
+async def fail(key: str) -> str:
+    """Fail."""
+    return "Error executing tool fail: it is broken"
+
+
+ACTIONS = st.lists(
+    st.sampled_from(["look", "look", "look", "both", "again", "empty", "refusal", "plan", "unknown", "fail", "box"]),
+    min_size=1,
+    max_size=22,
+)
+
+
+@dataclass
+class Run:
+    """A run that is over: what was sent, what was journaled, and the events between any two requests."""
+
+    agent: Agent
+    result: RunResult
+    requests: list[ModelRequest]
+    events: list[ev.Event]
+
+    @property
+    def asked(self) -> list[tuple[ev.ModelRequested, ModelRequest, list[ev.Event]]]:
+        """Each request with its event and with the events since the one before."""
+        found, since = [], []
+        requests = iter(self.requests)
+        for event in self.events:
+            since.append(event)
+            if isinstance(event, ev.ModelRequested):
+                found.append((event, next(requests), since))
+                since = []
+        return found
+
+
+def lead(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
+    def turn(view: RequestView) -> Any:
+        if "about to be shortened" in view.text:
+            return say("Findings: the rivers are long (r1). Open questions: which is longest. " * (view.number % 3))
+        if "closing turn" in view.text or view.number > len(actions):
+            return answer("the Grand Canal")
+        key = f"key {'k' * (view.number % 7)}{view.number * 7919 % 997}"
+        return {
+            "look": Turn("I look.", calls=[call("look", key=key)]),
+            "both": Turn("I look twice.", calls=[call("look", key=key), call("look", key=key + "b")]),
+            "again": Turn("Once more.", calls=[call("look", key="the same")]),
+            "empty": say(""),
+            "refusal": say("I'm sorry, I can't do that."),
+            "plan": say("Let me search for that."),
+            "unknown": call("no_such_tool", x=view.number),
+            "fail": call("fail", key=key),
+            "box": Turn("It may be \\boxed{5}.", calls=[call("look", key=key)]),
+        }[actions[view.number - 1]]
+
+    client = ScriptedClient(turn)
+    config = {"agent": {"max_consecutive_rollbacks": 3, **settings}, "llm": {"max_tokens": 256}}
+    if "max_context_length" in settings:
+        config["llm"]["max_context_length"] = config["agent"].pop("max_context_length")
+    agent = Agent(client, [look, fail], dialect=dialect, home=False, config=config, instructions="Be exact. 要准确。")
+    events: list[ev.Event] = []
+    result = asyncio.run(agent.run("Which canal is the longest? 最长的运河?", listeners=[_keep(events)]))
+    return Run(agent, result, client.requests, events)
+
+
+def _keep(events: list[ev.Event]) -> Any:
+    return lambda event: events.append(event) if isinstance(event, ev.Event) else None
+
+
+def sent(request: ModelRequest) -> str:
+    """The prompt as one text: what a chat template makes of it, near enough."""
+    if request.prompt is not None:
+        return request.prompt.removesuffix(PRIMER)
+    return "".join(
+        f"\n<{message.role}>{message.text}{json.dumps(message.get('tool_calls', ''))}{message.get('tool_call_id', '')}"
+        for message in request.messages
+    ).replace('""', "")
+
+
+def stable(request: ModelRequest, note: str) -> str:
+    """The part that the request itself says is to stay: up to its last breakpoint, without the hint."""
+    if request.prompt is not None:
+        return sent(request).removesuffix(f"{note}\n" if note else "").rstrip()
+    return sent(replace(request, messages=request.messages[: request.breakpoints[-1] + 1]))
+
+
+def withheld(events: Sequence[ev.Event]) -> frozenset[str]:
+    """The tools that the last rollback took out of the offer, if no turn was accepted since."""
+    names: frozenset[str] = frozenset()
+    for event in events:
+        if isinstance(event, ev.TurnAccepted):
+            names = frozenset()
+        elif isinstance(event, ev.TurnRolledBack):
+            names = frozenset(re.findall(r"without (\w+)", event.change))
+    return names
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "keep_tool_result": st.sampled_from([1, 2]),
+        "max_context_length": st.sampled_from([1500, 2500, 5000]),
+        "compaction": st.booleans(),
+        "high_water": st.just(0.7),
+        "low_water": st.sampled_from([0.3, 0.5]),
+    },
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ACTIONS, st.sampled_from(DIALECTS), SETTINGS)
+@example(["look"] * 20, "function_call", {"keep_tool_result": 1})
+@example(["both"] * 12, "cot_chat", {"max_context_length": 2500, "compaction": True})
+@example(["look", "fail", "fail", "fail", "look", "look"], "mcp_xml", {})
+@example(["look", "look", "plan", "plan", "plan"], "function_call", {"keep_tool_result": 1})
+def test_each_request_extends_the_one_before_unless_the_journal_says_why_not(
+    actions: list[str], dialect: str, settings: dict[str, Any]
+) -> None:
+    run = lead(actions, dialect, **settings)
+    asked = run.asked
+    assert len(asked) == len(run.requests), "every request is in the journal"
+    seen: list[ev.Event] = []
+    for (before, was, since), (now, is_, between) in pairwise(asked):
+        seen += since
+        if any(isinstance(event, BREAKS) for event in between) or before.purpose != "act":
+            continue
+        if dialect != "function_call" and withheld(seen) != withheld(seen + between):
+            continue  # text dialects write the offer into the head
+        assert sent(is_).startswith(stable(was, before.note))
+        rolled_back = any(isinstance(event, ev.TurnRolledBack) for event in between)
+        if not rolled_back and not before.note and now.purpose == "act":
+            assert sent(is_).startswith(sent(was))
+            if was.tools == is_.tools:
+                assert now.shared >= before.size - len(PRIMER), "and the journal says so"
+
+
+@settings(max_examples=30, deadline=None)
+@given(ACTIONS, st.sampled_from(DIALECTS), SETTINGS)
+@example(["both", "look"] * 8, "function_call", {"max_context_length": 1500, "compaction": True})
+@example(["look"] * 16, "cot_completion", {"keep_tool_result": 1})
+def test_the_history_is_a_pure_function_of_the_journal(
+    actions: list[str], dialect: str, settings: dict[str, Any]
+) -> None:
+    run = lead(actions, dialect, **settings)
+    plan = run.agent.plan()
+    started = next(event for event in run.events if isinstance(event, ev.RunStarted))
+    seen: list[ev.Event] = []
+    requests = iter(run.requests)
+    for event in run.events:
+        seen.append(event)
+        if not isinstance(event, ev.ModelRequested):
+            continue
+        request = next(requests)
+        if event.purpose != "act":
+            continue
+        history = History.of(seen, plan.full_instructions(), started.question or started.task, plan.offered_tools())
+        view = history.view(event.note, withheld=withheld(seen))
+        rendered = get_dialect(dialect).render(view, Capabilities(completions=True))
+        assert (rendered.prompt, list(rendered.messages), rendered.tools) == (
+            request.prompt,
+            list(request.messages),
+            request.tools,
+        )
+
+
+# ------------------------------------------------------------------------------------------------ how rare a break is
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_by_count_evictions_are_rare_and_the_prefix_stays_between_them(dialect: str) -> None:
+    run = lead(["look"] * 40, dialect, keep_tool_result=2)
+    evictions = [event for event in run.events if isinstance(event, ev.Evicted)]
+    assert 1 <= len(evictions) <= 8, "not one every turn"
+    borders = [0, *(event.before for event in evictions)]
+    assert all(after - before >= 5 for before, after in pairwise(borders))
+    assert {event.reason for event in evictions} == {"count"}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("compaction", [False, True])
+def test_a_context_that_fills_is_kept_within_its_size(dialect: str, compaction: bool) -> None:
+    run = lead(["look"] * 40, dialect, max_context_length=4000, compaction=compaction)
+    assert run.result.answer == "the Grand Canal"
+    made = [event for event in run.events if isinstance(event, ev.Evicted | ev.Compacted)]
+    assert 2 <= len(made) <= 20
+    replies = [event for event in run.events if isinstance(event, ev.ModelReplied)]
+    assert max(event.usage["input_tokens"] for event in replies) <= 4000
+    if compaction:
+        assert any(isinstance(event, ev.Compacted) for event in made), "and where no summary came, results were evicted"
+        assert any(isinstance(event, ev.Evicted) for event in made)
+
+
+def test_the_task_and_the_summary_stand_in_every_request_after_a_compaction() -> None:
+    run = lead(["look"] * 30, "function_call", max_context_length=4000, compaction=True)
+    first = next(i for i, event in enumerate(run.events) if isinstance(event, ev.Compacted))
+    number = sum(isinstance(event, ev.ModelRequested) for event in run.events[:first])
+    for request in run.requests[number:]:
+        assert request.messages[0].text.startswith("Be exact. 要准确。")
+        assert request.messages[1].text.startswith("Which canal is the longest? 最长的运河?")
+        assert "Summary of your work so far:\nFindings: the rivers are long (r1)." in request.messages[1].text
+
+
+async def test_an_evicted_result_is_read_again_through_read_result() -> None:
+    def script(view: RequestView) -> Any:
+        stub = re.search(r'read_result\("(r\d+)"\)', view.text)
+        if "a secret" in view.last and view.number > 3:
+            return answer("found")
+        if stub:
+            return call("read_result", handle="r1")
+        return call("note", number=view.number)
+
+    @tool(read_only=True)
+    async def note(number: int) -> str:
+        """A note."""
+        return f"note {number}: " + ("a secret" if number == 1 else "nothing")
+
+    client = ScriptedClient(script)
+    result = await Agent(client, [note], home=False, keep_tool_result=1).run("What?")
+    assert result.answer == "found"
+    assert "a secret" not in json.dumps(list(client.requests[-2].messages)), "it had been evicted"
