@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from closeout.orchestrator.orchestrator import Orchestrator
     from closeout.tools.executor import CallOutcome
 
-__all__ = ["Closed", "Stop", "close_attempt", "fall_back"]
+__all__ = ["Closed", "Stop", "close_attempt", "fall_back", "report_of"]
 
 LAST_PART = 4  # of a conversation that is too long even without its results, so much of its end is closed on: 1/4
 
@@ -50,13 +50,16 @@ class Closed:
     error: str = ""
     candidates: tuple[tuple[str, float], ...] = ()
 
-    def report(self) -> str:
-        """What a sub-agent hands back: its closing text, or what it found out although it has no answer."""
-        if self.answer is not None:
-            return self.summary or self.answer
-        if self.experience is not None:
-            return self.experience.text()
-        return self.error or f"No answer ({self.stop_reason})."
+
+def report_of(agent: Orchestrator, closed: Closed) -> str:
+    """What a sub-agent hands back: its closing text with its sources, or what it learned although it has no answer."""
+    if closed.answer is None:
+        return closed.experience.text() if closed.experience else closed.error or f"No answer ({closed.stop_reason})."
+    text = closed.summary or closed.answer
+    found = experience_from(None, [fact for fact in _facts(agent.facts) if fact.ok])
+    title, names = ("Pages read", found.pages) if found.pages else ("Queries made", found.queries)
+    left = [name for name in names if name not in text]  # those that the text does not name itself
+    return f"{text}\n\n{title}: {'; '.join(left)}" if left else text
 
 
 async def close_attempt(agent: Orchestrator, stop: Stop, *, is_final: bool) -> Closed:

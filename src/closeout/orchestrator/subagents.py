@@ -57,14 +57,16 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[], AgentPlan]
             raise ToolError(f"{name} can only be called by an agent.")
         if scope.depth + 1 > MAX_DEPTH:
             raise ToolError(f"Agents may call agents {MAX_DEPTH} deep at most. Do this task yourself.")
+        from closeout.orchestrator.closing import report_of
         from closeout.orchestrator.orchestrator import Orchestrator
 
         plan = plan_of()
         below = scope.child(name, plan.limits)
         below.journal.append(AgentStarted(below.path, name, task, plan.client.name))
         async with plan.manager:
-            closed = await Orchestrator(plan, below, task).run()
-        report = closed.report()
+            agent = Orchestrator(plan, below, task)
+            closed = await agent.run()
+        report = report_of(agent, closed)
         below.journal.append(AgentEnded(below.path, closed.stop_reason, report))
         if closed.answer is None:
             raise ToolError(report)

@@ -1,0 +1,156 @@
+"""Agents as tools: a report with its sources within a budget, servers only while needed, recursion with an end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout import Agent, tool
+from closeout.journal import events as ev
+from closeout.journal.store import open_store
+from closeout.orchestrator.scope import MAX_DEPTH
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
+
+
+@tool(read_only=True)
+async def fetch(url: str) -> str:
+    """Fetch a page."""
+    return f"the text of {url}"
+
+
+@tool(read_only=True)
+async def search(query: str) -> str:
+    """Search."""
+    return f"results for {query}"
+
+
+def chief(clerk: Agent, then: Any = None, **options: Any) -> tuple[Agent, ScriptedClient]:
+    client = ScriptedClient([call("clerk", task="find out"), then or answer("done")])
+    return Agent(client, [clerk.as_tool("clerk", "Finds things out.")], home=False, **options), client
+
+
+def reported(client: ScriptedClient) -> str:
+    return next(m.text for m in client.requests[-1].messages if m.role == "tool")
+
+
+async def test_a_report_is_the_closing_text_with_the_pages_it_rests_on() -> None:
+    script = [
+        call("search", query="canals"), call("fetch", url="https://a.example/one"),
+        call("fetch", url="https://b.example/two"), say("It is long, says https://a.example/one: \\boxed{long}"),
+    ]  # fmt: skip
+    agent, client = chief(Agent(ScriptedClient(script), [fetch, search]))
+    assert (await agent.run("What?")).answer == "done"
+    assert reported(client) == (
+        "It is long, says https://a.example/one: \\boxed{long}\n\nPages read: https://b.example/two"
+    )
+
+
+async def test_without_pages_the_queries_are_named() -> None:
+    agent, client = chief(Agent(ScriptedClient([call("search", query="canals"), answer("long")]), [search]))
+    await agent.run("What?")
+    assert reported(client).endswith("Queries made: search: canals")
+
+
+async def test_a_report_is_cut_to_the_budget_and_the_rest_is_readable() -> None:
+    long = "\n".join(f"finding {n}: the canal number {n} is {n * 7} kilometres long" for n in range(3000))
+    clerk = Agent(ScriptedClient([say(f"{long}\n\\boxed{{3000 canals}}")]), [search])
+    agent, client = chief(clerk, config={"agent": {"result_budget": 500}})
+    await agent.run("What?")
+    assert len(reported(client)) < 500 * 8
+    assert "3000 canals" in reported(client), "the end, where the answer is, is shown"
+    assert 'read_result("r1"' in reported(client)
+
+
+async def test_without_an_answer_the_caller_gets_what_was_learned_as_a_failure(home: Path) -> None:
+    def script(view: RequestView) -> Any:
+        if "closing turn" in view.text or "attempt ends here" in view.text:
+            return say("")
+        return call("search", query=f"canals {view.number * 37}")
+
+    agent, client = chief(Agent(ScriptedClient(script), [search], max_turns=2))
+    result = await agent.run("What?")
+    assert result.answer == "done"
+    assert reported(client).startswith("Error: ")
+    assert "search: canals 37" in reported(client)
+
+
+async def test_recursion_ends_at_the_deepest_level() -> None:
+    seen: list[Any] = []
+    made: list[Agent] = []
+
+    def script(view: RequestView) -> Any:
+        failed = "Do this task yourself" in view.text
+        done = any(m.get("role") == "tool" for m in view.messages)
+        return answer("deep") if failed or done else call("again", task="deeper")
+
+    # One client for all levels: a turn depends on nothing but its request.
+    agent = Agent(ScriptedClient(script), home=False)
+    agent._tools = (agent.as_tool("again", "Does it again."),)
+    made.append(agent)
+    result = await agent.run("Go.", listeners=[seen.append])
+    assert result.answer == "deep"
+    assert sum(isinstance(event, ev.AgentStarted) for event in seen) == MAX_DEPTH
+
+
+async def test_sub_agents_have_their_own_model_dialect_and_tools() -> None:
+    clerks = ScriptedClient([call("search", query="x"), answer("found")], name="clerks model")
+    agent, client = chief(Agent(clerks, [search], dialect="cot_chat"))
+    await agent.run("What?")
+    assert {spec.name for spec in client.requests[0].tools} == {"clerk", "read_result"}
+    assert not clerks.requests[0].tools
+    assert "search" in clerks.requests[0].messages[0].text
+
+
+async def test_a_sub_agents_server_lives_only_while_it_works(tmp_path: Path) -> None:
+    server, log = tmp_path / "server.py", tmp_path / "pid"
+    server.write_text(f"""
+import os
+from pathlib import Path
+from mcp.server.mcpserver import MCPServer
+Path({str(log)!r}).write_text(str(os.getpid()))
+server = MCPServer("own")
+@server.tool()
+def fetch_it(url: str) -> str:
+    return "page " + url
+server.run()
+""")
+
+    def is_up() -> bool:
+        try:
+            os.kill(int(log.read_text()), 0)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    script = [call("fetch_it", url="https://x.example"), answer("long")]
+    clerk = Agent(ScriptedClient(script), mcp_servers=[{"command": sys.executable, "args": [str(server)]}])
+    up: list[bool] = []
+
+    @tool(inline=True)
+    def check(n: int) -> str:
+        """Check."""
+        up.append(is_up())
+        return "checked"
+
+    client = ScriptedClient([call("check", n=1), call("clerk", task="find out"), call("check", n=2), answer("done")])
+    agent = Agent(client, [check, clerk.as_tool("clerk", "Finds things out.")], home=False)
+    result = await agent.run("What?")
+    assert result.answer == "done"
+    assert "Pages read: https://x.example" in client.requests[2].messages[-1].text
+    assert log.exists()
+    assert up == [False, False], "not before it is called, and not after"
+
+
+@pytest.mark.parametrize("calls", [2, 5])
+async def test_sub_agents_called_together_are_told_apart_in_the_journal(home: Path, calls: int) -> None:
+    clerk = Agent(ScriptedClient(lambda view: answer(view.question[-1]), by="question"), [search])
+    together = Turn(calls=[call("clerk", task=f"say {n}") for n in range(calls)])
+    client = ScriptedClient([together, answer("done")])
+    result = await Agent(client, [clerk.as_tool("clerk", "Says.")], home=home).run("What?")
+    events = [row.event for row in open_store(home).rows(result.run_id)]
+    ended = {event.agent: event.report for event in events if isinstance(event, ev.AgentEnded)}
+    assert ended == {f"main/r{n + 1}:clerk": f"The answer is \\boxed{{{n}}}." for n in range(calls)}
