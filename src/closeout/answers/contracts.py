@@ -36,6 +36,9 @@ content ::= ([^{}\n] | "{" content "}")+
 """
 
 
+_NO_BOX = ContractReading(problem=r"There is no \boxed{} in the reply.", kind="missing")
+
+
 @dataclass(frozen=True, slots=True)
 class Boxed:
     r"""The answer in `\boxed{…}`, the last one of the reply. `blacklist`: contents that are no answers."""
@@ -57,6 +60,8 @@ class Boxed:
 
     def read(self, text: str) -> ContractReading:
         boxes = find_boxes(text)
+        if not boxes:
+            return _NO_BOX
         candidates = tuple(Candidate(b.content, b.start, b.end, b.complete) for b in boxes if not b.enclosed)
         content = extract_boxed(text, blacklist=())
         if content and content not in self.blacklist:
@@ -67,7 +72,7 @@ class Boxed:
             return ContractReading(problem=problem, kind="placeholder", candidates=candidates)
         if candidates:
             return ContractReading(problem="The box is empty.", kind="empty", candidates=candidates)
-        return ContractReading(problem=r"There is no \boxed{} in the reply.", kind="missing")
+        return _NO_BOX
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,11 @@ def select_answer(candidates: Sequence[AnswerCandidate | str], method: Method = 
     seen = [each for each in seen if each.text.strip()]
     if not seen:
         return Selection(None)
+    if len(seen) == 1:
+        return Selection(seen[0].text, (RankedAnswer(seen[0].text, 1.0, 1),))
     votes: dict[str, list[tuple[int, float]]] = {}
     for position, each in enumerate(seen):
-        age = position / (len(seen) - 1) if len(seen) > 1 else 1.0
+        age = position / (len(seen) - 1)
         weight = (_EARLIEST + (1 - _EARLIEST) * age) * (1.0 if each.complete else _INCOMPLETE)
         votes.setdefault(normalised(each.text), []).append((position, weight))
     total = sum(weight for group in votes.values() for _, weight in group)
