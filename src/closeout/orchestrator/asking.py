@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from closeout.context.eviction import EvictionPolicy
 from closeout.context.history import History
@@ -55,6 +56,14 @@ class Asking:
         self._tools = tools
         self._foreign = 0
         self._switched = False
+        llm = plan.llm
+        self._options: Mapping[str, Any] = {
+            "temperature": llm.temperature,
+            "top_p": llm.top_p,
+            "max_tokens": llm.max_tokens,
+            "extra_body": llm.extra_body,
+            "timeout": llm.timeout if "timeout" in llm.model_fields_set else None,
+        }
         self._constraints: dict[str, Constraint | None] = {}
 
     def reader(self) -> Reader:
@@ -64,17 +73,8 @@ class Asking:
         self, history: History, note: str = "", closing: str = "", withheld: frozenset[str] = frozenset()
     ) -> ModelRequest:
         """The request for a history, with the settings of the plan."""
-        llm = self._plan.llm
         request = self.dialect.render(history.view(note, closing, withheld), self.client.capabilities)
-        return replace(
-            request,
-            temperature=llm.temperature,
-            top_p=llm.top_p,
-            max_tokens=llm.max_tokens,
-            extra_body=llm.extra_body,
-            timeout=llm.timeout if "timeout" in llm.model_fields_set else None,
-            constraint=None if closing else self._constraint(),
-        )
+        return replace(request, **self._options, constraint=None if closing else self._constraint())
 
     def _constraint(self) -> Constraint | None:
         """What holds the model to the form of an action, where settings and server say so; made once for a dialect."""

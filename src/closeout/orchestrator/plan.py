@@ -77,6 +77,8 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     return found
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
+
+
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    return hashlib.sha256(_ENCODER.encode(value).encode("utf-8", "backslashreplace")).hexdigest()[:16]
