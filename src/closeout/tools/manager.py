@@ -20,6 +20,7 @@ from closeout.tools.mcp_config import McpEntry, read_servers
 from closeout.tools.mcp_transport import ServerFailed, require_mcp
 from closeout.tools.schema import is_json_schema
 from closeout.tools.seed_policies import governed
+from closeout.tools.tool import Tool
 
 __all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager"]
 
@@ -222,7 +223,7 @@ class ToolManager:
     # -------------------------------------------------------------------------------------------- naming
 
     def _add(self, tool: AnyTool) -> None:
-        if not isinstance(tool, AnyTool):
+        if not (isinstance(tool, Tool) or isinstance(tool, AnyTool)):  # noqa: SIM101  protocols are slow to ask
             raise ToolDefinitionError(f"{tool!r} is no tool. Put @tool on the function.")
         spec = governed(tool.spec)
         if spec.name in self._local:
