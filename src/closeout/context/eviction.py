@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from closeout.messages import Step
 
@@ -58,7 +59,7 @@ class EvictionPolicy:
         full = self.max_context is not None and prompt_tokens > self._room * self.high_water
         if self.keep < 0 and not full:
             return None  # nearly every turn of nearly every run ends here
-        shown = [step for step in steps if step.turn >= evicted_before and step.returns]
+        shown = _shown(steps, evicted_before)
         return (self._by_budget(shown, prompt_tokens) if full else None) or self._by_count(shown)
 
     @property
@@ -81,8 +82,14 @@ class EvictionPolicy:
 
     def shrink(self, steps: Sequence[Step], evicted_before: int) -> Eviction | None:
         """What to give up when a server says that the prompt is too long: all results but the last."""
-        shown = [step for step in steps if step.turn >= evicted_before and step.returns]
+        shown = _shown(steps, evicted_before)
         return _evict(shown, sum(len(step.returns) for step in shown) - 1, math.inf, "overflow")
+
+
+def _shown(steps: Sequence[Step], evicted_before: int) -> list[Step]:
+    """The steps whose results are in view, found from the end: a long run has few of them."""
+    found = list(takewhile(lambda step: step.turn >= evicted_before, reversed(steps)))
+    return [step for step in reversed(found) if step.returns]
 
 
 def _evict(shown: Sequence[Step], at_most: float, enough: float, reason: str) -> Eviction | None:

@@ -81,9 +81,10 @@ class History:
         elif isinstance(event, AttemptStarted):
             self._start(event)
         elif isinstance(event, Evicted):
+            first, end = self._place(self.evicted_before), self._place(event.before)
             self.evicted_before = event.before
             self._evictions = (*self._evictions[-1:], event.before)
-            self._steps = tuple(_stubbed(step) if step.turn < event.before else step for step in self._steps)
+            self._steps = (*self._steps[:first], *map(_stubbed, self._steps[first:end]), *self._steps[end:])
         elif isinstance(event, Compacted):
             self._compact(event)
 
@@ -112,10 +113,14 @@ class History:
             self._steps = self._steps[:-1]
         self._steps = (*self._steps, step)
 
+    def _place(self, turn: int) -> int:
+        """How many steps lie before a turn."""
+        return bisect_left(self._steps, turn, key=lambda step: step.turn)
+
     def view(self, note: str = "", closing: str = "", withheld: frozenset[str] = frozenset()) -> HistoryView:
         """What the model sees now. `note` is a hint that is not kept; `withheld` names tools that are not offered."""
         tools = tuple(tool for tool in self._tools if tool.name not in withheld) if withheld else self._tools
-        borders = tuple(bisect_left(self._steps, turn, key=lambda step: step.turn) for turn in self._evictions)
+        borders = tuple(map(self._place, self._evictions))
         return HistoryView(
             self._instructions, self._question, tools, self._steps, self._earlier, note, closing, self._images, borders
         )
