@@ -69,8 +69,8 @@ def questions(sets: str, quick: bool) -> list[Question]:
 
 
 def tools() -> list[Tool[..., Any]]:
-    """As `closeout run --docs` offers them, but two passages at a time: of more a small model takes the wrong one."""
-    search, read = document_tools(DATA / "local_documents")
+    """Arithmetic and the search, two passages at a time: of more a small model takes the wrong one."""
+    search, _ = document_tools(DATA / "local_documents")
 
     @tool(read_only=True, idempotent=True)
     def search_documents(query: str) -> Any:
@@ -81,7 +81,7 @@ def tools() -> list[Tool[..., Any]]:
         """
         return search(query, 2)
 
-    return [calculate, search_documents, read]
+    return [calculate, search_documents]
 
 
 async def with_tools(client: LocalClient, asked: Iterable[Question], options: argparse.Namespace) -> list[Outcome]:
@@ -94,7 +94,7 @@ async def with_tools(client: LocalClient, asked: Iterable[Question], options: ar
         dialect=options.dialect,
         max_turns=options.max_turns,
         config=config,
-        home=False,
+        home=options.home or False,
     )
     outcomes = []
     for question in asked:
@@ -107,7 +107,7 @@ async def with_tools(client: LocalClient, asked: Iterable[Question], options: ar
         print(
             f"{mark}  {question.question}  {result.answer}"
             + ("" if right else f"  (gold: {question.answer}; {result.stop_reason})")
-            + f"  [{result.usage.requests} requests, {seconds:.0f} s]",
+            + f"  [{result.usage.requests} requests, {seconds:.0f} s{f', {result.run_id}' if options.home else ''}]",
             flush=True,
         )
     return outcomes
@@ -147,10 +147,12 @@ async def main() -> None:
     parser.add_argument("--constrain", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--no-examples", action="store_true", help="leave the worked examples out")
     parser.add_argument("--no-baseline", action="store_true")
+    parser.add_argument("--only", default="", help="questions that hold this text")
+    parser.add_argument("--home", help="keep the runs here, to look at with `closeout runs`")
     parser.add_argument("--max-turns", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="every sixth or so question")
     options = parser.parse_args()
-    asked = questions(options.set, options.quick)
+    asked = [each for each in questions(options.set, options.quick) if options.only in each.question]
     async with LocalClient(options.model, on_status=print) as client:
         bare = None if options.no_baseline else await without_tools(client, asked)
         outcomes = await with_tools(client, asked, options)

@@ -68,6 +68,14 @@ async def test_the_reply_stops_before_a_stop_word(client: LocalClient) -> None:
     assert (reply.text, reply.finish_reason) == ("defg", "stop")
 
 
+async def test_a_reply_that_only_repeats_itself_is_ended(client: LocalClient) -> None:
+    reply = await client.complete(prompt("abc!", max_tokens=400))
+    assert set(reply.text) == {"!"}
+    assert 240 <= len(reply.text) < 260
+    assert reply.finish_reason == "stop"
+    assert (await client.complete(prompt("abc", max_tokens=400))).finish_reason == "length"
+
+
 async def test_deltas_arrive_one_by_one_and_are_the_reply(client: LocalClient) -> None:
     seen: list[Delta] = []
     reply = await client.complete(prompt("abc"), on_delta=lambda delta: seen.append(delta))

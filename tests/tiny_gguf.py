@@ -1,11 +1,13 @@
-"""A language model of half a megabyte for tests, as a real GGUF file: after each letter it writes the next one.
+"""A language model of two megabytes for tests, as a real GGUF file: after each letter it writes the next one.
 
-`abc` is continued `defg…z`, then `a` again; after a full stop it ends. Its attention and feed-forward weights are zero,
-so that the last token alone decides: its embedding is a unit vector, which the output matrix maps to the successor.
+`abc` is continued `defg…z`, then `A…Z`, `0…9` and `a` again; `!` is repeated for ever; after a full stop it ends. Its
+attention and feed-forward weights are zero, so that the last token alone decides: its embedding is a unit vector, which
+the output matrix maps to the successor.
 """
 
 from __future__ import annotations
 
+import string
 import struct
 from array import array
 from pathlib import Path
@@ -20,13 +22,16 @@ TEMPLATE = "{% for message in messages %}{{ message['role'] }}:{{ message['conte
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
 
+CYCLE = string.ascii_lowercase + string.ascii_uppercase + string.digits
+
+
 def successor(token: int) -> int:
-    byte = token - BYTE_TOKENS
-    if byte == ord("."):
+    letter = chr(max(0, token - BYTE_TOKENS))
+    if letter == ".":
         return END
-    if byte == ord("z") or not ord("a") <= byte < ord("z"):
-        return BYTE_TOKENS + ord("a")
-    return token + 1
+    if letter == "!":
+        return token
+    return BYTE_TOKENS + ord(CYCLE[(CYCLE.find(letter) + 1) % len(CYCLE)])
 
 
 def write_model(path: Path) -> Path:

@@ -29,7 +29,11 @@ __all__ = ["LocalClient"]
 _log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 8192  # tokens; 1.5B needs 28 KB of memory for each
-DEFAULT_REPLY = 1024  # tokens; a weak model that starts to repeat itself does not stop by itself
+DEFAULT_REPLY = 1024  # tokens
+# A small model that starts to repeat itself does not stop by itself; this much of it says that it has started.
+_REPEATED = 240  # characters
+_LONGEST_PIECE = 40  # characters that are repeated
+_LOOK_EVERY = 16  # tokens
 OnStatus = Callable[[str], None]
 
 
@@ -39,8 +43,9 @@ class LocalClient(BaseClient):
     `model`: "local", "local:small", or the path of a `.gguf` file. `threads`: generation threads; more than one spin
     against each other where cores are shared. `max_context`: tokens of prompt and reply. `temperature`, `top_p` and
     `max_tokens` hold where a request does not say; the temperature is 0 unless told. `on_status` is told in a few words
-    what takes long (fetching, loading), in the event loop. `pull=False` never downloads. Raises ModelUnavailable for
-    an unknown model; the model itself is loaded with the first request.
+    what takes long (fetching, loading), in the event loop. `pull=False` never downloads. A reply that has come to
+    repeat one short piece is ended, with finish_reason "stop". Raises ModelUnavailable for an unknown model; the model
+    itself is loaded with the first request.
     """
 
     def __init__(
@@ -259,6 +264,8 @@ class _Builder:
         self._reply.model = model
         self._input = self._cached = self._output = 0
         self._ran = False
+        self._tail = ""
+        self._chunks = 0
 
     def take(self, chunk: Mapping[str, Any]) -> bool:
         """Adds a chunk; True once enough was read. Raises ModelError for an error chunk."""
@@ -268,7 +275,9 @@ class _Builder:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             self._reply.add_reasoning(delta.get("reasoning_content") or "")
-            self._reply.add_text(delta.get("content") or choice.get("text") or "")
+            text = delta.get("content") or choice.get("text") or ""
+            self._reply.add_text(text)
+            self._tail = (self._tail + text)[-_REPEATED:]
             for call in delta.get("tool_calls") or ():
                 function = call.get("function") or {}
                 self._reply.add_call(
@@ -278,7 +287,14 @@ class _Builder:
                     arguments=function.get("arguments") or "",
                 )
             self._reply.finish_reason = choice.get("finish_reason") or self._reply.finish_reason
-        return self._reply.enough
+        return self._reply.enough or self._repeats()
+
+    def _repeats(self) -> bool:
+        self._chunks += 1
+        if self._chunks % _LOOK_EVERY or not _is_periodic(self._tail):
+            return False
+        self._reply.finish_reason = "stop"
+        return True
 
     def _count(self, chunk: Mapping[str, Any]) -> None:
         """The counters as they grow: a reply that is cut short never gets the final ones."""
@@ -298,6 +314,11 @@ class _Builder:
 
     def reply(self) -> ModelReply:
         return self._reply.reply(usage=self.usage())
+
+
+def _is_periodic(tail: str) -> bool:
+    """Whether a text of full length is one piece, over and over."""
+    return len(tail) == _REPEATED and any(tail[size:] == tail[:-size] for size in range(1, _LONGEST_PIECE + 1))
 
 
 def _as_error(error: Mapping[str, Any]) -> ModelError:
