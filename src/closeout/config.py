@@ -19,7 +19,7 @@ __all__ = ["AgentLimits", "AgentSettings", "Config", "LLMSettings", "ToolSetting
 
 ENV_PREFIX = "CLOSEOUT_"
 # Environment names that are not settings: where runs are kept, and switches of the design's own world.
-_NOT_SETTINGS = frozenset({"CLOSEOUT_HOME", "CLOSEOUT_MODELS"})
+_NOT_SETTINGS = frozenset({"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG"})
 
 
 class _Section(BaseModel):
@@ -82,6 +82,9 @@ class ToolSettings(_Section):
     allow_private_addresses: bool = False
 
 
+_AGENT, _LLM, _TOOLS = AgentSettings(), LLMSettings(), ToolSettings()
+
+
 class Config(_Section):
     """All settings. `load_config` makes one; `Agent(config=…)` takes one, a mapping, or a YAML file's path."""
 
@@ -93,7 +96,6 @@ class Config(_Section):
     prompts: dict[str, str] = Field({}, description="templates that replace the package's: name → Jinja text")
 
 
-_AGENT, _LLM, _TOOLS = AgentSettings(), LLMSettings(), ToolSettings()
 _DEFAULTS = Config()
 
 

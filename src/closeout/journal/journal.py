@@ -248,17 +248,23 @@ class Journal:
         started: Event,
         run: Callable[[], Awaitable[Event]],
         interrupted: Callable[[], Event] | None = None,
+        below: Callable[[Event], object] | None = None,
     ) -> Event:
         """The one door: write the intent, do the effect, write the outcome, and return it.
 
         Of an effect whose outcome is recorded, that outcome is returned and nothing is done. Of one that was under way
         when the process died, `interrupted()` is the outcome if given; otherwise it is done again. An effect that may
         not be done again has its intent on disk before it begins; that of any other follows while it is under way.
+        `below` is told what is recorded of agents that a handed-back call had started: they do not run again.
         """
         started_before = self._past.has_started(started)
         recorded = self._past.outcome_of(started)
         self._say(self._stand(started), handed_back=recorded is not None)
         if recorded is not None:
+            if below is not None:
+                for event in self._past.take_below(started):
+                    self._say(event, handed_back=True)
+                    below(event)
             self._say(recorded, handed_back=True)
             return recorded
         if self.replay_only:

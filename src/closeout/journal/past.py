@@ -101,6 +101,15 @@ class Past:
         recorded = self.events.get((started.agent, type(started).__name__, started.key))
         return recorded is not None and _same_call(recorded, started)
 
+    def take_below(self, started: Event) -> list[Event]:
+        """What is recorded of the agent that a call started, and of those below it: it is handed back with the call."""
+        prefix = f"{started.agent}/{started.key}:"
+        below = [r.event for r in self.rows if r.event.agent.startswith(prefix) and not r.event.momentary]
+        if below:
+            self.events = {place: event for place, event in self.events.items() if not place[0].startswith(prefix)}
+            self._outcomes = {place: o for place, o in self._outcomes.items() if not place[0].startswith(prefix)}
+        return below
+
     def outcome_of(self, started: Event) -> Event | None:
         """The recorded outcome of an effect; each is handed back once."""
         if not self._outcomes:

@@ -138,11 +138,15 @@ class _RunSpans:
     def _agent_started(self, event: AgentStarted) -> None:
         above, _, own = event.agent.rpartition("/")
         caller = self._open.get(("tool", above, own.partition(":")[0]))
+        if caller is None and self._journal.handed_back:
+            return  # it ran and ended before: its call is handed back whole
         parent = self._context_of(above) if caller is None else trace.set_span_in_context(caller.span, self._outer)
         content = {"gen_ai.input.messages": attributes.user_message(event.task)} if self._content else {}
         self._begin_agent(event.agent, event.name, event.model, parent, content)
 
     def _agent_ended(self, event: AgentEnded) -> None:
+        if ("agent", event.agent, "") not in self._open:
+            return
         failed = event.status in attributes.FAILURES
         content = {"gen_ai.output.messages": attributes.assistant_message(event.report)} if self._content else {}
         ended = {"closeout.stop_reason": event.status, **content}

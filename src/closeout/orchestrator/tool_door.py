@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from pydantic_core import to_json
 
-from closeout.journal.events import ToolFinished, ToolStarted
-from closeout.messages import ToolCall, ToolSpec
+from closeout.journal.events import Event, ModelFailed, ModelReplied, ToolFinished, ToolStarted
+from closeout.messages import ToolCall, ToolSpec, Usage
 from closeout.orchestrator.scope import Scope, enter, leave
 from closeout.outputs.models import ToolOutput, ToolTelemetry
 
@@ -56,11 +56,16 @@ class ToolDoor:
                 live.append(_failed(spec.name, INTERRUPTED, "Interrupted"))
                 return _finished(scope.path, handle, spec.name, live[0], time.perf_counter())
 
-        finished = await scope.journal.effect(started, outcome, interrupted)
+        finished = await scope.journal.effect(started, outcome, interrupted, self._charge)
         if live:
             return live[0]
         assert isinstance(finished, ToolFinished)
         return ToolOutput.from_record(json.loads(finished.record))
+
+    def _charge(self, event: Event) -> None:
+        """What an agent spent that ran within a call which is handed back: it was within this budget then."""
+        if isinstance(event, (ModelReplied, ModelFailed)) and event.usage:
+            self._scope.budget.charge(Usage(**event.usage))
 
     async def _in_time(self, run: Callable[[], Awaitable[ToolOutput]], spec: ToolSpec) -> ToolOutput:
         """What the tool brings before the run's time is over. A tool without a deadline of its own keeps its time: it
