@@ -1,0 +1,269 @@
+"""Runs that were cut off are led on: in a batch, after lost rows, by one leader; replays say where they depart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout import Agent, RunResult, tool
+from closeout.errors import JournalLocked
+from closeout.journal import events as ev
+from closeout.journal.store import close_stores, open_store
+from closeout.orchestrator.run import replay
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+
+TURNS = 6
+
+
+def make_agent(home: Path, ran: list[str] | None = None, **options: Any) -> Agent:
+    """An agent whose model looks six keys up, judged by nothing but what the request holds."""
+
+    @tool(read_only=True, inline=True)
+    def look(key: str) -> str:
+        """Look up a key."""
+        if ran is not None:
+            ran.append(key)
+        return f"[{key}] known"
+
+    def script(view: RequestView) -> Turn:
+        name = view.question.split()[-1]
+        left = [f"{name}{n}" for n in range(TURNS) if f"[{name}{n}] known" not in view.text]
+        return Turn(f"Next is {left[0]}.", calls=[call("look", key=left[0])]) if left else answer(f"{name} is done")
+
+    return Agent(ScriptedClient(script, by="question"), [look], home=home, **options)
+
+
+def kinds(events: list[ev.Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def events_of(home: Path, run_id: str) -> list[ev.Event]:
+    return [row.event for row in open_store(home).rows(run_id)]
+
+
+BATCH = """
+import asyncio, os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_resume import make_agent
+from closeout.journal import events as ev
+
+home, left = Path(sys.argv[1]), int(sys.argv[3])
+
+def listen(event):
+    global left
+    if isinstance(event, ev.TurnAccepted):
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    agent = make_agent(home)
+    names = ("a", "b", "c", "d")
+    await asyncio.gather(*(agent.run(f"Do {n}", run_id=f"run-{n}", listeners=[listen]) for n in names))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kill -9 is what POSIX systems call it")
+@pytest.mark.parametrize("after", [1, 6, 13, 22])
+async def test_a_batch_that_is_killed_is_led_on_run_by_run(home: Path, after: int) -> None:
+    command = [sys.executable, "-c", BATCH, str(home), str(Path(__file__).parent), str(after)]
+    killed = await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    store = open_store(home)
+    started = [record.run_id for record in store.runs()]
+    assert {record.status for record in store.runs()} <= {"interrupted", "answered"}
+    done = {run_id: sum(name == "ToolFinished" for name in kinds(events_of(home, run_id))) for run_id in started}
+    assert started
+    for run_id in started:
+        ran: list[str] = []
+        result = await make_agent(home, ran).resume(run_id)
+        name = run_id[-1]
+        assert (result.answer, result.turns) == (f"{name} is done", TURNS)
+        assert len(ran) == TURNS - done[run_id], "what was done is not done again"
+        assert store.run(run_id).status == "answered"
+
+
+@pytest.mark.parametrize("lost", [1, 2, 5, 9, 14, 20])
+async def test_a_record_that_lost_its_last_rows_is_led_on_to_the_same_end(home: Path, lost: int) -> None:
+    first = await make_agent(home).run("Do a", run_id="run")
+    whole = kinds(events_of(home, "run"))
+    close_stores()
+    with sqlite3.connect(home / "journal.sqlite3") as db:
+        db.execute("DELETE FROM events WHERE place > (SELECT max(place) FROM events) - ?", (lost,))
+    db.close()
+    ran: list[str] = []
+    again = await make_agent(home, ran).resume("run")
+    assert (again.answer, again.turns, again.usage.total_tokens) == (
+        first.answer,
+        first.turns,
+        first.usage.total_tokens,
+    )
+    kept = whole[: len(whole) - lost]
+    assert len(ran) == TURNS - kept.count("ToolFinished")
+    now = [name for name in kinds(events_of(home, "run")) if name not in ("RunResumed", "RunEnded")]
+    assert sorted(now) == sorted(name for name in whole if name != "RunEnded"), "nothing twice, nothing missing"
+
+
+def _resume_there(home: Path, answers: Any) -> None:
+    try:
+        result = asyncio.run(make_agent(home).resume("held", despite_changes=True))
+        answers.put(str(result.answer))
+    except JournalLocked as error:
+        answers.put(f"refused: {error}")
+    finally:
+        close_stores()
+
+
+async def test_a_run_that_is_being_led_cannot_be_resumed_by_another_process_or_task(home: Path) -> None:
+    refused: list[str] = []
+
+    async def others() -> None:
+        answers: Any = multiprocessing.get_context("spawn").Queue()
+        process = multiprocessing.get_context("spawn").Process(target=_resume_there, args=(home, answers))
+        process.start()
+        refused.append(await asyncio.to_thread(answers.get, timeout=60))
+        await asyncio.to_thread(process.join)
+        with pytest.raises(JournalLocked, match="being led right now"):
+            await make_agent(home).resume("held", despite_changes=True)
+
+    @tool
+    async def wait(key: str) -> str:
+        """Wait while others try."""
+        await others()
+        return "waited"
+
+    client = ScriptedClient([call("wait", key="a"), answer("42")])
+    result = await Agent(client, [wait], home=home).run("What?", run_id="held")
+    assert result.answer == "42"
+    assert refused[0].startswith("refused: Run held is being led right now")
+
+
+async def test_a_resume_of_a_resume_is_a_resume(home: Path) -> None:
+    agent = make_agent(home)
+    await agent.run("Do a", run_id="run")
+    for count in (1, 2, 3):
+        assert (await agent.resume("run")).answer == "a is done"
+        assert kinds(events_of(home, "run")).count("RunResumed") == count
+
+
+# ------------------------------------------------------------------------------------------------ replay
+
+
+async def recorded(home: Path) -> tuple[RunResult, list[Any]]:
+    result = await make_agent(home).run("Do a", run_id="run")
+    return result, list(open_store(home).rows("run"))
+
+
+async def test_a_replay_of_the_same_agent_asks_nothing_and_departs_nowhere(home: Path) -> None:
+    first, rows = await recorded(home)
+    ran: list[str] = []
+    agent = make_agent(home, ran)
+    result, departure = await replay(agent.plan(), "run", rows)
+    assert (result.answer, result.usage, result.turns, departure) == (first.answer, first.usage, first.turns, "")
+    client = agent.plan().client
+    assert isinstance(client, ScriptedClient)
+    assert (client.requests, ran) == ([], [])
+    assert len(list(open_store(home).rows("run"))) == len(rows), "and writes nothing"
+
+
+async def test_a_replay_says_where_a_changed_agent_first_departs(home: Path) -> None:
+    _, rows = await recorded(home)
+    _, departure = await replay(make_agent(home, instructions="Be brief.").plan(), "run", rows)
+    assert departure.startswith("main: ModelRequested 0: ")
+    _, departure = await replay(make_agent(home, keep_tool_result=1, max_turns=3).plan(), "run", rows)
+    assert departure.startswith("main: "), departure
+    result, departure = await replay(make_agent(home, max_turns=3).plan(), "run", rows)
+    assert departure == "main: ModelRequested 3: turn was '3', now '2'", "its closing turn comes sooner"
+    assert result.status in ("answered", "unanswered", "failed")
+
+
+async def test_a_record_of_half_a_run_replays_as_far_as_it_goes(home: Path) -> None:
+    _, rows = await recorded(home)
+    result, _ = await replay(make_agent(home).plan(), "run", rows[: len(rows) // 2])
+    assert (result.status, result.stop_reason) == ("failed", "journal_failed")
+    assert "The record of run run ends here" in result.error
+
+
+# ------------------------------------------------------------------------------------------------ long runs
+
+
+COUNT = """
+import asyncio, gc, json, sys, tracemalloc
+from pathlib import Path
+from closeout import Agent, tool
+from closeout.llm.base import BaseClient
+from closeout.messages import ModelReply, ToolCall, Usage
+
+class Endless(BaseClient):
+    name = "endless"
+    turns = 0
+    async def complete(self, request, *, on_delta=None, on_retry=None):
+        self.turns += 1
+        size = sum(len(m.get("content") or "") for m in request.messages[-3:])
+        usage = Usage(size, 5, requests=1)
+        if request.tool_choice == "none":
+            return ModelReply("\\\\boxed{done}", usage=usage)
+        text = '{"key":"k%d"}' % self.turns
+        return ModelReply("", tool_calls=(ToolCall("look", text, f"c{self.turns}", text=text),), usage=usage)
+
+@tool(read_only=True, inline=True)
+def look(key: str) -> str:
+    "Look up."
+    return "about " + key
+
+def lead(turns):
+    agent = Agent(Endless(), [look], home=Path(sys.argv[1]), max_turns=turns, keep_tool_result=5)
+    return asyncio.run(agent.run("What?"))
+
+def calls(turns):
+    count = 0
+    def trace(frame, event, arg):
+        nonlocal count
+        count += event == "call"
+    sys.setprofile(trace)
+    try:
+        result = lead(turns)
+    finally:
+        sys.setprofile(None)
+    assert result.turns == turns, result
+    return count
+
+def memory(turns):
+    gc.collect()
+    tracemalloc.start()
+    lead(turns)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+lead(50)
+print(json.dumps({"calls": [calls(n) for n in (100, 300, 1000)], "memory": [memory(n) for n in (250, 1000)]}))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_thousand_turns_take_ten_times_the_steps_and_memory_of_a_hundred(home: Path) -> None:
+    """Counted in function calls and bytes, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, str(home)], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    hundred, three, thousand = found["calls"]
+    per_turn = (three - hundred) / 200
+    assert thousand - three <= per_turn * 700 * 1.15, found
+    small, large = found["memory"]
+    assert large <= small * 4 * 1.3, found
