@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from closeout.journal import events as ev
 from closeout.journal.journal import Progress
 from closeout.journal.store import open_store
 from closeout.orchestrator.loops import POLLS
+from closeout.orchestrator.run import replay
 from closeout.testing import MISBEHAVIOURS, RequestView, ScriptedServer, Turn, answer, call, once, say, serve_script
 from closeout.testing.server import shared_prefix
 
@@ -474,6 +476,24 @@ async def test_a_changed_agent_is_refused_with_what_differs_unless_told_to_go_on
             "tool look: gone",
         }
         assert (await other.resume(first.run_id, despite_changes=True)).answer == "42"
+
+
+def test_a_run_with_an_mcp_server_is_replayed_without_the_server(home: Path) -> None:
+    server_file = Path(__file__).parent / "mcp_servers" / "everything.py"
+    with serve_script([call("add", a=2, b=3), answer("5")]) as server:
+        agent = Agent(
+            "openai:x", mcp_servers=[f"{sys.executable} {server_file}"], base_url=server.base_url, api_key="k",
+            dialect="function_call",
+        )  # fmt: skip
+        first = agent.run_sync("What is 2 + 3?")
+    assert first.answer == "5", first
+    again = Agent(
+        "openai:x", mcp_servers=["no-such-command-at-all"], base_url=server.base_url, api_key="k",
+        dialect="function_call",
+    )  # fmt: skip
+    rows = list(open_store(home).rows(first.run_id))
+    result, departure = asyncio.run(replay(again.plan(), first.run_id, rows))
+    assert (result.answer, departure) == ("5", "")
 
 
 # ------------------------------------------------------------------------------------------------ sub-agents

@@ -204,11 +204,17 @@ def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     dotted = ".".join(path)
+    if first["type"] in ("model_type", "dict_type"):
+        return f"'{dotted}' is a section with keys of its own, such as '{_first_key(dotted)}'."
     if first["type"] != "extra_forbidden":
         return f"The setting '{dotted}' does not fit: {first['msg']} (it is {first['input']!r:.80})."
-    near = difflib.get_close_matches(dotted, known_keys(), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(dotted, [*known_keys(), "agent.max_turns"], n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else " `closeout config` lists the keys."
     return f"There is no setting '{dotted}'.{hint}"
+
+
+def _first_key(section: str) -> str:
+    return next((key for key in known_keys() if key.startswith(f"{section}.")), section)
 
 
 def known_keys() -> list[str]:

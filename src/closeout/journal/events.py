@@ -61,10 +61,11 @@ class Event:
 class RunStarted(Event):
     """`question` is the task with its files' texts, where it has any; `earlier`, `images`, `texts` are JSON lists.
 
-    `texts` holds what of the files is not in the question: `orchestrator.files.dump_texts`.
+    `texts` holds what of the files is not in the question: `orchestrator.files.dump_texts`; `tools` the tools that
+    servers offered: `orchestrator.recorded_tools.dump_specs`.
     """
 
-    bodies = ("task", "question", "earlier", "images", "texts")
+    bodies = ("task", "question", "earlier", "images", "texts", "tools")
     task: str
     task_id: str = ""
     question: str = ""
@@ -77,6 +78,7 @@ class RunStarted(Event):
     ground_truth: str | None = None
     texts: str = ""
     name: str = ""  # of the agent
+    tools: str = ""
 
 
 @dataclass(frozen=True, slots=True)

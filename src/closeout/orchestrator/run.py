@@ -22,6 +22,7 @@ from closeout.orchestrator.files import FileText, dump_texts, load_texts
 from closeout.orchestrator.limits import Budget
 from closeout.orchestrator.orchestrator import Orchestrator
 from closeout.orchestrator.plan import AgentPlan, differences
+from closeout.orchestrator.recorded_tools import RecordedTools, dump_specs, load_specs
 from closeout.orchestrator.result import RunResult, Status
 from closeout.orchestrator.scope import Scope
 from closeout.orchestrator.subagents import read_result_tool
@@ -71,6 +72,7 @@ async def lead(
             task.ground_truth,
             dump_texts(task.texts),
             plan.name,
+            dump_specs(plan.offered_tools()),
         )
         journal = Journal.start(store, started, plan.client.name, run_id)
         return await _lead(plan, task, journal, listeners)
@@ -97,6 +99,9 @@ async def replay(
 ) -> tuple[RunResult, str]:
     """Run a record again with no model, no tools, no network. Returns the result and where it first departed."""
     plan = _as_recorded(plan, rows)
+    started = rows[0].event if rows else None
+    if isinstance(started, RunStarted) and started.tools:
+        plan = replace(plan, manager=RecordedTools(plan.manager, load_specs(started.tools)))
     task = _recorded_task(plan, tuple(rows), run_id, despite_changes=True)
     journal = Journal.replay(run_id, rows)
     result = await _lead(plan, task, journal, listeners)
