@@ -1,0 +1,92 @@
+"""The public names: sorted, importable, each what its module has; and importing the package loads nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import closeout
+
+SOURCE = Path(closeout.__file__)
+HEAVY = (
+    "pydantic",
+    "aiohttp",
+    "asyncio",
+    "jinja2",
+    "yaml",
+    "typer",
+    "rich",
+    "mcp",
+    "rapidfuzz",
+    "jsonschema_rs",
+    "sqlite3",
+)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after this."""
+    shown = f"{code}\nimport sys\nprint(' '.join({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def place(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions, each by the alphabet."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def test_names_are_sorted_and_listed_once() -> None:
+    assert list(closeout.__all__) == sorted(set(closeout.__all__), key=place)
+    assert set(closeout.__all__) == set(closeout._HOMES)
+
+
+@pytest.mark.parametrize("name", closeout.__all__)
+def test_every_name_is_there_and_its_module_says_so(name: str) -> None:
+    value = getattr(closeout, name)
+    home = import_module(f"closeout.{closeout._HOMES[name]}")
+    assert value is getattr(home, name)
+    assert name in home.__all__
+    assert callable(value) is False or value.__doc__, "what can be called is described"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Agent", "tool", "OutputFormatter", "TOOL_RESULT_MAX_LENGTH", "FORMAT_ERROR_MESSAGE", "AnswerGenerator",
+     "ErrorBox", "ResponseBox", "ToolExecutor", "DEMO_SCRAPE_MAX_LENGTH", "Orchestrator", "ToolManager",
+     "StreamHandler", "TaskLog",
+     "BaseClient", "OpenAIClient", "AnthropicClient", "ToolOutput", "ToolTelemetry", "ResponseFormat",
+     "UnifiedToolWrapper", "format_observation", "TelemetryCollector", "CacheOptimizedOutput", "AgentScratchpadUnit",
+     "CotAgentRunner", "CotChatAgentRunner", "CotCompletionAgentRunner", "FunctionCallAgentRunner",
+     "CotAgentOutputParser", "extract_boxed", "repair_json", "repair_arguments", "read_tool_calls", "encode", "decode",
+     "count_tokens", "grade"],
+)  # fmt: skip
+def test_the_documented_vocabulary_is_public(name: str) -> None:
+    assert name in closeout.__all__
+
+
+def test_dir_shows_them_and_a_wrong_name_is_an_attribute_error() -> None:
+    assert set(closeout.__all__) <= set(dir(closeout))
+    with pytest.raises(AttributeError, match="no attribute 'Agnet'"):
+        _ = closeout.Agnet
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    before = loaded_by("")
+    assert not (loaded_by("import closeout") - before) & set(HEAVY)
+    assert not (loaded_by("from closeout import Agent") - before) & {"pydantic", "aiohttp", "mcp", "typer", "rich"}
+
+
+def test_every_module_says_what_lives_there() -> None:
+    silent = [
+        path.name for path in SOURCE.parent.rglob("*.py") if not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    ]
+    assert not silent
+
+
+def test_the_package_is_typed() -> None:
+    assert (SOURCE.parent / "py.typed").exists()
