@@ -1,0 +1,109 @@
+"""Settings: a file, then the environment, then overrides; what is wrong is named, with the nearest right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout import Config, load_config
+from closeout.config import home_folder, known_keys
+from closeout.errors import ConfigError
+
+NONE: dict[str, str] = {}
+
+
+def test_without_anything_the_documented_defaults_hold() -> None:
+    agent = load_config(environment=NONE).agent
+    assert (agent.keep_tool_result, agent.context_compress_limit, agent.max_consecutive_rollbacks) == (-1, 0, 5)
+    assert agent.main_agent.max_turns == 50
+    assert agent.get("retry_with_summary") is True
+    assert agent.get("no_such_thing", 7) == 7
+
+
+def test_the_last_word_wins(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("agent: {max_rollbacks: 1, keep_tool_result: 1, high_water: 0.9}\ndialect: cot_chat\n")
+    environment = {"CLOSEOUT_AGENT__KEEP_TOOL_RESULT": "2", "CLOSEOUT_AGENT__HIGH_WATER": "0.8", "HOME": "/x"}
+    found = load_config(file, ["agent.high_water=0.7", "llm.model_name=gpt-5"], environment)
+    assert (found.agent.max_rollbacks, found.agent.keep_tool_result, found.agent.high_water) == (1, 2, 0.7)
+    assert (found.dialect, found.llm.model_name) == ("cot_chat", "gpt-5")
+
+
+def test_a_config_is_taken_as_it_is_and_nothing_given_is_changed() -> None:
+    tree: dict[str, Any] = {"agent": {"max_rollbacks": 3}}
+    first = load_config(tree, ["agent.max_tokens=500"], NONE)
+    assert tree == {"agent": {"max_rollbacks": 3}}
+    assert load_config(first, environment=NONE) == first
+
+
+def test_max_turns_means_the_main_agents_and_sub_agents_have_their_own() -> None:
+    found = load_config(overrides=["agent.max_turns=7", "agent.sub_agents.clerk.max_turns=3"], environment=NONE)
+    assert (found.agent.main_agent.max_turns, found.agent.sub_agents["clerk"].max_turns) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("agent.max_rolbacks=3", "Did you mean 'agent.max_rollbacks'"),
+        ("llm.modelname=x", "Did you mean 'llm.model_name'"),
+        ("zzz.qqq=1", "`closeout config` lists the keys"),
+        ("agent.max_rollbacks=many", "'agent.max_rollbacks' does not fit"),
+        ("agent.high_water=1.5", "'agent.high_water' does not fit"),
+        ("agent.main_agent.max_turns=0", "max_turns"),
+        ("dialect.x=1", "There is no setting|does not fit|is a value"),
+        ("nonsense", "is no setting. Write key=value"),
+        ("=3", "is no setting. Write key=value"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_next_step(override: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_config(overrides=[override], environment=NONE)
+
+
+def test_a_value_is_not_a_section() -> None:
+    with pytest.raises(ConfigError, match="'dialect' is a value, not a section"):
+        load_config({"dialect": "cot_chat"}, ["dialect.x=1"], NONE)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("agent: [", "is not valid YAML at line"), ("- a\n- b\n", "must hold keys and values"), ("a: \x00", "YAML")],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        load_config(file, environment=NONE)
+
+
+def test_a_missing_an_empty_and_a_binary_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Cannot read the configuration file"):
+        load_config(tmp_path / "none.yaml", environment=NONE)
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_config(tmp_path / "empty.yaml", environment=NONE) == Config()
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        load_config(tmp_path / "binary.yaml", environment=NONE)
+
+
+def test_a_key_is_not_shown_where_settings_are_printed() -> None:
+    assert "very-secret" not in repr(load_config({"llm": {"api_key": "very-secret"}}, environment=NONE))
+
+
+def test_every_known_key_can_be_set() -> None:
+    keys = known_keys()
+    assert len(keys) == len(set(keys)) > 30
+    found = load_config(environment=NONE)
+    for key in keys:
+        if "NAME" in key:
+            continue
+        value: Any = found
+        for part in key.split("."):
+            value = getattr(value, part)
+
+
+def test_home_is_named_by_the_environment(tmp_path: Path) -> None:
+    assert home_folder({"CLOSEOUT_HOME": str(tmp_path)}) == tmp_path
+    assert home_folder({}).name == "closeout"

@@ -1,0 +1,84 @@
+"""Summing up in a run: the model writes the summary; where it does not or may not, results are left out instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from closeout import Agent, RunResult, tool
+from closeout.errors import ContextOverflow, ServerFailed
+from closeout.journal import events as ev
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
+
+SUMMARY = "Findings: the river is 6,300 km long (r1). Open questions: its depth. Tried: nothing else."
+
+
+@tool(read_only=True)
+async def page(number: int) -> str:
+    """Read a page."""
+    return f"page {number}: " + "word " * 300
+
+
+async def lead(summing_up: Any, turns: int = 20, **settings: Any) -> tuple[RunResult, ScriptedClient, list[Any]]:
+    def script(view: RequestView) -> Any:
+        if "about to be shortened" in view.text:
+            return summing_up
+        if "closing turn" in view.text or view.number > turns:
+            return answer("42")
+        return Turn(f"Reading on, {view.number}.", calls=[call("page", number=view.number)])
+
+    config = {"agent": {"compaction": True, **settings}, "llm": {"max_context_length": 4000, "max_tokens": 200}}
+    client, seen = ScriptedClient(script), []
+    result = await Agent(client, [page], home=False, config=config).run("How long?", listeners=[seen.append])
+    return result, client, seen
+
+
+def made(seen: list[Any], kind: type[ev.Event]) -> list[Any]:
+    return [event for event in seen if isinstance(event, kind)]
+
+
+async def test_a_summary_stands_for_the_oldest_turns() -> None:
+    result, client, seen = await lead(say(SUMMARY))
+    compacted = made(seen, ev.Compacted)
+    assert result.answer == "42"
+    assert compacted
+    assert not made(seen, ev.Evicted)
+    assert {event.summary for event in compacted} == {SUMMARY}
+    assert SUMMARY in client.requests[-1].messages[0].text + client.requests[-1].messages[1].text
+    assert max(len("".join(m.text for m in request.messages)) // 4 for request in client.requests) < 4000
+
+
+async def test_the_request_for_a_summary_extends_the_conversation_and_may_call_no_tools() -> None:
+    _, client, seen = await lead(say(SUMMARY))
+    asked = [event for event in seen if isinstance(event, ev.ModelRequested)]
+    first = next(number for number, event in enumerate(asked) if event.purpose == "compact")
+    before, request = client.requests[first - 1], client.requests[first]
+    assert list(request.messages[: len(before.messages)]) == list(before.messages)
+    assert (request.tools, request.tool_choice) == (before.tools, "none")
+    assert asked[first].shared >= asked[first - 1].size
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        say(""),
+        say("ok"),
+        call("page", number=99),
+        ServerFailed("gone", status=500),
+        ContextOverflow("too long", status=400),
+    ],
+)
+async def test_without_a_summary_results_are_left_out(instead: Any) -> None:
+    result, _, seen = await lead(instead)
+    assert result.answer == "42"
+    assert not made(seen, ev.Compacted)
+    assert {event.reason for event in made(seen, ev.Evicted)} == {"budget"}
+
+
+async def test_no_summary_is_asked_for_with_what_closing_needs() -> None:
+    result, _, seen = await lead(say(SUMMARY), max_tokens=9000)
+    assert (result.answer, result.stop_reason) == ("42", "max_tokens")
+    assert result.usage.total_tokens <= 9000
+    purposes = [event.purpose for event in made(seen, ev.ModelRequested)]
+    assert purposes[-1] == "close"

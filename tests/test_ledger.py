@@ -1,0 +1,73 @@
+"""The bill and the counts of a run: what its events add up to, heard live or read from a record."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from closeout import Agent, tool
+from closeout.journal import events as ev
+from closeout.journal.journal import Progress
+from closeout.journal.ledger import Ledger
+from closeout.journal.store import open_store
+from closeout.messages import Usage
+from closeout.testing import ScriptedClient, Turn, answer, call, say
+
+
+def replied(tokens: int, cost: float | None = None, agent: str = "main") -> ev.ModelReplied:
+    return ev.ModelReplied(agent, 0, usage=ev.usage_record(Usage(tokens, 1, 2, 3, 1, cost)))
+
+
+def test_an_empty_run_costs_nothing() -> None:
+    ledger = Ledger()
+    assert (ledger.usage, ledger.turns, ledger.rollbacks, ledger.repairs, ledger.ended) == (Usage(), 0, 0, [], None)
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=20))
+def test_usage_is_the_sum_of_all_replies_and_failures(tokens: list[int]) -> None:
+    ledger = Ledger(replied(n, n * 0.001) for n in tokens)
+    assert ledger.usage.input_tokens == sum(tokens)
+    assert ledger.usage.requests == len(tokens)
+    assert (ledger.usage.cache_read_tokens, ledger.usage.cache_write_tokens) == (2 * len(tokens), 3 * len(tokens))
+
+
+def test_sub_agents_are_on_the_bill_but_their_turns_are_their_own() -> None:
+    clerk = "main/r1:clerk"
+    ledger = Ledger(
+        [replied(10), replied(20, agent=clerk), ev.TurnAccepted("main", 0, 0), ev.TurnAccepted(clerk, 0, 0),
+         ev.AttemptStarted("main", 0), ev.AttemptStarted(clerk, 0), ev.TurnRolledBack(clerk, 0, 0, "empty"),
+         ev.AnswerSeen("main", 0, 0, "5"), ev.AnswerSeen(clerk, 0, 0, "6")]
+    )  # fmt: skip
+    assert (ledger.usage.input_tokens, ledger.turns, ledger.attempts, ledger.rollbacks) == (30, 1, 1, 1)
+    assert [seen.answer for seen in ledger.candidates] == ["5"]
+
+
+def test_one_request_without_a_price_makes_the_sum_unknown() -> None:
+    assert Ledger([replied(1, 0.5), replied(1, 0.5)]).usage.cost_usd == 1.0
+    assert Ledger([replied(1, 0.5), replied(1, None)]).usage.cost_usd is None
+
+
+def test_progress_and_unknown_events_count_for_nothing() -> None:
+    ledger = Ledger()
+    ledger(Progress("main", 0, "text", "hello"))
+    ledger(ev.Unknown("main", "FromTheFuture", {}))
+    assert ledger.usage == Usage()
+
+
+async def test_a_record_adds_up_to_what_the_result_said() -> None:
+    @tool(read_only=True)
+    async def look(key: str) -> str:
+        """Look up a key."""
+        return "known"
+
+    both = Turn(calls=[call("look", keys="a"), call("look", key="b")])
+    result = await Agent(ScriptedClient([say(""), both, answer("42")]), [look]).run("What?")
+    from closeout.config import home_folder
+
+    ledger = Ledger(row.event for row in open_store(home_folder()).rows(result.run_id))
+    assert ledger.usage == result.usage
+    assert (ledger.turns, ledger.attempts, ledger.rollbacks) == (result.turns, result.attempts, result.rollbacks)
+    assert tuple(ledger.repairs) == result.repairs != ()
+    assert (ledger.tool_calls, ledger.tool_failures) == (2, 0)
+    assert ledger.ended is not None
+    assert ledger.ended.answer == "42"
