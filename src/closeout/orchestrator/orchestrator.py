@@ -111,7 +111,7 @@ class Orchestrator:
         )
         self.loops = LoopWatch(tool.name for tool in self.tools if tool.policy.repeatable)
         self.executor.begin_attempt(path)
-        learned = render_experiences(experiences)
+        learned = render_experiences(experiences) if plan.settings.retry_with_summary else ""
         self.scope.journal.append(AttemptStarted(path, number, (learned,) if learned else ()))
         if self.scope.budget.limited:
             self.scope.budget.expect(self.asking.first_prompt_tokens(self.history))
