@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.outputs.models import ToolOutput
 from closeout.outputs.present import present
+from closeout.outputs.tokens import estimate_tokens
 from closeout.repair.arguments import repair_arguments
 from closeout.tools.duplicates import CallMemory, DuplicateCheck, cache_name, query_key
 from closeout.tools.judge import judge, says_tool_failed
@@ -182,7 +183,10 @@ class ToolExecutor:
         face = present(
             shown, tool_name=spec.name, policy=spec.policy, budget=self.result_budget, handle=handle, model=self.model
         )
-        output.telemetry.output_tokens = face.tokens
+        telemetry = output.telemetry
+        telemetry.input_tokens = estimate_tokens(plan.call.text or str(plan.call.arguments))
+        telemetry.output_tokens = face.tokens
+        telemetry.total_tokens = telemetry.input_tokens + face.tokens
         outcome = CallOutcome(
             plan.call,
             spec,

@@ -6,16 +6,15 @@ Whether a call is run at all is decided in `executor`; what its result is worth,
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from closeout.errors import ToolError, UsageError
 from closeout.messages import ToolPolicy, ToolSpec
+from closeout.outputs.escape import escape_markers
 from closeout.outputs.models import ToolOutput, ToolTelemetry, format_observation
 from closeout.outputs.summary import summarise
+from closeout.outputs.telemetry import CallMeter
 
 __all__ = ["ToolSource", "failed_output", "images_of", "run_tool"]
 
@@ -43,11 +42,9 @@ async def run_tool(
     Only tools that are read-only or idempotent are tried again, `policy.retries` times, after `retry_delay` seconds
     and then twice as long each time.
     """
-    started = datetime.now(UTC).isoformat()
-    began = time.perf_counter()
+    meter = CallMeter()
     tries = 1 + (spec.policy.retries if _may_repeat(spec.policy) else 0)
     for number in range(tries):
-        tried = time.perf_counter()
         try:
             value = await _within_deadline(source, spec, _own(arguments))
         except asyncio.CancelledError as error:
@@ -60,33 +57,25 @@ async def run_tool(
         except BaseException as error:
             failure = error
         else:
-            return _succeeded(spec, value, started, began, tried, number)
+            meter.stop()
+            return _succeeded(spec, value, meter, number)
+        meter.stop()
         if number + 1 < tries and not isinstance(failure, _LASTING):
             await asyncio.sleep(min(retry_delay * 2**number, _MAX_DELAY))
+            meter.start()
         else:
             break
-    return failed_output(
-        spec.name,
-        _message(failure),
-        type(failure).__name__,
-        timestamp=started,
-        duration_ms=_ms_since(began),
-        latency_ms=_ms_since(tried),
-        retry_count=number,
-    )
+    return failed_output(spec.name, _message(failure), type(failure).__name__, meter, retry_count=number)
 
 
-def failed_output(tool_name: str, message: str, code: str, **measured: Any) -> ToolOutput:
-    """The output of a call that brought no result. `measured` are further fields of its telemetry."""
-    telemetry = ToolTelemetry(
-        tool_name=tool_name,
-        execution_id=secrets.token_hex(16),
-        success=False,
-        error_code=code,
-        error_message=message,
-        **measured,
-    )
-    return ToolOutput(summary=f"Error: {message}", observation=f"Observation: Error - {message}", telemetry=telemetry)
+def failed_output(
+    tool_name: str, message: str, code: str, meter: CallMeter | None = None, *, retry_count: int = 0
+) -> ToolOutput:
+    """The output of a call that brought no result; `meter` measured it, where it was run at all."""
+    failure: dict[str, Any] = {"success": False, "error_code": code, "error_message": message}
+    telemetry = (meter or CallMeter()).telemetry(tool_name, retry_count=retry_count, **failure)
+    observation = f"Observation: Error - {escape_markers(message)}"
+    return ToolOutput(summary=f"Error: {message}", observation=observation, telemetry=telemetry)
 
 
 def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:
@@ -122,15 +111,8 @@ def _copied(value: Any) -> Any:
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _succeeded(spec: ToolSpec, value: Any, started: str, began: float, tried: float, retries: int) -> ToolOutput:
-    telemetry = ToolTelemetry(
-        tool_name=spec.name,
-        execution_id=secrets.token_hex(16),
-        timestamp=started,
-        latency_ms=_ms_since(tried),
-        duration_ms=_ms_since(began),
-        retry_count=retries,
-    )
+def _succeeded(spec: ToolSpec, value: Any, meter: CallMeter, retries: int) -> ToolOutput:
+    telemetry = meter.telemetry(spec.name, retry_count=retries)
     if isinstance(value, ToolOutput):  # the tool speaks for itself; what was measured here is the outside view
         return value.model_copy(update={"telemetry": _joined(value.telemetry, telemetry)})
     output = ToolOutput(result=value, summary=summarise(value), telemetry=telemetry)
@@ -156,7 +138,3 @@ def _message(error: BaseException) -> str:
     if isinstance(error, ToolError | TimeoutError) and words:
         return words[:_MAX_MESSAGE]
     return f"{type(error).__name__}: {words}"[:_MAX_MESSAGE].rstrip(": ")
-
-
-def _ms_since(moment: float) -> float:
-    return round((time.perf_counter() - moment) * 1000, 3)
