@@ -46,6 +46,9 @@ CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WI
 
 _INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
 _INSERT_EVENT = "INSERT INTO events VALUES (?,?,?,?,?)"
+# A turn's few events in one statement: that is all or nothing by itself, and a transaction around it would be half the
+# work.
+_INSERT_FEW = [_INSERT_EVENT + ",(?,?,?,?,?)" * more for more in range(16)]
 _INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
@@ -179,16 +182,20 @@ class Store:
             try:
                 rows = [_row(*entry, bodies) for entry in pending]
                 fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
-                with self._transaction() as db:
-                    if fresh:
+                if fresh or statements or not 0 < len(rows) <= len(_INSERT_FEW):
+                    with self._transaction() as db:
                         db.executemany(_INSERT_BODY, fresh)
-                    db.executemany(_INSERT_EVENT, rows)
-                    for statement, values in statements:
-                        db.execute(statement, values)
-            except BaseException:
+                        db.executemany(_INSERT_EVENT, rows)
+                        for statement, values in statements:
+                            db.execute(statement, values)
+                else:
+                    self._db.execute(_INSERT_FEW[len(rows) - 1], [value for row in rows for value in row])
+            except BaseException as error:
                 self._pending = pending + self._pending  # nothing is lost: the next flush tries again
+                if isinstance(error, sqlite3.Error):
+                    raise _journal_error(error, self.path) from error
                 raise
-            self._known.update(key for key, _ in fresh)
+            self._known.update(bodies)
 
     def forget_pending(self, run: int) -> None:
         """Drop what could not be written of a run that is over, so that it does not hold up others."""
