@@ -213,6 +213,6 @@ class Asking:
 def _as_prompt(messages: Sequence[Message]) -> str:
     """A conversation that began as a text prompt, with what was said since, as one text prompt again."""
     first, *rest = messages
-    parts = [first.text.rstrip().removesuffix("Thought:").rstrip()]
-    parts += [f"Question: {message.text}" if message.role == "user" else message.text for message in rest]
+    # Without a label, as hints stand in it: a second "Question:" would be another task.
+    parts = [first.text.rstrip().removesuffix("Thought:").rstrip(), *(message.text for message in rest)]
     return "\n\n".join(parts) + "\n\nThought:"
