@@ -31,9 +31,12 @@ def found(key: str) -> str:
 
 
 @contextmanager
-def served(calls: int) -> Iterator[str]:
-    """A scripted server in another process that plays `calls` tool calls and then an answer; gives its address."""
-    command = [sys.executable, "-m", "closeout.testing.serve", "--calls", str(calls), "--tool", "lookup"]
+def served(calls: int, by: str = "key") -> Iterator[str]:
+    """A scripted server in another process that plays `calls` tool calls and then an answer; gives its address.
+
+    `by`: whether it tells conversations apart by their "key" or by their "question".
+    """
+    command = [sys.executable, "-m", "closeout.testing.serve", "--calls", str(calls), "--tool", "lookup", "--by", by]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -43,10 +46,10 @@ def served(calls: int) -> Iterator[str]:
         process.wait(timeout=20)
 
 
-async def bare_run(session: aiohttp.ClientSession, url: str, key: str) -> int:
+async def bare_run(session: aiohttp.ClientSession, url: str, key: str, question: str = QUESTION) -> int:
     """The same conversation as an agent has; returns the number of turns."""
     head = json.dumps({"model": "scripted", "tools": [TOOL]})[:-1].encode() + b', "messages": ['
-    parts = [json.dumps({"role": "user", "content": QUESTION}).encode()]
+    parts = [json.dumps({"role": "user", "content": question}).encode()]
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     turns = 0
     while True:

@@ -1,9 +1,11 @@
 """CPU of one turn of an agent with one tool, journal on, beside a bare aiohttp loop that makes the same requests.
 
-The scripted HTTP server runs in another process, so that only the client's CPU counts. Rounds of both are interleaved;
-of each the least counts, since noise only adds.
+The scripted HTTP server runs in another process, so that only the client's CPU counts. Rounds of both are interleaved,
+and of each the median counts, so that whatever else the machine does weighs on both alike.
 
-    python bench/turns.py [--quick]
+`--long` runs 1,000 turns instead: do the last hundred cost what the first did, and how much memory does a turn keep?
+
+    python bench/turns.py [--quick] [--long]
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import asyncio
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -23,6 +27,7 @@ from _bare import QUESTION, bare_run, found, served
 from closeout import Agent, tool
 
 LENGTHS = (10, 50, 200)
+LONG = 1000
 
 
 @tool(read_only=True, inline=True)
@@ -35,40 +40,40 @@ def lookup(key: str) -> str:
     return found(key)
 
 
-async def agent_turns(url: str, key: str, home: Path, turns: int) -> int:
-    agent = Agent(
-        "openai:scripted", [lookup], base_url=url, api_key=key, dialect="function_call", max_turns=turns + 5, home=home
+def agent_for(url: str, home: Path, turns: int) -> Agent:
+    return Agent(
+        "openai:scripted", [lookup], base_url=url, api_key="k", dialect="function_call", max_turns=turns + 5, home=home
     )
-    result = await agent.run(QUESTION)
+
+
+async def agent_turns(agent: Agent, question: str) -> int:
+    result = await agent.run(question)
     assert result.status == "answered", result
     return result.usage.requests
 
 
 async def measure(length: int, url: str, rounds: int, home: Path) -> tuple[float, float]:
     """Milliseconds of CPU a turn: the bare loop, the agent."""
-    best = [float("inf"), float("inf")]
+    spent: tuple[list[float], list[float]] = ([], [])
+    agent = agent_for(url, home, length)
     async with aiohttp.ClientSession() as session:
         for number in range(rounds + 1):
             for which in (0, 1):
-                key = f"{which}-{number}"
+                question = f"{QUESTION} ({which}-{number})"
                 began = time.process_time()
-                run = bare_run(session, url, key) if which == 0 else agent_turns(url, key, home, length)
+                run = agent_turns(agent, question) if which else bare_run(session, url, "k", question)
                 turns = await run
-                spent = (time.process_time() - began) * 1000 / turns
                 assert turns == length, (turns, length)
                 if number:  # the first round warms up
-                    best[which] = min(best[which], spent)
-    return best[0], best[1]
+                    spent[which].append((time.process_time() - began) * 1000 / turns)
+    return median(spent[0]), median(spent[1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+def short_runs(quick: bool) -> None:
     shares = []
     for length in LENGTHS:
-        rounds = max(3, (300 if quick else 1500) // length)
-        with served(length - 1) as url, tempfile.TemporaryDirectory() as home:
+        rounds = max(5, (300 if quick else 1500) // length)
+        with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
             bare, agent = asyncio.run(measure(length, url, rounds, Path(home)))
         shares.append((length, agent / bare, agent))
         print(f"{length:>4} turns: bare loop {bare:.3f} ms CPU a turn, Agent {agent:.3f} ms, {agent / bare:.2f} times")
@@ -77,6 +82,55 @@ def main() -> None:
     print(
         f"bench turns: CPU a turn, times the bare aiohttp loop: {summary}; a turn at 200 costs {flat:.2f} of one at 10"
     )
+
+
+class Watch:
+    """Hears of each turn that is accepted: what CPU and memory had been used by then."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.memory: list[int] = []  # bytes of Python's, where they are traced
+
+    def __call__(self, event: object) -> None:
+        if type(event).__name__ == "TurnAccepted":
+            self.seconds.append(time.process_time())
+            self.memory.append(tracemalloc.get_traced_memory()[0])
+
+
+async def watched(url: str, home: Path, traced: bool) -> Watch:
+    """One long run. Memory is traced in a run of its own, since that takes time."""
+    watch, agent = Watch(), agent_for(url, home, LONG)
+    await agent.run(f"{QUESTION} (warm {traced})")
+    if traced:
+        tracemalloc.start()
+    result = await agent.run(f"{QUESTION} (long {traced})", listeners=[watch])
+    tracemalloc.stop()
+    assert result.status == "answered", result
+    return watch
+
+
+def long_run() -> None:
+    with served(LONG - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
+        seconds = asyncio.run(watched(url, Path(home), traced=False)).seconds
+        memory = asyncio.run(watched(url, Path(home), traced=True)).memory
+    first, last = ((seconds[end] - seconds[end - 99]) * 1000 / 99 for end in (100, len(seconds) - 1))
+    halves = [(memory[end] - memory[end - 400]) / 400 / 1024 for end in (500, len(memory) - 1)]
+    print(
+        f"bench turns --long: {LONG} turns, {first:.3f} ms CPU a turn in the first hundred, {last:.3f} ms in the last "
+        f"({last / first:.2f} times, its prompt {LONG // 100} times as long); a turn keeps {halves[0]:.1f} kB up to "
+        f"turn 500 and {halves[1]:.1f} kB after, {max(memory) / 2**20:.1f} MB in all"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    options = parser.parse_args()
+    if options.long:
+        long_run()
+    else:
+        short_runs(options.quick)
 
 
 if __name__ == "__main__":
