@@ -32,18 +32,19 @@ __all__ = [
 
 
 class Message(dict[str, Any]):
-    """One message in the OpenAI chat shape, frozen, encoded at most once for each wire protocol.
+    """One message in the OpenAI chat shape, frozen, encoded once for the wire protocol that it is spoken of in.
 
     Keys: `role` ("system" | "user" | "assistant" | "tool"), `content` (str, a list of parts, or None), and where they
     apply `tool_calls` (list of `{"id", "type": "function", "function": {"name", "arguments": str}}`), `tool_call_id`,
     `name`, `reasoning_content`.
     """
 
-    __slots__ = ("_wire",)
+    __slots__ = ("_protocol", "_wire")
 
     def __init__(self, *args: Any, **keys: Any) -> None:
         super().__init__(*args, **keys)
-        self._wire: dict[str, bytes] = {}
+        self._protocol = ""
+        self._wire = b""
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Message:
@@ -67,16 +68,17 @@ class Message(dict[str, Any]):
         )
 
     def wire(self, protocol: str, encode: Callable[[Message], bytes]) -> bytes:
-        """The message's bytes in a protocol; `encode` is called the first time only."""
-        found = self._wire.get(protocol)
-        if found is None:
-            found = self._wire[protocol] = encode(self)
-        return found
+        """The message's bytes in a protocol; `encode` is called only where it was last asked for in another one."""
+        if self._protocol != protocol:
+            self._wire, self._protocol = encode(self), protocol
+        return self._wire
 
     @staticmethod
     def joined(messages: Iterable[Message], protocol: str, encode: Callable[[Message], bytes]) -> bytes:
         """The bytes of many messages, with commas between them."""
-        return b",".join([message._wire.get(protocol) or message.wire(protocol, encode) for message in messages])
+        return b",".join(
+            [message._wire if message._protocol is protocol else message.wire(protocol, encode) for message in messages]
+        )
 
     def _frozen(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("A Message is frozen: build a new one, for example Message({**message, 'content': …}).")
