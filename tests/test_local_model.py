@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from closeout.errors import BadRequest, ContextOverflow, ModelTimeout, ModelUnavailable, ServerFailed, UsageError
-from closeout.llm import local_engine
+from closeout.llm import local, local_engine
 from closeout.llm.local import LocalClient
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelRequest, ToolSpec, Usage
 from tiny_gguf import write_model
@@ -37,6 +37,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def client(model: Path) -> AsyncIterator[LocalClient]:
     async with LocalClient(model, max_context=512) as client:
         yield client
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repetition does not end a reply: this model knows nothing else."""
+    monkeypatch.setattr(local, "_REPEATED", ENDLESS)
 
 
 def prompt(text: str = "abc", **keys: object) -> ModelRequest:
@@ -69,11 +75,25 @@ async def test_the_reply_stops_before_a_stop_word(client: LocalClient) -> None:
 
 
 async def test_a_reply_that_only_repeats_itself_is_ended(client: LocalClient) -> None:
-    reply = await client.complete(prompt("abc!", max_tokens=400))
-    assert set(reply.text) == {"!"}
-    assert 240 <= len(reply.text) < 260
-    assert reply.finish_reason == "stop"
-    assert (await client.complete(prompt("abc", max_tokens=400))).finish_reason == "length"
+    for text, piece in (("abc!", "!"), ("0", "123456789abc")):
+        reply = await client.complete(prompt(text, max_tokens=400))
+        assert reply.text.startswith(piece)
+        assert 240 <= len(reply.text) < 260
+        assert reply.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("piece", ["ab", "\\boxed{47} ", "x" * 59 + "\n", " ".join(map(str, range(90)))])
+def test_a_repeated_piece_is_found_whatever_its_length(piece: str) -> None:
+    start = "Thought: the table has these rows.\n"
+    assert local._repeats_itself((start + piece * 200)[-1500:])
+    assert not local._repeats_itself(start + piece * 2)
+    assert not local._repeats_itself(start + piece * 200 + "and then something else")
+
+
+def test_a_long_table_or_list_is_no_repetition() -> None:
+    rows = "".join(f"| {number} | a cell that is the same in each row | another one |\n" for number in range(60))
+    assert not any(local._repeats_itself(rows[:end][-1500:]) for end in range(0, len(rows), 7))
+    assert not local._repeats_itself("")
 
 
 async def test_deltas_arrive_one_by_one_and_are_the_reply(client: LocalClient) -> None:
@@ -182,7 +202,7 @@ async def test_tools_and_tool_messages_are_taken(client: LocalClient) -> None:
 # ------------------------------------------------------------------------------------------------ time
 
 
-async def test_a_cancelled_call_stops_the_generation(model: Path) -> None:
+async def test_a_cancelled_call_stops_the_generation(model: Path, endless: None) -> None:
     async with LocalClient(model, max_context=200_000) as client:
         started = asyncio.Event()
         task = asyncio.create_task(client.complete(prompt("abc", max_tokens=ENDLESS), on_delta=lambda _: started.set()))
@@ -195,7 +215,7 @@ async def test_a_cancelled_call_stops_the_generation(model: Path) -> None:
         assert client.usage.requests == 2
 
 
-async def test_a_call_cancelled_while_it_waits_never_runs(model: Path) -> None:
+async def test_a_call_cancelled_while_it_waits_never_runs(model: Path, endless: None) -> None:
     async with LocalClient(model, max_context=200_000) as client:
         started = asyncio.Event()
         first = asyncio.create_task(
@@ -210,7 +230,7 @@ async def test_a_call_cancelled_while_it_waits_never_runs(model: Path) -> None:
         assert client.usage.requests == 1
 
 
-async def test_a_deadline_passes(model: Path) -> None:
+async def test_a_deadline_passes(model: Path, endless: None) -> None:
     async with LocalClient(model, max_context=200_000) as client:
         with pytest.raises(ModelTimeout, match=r"within 0\.2 seconds") as caught:
             await client.complete(prompt("abc", max_tokens=ENDLESS, timeout=0.2))

@@ -30,9 +30,10 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 8192  # tokens; 1.5B needs 28 KB of memory for each
 DEFAULT_REPLY = 1024  # tokens
-# A small model that starts to repeat itself does not stop by itself; this much of it says that it has started.
-_REPEATED = 240  # characters
-_LONGEST_PIECE = 40  # characters that are repeated
+# A small model that starts to repeat itself does not stop by itself. It has started when a piece stands three times at
+# the end, and over so many characters.
+_REPEATED = 240
+_KEPT = 1500  # characters that are looked at: pieces of up to a third of it are found
 _LOOK_EVERY = 16  # tokens
 OnStatus = Callable[[str], None]
 
@@ -277,7 +278,7 @@ class _Builder:
             self._reply.add_reasoning(delta.get("reasoning_content") or "")
             text = delta.get("content") or choice.get("text") or ""
             self._reply.add_text(text)
-            self._tail = (self._tail + text)[-_REPEATED:]
+            self._tail = (self._tail + text)[-_KEPT:]
             for call in delta.get("tool_calls") or ():
                 function = call.get("function") or {}
                 self._reply.add_call(
@@ -291,7 +292,7 @@ class _Builder:
 
     def _repeats(self) -> bool:
         self._chunks += 1
-        if self._chunks % _LOOK_EVERY or not _is_periodic(self._tail):
+        if self._chunks % _LOOK_EVERY or not _repeats_itself(self._tail):
             return False
         self._reply.finish_reason = "stop"
         return True
@@ -316,9 +317,12 @@ class _Builder:
         return self._reply.reply(usage=self.usage())
 
 
-def _is_periodic(tail: str) -> bool:
-    """Whether a text of full length is one piece, over and over."""
-    return len(tail) == _REPEATED and any(tail[size:] == tail[:-size] for size in range(1, _LONGEST_PIECE + 1))
+def _repeats_itself(tail: str) -> bool:
+    """Whether a text ends in one piece over and over: as long as it is back to where its last 60 characters stood."""
+    before = tail.rfind(tail[-60:], 0, len(tail) - 1)
+    size = len(tail) - 60 - before
+    span = max(_REPEATED, 3 * size)
+    return before >= 0 and span <= len(tail) and tail[-span:-size] == tail[size - span :]
 
 
 def _as_error(error: Mapping[str, Any]) -> ModelError:
