@@ -10,7 +10,7 @@ import atexit
 import base64
 import io
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -184,22 +184,26 @@ class Response:
         self._raw.close()
 
 
-async def post(endpoint: Endpoint, body: bytes, *, timeout: float | None) -> Response:
+def post(endpoint: Endpoint, body: bytes, *, timeout: float | None) -> Awaitable[Response]:
     """Sends a body; returns once status and headers are there. Raises ModelError.
 
     `timeout`: seconds for everything up to the end of the reply's body.
     """
     data: Any = body if len(body) <= LARGE_BODY else io.BytesIO(body)
-    return await _request(endpoint, "POST", data, timeout)
+    return _request(endpoint, "POST", data, timeout)
 
 
-async def get(endpoint: Endpoint, *, timeout: float | None) -> Response:
+def get(endpoint: Endpoint, *, timeout: float | None) -> Awaitable[Response]:
     """Asks for an address; as `post`."""
-    return await _request(endpoint, "GET", None, timeout)
+    return _request(endpoint, "GET", None, timeout)
 
 
 async def _request(endpoint: Endpoint, method: str, data: Any, timeout: float | None) -> Response:
-    keeper = await _keeper()
+    loop = asyncio.get_running_loop()
+    keeper = _keepers.get(loop)
+    # After a fork the child has the parent's loop object and must not write to the parent's sockets.
+    if keeper is None or keeper.session.closed or keeper.process != os.getpid():
+        keeper = await _new_keeper(loop)
     url, options = endpoint.route()
     try:
         raw = await keeper.session.request(method, url, data=data, timeout=keeper.deadline(timeout), **options)
@@ -272,16 +276,12 @@ class _Keeper:
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Keeper] = WeakKeyDictionary()
 
 
-async def _keeper() -> _Keeper:
-    loop = asyncio.get_running_loop()
-    keeper = _keepers.get(loop)
-    # After a fork the child has the parent's loop object and must not write to the parent's sockets.
-    if keeper is None or keeper.session.closed or keeper.process != os.getpid():
-        _forget_dead_loops()
-        session = _session()
-        guard = _closing(session)
-        keeper = _keepers[loop] = _Keeper(session, guard)
-        await anext(guard)
+async def _new_keeper(loop: asyncio.AbstractEventLoop) -> _Keeper:
+    _forget_dead_loops()
+    session = _session()
+    guard = _closing(session)
+    keeper = _keepers[loop] = _Keeper(session, guard)
+    await anext(guard)
     return keeper
 
 
