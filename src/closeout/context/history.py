@@ -15,6 +15,8 @@ from closeout.messages import Message, Step, ToolReturn, ToolSpec
 
 __all__ = ["History", "stub_text"]
 
+_SEEN = (TurnAccepted, AttemptStarted, Evicted, Compacted)
+
 
 class History:
     """One agent's history in its present attempt. `apply` takes in the agent's events; `view` is what the model sees.
@@ -68,8 +70,8 @@ class History:
         return self._steps
 
     def __call__(self, event: object) -> None:
-        """As a listener: events are taken in, anything else is let pass."""
-        if isinstance(event, Event):
+        """As a listener: what the model sees of is taken in, anything else let pass."""
+        if isinstance(event, _SEEN):
             self.apply(event)
 
     def apply(self, event: Event) -> None:
