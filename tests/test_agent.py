@@ -421,7 +421,7 @@ async def test_a_stream_handler_hears_the_whole_run() -> None:
     assert {"start_of_agent", "start_of_llm", "end_of_llm", "tool_call", "message"} <= set(names)
 
 
-async def test_a_listener_that_fails_is_the_callers_error_but_a_stream_queue_that_is_full_is_not() -> None:
+async def test_a_stream_queue_that_is_full_never_disturbs_the_run() -> None:
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
     handler = StreamHandler(queue)
     async with world([call("look", key="a"), answer("42")]) as w:

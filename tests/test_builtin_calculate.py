@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout.errors import ToolError
-from closeout.tools.builtin.arithmetic import evaluate
 from closeout.tools.builtin import calculate
+from closeout.tools.builtin.arithmetic import evaluate
 
 
 @pytest.mark.parametrize(
