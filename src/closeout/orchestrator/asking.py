@@ -57,13 +57,8 @@ class Asking:
         self._foreign = 0
         self._switched = False
         llm = plan.llm
-        self._options: Mapping[str, Any] = {
-            "temperature": llm.temperature,
-            "top_p": llm.top_p,
-            "max_tokens": llm.max_tokens,
-            "extra_body": llm.extra_body,
-            "timeout": llm.timeout if "timeout" in llm.model_fields_set else None,
-        }
+        names = llm.model_fields_set & {"temperature", "top_p", "max_tokens", "extra_body", "timeout"}
+        self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
         self._constraints: dict[str, Constraint | None] = {}
 
     def reader(self) -> Reader:
@@ -74,7 +69,10 @@ class Asking:
     ) -> ModelRequest:
         """The request for a history, with the settings of the plan."""
         request = self.dialect.render(history.view(note, closing, withheld), self.client.capabilities)
-        return replace(request, **self._options, constraint=None if closing else self._constraint())
+        options = self._options
+        if not closing and (constraint := self._constraint()) is not None:
+            options = {**options, "constraint": constraint}
+        return replace(request, **options) if options else request
 
     def _constraint(self) -> Constraint | None:
         """What holds the model to the form of an action, where settings and server say so; made once for a dialect."""
