@@ -50,7 +50,8 @@ class MemoryArtifacts:
 
     def put(self, handle: str, artifact: Artifact) -> None:
         """Keep an artifact; its value is normalised here, so that later changes of the caller's do not show."""
-        self._kept[handle] = Artifact(normalise(artifact.value), artifact.tool_name)
+        value = normalise(artifact.value)
+        self._kept[handle] = artifact if value is artifact.value else Artifact(value, artifact.tool_name)
 
     def get(self, handle: str) -> Artifact | None:
         return self._kept.get(handle)

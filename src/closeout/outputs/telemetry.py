@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -62,7 +62,7 @@ class CallMeter:
         """The measured call as a record; `fields` are further fields of ToolTelemetry."""
         return ToolTelemetry(
             tool_name=tool_name,
-            execution_id=str(uuid.uuid4()),
+            execution_id=os.urandom(16).hex(),
             timestamp=self.timestamp,
             latency_ms=self.latency_ms,
             duration_ms=(time.perf_counter() - self._begun) * 1000,
