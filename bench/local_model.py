@@ -25,7 +25,10 @@ from closeout.tools.tool import Tool
 DATA = Path(__file__).parent / "data"
 DIALECTS = ("cot_chat", "cot_completion", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_completion", "weak_examples_xml")
-UNITS = r"(metres|meters|m|kilometres|kilograms|kg|crowns|minutes|hours|years|pupils|beds|inhabitants|%)"
+UNITS = (
+    r"(metres|meters|m|kilometres|kilograms|kg|crowns|minutes|hours|days|years|pupils|beds|rooms|horns|stations|cans|"
+    r"inhabitants|%)"
+)
 
 
 @dataclass(frozen=True, slots=True)
