@@ -24,8 +24,16 @@ except ImportError:  # Windows has no getrusage; memory then stays 0
 _RSS_PER_MB = 1024 * 1024 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
 
 
-def _peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource is not None else 0
+_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # Linux: CPU of the thread and memory of the process in one look
+
+
+def _cpu_and_memory() -> tuple[float, int]:
+    """Seconds of CPU of the calling thread, and the process' peak memory in the system's unit."""
+    if _THREAD is not None:
+        used = resource.getrusage(_THREAD)
+        return used.ru_utime + used.ru_stime, used.ru_maxrss
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource is not None else 0
+    return time.thread_time(), memory
 
 
 class CallMeter:
@@ -39,22 +47,22 @@ class CallMeter:
     def __init__(self) -> None:
         self.timestamp = datetime.now(UTC).isoformat()
         self.latency_ms = self.cpu_percent = self.memory_mb = 0.0
-        self._memory = _peak_memory()
+        self._cpu, self._memory = _cpu_and_memory()
         self._begun = self._tried = time.perf_counter()
-        self._cpu = time.thread_time()
 
     def start(self) -> None:
         """A try of the tool begins (the first has begun with the meter)."""
         self._tried = time.perf_counter()
-        self._cpu = time.thread_time()
+        self._cpu, _ = _cpu_and_memory()
 
     def stop(self) -> None:
         """The try has ended: latency, CPU and memory are measured."""
-        cpu = time.thread_time() - self._cpu
         elapsed = time.perf_counter() - self._tried
+        cpu, memory = _cpu_and_memory()
+        cpu -= self._cpu
         self.latency_ms = elapsed * 1000
         self.cpu_percent = min(100.0 * cpu / elapsed, 100.0) if elapsed > 0 and cpu > 0 else 0.0
-        self.memory_mb = (_peak_memory() - self._memory) / _RSS_PER_MB
+        self.memory_mb = (memory - self._memory) / _RSS_PER_MB
 
     def telemetry(
         self, tool_name: str, *, input_tokens: int = 0, output_tokens: int = 0, **fields: Any
