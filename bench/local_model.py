@@ -76,13 +76,15 @@ def tools() -> list[Tool[..., Any]]:
     search, _ = document_tools(DATA / "local_documents")
 
     @tool(read_only=True, idempotent=True)
-    def search_documents(query: str) -> Any:
+    def search_documents(query: str) -> str:
         """Search the documents for a name or key words. Returns the passages that fit best, with their source.
 
         Args:
             query: A name or a few key words, for example: Eiffel Tower height
         """
-        return search(query, 2)
+        found = search(query, 2)
+        # Plain sentences: behind "Known:" a small model copies tables.
+        return "\n".join(each["text"] for each in found) if isinstance(found, list) else found["note"]
 
     return [calculate, search_documents]
 
