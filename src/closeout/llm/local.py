@@ -45,8 +45,8 @@ class LocalClient(BaseClient):
     against each other where cores are shared. `max_context`: tokens of prompt and reply. `temperature`, `top_p` and
     `max_tokens` hold where a request does not say; the temperature is 0 unless told. `on_status` is told in a few words
     what takes long (fetching, loading), in the event loop. `pull=False` never downloads. A reply that has come to
-    repeat one short piece is ended, with finish_reason "stop". Raises ModelUnavailable for an unknown model; the model
-    itself is loaded with the first request.
+    repeat one short piece is ended, with finish_reason "stop", unless it is constrained. Raises ModelUnavailable for
+    an unknown model; the model itself is loaded with the first request.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class LocalClient(BaseClient):
         token or batch of prompt tokens. Raises ContextOverflow, BadRequest, ModelTimeout, ModelUnavailable.
         """
         job = _Job(asyncio.get_running_loop(), request.prompt is None, _body(request, self._defaults), self._pull)
-        builder = _Builder(self.name, on_delta)
+        builder = _Builder(self.name, on_delta, bound=request.constraint is not None)
         waiting = self._borrowed().submit(job.run)
         try:
             async with asyncio.timeout(None) as deadline:
@@ -260,7 +260,9 @@ def _constraint(constraint: Constraint) -> dict[str, Any]:
 class _Builder:
     """Puts the reply together from the library's chunks, and counts."""
 
-    def __init__(self, model: str, on_delta: OnDelta | None) -> None:
+    def __init__(self, model: str, on_delta: OnDelta | None, *, bound: bool) -> None:
+        """`bound`: a grammar leads the reply to its end, so it is not ended for repeating itself on the way there."""
+        self._bound = bound
         self._reply = ReplyBuilder(on_delta)
         self._reply.model = model
         self._input = self._cached = self._output = 0
@@ -292,7 +294,7 @@ class _Builder:
 
     def _repeats(self) -> bool:
         self._chunks += 1
-        if self._chunks % _LOOK_EVERY or not _repeats_itself(self._tail):
+        if self._bound or self._chunks % _LOOK_EVERY or not _repeats_itself(self._tail):
             return False
         self._reply.finish_reason = "stop"
         return True

@@ -34,7 +34,8 @@ __all__ = ["FAILURES", "AgentIdentity"]
 
 Attributes = dict[str, Any]
 
-FAILURES = frozenset({"failed", "model_failed", "journal_failed", "context_overflow"})  # stop reasons that are errors, not outcomes
+# Stop reasons that are errors, not outcomes.
+FAILURES = frozenset({"failed", "model_failed", "journal_failed", "context_overflow"})
 _USAGE = {
     "input_tokens": "gen_ai.usage.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",
