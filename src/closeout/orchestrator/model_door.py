@@ -16,7 +16,7 @@ from closeout.llm.base import BaseClient, CreatedMessage, OnDelta, OnRetry, Retr
 from closeout.messages import Message, ModelReply, ModelRequest, Usage
 from closeout.orchestrator.limits import Budget
 
-__all__ = ["JournaledClient"]
+__all__ = ["JournaledClient", "error_of", "message_size"]
 
 USUAL_DENSITY = 0.3  # tokens for a character of a prompt, before the server has counted one
 
@@ -69,7 +69,7 @@ class JournaledClient(BaseClient):
         if isinstance(outcome, ModelFailed):
             usage = Usage(**outcome.usage)
             self._charge(usage, outcome.ms)
-            raise _error_of(outcome, usage)
+            raise error_of(outcome, usage)
         assert isinstance(outcome, ModelReplied)
         reply = live[0] if live else outcome.reply()
         self._charge(reply.usage, outcome.ms)
@@ -95,7 +95,7 @@ class JournaledClient(BaseClient):
     def can_close(self, messages: Sequence[Message]) -> bool:
         """Whether what is left of the budget allows a closing request with these messages."""
         added = int(self._budget.closing / self._density)
-        return not self._forbidden(sum(map(_size, messages)) + added)
+        return not self._forbidden(sum(map(message_size, messages)) + added)
 
     def _tokens_of(self, size: int) -> int:
         """Tokens of a prompt of so many characters, by what the server counted for the last one."""
@@ -170,13 +170,14 @@ class JournaledClient(BaseClient):
         sizes = self._sizes[:same]
         size = shared = sizes[-1] if sizes else 0
         for message in request.messages[same:]:
-            size += _size(message)
+            size += message_size(message)
             sizes.append(size)
         self._sizes = sizes
         return size, shared
 
 
-def _size(message: Message) -> int:
+def message_size(message: Message) -> int:
+    """Characters of a message as `ModelRequested.size` counts them."""
     return len(message.text) + sum(len(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
 
 
@@ -198,7 +199,8 @@ def _as_prompt(request: ModelRequest, to_prompt: Callable[[Sequence[Message]], s
     return replace(request, prompt=to_prompt(request.messages), messages=(), tools=(), tool_choice=None)
 
 
-def _error_of(failed: ModelFailed, usage: Usage) -> ModelError:
+def error_of(failed: ModelFailed, usage: Usage) -> ModelError:
+    """The exception that a recorded failure was, as far as it is one of ours; else a ModelError that says the same."""
     kind: Any = getattr(errors, failed.kind, ModelError)
     if not (isinstance(kind, type) and issubclass(kind, ModelError)):
         kind = ModelError

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from closeout import errors
 from closeout.config import home_folder
-from closeout.errors import JournalDamaged, JournalError, ModelError, UsageError
+from closeout.errors import JournalDamaged, JournalError, UsageError
 from closeout.journal.events import (
     Event,
     ModelFailed,
@@ -28,6 +27,7 @@ from closeout.journal.events import (
 from closeout.journal.store import Row, open_store
 from closeout.llm.base import OnDelta, OnRetry
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
+from closeout.orchestrator.model_door import error_of, message_size
 from closeout.testing.client import EVERYTHING, ScriptedClient
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class RecordedClient(ScriptedClient):
         usage = Usage(**brought.usage)
         self.charge(usage)
         if isinstance(brought, ModelFailed):
-            raise _error_of(brought, usage)
+            raise error_of(brought, usage)
         reply = brought.reply()
         return reply if on_delta is None else self._stream(reply, on_delta)
 
@@ -220,17 +220,7 @@ def _shape(request: ModelRequest) -> tuple[int, int]:
     """Number and characters of the messages, as `ModelRequested` counts them."""
     if request.prompt is not None:
         return 0, len(request.prompt)
-    calls = (call for message in request.messages for call in message.get("tool_calls") or ())
-    size = sum(len(message.text) for message in request.messages)
-    return len(request.messages), size + sum(len(call["function"]["arguments"]) for call in calls)
-
-
-def _error_of(failed: ModelFailed, usage: Usage) -> ModelError:
-    kind: Any = getattr(errors, failed.kind, ModelError)
-    if not (isinstance(kind, type) and issubclass(kind, ModelError)):
-        kind = ModelError
-    error: ModelError = kind(failed.error, status=failed.status, usage=usage)
-    return error
+    return len(request.messages), sum(map(message_size, request.messages))
 
 
 # ------------------------------------------------------------------------------------------------ files
