@@ -21,10 +21,10 @@ from closeout.errors import ConfigError, ResumeRefused, ToolDefinitionError, Usa
 from closeout.journal import events as ev
 from closeout.journal.journal import Progress
 from closeout.journal.store import open_store
+from closeout.llm.encoding import shared_prefix
 from closeout.orchestrator.loops import POLLS
 from closeout.orchestrator.run import replay
 from closeout.testing import MISBEHAVIOURS, RequestView, ScriptedServer, Turn, answer, call, once, say, serve_script
-from closeout.testing.server import shared_prefix
 
 DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
 

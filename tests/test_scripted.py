@@ -24,6 +24,7 @@ from closeout.errors import (
 )
 from closeout.llm.anthropic import AnthropicClient
 from closeout.llm.base import BaseClient, assistant_message
+from closeout.llm.encoding import shared_prefix
 from closeout.llm.openai import OpenAIClient
 from closeout.llm.retry import RetryPolicy
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelReply, ModelRequest, ToolCall, ToolSpec
@@ -42,7 +43,6 @@ from closeout.testing import (
 )
 from closeout.testing.misbehaviour import CONNECTION_FAULTS, REPLY_FAULTS
 from closeout.testing.serve import read_misbehaviour
-from closeout.testing.server import shared_prefix
 
 TOOLS = (ToolSpec("lookup"), ToolSpec("other"))
 USER = Message(role="user", content="What is k1?")

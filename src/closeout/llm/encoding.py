@@ -1,4 +1,5 @@
-"""JSON on the wire: values to UTF-8 bytes and back, at the speed of pydantic's own codec. No protocols.
+"""JSON on the wire: values to UTF-8 bytes and back, at the speed of pydantic's own codec, and what two texts
+begin with. No protocols.
 
 Measured on a chat reply with one tool call: `pydantic_core.from_json` 2.0 µs, `json.loads` 5.5 µs; writing a tool
 message: 0.9 µs against 4.1 µs.
@@ -7,11 +8,11 @@ message: 0.9 µs against 4.1 µs.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, AnyStr
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-__all__ = ["decode_json", "encode_json"]
+__all__ = ["decode_json", "encode_json", "shared_prefix"]
 
 
 def encode_json(value: Any) -> bytes:
@@ -35,6 +36,20 @@ def decode_json(data: bytes | str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def shared_prefix(before: AnyStr, now: AnyStr) -> int:
+    """The length of what two texts begin with in common; by halves, since comparing slices is what strings do fast."""
+    if now.startswith(before):
+        return len(before)
+    low, high = 0, min(len(before), len(now))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if before[low:middle] == now[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _joined_surrogates(text: str) -> str:

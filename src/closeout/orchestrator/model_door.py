@@ -13,6 +13,7 @@ from closeout.errors import LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ModelRetried, usage_record
 from closeout.journal.journal import Journal
 from closeout.llm.base import BaseClient, CreatedMessage, OnDelta, OnRetry, RetryNote
+from closeout.llm.encoding import shared_prefix
 from closeout.messages import Message, ModelReply, ModelRequest, Usage
 from closeout.orchestrator.limits import Budget
 
@@ -156,7 +157,7 @@ class JournaledClient(BaseClient):
         """Characters of the prompt, and how many at its start were in the request before."""
         last, self._last = self._last, request
         if request.prompt is not None:
-            return len(request.prompt), _common(last.prompt or "", request.prompt)
+            return len(request.prompt), shared_prefix(last.prompt or "", request.prompt)
         same = 0
         if request.tools != last.tools:
             pass
@@ -179,20 +180,6 @@ class JournaledClient(BaseClient):
 def message_size(message: Message) -> int:
     """Characters of a message as `ModelRequested.size` counts them."""
     return len(message.text) + sum(len(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
-
-
-def _common(before: str, now: str) -> int:
-    """The length of the common start of two texts; by halves, since comparing slices is what strings do fast."""
-    low, high = 0, min(len(before), len(now))
-    if now.startswith(before):
-        return len(before)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if before[low:middle] == now[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _as_prompt(request: ModelRequest, to_prompt: Callable[[Sequence[Message]], str]) -> ModelRequest:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from closeout.errors import ModelError
-from closeout.llm.encoding import decode_json, encode_json
+from closeout.llm.encoding import decode_json, encode_json, shared_prefix
 from closeout.messages import ModelReply
 from closeout.testing.misbehaviour import Misbehaviour
 from closeout.testing.player import ConversationKey, Performance, Player
@@ -22,7 +22,7 @@ from closeout.testing.protocols import PROTOCOLS, Protocol
 from closeout.testing.script import RequestView, Script
 from closeout.testing.writing import CHARACTERS_PER_TOKEN
 
-__all__ = ["ReceivedRequest", "ScriptedServer", "serve_script", "shared_prefix"]
+__all__ = ["ReceivedRequest", "ScriptedServer", "serve_script"]
 
 _MAX_BODY = 256 * 2**20
 _HTML = "<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>"
@@ -251,18 +251,6 @@ def serve_script(
         kind=kind,
         max_context=max_context,
     )
-
-
-def shared_prefix(a: bytes, b: bytes) -> int:
-    """How many bytes the two begin with in common."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 # ------------------------------------------------------------------------------------------------ faults
