@@ -287,14 +287,12 @@ class Delta:
     index: int = 0
 
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cut"]
-
-
 @dataclass(frozen=True, slots=True)
 class ModelReply:
     """One reply, whole. `tool_calls` are native ones, their `arguments` still the model's text.
 
-    `finish_reason` "cut": we closed the connection on purpose, having read enough.
+    `finish_reason`: "stop", "length", "tool_calls", "content_filter", or "cut": we closed the connection on purpose,
+    having read enough.
     """
 
     text: str = ""

@@ -44,7 +44,6 @@ class History:
         self._agent = agent
         self._steps: tuple[Step, ...] = ()
         self.evicted_before = 0  # turns before this one show stubs
-        self.compacted_before = 0
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
         self._gone: tuple[str, ...] = ()  # handles of the first and the last result that a summary stands for
 
@@ -91,7 +90,6 @@ class History:
             self._compact(event)
 
     def _compact(self, event: Compacted) -> None:
-        self.compacted_before = event.before
         self._evictions = ()
         handles = [r.handle for step in self._steps if step.turn < event.before for r in step.returns if r.handle]
         if handles:
@@ -104,7 +102,7 @@ class History:
 
     def _start(self, event: AttemptStarted) -> None:
         self._steps = ()
-        self.evicted_before = self.compacted_before = 0
+        self.evicted_before = 0
         self._evictions = self._gone = ()
         self._question = self._begun = "\n\n".join((self._task, *event.experiences))
 

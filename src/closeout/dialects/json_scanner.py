@@ -84,18 +84,6 @@ class JsonScanner:
         self._input_depth = -1  # number of open containers around the input while it is being read
 
     @property
-    def depth(self) -> int:
-        return len(self._closers)
-
-    @property
-    def in_string(self) -> bool:
-        return bool(self._quote)
-
-    @property
-    def in_input(self) -> bool:
-        return self._input_depth >= 0
-
-    @property
     def closable(self) -> bool:
         """Whether nothing is missing but closing brackets."""
         return not self._quote and not self._comment and self._expect is _Expect.COMMA_OR_END

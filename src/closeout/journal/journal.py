@@ -188,10 +188,6 @@ class Journal:
         for listener in self._listeners:
             listener(progress)
 
-    @property
-    def heard(self) -> bool:
-        return bool(self._listeners)
-
     # ------------------------------------------------------------------------------------------ what is kept
 
     def append(self, event: Event) -> Event:
