@@ -47,6 +47,8 @@ class Event:
     bodies: ClassVar[tuple[str, ...]] = ()
     # Written again when a resumed run comes by the same place: outcomes of the moment, not of the run.
     momentary: ClassVar[bool] = False
+    # The field that tells it from its agent's other events of this kind, for those written once for each thing.
+    identity: ClassVar[str] = ""
     names: ClassVar[tuple[str, ...]] = ("agent",)
 
     agent: str
@@ -54,7 +56,7 @@ class Event:
     @property
     def key(self) -> str:
         """What makes the event the same event when the run is replayed; empty: its place among its agent's others."""
-        return ""
+        return str(getattr(self, self.identity)) if self.identity else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class ModelRequested(Event):
     in the request before (the part that a prefix cache can serve).
     """
 
+    identity = "call"
     call: int
     attempt: int = 0
     turn: int = 0
@@ -150,10 +153,6 @@ class ModelRequested(Event):
     shared: int = 0
     temperature: float | None = None
     note: str = ""
-
-    @property
-    def key(self) -> str:
-        return str(self.call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +169,7 @@ class ModelRetried(Event):
 class ModelReplied(Event):
     """Outcome of a request. `usage` as of `Usage`, `ms` wall clock."""
 
+    identity = "call"
     bodies = ("text", "reasoning")
     call: int
     text: str = ""
@@ -180,10 +180,6 @@ class ModelReplied(Event):
     model: str = ""
     reasoning_details: Any = None
     ms: float = 0.0
-
-    @property
-    def key(self) -> str:
-        return str(self.call)
 
     @classmethod
     def of(cls, agent: str, call: int, reply: ModelReply, ms: float) -> ModelReplied:
@@ -202,20 +198,16 @@ class ModelReplied(Event):
             for c in self.tool_calls
         )
         return ModelReply(
-            self.text,
-            self.reasoning,
-            calls,
-            self.finish_reason,
-            Usage(**self.usage),
-            self.model,
+            self.text, self.reasoning, calls, self.finish_reason, Usage(**self.usage), self.model,
             self.reasoning_details,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFailed(Event):
     """Outcome of a request that brought no reply. `kind` is the name of the exception."""
 
+    identity = "call"
     call: int
     kind: str
     error: str
@@ -223,15 +215,12 @@ class ModelFailed(Event):
     status: int | None = None
     ms: float = 0.0
 
-    @property
-    def key(self) -> str:
-        return str(self.call)
-
 
 @dataclass(frozen=True, slots=True)
 class ToolStarted(Event):
     """Intent: a tool is about to run. `handle` ("r7") names the call within its agent."""
 
+    identity = "handle"
     bodies = ("arguments",)
     handle: str
     name: str
@@ -240,15 +229,12 @@ class ToolStarted(Event):
     call_id: str = ""
     server_name: str | None = None
 
-    @property
-    def key(self) -> str:
-        return self.handle
-
 
 @dataclass(frozen=True, slots=True)
 class ToolFinished(Event):
     """Outcome of a tool. `record` is the whole ToolOutput as JSON text."""
 
+    identity = "handle"
     bodies = ("record",)
     handle: str
     name: str
@@ -256,10 +242,6 @@ class ToolFinished(Event):
     record: str
     ms: float = 0.0
     note: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.handle
 
 
 @dataclass(frozen=True, slots=True)
