@@ -11,7 +11,7 @@ from closeout.llm.anthropic_wire import conversation, tools_json, uses_tools
 from closeout.llm.building import ReplyBuilder
 from closeout.llm.encoding import encode_json
 from closeout.llm.http import COMMON_HEADERS, HTTPClient, StreamReader
-from closeout.llm.pricing import Price, find_price
+from closeout.llm.pricing import Price
 from closeout.llm.retry import RetryPolicy
 from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
 
@@ -69,19 +69,15 @@ class AnthropicClient(HTTPClient):
     ) -> None:
         base = (base_url or ANTHROPIC_URL).strip().rstrip("/").removesuffix("/v1")
         own_host = base == ANTHROPIC_URL
-        price = find_price(model, prices) if own_host or model in (prices or {}) else None
-        super().__init__(timeout=timeout, retry=retry or RetryPolicy(), price=price, sampling=(temperature, top_p))
-        self.name = f"anthropic:{model}"
-        self.model = model
-        self.base_url = base
+        super().__init__(
+            "anthropic", model, base, own_host=own_host, extra_body=extra_body, timeout=timeout, retry=retry,
+            sampling=(temperature, top_p), max_tokens=max_tokens, prices=prices,
+        )  # fmt: skip
         self.capabilities = capabilities or Capabilities(json_schema=own_host, images=True, known=True)
         sent = {**COMMON_HEADERS, "anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}
         self._messages = transport.Endpoint(f"{base}/v1/messages", {**sent, **(headers or {})})
-        self._extra = dict(extra_body or {})
-        self._max_tokens = max_tokens or DEFAULT_MAX_TOKENS
         self._most_tokens: int | None = None  # what the model allows, once it has said so
         self._cache = cache
-        self._tools: dict[int, tuple[bytes, tuple[ToolSpec, ...]]] = {}
 
     # -------------------------------------------------------------------------------- requests
 
@@ -113,16 +109,11 @@ class AnthropicClient(HTTPClient):
         if not request.tools:
             used = uses_tools(messages)
             return tools_json([ToolSpec(name) for name in used]) if used else b""
-        found = self._tools.get(id(request.tools))
-        if found is None:
-            if len(self._tools) >= 1024:
-                self._tools.clear()
-            found = self._tools[id(request.tools)] = (tools_json(request.tools), request.tools)
-        return found[0]
+        return self._tools_text(request.tools, tools_json)
 
     def _options(self, request: ModelRequest, stream: bool) -> dict[str, Any]:
         asked = {name: value for name, value in self._asked(request).items() if name not in self._dropped}
-        limit = request.max_tokens or self._max_tokens
+        limit = request.max_tokens or self._max_tokens or DEFAULT_MAX_TOKENS
         limit = limit if self._most_tokens is None else min(limit, self._most_tokens)
         options = {"model": self.model, "max_tokens": limit, **asked, **self._extra, **request.extra_body}
         return {**options, "stream": True} if stream else options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -16,10 +16,10 @@ from closeout.llm.base import BaseClient, OnDelta, OnRetry
 from closeout.llm.building import ReplyBuilder
 from closeout.llm.encoding import decode_json
 from closeout.llm.failures import error_in_body, explain, failure, is_overflow, refuses_tools
-from closeout.llm.pricing import Price
+from closeout.llm.pricing import Price, find_price
 from closeout.llm.retry import RetryPolicy, complete_with_retries
 from closeout.llm.sse import EventReader
-from closeout.messages import ModelReply, ModelRequest, Usage
+from closeout.messages import ModelReply, ModelRequest, ToolSpec, Usage
 
 __all__ = ["COMMON_HEADERS", "HTTPClient", "StreamReader", "bearer"]
 
@@ -33,6 +33,7 @@ ONE_REQUEST = Usage(requests=1)
 BYTES_PER_TOKEN = 4
 # How much of a stream without events is kept, to say what it was, or to read it as the reply that it may be.
 MAX_UNREAD = 2**20
+TOOLS_KEPT = 1024  # lists of tools whose JSON is kept
 _REFUSES = re.compile(
     r"not supported|unsupported|does not support|unrecognized|unknown|unexpected|not permitted|not allowed|deprecated"
     r"|cannot both|only the default|may only|extra (?:inputs|fields)|invalid (?:parameter|field)|is not available",
@@ -69,17 +70,29 @@ class HTTPClient(BaseClient):
 
     def __init__(
         self,
+        vendor: str,
+        model: str,
+        base_url: str,
         *,
+        own_host: bool,  # the vendor's own server: known prices hold there
+        extra_body: Mapping[str, Any] | None,
         timeout: float,
-        retry: RetryPolicy,
-        price: Price | None,
+        retry: RetryPolicy | None,
         sampling: tuple[float | None, float | None],
+        max_tokens: int | None,
+        prices: Mapping[str, Price | Sequence[float]] | None,
     ) -> None:
+        self.name = f"{vendor}:{model}"
+        self.model = model
+        self.base_url = base_url
+        self._extra = dict(extra_body or {})
         self._timeout = timeout
+        self._retry = retry or RetryPolicy()
         self._temperature, self._top_p = sampling
-        self._retry = retry
-        self._price = price
+        self._max_tokens = max_tokens
+        self._price = find_price(model, prices) if own_host or model in (prices or {}) else None
         self._dropped: set[str] = set()  # parameters that this server has refused
+        self._tools: dict[int, tuple[bytes, tuple[ToolSpec, ...]]] = {}
 
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
@@ -98,6 +111,15 @@ class HTTPClient(BaseClient):
             "temperature": self._temperature if request.temperature is None else request.temperature,
             "top_p": self._top_p if request.top_p is None else request.top_p,
         }
+
+    def _tools_text(self, tools: tuple[ToolSpec, ...], write: Callable[[tuple[ToolSpec, ...]], bytes]) -> bytes:
+        """The JSON of tools, written once: identity stands for equality, and what is kept keeps its identity."""
+        found = self._tools.get(id(tools))
+        if found is None:
+            if len(self._tools) >= TOOLS_KEPT:
+                self._tools.clear()
+            found = self._tools[id(tools)] = (write(tools), tools)
+        return found[0]
 
     # -------------------------------------------------------------------------------- what a protocol fills in
 

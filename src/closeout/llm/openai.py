@@ -15,9 +15,9 @@ from closeout.llm.failures import failure
 from closeout.llm.http import COMMON_HEADERS, HTTPClient, StreamReader, bearer
 from closeout.llm.openai_replies import OpenAIStream, read_completion, reasoning_field
 from closeout.llm.openai_wire import ServerKind, constraint_options, message_encoder, tools_json
-from closeout.llm.pricing import Price, find_price
+from closeout.llm.pricing import Price
 from closeout.llm.retry import RetryPolicy
-from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, ToolSpec
+from closeout.messages import Capabilities, Message, ModelReply, ModelRequest
 
 __all__ = ["OPENAI_URL", "OpenAIClient"]
 
@@ -63,17 +63,14 @@ class OpenAIClient(HTTPClient):
     ) -> None:
         base = (base_url or OPENAI_URL).strip().rstrip("/")
         self._own_host = _is_openai(base)
-        price = find_price(model, prices) if self._own_host or model in (prices or {}) else None
-        super().__init__(timeout=timeout, retry=retry or RetryPolicy(), price=price, sampling=(temperature, top_p))
-        self._max_tokens = max_tokens
-        self.name = f"openai:{model}"
-        self.model = model
-        self.base_url = base
+        super().__init__(
+            "openai", model, base, own_host=self._own_host, extra_body=extra_body, timeout=timeout, retry=retry,
+            sampling=(temperature, top_p), max_tokens=max_tokens, prices=prices,
+        )  # fmt: skip
         sent = {**COMMON_HEADERS, **bearer(api_key), **(headers or {})}
         self._chat = transport.Endpoint(f"{base}/chat/completions", sent)
         self._completions = transport.Endpoint(f"{base}/completions", sent)
         self._models = transport.Endpoint(f"{base}/models", sent)
-        self._extra = dict(extra_body or {})
         self._kind: ServerKind | None = "openai" if self._own_host else None if server == "auto" else server
         self.capabilities = capabilities or _assumed(self._own_host, self._kind)
         # api.openai.com has refused max_tokens for its reasoning models since o1; other servers know nothing else.
@@ -81,7 +78,6 @@ class OpenAIClient(HTTPClient):
         self._send_reasoning = not self._own_host if send_reasoning == "auto" else send_reasoning
         self._set_reasoning("reasoning_content" if self._send_reasoning else None)
         self._heads: dict[Any, tuple[bytes, tuple[Any, ...]]] = {}
-        self._tools: dict[int, tuple[bytes, tuple[ToolSpec, ...]]] = {}
 
     # -------------------------------------------------------------------------------- requests
 
@@ -114,18 +110,10 @@ class OpenAIClient(HTTPClient):
                 self._heads.clear()
             head = encode_json(self._options(request, stream))[:-1] + b","
             if request.tools and request.prompt is None:
-                head += b'"tools":%b,' % self._tools_json(request.tools)
+                head += b'"tools":%b,' % self._tools_text(request.tools, tools_json)
             found = (head, seen)
             if not request.extra_body:
                 self._heads[key] = found
-        return found[0]
-
-    def _tools_json(self, tools: tuple[ToolSpec, ...]) -> bytes:
-        found = self._tools.get(id(tools))
-        if found is None:
-            if len(self._tools) >= _HEADS_KEPT:
-                self._tools.clear()
-            found = self._tools[id(tools)] = (tools_json(tools), tools)
         return found[0]
 
     def _options(self, request: ModelRequest, stream: bool) -> dict[str, Any]:
