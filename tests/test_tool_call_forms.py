@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from closeout.dialects.forms import ToolCallsRead, families, forms_of, read_tool_calls
+from closeout.dialects.thinking import THINKING_TAGS, ThinkingSplitter, split_thinking
 from closeout.messages import ToolSpec
 
 DATA = Path(__file__).parent / "data" / "tool_parsers"
@@ -117,6 +118,16 @@ def test_what_is_thought_is_kept_apart_from_what_is_said(text: str, reasoning: s
     read = read_tool_calls(text)
 
     assert (read.calls, read.reasoning, read.content) == ((), reasoning, content)
+
+
+@pytest.mark.parametrize("tag", THINKING_TAGS)
+def test_a_streamed_text_and_a_whole_one_agree_on_what_is_thought(tag: str) -> None:
+    text, splitter = f"<{tag}>a</{tag}>b", ThinkingSplitter()
+    pieces = [piece for letter in text for piece in splitter.feed(letter)] + splitter.flush()
+    whole = read_tool_calls(text)
+
+    assert pieces == [(True, "a"), (False, "b")]
+    assert (whole.reasoning, whole.content) == split_thinking(text) == ("a", "b")
 
 
 def test_a_call_in_reasoning_is_not_made() -> None:

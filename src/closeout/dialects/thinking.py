@@ -9,7 +9,7 @@ import re
 
 __all__ = ["THINKING_TAGS", "ThinkingSplitter", "split_thinking"]
 
-THINKING_TAGS = ("think", "thinking", "thought", "reasoning", "seed:think")
+THINKING_TAGS = ("think", "thinking", "thought", "reasoning", "seed:think", "mm:think")
 _TAG = re.compile(rf"<(/?)(?:{'|'.join(THINKING_TAGS)})\s?>", re.IGNORECASE)
 _LONGEST = max(map(len, THINKING_TAGS)) + 4  # "</", a blank and ">"
 _PART = re.compile(r"</?[a-z:]{0,12}\s?\Z", re.IGNORECASE)

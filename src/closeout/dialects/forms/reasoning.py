@@ -6,15 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from closeout.dialects.thinking import THINKING_TAGS
+
 __all__ = ["Thinking", "has_mark", "plain_content", "split_reasoning"]
 
 _PAIRS = {
-    "<think>": "</think>",
-    "<thinking>": "</thinking>",
-    "<thought>": "</thought>",
-    "<reasoning>": "</reasoning>",
-    "<seed:think>": "</seed:think>",
-    "<mm:think>": "</mm:think>",
+    **{f"<{tag}>": f"</{tag}>" for tag in THINKING_TAGS},
     "<ifm|think>": "</ifm|think>",
     "[THINK]": "[/THINK]",
     "<|START_THINKING|>": "<|END_THINKING|>",
