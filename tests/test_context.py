@@ -40,7 +40,7 @@ def accepted(turn: int, text: str = "", results: int = 1, agent: str = "main") -
 
 
 def history(*events: Event, tools: Sequence[ToolSpec] = ()) -> History:
-    return History.of((AttemptStarted("main", 0), *events), "Be exact.", "Which canal?", tools)
+    return History("Be exact.", "Which canal?", tools).after((AttemptStarted("main", 0), *events))
 
 
 def messages(view_of: History, dialect: str = "function_call", **view: Any) -> list[Message]:
@@ -294,5 +294,5 @@ def test_the_view_grows_at_its_end_but_for_evictions_and_summaries(kinds: list[s
             else:
                 assert now[: len(last)] == last
         last = now
-    folded = get_dialect(name).render(History.of(events, "Be exact.", "Which canal?").view(), Capabilities())
+    folded = get_dialect(name).render(History("Be exact.", "Which canal?").after(events).view(), Capabilities())
     assert last is None or last == ([folded.prompt] if folded.prompt else [dict(m) for m in folded.messages])

@@ -191,7 +191,8 @@ def test_the_history_is_a_pure_function_of_the_journal(
         request = next(requests)
         if event.purpose != "act":
             continue
-        history = History.of(seen, plan.full_instructions(), started.question or started.task, plan.offered_tools())
+        question = started.question or started.task
+        history = History(plan.full_instructions(), question, plan.offered_tools()).after(seen)
         view = history.view(event.note, withheld=withheld(seen))
         rendered = get_dialect(dialect).render(view, Capabilities(completions=True))
         assert (rendered.prompt, list(rendered.messages), rendered.tools) == (

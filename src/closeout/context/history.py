@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from closeout.dialects.protocol import HistoryView
 from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, TurnAccepted
@@ -47,22 +47,11 @@ class History:
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
         self._gone: tuple[str, ...] = ()  # handles of the first and the last result that a summary stands for
 
-    @classmethod
-    def of(
-        cls,
-        events: Iterable[Event],
-        instructions: str,
-        question: str,
-        tools: Sequence[ToolSpec] = (),
-        earlier: Sequence[Message] = (),
-        images: Sequence[dict[str, Any]] = (),
-        agent: str = "main",
-    ) -> History:
-        """The history that recorded events add up to."""
-        history = cls(instructions, question, tools, earlier, images, agent)
+    def after(self, events: Iterable[Event]) -> Self:
+        """This history with recorded events taken in."""
         for event in events:
-            history.apply(event)
-        return history
+            self.apply(event)
+        return self
 
     @property
     def steps(self) -> tuple[Step, ...]:
