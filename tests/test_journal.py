@@ -124,8 +124,8 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
     journal.flush()
     other = sqlite3.connect(store.path)
     place = (1 << 32) + 9
-    row = (place, 0, "Teleported", '{"agent":"main","where":1}', None)
-    other.execute("INSERT INTO events VALUES (?,?,?,?,?)", row)
+    row = (place, '[[0, "Teleported", {"agent": "main", "where": 1}]]')
+    other.execute("INSERT INTO events VALUES (?,?)", row)
     other.commit()
     assert journal.rows()[1].event == ev.Unknown("main", "Teleported", {"agent": "main", "where": 1})
 
@@ -136,7 +136,8 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
 def types_on_disk(store: Store) -> list[str]:
     reader = sqlite3.connect(store.path)
     try:
-        return [row[0] for row in reader.execute("SELECT type FROM events ORDER BY place")]
+        rows = reader.execute("SELECT body FROM events ORDER BY place").fetchall()
+        return [kind for (body,) in rows for _, kind, *_ in json.loads(body)]
     finally:
         reader.close()
 
@@ -270,7 +271,9 @@ def test_time_between_crash_and_resume_does_not_count(home: Path) -> None:
     journal.flush()
     journal.abandon()
     db = sqlite3.connect(store.path)
-    db.execute("UPDATE events SET time = time - 1000")
+    [(place, body)] = db.execute("SELECT place, body FROM events").fetchall()
+    [(at, *event)] = json.loads(body)
+    db.execute("UPDATE events SET body=? WHERE place=?", (json.dumps([[at - 1000, *event]]), place))
     db.commit()
     again = Journal.reopen(store, journal.run_id)
     assert again.elapsed < 100

@@ -12,11 +12,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -30,27 +30,26 @@ FILE_NAME = "journal.sqlite3"
 VERSION = 1
 BODY_LIMIT = 1024  # characters: a field longer than this is kept once, by hash
 LOCK_SECONDS = 20.0  # how long a commit waits for another process's
-# An event's place is run * 2**32 + seq. With one integer as its key a table grows at its end, and a commit writes two
-# pages; with the pair (run, seq) it is a tree of its own that is split at every second commit, and five.
+# A row holds what one run had to say in one commit: a JSON list of [time, type, fields], and where bodies are kept
+# apart their hashes by field. Its place is run * 2**32 + seq of the first. One row costs half of what five do, and with
+# one integer as its key the table grows at its end: a commit writes two pages, with the pair (run, seq) it was five.
 SEQ_BITS = 32
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, started REAL NOT NULL, ended REAL,
   status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT);
-CREATE TABLE IF NOT EXISTS events (
-  place INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL, body BLOB NOT NULL, refs TEXT);
+CREATE TABLE IF NOT EXISTS events (place INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 """
 
 _INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
-_INSERT_EVENT = "INSERT INTO events VALUES (?,?,?,?,?)"
-# A turn's few events in one statement: that is all or nothing by itself, and a transaction around it would be half the
-# work.
-_INSERT_FEW = [_INSERT_EVENT + ",(?,?,?,?,?)" * more for more in range(16)]
+_INSERT_EVENTS = "INSERT INTO events VALUES (?,?)"
 _INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
+_NO_REFS: Mapping[str, str] = {}
+_Entry: TypeAlias = tuple[int, float, Event]  # seq, time
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 
 
@@ -83,7 +82,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
         self._lock = threading.RLock()
-        self._pending: list[tuple[int, int, float, Event]] = []
+        self._pending: dict[int, list[_Entry]] = {}  # by run
         self._known: set[bytes] = set()  # hashes that this process has written
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +124,7 @@ class Store:
                     raise JournalError(text) from None
                 number = int(cursor.lastrowid or 0)
                 bodies: dict[bytes, bytes] = {}
-                db.execute(_INSERT_EVENT, _row(number, 0, at, started, bodies))
+                db.execute(_INSERT_EVENTS, _row(number, [(0, at, started)], bodies))
                 db.executemany(_INSERT_BODY, list(bodies.items()))
             self._locks.take(run_id, number)
             return number
@@ -166,8 +165,9 @@ class Store:
             self._locks.drop(number)
 
     def put(self, run: int, seq: int, at: float, event: Event) -> None:
-        """Take an event in. It is safe once `flush` returns."""
-        self._pending.append((run, seq, at, event))
+        """Take a run's next event in. It is safe once `flush` returns."""
+        with self._lock:
+            self._pending.setdefault(run, []).append((seq, at, event))
 
     def flush(self) -> None:
         """Write what has piled up, of all runs of the process, in one commit."""
@@ -177,30 +177,35 @@ class Store:
     def _commit(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         """What has piled up, and then the statements: all of it or nothing."""
         with self._lock:
-            pending, self._pending = self._pending, []
+            pending, self._pending = self._pending, {}
             bodies: dict[bytes, bytes] = {}
             try:
-                rows = [_row(*entry, bodies) for entry in pending]
+                rows = [_row(run, entries, bodies) for run, entries in pending.items()]
                 fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
-                if fresh or statements or not 0 < len(rows) <= len(_INSERT_FEW):
+                if len(rows) == 1 and not (fresh or statements):
+                    # All or nothing by itself: a transaction around it would be half the work.
+                    self._db.execute(_INSERT_EVENTS, rows[0])
+                else:
                     with self._transaction() as db:
                         db.executemany(_INSERT_BODY, fresh)
-                        db.executemany(_INSERT_EVENT, rows)
+                        db.executemany(_INSERT_EVENTS, rows)
                         for statement, values in statements:
                             db.execute(statement, values)
-                else:
-                    self._db.execute(_INSERT_FEW[len(rows) - 1], [value for row in rows for value in row])
             except BaseException as error:
-                self._pending = pending + self._pending  # nothing is lost: the next flush tries again
+                # Nothing is lost: the next flush tries again.
+                for run, later in self._pending.items():
+                    pending.setdefault(run, []).extend(later)
+                self._pending = pending
                 if isinstance(error, sqlite3.Error):
                     raise _journal_error(error, self.path) from error
                 raise
-            self._known.update(bodies)
+            if bodies:
+                self._known.update(bodies)
 
     def forget_pending(self, run: int) -> None:
         """Drop what could not be written of a run that is over, so that it does not hold up others."""
         with self._lock:
-            self._pending = [entry for entry in self._pending if entry[0] != run]
+            self._pending.pop(run, None)
 
     def note(self, name: str, value: str) -> None:
         """Remember something small beyond runs, such as the dialect that an endpoint turned out to speak."""
@@ -239,27 +244,33 @@ class Store:
             return replace(record, status="interrupted")
         return record
 
-    def rows(self, run_id: str, after: int = -1) -> Iterator[Row]:
-        """The run's events after a place, in order. One that cannot be read comes as `Unknown`; none is left out."""
-        query = "SELECT place, time, type, body, refs FROM events WHERE place>? AND place<? ORDER BY place"
+    def rows(self, run_id: str) -> Iterator[Row]:
+        """The run's events, in order. One that cannot be read comes as `Unknown`; none is left out."""
+        query = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place"
         with self._lock, _explained(self.path):
             self.flush()
             number = self._number(run_id)
-            start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
-            fetched = self._db.execute(query, (start + after, end)).fetchall()
-        for place, at, kind, body, refs in fetched:
-            yield Row(place - start, at, self._event(kind, body, refs))
+            start = number << SEQ_BITS
+            fetched = self._db.execute(query, (start, number + 1 << SEQ_BITS)).fetchall()
+        for place, body in fetched:
+            for offset, (at, event) in enumerate(self._events(body)):
+                yield Row(place - start + offset, at, event)
 
-    def _event(self, kind: str, body: bytes, refs: str | None) -> Event:
+    def _events(self, body: bytes) -> list[tuple[float, Event]]:
         import json
 
         try:
-            values = json.loads(body)
-            for name, digest in json.loads(refs).items() if refs else ():
+            return [(float(at), self._event(kind, values, *refs)) for at, kind, values, *refs in json.loads(body)]
+        except (ValueError, TypeError, RecursionError):
+            return [(0.0, _unreadable("events"))]
+
+    def _event(self, kind: str, values: dict[str, Any], refs: Mapping[str, str] = _NO_REFS) -> Event:
+        try:
+            for name, digest in refs.items():
                 values[name] = self._body(bytes.fromhex(digest))
             return event_from(kind, values)
-        except (ValueError, KeyError, AttributeError, RecursionError):
-            return Unknown("main", kind, {"problem": "this row of the journal cannot be read"})
+        except (ValueError, KeyError, AttributeError, TypeError):
+            return _unreadable(kind)
 
     def _body(self, digest: bytes) -> str:
         with self._lock:
@@ -276,28 +287,42 @@ class Store:
             self._locks.close()
 
 
-def _row(run: int, seq: int, at: float, event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
-    values = {name: getattr(event, name) for name in event.names}
-    refs = ""
+def _row(run: int, entries: Sequence[_Entry], bodies: dict[bytes, bytes]) -> tuple[int, bytes]:
+    items = [(at, type(event).__name__, *_apart(event, bodies)) for _, at, event in entries]
+    place = (run << SEQ_BITS) + entries[0][0]
+    try:
+        return place, to_json(items, inf_nan_mode="constants")
+    except (PydanticSerializationError, ValueError):
+        # Lone surrogates and foreign objects: escapes carry the first, their text stands for the second.
+        import json
+
+        return place, json.dumps(items, default=_plain).encode()
+
+
+def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
+    """What a row says of an event: itself, or without its large bodies and with their hashes."""
+    for name in event.bodies:
+        if len(getattr(event, name) or "") > BODY_LIMIT:
+            break
+    else:
+        return (event,)
+    values, refs = _plain(event), {}
     for name in event.bodies:
         value = values[name]
         if isinstance(value, str) and len(value) > BODY_LIMIT:
             body = value.encode("utf-8", "surrogatepass")
             digest = hashlib.sha256(body).digest()
             bodies[digest] = body
-            values[name] = ""
-            refs += f'{"," if refs else "{"}"{name}":"{digest.hex()}"'
-    return (run << SEQ_BITS) + seq, at, type(event).__name__, _json(values), refs + "}" if refs else None
+            values[name], refs[name] = "", digest.hex()
+    return values, refs
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
-    try:
-        return to_json(values, inf_nan_mode="constants")
-    except (PydanticSerializationError, ValueError):
-        # Lone surrogates and foreign objects: escapes carry the first, their text stands for the second.
-        import json
+def _plain(value: object) -> Any:
+    return {name: getattr(value, name) for name in value.names} if isinstance(value, Event) else str(value)
 
-        return json.dumps(values, default=str).encode()
+
+def _unreadable(kind: str) -> Unknown:
+    return Unknown("main", kind, {"problem": "this row of the journal cannot be read"})
 
 
 def _storable(text: str) -> str:
