@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from closeout import Agent, tool
+from closeout import Agent
 from closeout.llm.local import LocalClient
 from closeout.messages import Message, ModelRequest, Usage
 from closeout.tools.builtin import calculate, document_tools
@@ -72,21 +72,8 @@ def questions(sets: str, quick: bool) -> list[Question]:
 
 
 def tools() -> list[Tool[..., Any]]:
-    """Arithmetic and the search, two passages at a time: of more a small model takes the wrong one."""
-    search, _ = document_tools(DATA / "local_documents")
-
-    @tool(read_only=True, idempotent=True)
-    def search_documents(query: str) -> str:
-        """Search the documents for a name or key words. Returns the passages that fit best, with their source.
-
-        Args:
-            query: A name or a few key words, for example: Eiffel Tower height
-        """
-        found = search(query, 2)
-        # Plain sentences: behind "Known:" a small model copies tables.
-        return "\n".join(each["text"] for each in found) if isinstance(found, list) else found["note"]
-
-    return [calculate, search_documents]
+    """What `closeout run --docs` gives the embedded models."""
+    return [calculate, *document_tools(DATA / "local_documents", plain=True)]
 
 
 async def with_tools(client: LocalClient, asked: Iterable[Question], options: argparse.Namespace) -> list[Outcome]:

@@ -85,6 +85,19 @@ async def test_no_single_document_answers_the_question_alone() -> None:
     assert both == []
 
 
+async def test_plain_results_are_the_two_best_passages_as_text() -> None:
+    plain, _ = document_tools(EXAMPLES, plain=True)
+    found = await plain.call({"query": "Rideau Canal opening year"})
+    records = await search(EXAMPLES, "Rideau Canal opening year", limit=2)
+    assert found == f"{records[0]['title']}: {records[0]['text']}\n{records[1]['text']}"  # the second names its subject
+    assert records[0]["title"] == "Rideau Canal › Building and opening"
+    assert "results" in await plain.call({"query": "xylophone"})
+
+
+async def test_what_a_passage_is_called_is_a_name_to_read_on_with() -> None:
+    assert (await read(EXAMPLES, "Rideau Canal"))["source"].startswith("rideau-canal.md")
+
+
 async def test_a_passage_tells_what_it_is_about_and_where_it_stands() -> None:
     best = (await search(EXAMPLES, "Rideau Canal skating rink", limit=1))[0]
     assert list(best) == ["title", "text", "source"]

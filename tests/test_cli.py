@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from cli_process import closeout, here, on_terminal
+from closeout.cli.options import RunOptions, make_agent
 from closeout.messages import ToolCall
 from closeout.testing import Turn, serve_script
 from closeout.testing.server import ScriptedServer
@@ -185,6 +186,13 @@ def test_tools_lists_what_an_agent_would_have(tmp_path: Path) -> None:
     names = [tool["name"] for tool in done.json["tools"]]
     assert names == ["calculate", "read_document", "read_result", "run_python", "search_documents"]
     assert done.json["problems"] == []
+
+
+@pytest.mark.parametrize(("model", "passages"), [("local", 2), ("local:small", 2), ("openai:gpt-5", 4)])
+def test_an_embedded_model_is_given_fewer_passages_at_a_time(tmp_path: Path, model: str, passages: int) -> None:
+    options = RunOptions(model=model, docs=str(tmp_path), base_url="http://localhost:9/v1")
+    (search,) = (tool for tool in make_agent(options).plan().offered_tools() if tool.name == "search_documents")
+    assert search.parameters["properties"]["limit"]["default"] == passages
 
 
 def test_a_server_that_does_not_start_is_told_and_the_others_are_listed() -> None:

@@ -70,8 +70,8 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
 
     config = read_settings(options.config)
     _check_commands(options.mcp)
-    tools = _tools(options, config)
     model = options.model or model_in(config)
+    tools = _tools(options, config, small=model.partition(":")[0] == "local")
     if model.startswith("local:"):
         _check_weights(model)
     agent = Agent(
@@ -97,12 +97,13 @@ def read_settings(settings: Sequence[str]) -> Config:
     return load_config(files[0] if files else None, overrides)
 
 
-def _tools(options: RunOptions, config: Config) -> list[Any]:
+def _tools(options: RunOptions, config: Config, *, small: bool) -> list[Any]:
+    """`small`: for a small model, which takes its facts from the wrong place when it is shown many."""
     from closeout.tools.builtin import calculate, document_tools
 
     tools: list[Any] = [calculate]
     if options.docs is not None:
-        tools += document_tools(_readable_folder(options.docs))
+        tools += document_tools(_readable_folder(options.docs), plain=small)
     for name in dict.fromkeys(options.tools):
         if name not in TOOLS:
             raise UsageError(f"There is no built-in tool '{name}'. --tool takes {' or '.join(TOOLS)}.")

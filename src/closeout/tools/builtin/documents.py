@@ -11,12 +11,15 @@ from typing import Any
 from closeout.errors import ToolError
 from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress
 from closeout.tools.builtin.extract import extract_text
+from closeout.tools.builtin.passages import query_terms
 from closeout.tools.tool import Tool, tool
 
 __all__ = ["document_tools"]
 
 PAGE_CHARACTERS = 5_000  # about 1,200 tokens of English
 MAX_RESULTS = 20
+PASSAGES = 4  # of a search result unless told
+PLAIN_PASSAGES = 2  # of more, a small model takes its fact from the wrong one
 LISTED = 15  # documents named in a message
 KEPT_TEXTS = 8  # documents whose text is kept for the next page
 
@@ -32,14 +35,15 @@ _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 
 
 def document_tools(
-    folder: str | Path, *, cache: str | Path | None = None, progress: Progress | None = None
+    folder: str | Path, *, cache: str | Path | None = None, progress: Progress | None = None, plain: bool = False
 ) -> tuple[Tool[..., Any], Tool[..., Any]]:
     """`search_documents` and `read_document` for the documents below `folder`.
 
     Files of these kinds are read: plain text of any suffix, Markdown, HTML, CSV, JSON, PDF, Word and Excel (the last
     three with `pip install 'closeout[documents]'`). The folder is indexed at the first call, in memory or in the SQLite
     file `cache`, which makes later openings quick; later calls see what changed. `progress(done, total, name)` is told
-    of each document that is read, from the thread that reads it. Raises `UsageError` if there is no such folder.
+    of each document that is read, from the thread that reads it. `plain`: a search brings two passages as sentences
+    rather than four records, which is what a small model reads best. Raises `UsageError` if there is no such folder.
     """
     index = DocumentIndex(folder, cache=cache, progress=progress)
     reader = _Reader(index)
@@ -51,17 +55,17 @@ def document_tools(
         empty_at="results",
         aliases=_SEARCH_ALIASES,
     )
-    def search_documents(query: str, limit: int = 4) -> Any:
-        """Search the documents for a name or key words. Returns the passages that fit best, with their source.
+    def search_documents(query: str, limit: int = PLAIN_PASSAGES if plain else PASSAGES) -> Any:
+        """Search the documents for a name or key words. Returns the passages that fit best.
 
         Args:
             query: A name or a few key words, for example: Eiffel Tower height
             limit: How many passages to return.
         """
         hits = index.search(query, max(1, min(limit, MAX_RESULTS)))
-        if hits:
-            return [_shown(hit) for hit in hits]
-        return {"results": [], "note": _nothing_found(query, index.documents())}
+        if not hits:
+            return {"results": [], "note": _nothing_found(query, index.documents())}
+        return "\n".join(map(_told, hits)) if plain else [_shown(hit) for hit in hits]
 
     @tool(
         read_only=True,
@@ -73,7 +77,7 @@ def document_tools(
         """Read a document. Long documents have several pages.
 
         Args:
-            name: The document's file name, as the search shows it.
+            name: The document's file name or title, as the search shows it.
             page: Which page to read.
         """
         return reader.read(name, page)
@@ -83,12 +87,19 @@ def document_tools(
 
 def _shown(hit: Hit) -> dict[str, str]:
     """What a model is given of a passage: what it is about, what it says, and the name to read on with."""
+    return {"title": _subject(hit), "text": hit.text, "source": f"{hit.path}:{hit.first_line}-{hit.last_line}"}
+
+
+def _told(hit: Hit) -> str:
+    """The passage as it stands, behind its title where it does not name its subject itself."""
+    subject = _subject(hit)
+    named = set(query_terms(subject)) <= set(query_terms(hit.text))
+    return hit.text if named else f"{subject}: {hit.text}"
+
+
+def _subject(hit: Hit) -> str:
     above = hit.heading.removeprefix(hit.title).removeprefix(" › ")
-    return {
-        "title": f"{hit.title} › {above}" if above else hit.title,
-        "text": hit.text,
-        "source": f"{hit.path}:{hit.first_line}-{hit.last_line}",
-    }
+    return f"{hit.title} › {above}" if above else hit.title
 
 
 def _nothing_found(query: str, documents: list[Document]) -> str:
