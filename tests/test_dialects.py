@@ -7,7 +7,7 @@ import pytest
 from closeout.dialects.constrain import action_constraint, action_grammar, action_schema
 from closeout.dialects.protocol import DIALECTS, HistoryView, get_dialect, serves
 from closeout.errors import ConfigError, UsageError
-from closeout.messages import Capabilities, Delta, Message, ModelReply, Step, ToolCall, ToolReturn, ToolSpec
+from closeout.messages import Capabilities, Constraint, Delta, Message, ModelReply, Step, ToolCall, ToolReturn, ToolSpec
 
 TEXT = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 SEARCH = ToolSpec("search", "Find things — über alles.", TEXT)
@@ -326,6 +326,18 @@ def test_the_grammar_has_a_rule_for_each_tool_and_for_the_answer():
     assert r'input1 ::= "{" "\"q\": " string "}"' in grammar
     assert "Final Answer" not in action_grammar(TOOLS, may_answer=False)
     assert action_grammar((), primed=True).startswith('root ::= " " line')
+
+
+def test_the_answer_of_a_grammar_is_what_its_contract_allows():
+    own = 'root ::= "[" value "]"\nvalue ::= [a-z] | "root" | "\\"value\\"" | root\n'
+    grammar = action_grammar(TOOLS, answer=Constraint("grammar", own))
+    assert '"Final Answer: " answer-root)' in grammar.splitlines()[0]
+    assert 'answer-root ::= "[" answer-value "]"\n' in grammar  # `value` is a rule of JSON's in the same grammar
+    assert 'answer-value ::= [a-z] | "root" | "\\"value\\"" | answer-root\n' in grammar
+    schema = Constraint("json_schema", {"enum": [1, "two"]})
+    assert 'answer ::= "1" | "\\"two\\""\n' in action_grammar(TOOLS, answer=schema)
+    for other in (None, Constraint("regex", "a+"), Constraint("grammar", "%llguidance {}\nstart: /a/")):
+        assert action_grammar(TOOLS, answer=other) == action_grammar(TOOLS)
 
 
 def test_the_grammar_knows_the_common_parts_of_schemas():

@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
+from closeout.answers.contracts import AnswerContract, Choice, Json, Number
 from closeout.dialects.constrain import action_constraint
 from closeout.dialects.protocol import get_dialect
 from closeout.llm.local import LocalClient
@@ -54,3 +55,14 @@ async def test_a_constrained_reply_is_a_call_that_fits_its_schema(
     (made,) = reading.calls
     schema = next(tool.parameters for tool in tools if tool.name == made.name)
     assert jsonschema_rs.validator_for(dict(schema)).is_valid(made.arguments)
+
+
+@pytest.mark.parametrize(
+    "contract", [Choice(["north", "north [west]"]), Number(), Json({"enum": [["a", 1], {"b": None}]})], ids=repr
+)
+async def test_a_constrained_answer_fits_its_contract_and_ends(client: LocalClient, contract: AnswerContract) -> None:
+    constraint = action_constraint((), Capabilities(grammar=True), primed=True, answer=contract.constraint())
+    reply = await client.complete(ModelRequest(prompt="Thought:", constraint=constraint, max_tokens=900))
+    reading = get_dialect("cot_completion").reader(()).close(reply)
+    assert contract.read(reading.answer or "").ok or reply.finish_reason == "length"
+    assert reply.finish_reason == "stop"

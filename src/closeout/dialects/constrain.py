@@ -6,6 +6,7 @@ Whether a run uses it is decided by its settings and by what the endpoint can do
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,17 +30,26 @@ integer ::= "-"? ("0" | [1-9] [0-9]*)
 ws ::= " "?
 rest ::= [^\x00]+
 """
+# A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')
 
 
 def action_constraint(
-    tools: Sequence[ToolSpec], capabilities: Capabilities, *, primed: bool = False, may_answer: bool = True
+    tools: Sequence[ToolSpec],
+    capabilities: Capabilities,
+    *,
+    primed: bool = False,
+    may_answer: bool = True,
+    answer: Constraint | None = None,
 ) -> Constraint | None:
     """What a ReAct reply must match on an endpoint with these capabilities; None if it cannot constrain.
 
-    `primed`: the prompt ended in `Thought:`. `may_answer`: whether a final answer is allowed now.
+    `primed`: the prompt ended in `Thought:`. `may_answer`: whether a final answer is allowed now. `answer`: what the
+    answer must match where that is a grammar or a schema that can stand inside another; else it is any text.
     """
     if capabilities.grammar:
-        return Constraint("grammar", action_grammar(tools, primed=primed, may_answer=may_answer), "react")
+        grammar = action_grammar(tools, primed=primed, may_answer=may_answer, answer=answer)
+        return Constraint("grammar", grammar, "react")
     if capabilities.json_schema:
         return Constraint("json_schema", action_schema(tools, may_answer=may_answer), "react")
     return None
@@ -62,7 +72,9 @@ def _option(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def action_grammar(tools: Sequence[ToolSpec], *, primed: bool = False, may_answer: bool = True) -> str:
+def action_grammar(
+    tools: Sequence[ToolSpec], *, primed: bool = False, may_answer: bool = True, answer: Constraint | None = None
+) -> str:
     """A GBNF grammar of one reply: a thought, then an action that fits its tool's schema, or the final answer."""
     writer = _Grammar()
     calls = []
@@ -72,7 +84,7 @@ def action_grammar(tools: Sequence[ToolSpec], *, primed: bool = False, may_answe
         calls.append(f"call{number}")
     ends = [f'"Action: " ({" | ".join(calls)})'] if calls else []
     if may_answer or not calls:
-        ends.append('"Final Answer: " rest')
+        ends.append(f'"Final Answer: " {writer.answer(answer)}')
     start = '" "' if primed else '"Thought: "'
     rules = [f'root ::= {start} line "\\n" ({" | ".join(ends)})']
     rules += [f"{name} ::= {body}" for name, body in writer.rules.items()]
@@ -95,6 +107,18 @@ class _Grammar:
             return body
         self.rules[name] = body
         return name
+
+    def answer(self, constraint: Constraint | None) -> str:
+        """The name of a rule for the answer; `rest` for one that cannot stand inside a grammar."""
+        if constraint is not None and constraint.kind == "json_schema" and isinstance(constraint.value, Mapping):
+            return self.rule("answer", constraint.value)
+        if constraint is None or constraint.kind != "grammar" or str(constraint.value).startswith("%"):
+            return "rest"
+        for line in str(constraint.value).splitlines():
+            name, defined, body = line.partition("::=")
+            if defined:  # rules of two grammars may have the same names
+                self.rules[f"answer-{name.strip()}"] = _TOKEN.sub(_in_answer, body.strip())
+        return "answer-root" if "answer-root" in self.rules else "rest"
 
     def _body(self, name: str, schema: Mapping[str, Any], depth: int) -> str:
         if isinstance(schema.get("enum"), list) and schema["enum"]:
@@ -142,6 +166,10 @@ class _Grammar:
         # Without a required member any one may come first, those behind it in their order.
         chains = [f"{each} {_maybe(optional[i + 1 :])}" for i, each in enumerate(optional)]
         return f'"{{" ({" | ".join(chains)})? "}}"'
+
+
+def _in_answer(token: re.Match[str]) -> str:
+    return f"answer-{token[0]}" if token[0][0] not in '"[' else token[0]
 
 
 def _maybe(members: Sequence[str]) -> str:

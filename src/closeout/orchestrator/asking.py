@@ -84,7 +84,8 @@ class Asking:
             return None
         if name not in self._constraints:
             primed = name == "cot_completion"
-            self._constraints[name] = action_constraint(self._tools, capabilities, primed=primed)
+            answer = self._plan.contract.constraint()
+            self._constraints[name] = action_constraint(self._tools, capabilities, primed=primed, answer=answer)
         return self._constraints[name]
 
     async def ask(self, history: History, rollbacks: RollbackPolicy, attempt: int, turn: int) -> Reading:
