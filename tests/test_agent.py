@@ -108,6 +108,17 @@ async def test_calls_of_one_reply_run_together_and_keep_their_order() -> None:
     ]
 
 
+async def test_the_record_of_a_result_claims_no_tokens_that_are_counted_only_when_it_is_shown(home: Path) -> None:
+    async with world([call("look", key="a"), answer("x")]) as w:
+        result = await w.run()
+    events = events_of(result, home)
+    (finished,), (accepted,) = kinds(events, ev.ToolFinished), kinds(events, ev.TurnAccepted)
+    telemetry = json.loads(finished.record)["telemetry"]
+    assert telemetry["tool_name"] == "look"
+    assert not {name for name in telemetry if name.endswith("tokens")}
+    assert accepted.returns[0]["tokens"] > 0
+
+
 async def test_an_answer_that_only_lacks_its_box_is_finished_by_a_short_continuation() -> None:
     async with world([say("It is forty-two."), answer("42")]) as w:
         result = await w.run()

@@ -232,7 +232,7 @@ class ToolStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ToolFinished(Event):
-    """Outcome of a tool. `record` is the whole ToolOutput as JSON text."""
+    """Outcome of a tool. `record` is the whole ToolOutput as JSON text, but for its tokens: see `TurnAccepted`."""
 
     identity = "handle"
     bodies = ("record",)

@@ -20,6 +20,8 @@ INTERRUPTED = (
     "Interrupted: the program stopped while this call was under way. It may or may not have taken effect; "
     "check before you make it again."
 )
+# What a call's tokens are is known once its result is written for the model: `TurnAccepted.returns` has it.
+SHOWN = ("input_tokens", "output_tokens", "total_tokens")
 OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and what is left is needed to answer."
 
 
@@ -85,10 +87,10 @@ class ToolDoor:
 
 def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:
     ms = round((time.perf_counter() - began) * 1000, 3)
-    telemetry = output.telemetry
-    return ToolFinished(
-        agent, handle, name, telemetry.success, _json_text(output.to_record()), ms, telemetry.error_message or ""
-    )
+    telemetry, record = output.telemetry, output.to_record()
+    for count in SHOWN:
+        record["telemetry"].pop(count, None)
+    return ToolFinished(agent, handle, name, telemetry.success, _json_text(record), ms, telemetry.error_message or "")
 
 
 def _failed(name: str, text: str, code: str) -> ToolOutput:
