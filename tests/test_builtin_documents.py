@@ -94,10 +94,6 @@ async def test_plain_results_are_the_two_best_passages_as_text() -> None:
     assert "results" in await plain.call({"query": "xylophone"})
 
 
-async def test_what_a_passage_is_called_is_a_name_to_read_on_with() -> None:
-    assert (await read(EXAMPLES, "Rideau Canal"))["source"].startswith("rideau-canal.md")
-
-
 async def test_a_passage_tells_what_it_is_about_and_where_it_stands() -> None:
     best = (await search(EXAMPLES, "Rideau Canal skating rink", limit=1))[0]
     assert list(best) == ["title", "text", "source"]

@@ -85,15 +85,15 @@ async def test_a_reply_that_only_repeats_itself_is_ended(client: LocalClient) ->
 @pytest.mark.parametrize("piece", ["ab", "\\boxed{47} ", "x" * 59 + "\n", " ".join(map(str, range(90)))])
 def test_a_repeated_piece_is_found_whatever_its_length(piece: str) -> None:
     start = "Thought: the table has these rows.\n"
-    assert local._repeats_itself((start + piece * 200)[-1500:])
-    assert not local._repeats_itself(start + piece * 2)
-    assert not local._repeats_itself(start + piece * 200 + "and then something else")
+    assert local._repeats_itself((start + piece * 200)[-1500:], 240)
+    assert not local._repeats_itself(start + piece * 2, 240)
+    assert not local._repeats_itself(start + piece * 200 + "and then something else", 240)
 
 
 def test_a_long_table_or_list_is_no_repetition() -> None:
     rows = "".join(f"| {number} | a cell that is the same in each row | another one |\n" for number in range(60))
-    assert not any(local._repeats_itself(rows[:end][-1500:]) for end in range(0, len(rows), 7))
-    assert not local._repeats_itself("")
+    assert not any(local._repeats_itself(rows[:end][-1500:], 240) for end in range(0, len(rows), 7))
+    assert not local._repeats_itself("", 240)
 
 
 async def test_deltas_arrive_one_by_one_and_are_the_reply(client: LocalClient) -> None:
@@ -137,6 +137,17 @@ async def test_the_bill_counts_every_request_and_costs_nothing(client: LocalClie
 async def test_a_grammar_binds_the_reply(client: LocalClient) -> None:
     constraint = Constraint("grammar", 'root ::= "yes" | "no"')
     assert (await client.complete(prompt(constraint=constraint))).text in ("yes", "no")
+
+
+async def test_a_constrained_reply_that_repeats_itself_in_a_text_is_ended_as_not_whole(client: LocalClient) -> None:
+    """The grammar would let it go on for ever. Up to that length it may still be led to an end."""
+    endless = Constraint("grammar", 'root ::= "(" [a-z]* ")"')
+    reply = await client.complete(prompt("abc", constraint=endless, max_tokens=900))
+    assert 480 <= len(reply.text) < 540
+    assert reply.finish_reason == "length"
+    bounded = Constraint("grammar", 'root ::= "(" [a-z]{1,400} ")"')
+    reply = await client.complete(prompt("abc", constraint=bounded, max_tokens=900))
+    assert (len(reply.text), reply.finish_reason) == (402, "stop")
 
 
 async def test_a_regular_expression_binds_the_reply(client: LocalClient) -> None:

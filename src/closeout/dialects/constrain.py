@@ -16,7 +16,7 @@ __all__ = ["action_constraint", "action_grammar", "action_schema"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
 # A weak model that is held to a line may never end it, so a thought is bounded: characters.
-_LONGEST_THOUGHT = 600
+_LONGEST_THOUGHT = 400
 _COMMON = r"""
 object ::= "{" ws (pair ("," ws pair)*)? "}"
 pair ::= string ":" ws value ws

@@ -33,6 +33,7 @@ DEFAULT_REPLY = 1024  # tokens
 # A small model that starts to repeat itself does not stop by itself. It has started when a piece stands three times at
 # the end, and over so many characters.
 _REPEATED = 240
+_REPEATED_BOUND = 480  # in a constrained reply: its grammar may lead it to an end, but not out of a text in quotes
 _KEPT = 1500  # characters that are looked at: pieces of up to a third of it are found
 _LOOK_EVERY = 16  # tokens
 OnStatus = Callable[[str], None]
@@ -45,8 +46,8 @@ class LocalClient(BaseClient):
     against each other where cores are shared. `max_context`: tokens of prompt and reply. `temperature`, `top_p` and
     `max_tokens` hold where a request does not say; the temperature is 0 unless told. `on_status` is told in a few words
     what takes long (fetching, loading), in the event loop. `pull=False` never downloads. A reply that has come to
-    repeat one short piece is ended, with finish_reason "stop", unless it is constrained. Raises ModelUnavailable for
-    an unknown model; the model itself is loaded with the first request.
+    repeat one short piece is ended, with finish_reason "stop", or "length" if it is constrained: it is then not whole.
+    Raises ModelUnavailable for an unknown model; the model itself is loaded with the first request.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class _Builder:
     """Puts the reply together from the library's chunks, and counts."""
 
     def __init__(self, model: str, on_delta: OnDelta | None, *, bound: bool) -> None:
-        """`bound`: a grammar leads the reply to its end, so it is not ended for repeating itself on the way there."""
+        """`bound`: a grammar holds the reply."""
         self._bound = bound
         self._reply = ReplyBuilder(on_delta)
         self._reply.model = model
@@ -294,9 +295,9 @@ class _Builder:
 
     def _repeats(self) -> bool:
         self._chunks += 1
-        if self._bound or self._chunks % _LOOK_EVERY or not _repeats_itself(self._tail):
+        if self._chunks % _LOOK_EVERY or not _repeats_itself(self._tail, _REPEATED_BOUND if self._bound else _REPEATED):
             return False
-        self._reply.finish_reason = "stop"
+        self._reply.finish_reason = "length" if self._bound else "stop"
         return True
 
     def _count(self, chunk: Mapping[str, Any]) -> None:
@@ -319,11 +320,13 @@ class _Builder:
         return self._reply.reply(usage=self.usage())
 
 
-def _repeats_itself(tail: str) -> bool:
-    """Whether a text ends in one piece over and over: as long as it is back to where its last 60 characters stood."""
+def _repeats_itself(tail: str, least: int) -> bool:
+    """Whether a text ends in one piece over and over, at least so many characters: the piece is as long as it is back
+    to where its last 60 characters stood.
+    """
     before = tail.rfind(tail[-60:], 0, len(tail) - 1)
     size = len(tail) - 60 - before
-    span = max(_REPEATED, 3 * size)
+    span = max(least, 3 * size)
     return before >= 0 and span <= len(tail) and tail[-span:-size] == tail[size - span :]
 
 
