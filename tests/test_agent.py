@@ -88,14 +88,14 @@ async def test_the_same_conversation_in_every_dialect(dialect: str, stream: bool
     async with world(script, dialect=dialect, stream=stream) as w:
         result = await w.run()
     assert (result.answer, result.status, result.stop_reason) == ("42", "answered", "answered")
-    assert (w.looked, result.turns, result.usage.requests, result.rollbacks) == (["a", "bb"], 2, 3, 0)
+    assert (w.looked, result.turns, result.usage.requests, result.rollbacks) == (["a", "bb"], 3, 3, 0)
     assert result.usage.output_tokens > 0
 
 
 async def test_a_task_that_needs_no_tool_costs_one_request() -> None:
     async with world([answer("4")]) as w:
         result = await w.run("What is 2 + 2?")
-    assert (result.answer, result.usage.requests, result.turns) == ("4", 1, 0)
+    assert (result.answer, result.usage.requests, result.turns) == ("4", 1, 1)
 
 
 async def test_calls_of_one_reply_run_together_and_keep_their_order() -> None:

@@ -56,8 +56,8 @@ def test_the_answer_goes_to_stdout_and_what_happened_to_stderr(server: ScriptedS
     assert shown[5:8] == ["  两个一起，为了确定。", '  → calculate(expression="2340*0.17") · T', "    397.8"]
     assert shown[8] == '  ✗ weigh(thing="it") · not run'
     assert 'no tool "weigh"' in shown[9]
-    assert shown[10].startswith("answer · T · ")
-    assert re.match(r"answered · 2 turns · 3 requests · [\d,]+ tokens in \([\d,]+ cached\), \d+ out · ", shown[-2])
+    assert shown[10].startswith("turn 3 (answer) · T · ")
+    assert re.match(r"answered · 3 turns · 3 requests · [\d,]+ tokens in \([\d,]+ cached\), \d+ out · ", shown[-2])
     assert "\x1b" not in done.err
 
 
@@ -150,10 +150,10 @@ def test_one_run_shows_turns_calls_and_how_much_of_each_request_was_the_same(ser
     requests = [line.split() for line in shown if line.startswith("main ")]
     assert [(line[1], line[2]) for line in requests] == [("1", "act"), ("2", "act"), ("3", "act")]
     assert [line[6].endswith("%") for line in requests] == [False, True, True]
-    assert shown[-2].startswith("answered · 2 turns · 2 tool calls · 1 attempt · 0 rollbacks · 0 repairs · 3 requests")
+    assert shown[-2].startswith("answered · 3 turns · 2 tool calls · 1 attempt · 0 rollbacks · 0 repairs · 3 requests")
     assert shown[-1] == "answer: 397.8"
     record = here("runs", run_id, "--json").json
-    assert (record["turns"], record["tool_calls"], record["rollbacks"]) == (2, 2, 0)
+    assert (record["turns"], record["tool_calls"], record["rollbacks"]) == (3, 2, 0)
     first, second, third = record["requests"]
     assert first["shared"] == 0
     assert second["shared"] == first["characters"]

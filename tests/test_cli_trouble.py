@@ -274,7 +274,7 @@ def test_stopped_while_the_model_writes_a_run_says_how_to_go_on_and_goes_on(
     shown = here("runs", run_id).out
     assert "cancelled · 1 turn" in shown
     again = here("resume", run_id, "--json", "-q").json
-    assert (again["answer"], again["turns"], again["usage"]["requests"]) == ("42", 1, 2)
+    assert (again["answer"], again["turns"], again["usage"]["requests"]) == ("42", 2, 2)
 
 
 @posix_only

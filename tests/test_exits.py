@@ -123,7 +123,7 @@ async def test_surrogates_nul_and_chinese_pass_everywhere(home: Path) -> None:
     result = await run(script, [echo], question=f"最长的河？{odd}", home=home)
     assert result.answer == "长江"
     again = await Agent(ScriptedClient([]), [echo], home=home).resume(result.run_id)
-    assert (again.answer, again.turns) == ("长江", 1)
+    assert (again.answer, again.turns) == ("长江", 2)
     json.dumps(result.to_dict())
     assert result.task_log.to_json()
 
@@ -164,7 +164,7 @@ async def test_a_tool_that_raises_anything_is_a_result(raised: BaseException, pa
 
     calls = [call("burst", key="a"), *([call("look", key="b")] if parallel else [])]
     result = await run([Turn(calls=calls), answer("42")], [burst, look])
-    assert (result.answer, result.turns) == ("42", 1)
+    assert (result.answer, result.turns) == ("42", 2)
 
 
 async def test_a_tool_that_cancels_itself_is_a_result_and_no_cancellation_of_the_run() -> None:
@@ -333,7 +333,7 @@ async def test_a_run_that_lost_its_disk_can_be_led_on_later(home: Path) -> None:
         return turn[sum(message["role"] == "tool" for message in view.messages)]
 
     result = await Agent(ScriptedClient(by_results), [look], home=home).resume(cut.run_id)
-    assert (result.answer, result.turns) == ("42", 2)
+    assert (result.answer, result.turns) == ("42", 3)
 
 
 # ------------------------------------------------------------------------------------------------ which answer

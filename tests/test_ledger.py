@@ -42,6 +42,25 @@ def test_sub_agents_are_on_the_bill_but_their_turns_are_their_own() -> None:
     assert [seen.answer for seen in ledger.candidates] == ["5"]
 
 
+def test_the_reply_that_answers_is_a_turn_too_and_attempts_add_up() -> None:
+    first = [
+        ev.AttemptStarted("main", 0),
+        ev.TurnAccepted("main", 0, 0),
+        ev.AttemptEnded("main", 0, "max_turns", turns=1),
+    ]
+    second = [
+        ev.AttemptStarted("main", 1),
+        ev.TurnAccepted("main", 1, 0),
+        ev.AttemptEnded("main", 1, "answered", turns=2),
+    ]
+    below = [ev.AttemptEnded("main/r1:clerk", 0, "answered", turns=7)]
+    ledger = Ledger(first)
+    assert ledger.turns == 1, "closing it took a request, not a turn"
+    for event in below + second:
+        ledger(event)
+    assert (ledger.turns, ledger.attempts) == (3, 2)
+
+
 def test_one_request_without_a_price_makes_the_sum_unknown() -> None:
     assert Ledger([replied(1, 0.5), replied(1, 0.5)]).usage.cost_usd == 1.0
     assert Ledger([replied(1, 0.5), replied(1, None)]).usage.cost_usd is None

@@ -91,7 +91,7 @@ async def test_a_batch_that_is_killed_is_led_on_run_by_run(home: Path, after: in
         ran: list[str] = []
         result = await make_agent(home, ran).resume(run_id)
         name = run_id[-1]
-        assert (result.answer, result.turns) == (f"{name} is done", TURNS)
+        assert (result.answer, result.turns) == (f"{name} is done", TURNS + 1)
         assert len(ran) == TURNS - done[run_id], "what was done is not done again"
         assert store.run(run_id).status == "answered"
 

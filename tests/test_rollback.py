@@ -162,7 +162,7 @@ async def test_a_tool_that_came_to_nothing_three_times_is_not_offered_the_fourth
 
 async def test_an_empty_result_is_evidence_after_one_reformulation() -> None:
     result, requests, _ = await run([call("search", q="one"), call("search", q="two"), answer("nothing there")])
-    assert (result.answer, result.rollbacks, result.turns) == ("nothing there", 1, 1)
+    assert (result.answer, result.rollbacks, result.turns) == ("nothing there", 1, 2)
     assert requests[2].messages[-1].role == "tool"
 
 
@@ -189,5 +189,5 @@ async def test_no_rollback_at_all_may_be_allowed() -> None:
 async def test_siblings_of_a_call_that_comes_to_nothing_are_kept() -> None:
     both = Turn(calls=[call("search", q="one"), call("look", key="a")])
     result, requests, backs = await run([both, answer("42")])
-    assert (result.answer, result.turns, backs) == ("42", 1, [])
+    assert (result.answer, result.turns, backs) == ("42", 2, [])
     assert [m.text for m in requests[1].messages if m.role == "tool"][1] == "the value of a is known"

@@ -73,7 +73,7 @@ class _Reply:
     def title(self) -> str:
         if self.request.purpose != "act":
             return WORKING.get(self.request.purpose, self.request.purpose)
-        return "answer" if self.heard and not self.acts else f"turn {self.request.turn + 1}"
+        return f"turn {self.request.turn + 1}{' (answer)' if self.heard and not self.acts else ''}"
 
 
 class Display:
@@ -91,6 +91,7 @@ class Display:
         self._shown: set[str] = set()  # agents whose present turn has its words on the screen
         self._finished_calls: set[str] = set()  # agent:handle, of turns that are not accepted yet
         self._failure = ""  # of the last request, until it is known whether that was the end
+        self._turn = 1
         self._doing = "starting"
         self._said: tuple[str, float] = ("", 0.0)
 
@@ -159,6 +160,8 @@ class Display:
             self._print(event, f"✗ {self._failure}", "red")
             self._failure = ""
         self._replies[event.agent] = _Reply(event)
+        if event.agent == "main":
+            self._turn = event.turn + 1
         self._doing = WORKING.get(event.purpose, event.purpose)
 
     def _retried(self, event: ModelRetried) -> None:
@@ -288,7 +291,7 @@ class Display:
     def _line(self, width: int) -> str:
         """Turn, what is under way, seconds, tokens, cost. Where room is short the work keeps its end: a percentage."""
         usage = self._ledger.usage
-        before = f"turn {self._ledger.turns + 1} · "
+        before = f"turn {self._turn} · "
         parts = [f"{time.monotonic() - self._began:.0f} s", f"{usage.total_tokens:,} tokens"]
         if usage.cost_usd:
             parts.append(f"${usage.cost_usd:.4f}")

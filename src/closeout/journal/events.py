@@ -128,11 +128,14 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded(Event):
+    """`turns`: replies that were acted on, and the one that answered."""
+
     bodies = ("experience",)
     attempt: int
     reason: str
     answer: str | None = None
     experience: str = ""
+    turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

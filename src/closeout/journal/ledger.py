@@ -7,6 +7,7 @@ from typing import Any
 
 from closeout.journal.events import (
     AnswerSeen,
+    AttemptEnded,
     AttemptStarted,
     Event,
     ModelFailed,
@@ -29,7 +30,7 @@ class Ledger:
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.usage = Usage()
-        self.turns = 0  # accepted, of the main agent
+        self.turns = 0  # the main agent's replies that were acted on or that answered; closing requests are none
         self.attempts = 0
         self.rollbacks = 0
         self.tool_calls = 0
@@ -37,6 +38,7 @@ class Ledger:
         self.repairs: list[Repair] = []
         self.candidates: list[AnswerSeen] = []
         self.ended: RunEnded | None = None
+        self._turns_before = 0  # of the attempts before the present one
         for event in events:
             self(event)
 
@@ -54,7 +56,13 @@ class Ledger:
         self.turns += event.agent == "main"
 
     def _attempt(self, event: AttemptStarted) -> None:
-        self.attempts += event.agent == "main"
+        if event.agent == "main":
+            self.attempts += 1
+            self._turns_before = self.turns
+
+    def _attempt_over(self, event: AttemptEnded) -> None:
+        if event.agent == "main":
+            self.turns = max(self.turns, self._turns_before + event.turns)
 
     def _rolled_back(self, _: TurnRolledBack) -> None:
         self.rollbacks += 1
@@ -81,6 +89,7 @@ _TAKES: Mapping[type[Event], Callable[[Ledger, Any], None]] = {
     ModelFailed: Ledger._replied,
     TurnAccepted: Ledger._accepted,
     AttemptStarted: Ledger._attempt,
+    AttemptEnded: Ledger._attempt_over,
     TurnRolledBack: Ledger._rolled_back,
     Repaired: Ledger._repaired,
     ToolStarted: Ledger._started,

@@ -24,7 +24,7 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.AgentStarted: ("name", "model"),
     ev.AgentEnded: ("status",),
     ev.AttemptStarted: ("attempt",),
-    ev.AttemptEnded: ("attempt", "reason"),
+    ev.AttemptEnded: ("attempt", "reason", "turns"),
     ev.ModelRequested: ("call", "attempt", "turn", "purpose", "messages", "size", "shared", "temperature"),
     ev.ModelRetried: ("call", "reason", "wait"),
     ev.ModelReplied: ("call", "finish_reason", "model", "ms", "usage"),

@@ -126,7 +126,8 @@ class Orchestrator:
         is_final = number == plan.settings.context_compress_limit or stop.reason in FINAL_STOPS
         self.closed = closed = await close_attempt(self, stop, is_final=is_final)
         experience = closed.experience.text() if closed.experience else ""
-        self.scope.journal.append(AttemptEnded(path, number, closed.stop_reason, closed.answer, experience))
+        turns = self.turn + (stop.reading is not None)
+        self.scope.journal.append(AttemptEnded(path, number, closed.stop_reason, closed.answer, experience, turns))
         return closed
 
     async def _act(self) -> Stop:

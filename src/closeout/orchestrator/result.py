@@ -22,7 +22,7 @@ class RunResult:
     `answer`: the answer as text, by the rules of its contract, or None. `value`: the same as the contract's own type
     (a number, an object). `stop_reason`: "answered", or what ended it: max_turns, max_tokens, max_cost, max_seconds,
     rollbacks, loop, context_overflow, model_failed, journal_failed, no_answer, cancelled. `candidates`: other answers
-    seen, best first, each with its share of the vote.
+    seen, best first, each with its share of the vote. `turns`: replies that were acted on, and the one that answered.
     """
 
     answer: str | None
