@@ -226,6 +226,8 @@ _NOTHING = Usage()
 
 def _add_costs(a: Usage, b: Usage) -> float | None:
     """One unpriced request makes the sum unknown; an empty bill changes nothing."""
+    if a.cost_usd is b.cost_usd is None:
+        return None
     if a.cost_usd is None:
         return b.cost_usd if b.cost_usd is not None and a == _NOTHING else None
     if b.cost_usd is None:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from closeout.dialects.prompts import Prompts
 from closeout.dialects.protocol import HistoryView, ReadEvent
 from closeout.dialects.thinking import ThinkingSplitter, split_thinking
@@ -49,14 +51,17 @@ class FunctionCall:
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         head = self._rendered_head(view)
         self._write(view.steps, capabilities.images)
-        hints = [Message(role="user", content=hint) for hint in (view.note, view.closing) if hint]
-        ends = [0, *self._ends]  # of what stands before each step, and of all
-        marks = {len(head) - 1 + ends[index] for index in (0, *view.borders, len(view.steps))}
+        messages = [*head, *self._messages]
+        marks = [len(head) - 1, len(messages) - 1]
+        for border in view.borders:
+            marks.append(marks[0] + (self._ends[border - 1] if border else 0))
+        if view.note or view.closing:
+            messages += [Message(role="user", content=hint) for hint in (view.note, view.closing) if hint]
         return ModelRequest(
-            messages=[*head, *self._messages, *hints],
+            messages=messages,
             tools=view.tools,
             tool_choice="none" if view.closing and view.tools else None,
-            breakpoints=tuple(sorted(marks)),
+            breakpoints=tuple(sorted(set(marks))),
         )
 
     def reader(self, tools: Sequence[ToolSpec]) -> FunctionCallReader:
@@ -114,11 +119,8 @@ def _step_messages(step: Step, with_images: bool) -> Iterator[Message]:
     elif not step.text:
         assistant["content"] = ""
     yield Message(assistant)
-    results: list[str | None] = [None] * len(step.calls)
-    for place, result in _placed(step):
-        results[place] = result
-    for id_, text in zip(ids, results, strict=True):
-        yield Message(role="tool", tool_call_id=id_, content=NOT_RUN if text is None else text)
+    for id_, text in zip(ids, _results(step), strict=True):
+        yield Message(role="tool", tool_call_id=id_, content=text)
     images = [image for result in step.returns for image in result.images] if with_images else []
     if images:
         yield user_message("Images from the tool results above:", images)
@@ -133,8 +135,11 @@ def call_ids(step: Step) -> list[str]:
     return ids
 
 
-def _placed(step: Step) -> Iterator[tuple[int, str]]:
-    """Each result with the index of its call: by the call itself, by its id, else the first that is still open."""
+def _results(step: Step) -> list[str]:
+    """What is said of each call: its result, found by the call itself, by its id, else the next that is left."""
+    if len(step.calls) == 1 == len(step.returns):
+        return [step.returns[0].text]
+    results = [NOT_RUN] * len(step.calls)
     open_places = dict(enumerate(step.calls))
     for result in step.returns:
         place = next(
@@ -143,7 +148,8 @@ def _placed(step: Step) -> Iterator[tuple[int, str]]:
         )
         if place is not None:
             del open_places[place]
-            yield place, result.text
+            results[place] = result.text
+    return results
 
 
 def _arguments_text(call: ToolCall) -> str:
@@ -162,9 +168,12 @@ def _arguments_text(call: ToolCall) -> str:
 def read_object(text: str) -> dict[str, Any] | None:
     """A strict JSON object, or None."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        value = from_json(text)
+    except ValueError:  # what it refuses and Python takes, such as a lone surrogate's escape, is read by Python
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
     return value if isinstance(value, dict) else None
 
 
@@ -191,7 +200,7 @@ class FunctionCallReader:
 
     def close(self, reply: ModelReply) -> Reading:
         thinking, text = split_thinking(reply.text)
-        reasoning = "\n".join(part for part in (reply.reasoning, thinking) if part)
+        reasoning = f"{reply.reasoning}\n{thinking}" if reply.reasoning and thinking else reply.reasoning or thinking
         calls, defects = read_native_calls(reply)
         if calls or defects:
             return Reading(text, reasoning, tuple(calls), defects=tuple(defects), raw=reply.text)

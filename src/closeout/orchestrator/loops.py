@@ -54,7 +54,7 @@ class LoopWatch:
         return found
 
     def _seen(self, calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> _Seen:
-        polls = all(call.name in self._repeatable for call in calls)
+        polls = bool(self._repeatable) and all(call.name in self._repeatable for call in calls)
         parts: list[object] = [(call.name, _canonical(call.arguments)) for call in calls]
         if polls:
             parts += [returned.text for returned in returns]  # a poll that brings something new is no repetition

@@ -179,7 +179,10 @@ class JournaledClient(BaseClient):
 
 def message_size(message: Message) -> int:
     """Characters of a message as `ModelRequested.size` counts them."""
-    return len(message.text) + sum(len(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
+    size = len(message.text)
+    for call in message.get("tool_calls") or ():
+        size += len(call["function"]["arguments"])
+    return size
 
 
 def _as_prompt(request: ModelRequest, to_prompt: Callable[[Sequence[Message]], str]) -> ModelRequest:

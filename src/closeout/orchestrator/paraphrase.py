@@ -42,7 +42,9 @@ class Query:
 def query_of(arguments: Mapping[str, Any] | str, result: str) -> Query | None:
     """The query in a call, or None where its text is too short to be compared."""
     values = [arguments] if isinstance(arguments, str) else list(arguments.values())
-    text = " ".join(value for value in values if isinstance(value, str))[:LONGEST].casefold()
+    text = " ".join([value for value in values if isinstance(value, str)])[:LONGEST].casefold()
+    if len(text) < SHORTEST and text.isascii():
+        return None
     words = _WORDS.findall(text)
     if sum(3 if len(word) == 1 and word > "\u2fff" else len(word) for word in words) < SHORTEST:
         return None

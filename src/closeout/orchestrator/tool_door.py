@@ -40,9 +40,10 @@ class ToolDoor:
 
         async def outcome() -> ToolFinished:
             began = time.perf_counter()
+            seconds = self._seconds_left(spec)
             token = enter(scope.for_call(handle))
             try:
-                output = await self._in_time(run, spec)
+                output = await run() if seconds is None else await self._in_time(run, spec, seconds)
             finally:
                 leave(token)
             live.append(output)
@@ -69,15 +70,16 @@ class ToolDoor:
         if isinstance(event, (ModelReplied, ModelFailed)) and event.usage:
             self._scope.budget.charge(Usage(**event.usage))
 
-    async def _in_time(self, run: Callable[[], Awaitable[ToolOutput]], spec: ToolSpec) -> ToolOutput:
-        """What the tool brings before the run's time is over. A tool without a deadline of its own keeps its time: it
-        is an agent, whose limits lie within this one's.
+    def _seconds_left(self, spec: ToolSpec) -> float | None:
+        """Until the run's time is over. A tool without a deadline of its own keeps its time: it is an agent, whose
+        limits lie within this one's.
         """
-        left = self._scope.budget.seconds_left(closing=False) if spec.policy.timeout is not None else None
-        if left is None:
-            return await run()
+        return self._scope.budget.seconds_left(closing=False) if spec.policy.timeout is not None else None
+
+    async def _in_time(self, run: Callable[[], Awaitable[ToolOutput]], spec: ToolSpec, seconds: float) -> ToolOutput:
+        """What the tool brings before the run's time is over."""
         try:
-            async with asyncio.timeout(left) as deadline:
+            async with asyncio.timeout(seconds) as deadline:
                 return await run()
         except TimeoutError:
             if not deadline.expired():

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, field_serializer
 from closeout.outputs.escape import escape_markers
 from closeout.outputs.normal import SURROGATE, compact_json, normalise
 
-__all__ = ["ResponseFormat", "ToolOutput", "ToolTelemetry", "format_observation"]
+__all__ = ["ResponseFormat", "ToolOutput", "ToolTelemetry", "format_observation", "observation_of"]
 
 
 class ResponseFormat(StrEnum):
@@ -59,6 +59,10 @@ class ToolTelemetry(BaseModel):
     cpu_percent: float = 0.0
 
     metrics: dict[str, float] = Field(default_factory=dict)
+
+    def count_tokens(self, given: int, shown: int) -> None:
+        """Note the tokens of the call's arguments, and of what of its result the model is shown."""
+        self.input_tokens, self.output_tokens, self.total_tokens = given, shown, given + shown
 
 
 class ToolOutput(BaseModel):
@@ -125,10 +129,10 @@ def format_observation(output: ToolOutput) -> str:
     >>> format_observation(ToolOutput(summary="3 rows updated"))
     'Observation: 3 rows updated'
     """
-    summary = escape_markers(output.summary)
     if output.response_format is ResponseFormat.CONCISE:
         whole = f"\nThe whole result: read_result({compact_json(output.handle)})" if output.handle else ""
-        return f"Observation: {summary}{whole}"
+        return observation_of(output.summary) + whole
+    summary = escape_markers(output.summary)
     if output.response_format is ResponseFormat.STANDARD:
         status = "Success" if output.telemetry.success else "Failed"
         return f"Observation: {summary}\n\nResult Type: {type(output.result).__name__}\nStatus: {status}\n"
@@ -136,6 +140,11 @@ def format_observation(output: ToolOutput) -> str:
         return _detailed(output, summary)
     result = output.result
     return f"Observation: {escape_markers(result if isinstance(result, str) else compact_json(normalise(result)))}"
+
+
+def observation_of(text: str) -> str:
+    """A text as a ReAct observation."""
+    return f"Observation: {escape_markers(text)}"
 
 
 def _detailed(output: ToolOutput, summary: str) -> str:

@@ -81,23 +81,22 @@ class CallMemory:
         queries = self.counts.setdefault(cache_name, {})
         queries[query] = queries.get(query, 0) + 1
 
-    def is_repeated(self, agent: str, cache_name: str, query: str) -> bool:
-        """Whether the agent has this call's result already, and nothing it did since can have changed it."""
-        if not self.check(cache_name, query).is_duplicate:
-            return False
-        return self._seen.get((agent, query), self._epoch(agent)) == self._epoch(agent)
+    def look(self, agent: str, tool_name: str, query: str) -> tuple[bool, CallOutcome | None]:
+        """Whether the agent has this call's result already, and nothing it did since can have changed it; and the
+        outcome of the same call, if it is still current and kept.
+        """
+        place = (agent, query)
+        epoch, seen = self._epoch(agent), self._seen.get(place)
+        repeated = seen in (None, epoch) and self.check(cache_name(agent, tool_name), query).is_duplicate
+        return repeated, self._kept.get(place) if seen == epoch else None
 
     def keep(self, agent: str, query: str, outcome: CallOutcome) -> None:
-        self._seen[agent, query] = self._epoch(agent)
-        self._kept[agent, query] = outcome
-        self._kept.move_to_end((agent, query))
+        place = (agent, query)
+        self._seen[place] = self._epoch(agent)
+        self._kept[place] = outcome
+        self._kept.move_to_end(place)
         if len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
-
-    def earlier(self, agent: str, query: str) -> CallOutcome | None:
-        """The outcome of the same call, if it is still current."""
-        current = self._seen.get((agent, query)) == self._epoch(agent)
-        return self._kept.get((agent, query)) if current else None
 
     def something_changed(self, agent: str) -> None:
         """After a call that changes things: what was read before it may rightly be read again."""

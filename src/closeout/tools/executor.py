@@ -12,12 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.outputs.models import ToolOutput
 from closeout.outputs.present import present
-from closeout.outputs.tokens import estimate_tokens
 from closeout.repair.arguments import repair_arguments
 from closeout.tools.duplicates import CallMemory, DuplicateCheck, cache_name, query_key
 from closeout.tools.judge import judge, says_tool_failed
@@ -34,6 +34,8 @@ from closeout.tools.scrape import (
 from closeout.tools.toolbox import Toolbox
 
 __all__ = ["DEMO_SCRAPE_MAX_LENGTH", "CallOutcome", "SingleCall", "Through", "ToolExecutor", "directly"]
+
+CHARACTERS_A_TOKEN = 4  # of what a call was made with: telemetry that nothing is decided by, so a rough rate will do
 
 Run: TypeAlias = Callable[[], Awaitable[ToolOutput]]
 Through: TypeAlias = Callable[[ToolCall, ToolSpec, str, Run], Awaitable[ToolOutput]]
@@ -135,33 +137,26 @@ class ToolExecutor:
         handles: Callable[[int], str] | None,
     ) -> dict[int, ToolOutput]:
         """Outputs by index. One call runs in the caller's task, several in their own, `max_parallel` at once."""
+        if not running:
+            return {}
         source = self._toolbox_of(agent).source
-        assert source is not None or not running
+        assert source is not None
 
-        async def run_one(index: int) -> ToolOutput:
+        def start(index: int) -> Awaitable[ToolOutput]:
             plan = plans[index]
             spec, arguments = plan.spec, plan.call.arguments
             assert spec is not None
-            assert source is not None
             assert not isinstance(arguments, str)
+            run = partial(run_tool, source, spec, arguments, retry_delay=self.retry_delay)
+            return through(plan.call, spec, handles(index) if handles else "", run)
 
-            async def run() -> ToolOutput:
-                output = await run_tool(source, spec, arguments, retry_delay=self.retry_delay)
-                if is_demo_cut(spec.name):
-                    output.result = shorten_scrape(output.result)
-                return output
-
-            return await through(plan.call, spec, handles(index) if handles else "", run)
-
-        if not running:
-            return {}
         if len(running) == 1:
-            return {running[0]: await run_one(running[0])}
+            return {running[0]: await start(running[0])}
         slots = asyncio.Semaphore(max(self.max_parallel, 1))
 
         async def run_in_slot(index: int) -> ToolOutput:
             async with slots:
-                return await run_one(index)
+                return await start(index)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -183,10 +178,8 @@ class ToolExecutor:
         face = present(
             shown, tool_name=spec.name, policy=spec.policy, budget=self.result_budget, handle=handle, model=self.model
         )
-        telemetry = output.telemetry
-        telemetry.input_tokens = estimate_tokens(plan.call.text or str(plan.call.arguments))
-        telemetry.output_tokens = face.tokens
-        telemetry.total_tokens = telemetry.input_tokens + face.tokens
+        given = len(plan.call.text or str(plan.call.arguments)) // CHARACTERS_A_TOKEN
+        output.telemetry.count_tokens(given, face.tokens)
         outcome = CallOutcome(
             plan.call,
             spec,

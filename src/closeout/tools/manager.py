@@ -180,7 +180,9 @@ class ToolManager:
         route = self._routes.get(spec.name)
         if route is None:
             raise ToolError(f"Unknown tool: {spec.name}.")
-        return await self._run(route, arguments)
+        if not isinstance(route.home, McpServer):
+            return await route.home.call(arguments)
+        return await self._ask_server(route, route.home, arguments)
 
     async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`{"server_name", "tool_name", "result"}`, or "error" in place of "result". Raises nothing but cancellation.
@@ -195,16 +197,14 @@ class ToolManager:
                 route = self._find(server_name, tool_name)
             if route is None:
                 return {**named, "error": f"Unknown tool: {tool_name} on server {server_name}. {self._listed()}"}
-            return {**named, "result": _result(await self._run(route, arguments))}
+            return {**named, "result": _result(await self.call(route.spec, arguments))}
         except (Exception, SystemExit) as error:
             told = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
             prefix = f"Error executing tool {tool_name}"  # servers on the reference classes write it themselves
             return {**named, "error": told if told.startswith(prefix) else f"{prefix}: {told}"}
 
-    async def _run(self, route: _Route, arguments: Mapping[str, Any]) -> Any:
-        if not isinstance(route.home, McpServer):
-            return await route.home.call(arguments)
-        result = await route.home.call(route.name, arguments, route.spec.policy)
+    async def _ask_server(self, route: _Route, server: McpServer, arguments: Mapping[str, Any]) -> Any:
+        result = await server.call(route.name, arguments, route.spec.policy)
         return result.value if result.is_plain else result.output()
 
     def _find(self, server_name: str | None, tool_name: str) -> _Route | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from closeout.errors import ToolDefinitionError
 from closeout.messages import Repair, ToolCall, ToolSpec
 from closeout.repair.arguments import repair_arguments
-from closeout.tools.duplicates import CallMemory, cache_name, query_key
+from closeout.tools.duplicates import CallMemory, query_key
 from closeout.tools.outcome import CallOutcome
 from closeout.tools.toolbox import Toolbox
 
@@ -66,8 +66,8 @@ def plan_call(call: ToolCall, toolbox: Toolbox, memory: CallMemory, agent: str) 
     query = query_key(spec.name, arguments, policy)
     if query is None:
         return Plan(call, spec, repairs)
-    repeated = memory.is_repeated(agent, cache_name(agent, spec.name), query)
-    return Plan(call, spec, repairs, query, repeated=repeated, earlier=memory.earlier(agent, query))
+    repeated, earlier = memory.look(agent, spec.name, query)
+    return Plan(call, spec, repairs, query, repeated=repeated, earlier=earlier)
 
 
 def with_twins(plans: Sequence[Plan]) -> list[Plan]:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from closeout.errors import ToolError, UsageError
 from closeout.messages import ToolPolicy, ToolSpec
-from closeout.outputs.escape import escape_markers
-from closeout.outputs.models import ToolOutput, ToolTelemetry, format_observation
+from closeout.outputs.models import ToolOutput, ToolTelemetry, observation_of
 from closeout.outputs.summary import summarise
 from closeout.outputs.telemetry import CallMeter
+from closeout.tools.scrape import is_demo_cut, shorten_scrape
 
 __all__ = ["ToolSource", "failed_output", "images_of", "run_tool"]
 
@@ -46,7 +46,10 @@ async def run_tool(
     tries = 1 + (spec.policy.retries if _may_repeat(spec.policy) else 0)
     for number in range(tries):
         try:
-            value = await _within_deadline(source, spec, _own(arguments))
+            if spec.policy.timeout is None:
+                value = await source.call(spec, _own(arguments))
+            else:
+                value = await _within_deadline(source, spec, _own(arguments), spec.policy.timeout)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -74,7 +77,7 @@ def failed_output(
     """The output of a call that brought no result; `meter` measured it, where it was run at all."""
     failure: dict[str, Any] = {"success": False, "error_code": code, "error_message": message}
     telemetry = (meter or CallMeter()).telemetry(tool_name, retry_count=retry_count, **failure)
-    observation = f"Observation: Error - {escape_markers(message)}"
+    observation = observation_of(f"Error - {message}")
     return ToolOutput(summary=f"Error: {message}", observation=observation, telemetry=telemetry)
 
 
@@ -84,10 +87,7 @@ def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:
     return tuple(image for image in images if isinstance(image, Mapping)) if isinstance(images, list | tuple) else ()
 
 
-async def _within_deadline(source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any]) -> Any:
-    seconds = spec.policy.timeout
-    if seconds is None:
-        return await source.call(spec, arguments)
+async def _within_deadline(source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any], seconds: float) -> Any:
     try:
         async with asyncio.timeout(seconds) as deadline:
             return await source.call(spec, arguments)
@@ -99,10 +99,14 @@ async def _within_deadline(source: ToolSource, spec: ToolSpec, arguments: Mappin
 
 def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments for the tool to do with as it likes: those of the call go into the history as they were made."""
+    own = dict(arguments)
     try:
-        return {name: _copied(value) for name, value in arguments.items()}
+        for name, value in own.items():
+            if isinstance(value, list | dict):
+                own[name] = _copied(value)
     except RecursionError:  # deeper than anything that is copied by hand
-        return dict(arguments)
+        pass
+    return own
 
 
 def _copied(value: Any) -> Any:
@@ -114,9 +118,12 @@ def _copied(value: Any) -> Any:
 def _succeeded(spec: ToolSpec, value: Any, meter: CallMeter, retries: int) -> ToolOutput:
     telemetry = meter.telemetry(spec.name, retry_count=retries)
     if isinstance(value, ToolOutput):  # the tool speaks for itself; what was measured here is the outside view
-        return value.model_copy(update={"telemetry": _joined(value.telemetry, telemetry)})
-    output = ToolOutput(result=value, summary=summarise(value), telemetry=telemetry)
-    output.observation = format_observation(output)
+        output = value.model_copy(update={"telemetry": _joined(value.telemetry, telemetry)})
+    else:
+        summary = summarise(value)
+        output = ToolOutput(result=value, summary=summary, observation=observation_of(summary), telemetry=telemetry)
+    if is_demo_cut(spec.name):
+        output.result = shorten_scrape(output.result)
     return output
 
 
