@@ -188,11 +188,11 @@ def test_tools_lists_what_an_agent_would_have(tmp_path: Path) -> None:
     assert done.json["problems"] == []
 
 
-@pytest.mark.parametrize(("model", "passages"), [("local", 2), ("local:small", 2), ("openai:gpt-5", 4)])
-def test_an_embedded_model_is_given_fewer_passages_at_a_time(tmp_path: Path, model: str, passages: int) -> None:
+@pytest.mark.parametrize(("model", "plain"), [("local", True), ("local:small", True), ("openai:gpt-5", False)])
+def test_an_embedded_model_is_given_the_plain_search(tmp_path: Path, model: str, plain: bool) -> None:
     options = RunOptions(model=model, docs=str(tmp_path), base_url="http://localhost:9/v1")
     (search,) = (tool for tool in make_agent(options).plan().offered_tools() if tool.name == "search_documents")
-    assert search.parameters["properties"]["limit"]["default"] == passages
+    assert ("limit" not in search.parameters["properties"]) == plain
 
 
 def test_a_server_that_does_not_start_is_told_and_the_others_are_listed() -> None:

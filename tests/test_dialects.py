@@ -321,7 +321,9 @@ def test_the_schema_of_a_reply_accepts_what_the_parser_reads():
 
 def test_the_grammar_has_a_rule_for_each_tool_and_for_the_answer():
     grammar = action_grammar(TOOLS)
-    assert grammar.startswith('root ::= "Thought: " line "\\n" ("Action: " (call0 | call1) | "Final Answer: " rest)')
+    assert grammar.startswith(
+        'root ::= "Thought: " line "\\n" ("Action: " (call0 | call1) | "Final Answer: " rest) end'
+    )
     assert r'call1 ::= "{\"action\": \"search\", \"action_input\": " input1 "}"' in grammar
     assert r'input1 ::= "{" "\"q\": " string "}"' in grammar
     assert "Final Answer" not in action_grammar(TOOLS, may_answer=False)
@@ -331,7 +333,7 @@ def test_the_grammar_has_a_rule_for_each_tool_and_for_the_answer():
 def test_the_answer_of_a_grammar_is_what_its_contract_allows():
     own = 'root ::= "[" value "]"\nvalue ::= [a-z] | "root" | "\\"value\\"" | root\n'
     grammar = action_grammar(TOOLS, answer=Constraint("grammar", own))
-    assert '"Final Answer: " answer-root)' in grammar.splitlines()[0]
+    assert '"Final Answer: " answer-root) end' in grammar.splitlines()[0]
     assert 'answer-root ::= "[" answer-value "]"\n' in grammar  # `value` is a rule of JSON's in the same grammar
     assert 'answer-value ::= [a-z] | "root" | "\\"value\\"" | answer-root\n' in grammar
     schema = Constraint("json_schema", {"enum": [1, "two"]})

@@ -15,6 +15,8 @@ from closeout.messages import Capabilities, Constraint, ToolSpec
 __all__ = ["action_constraint", "action_grammar", "action_schema"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
+# `end`: vocabularies have brackets and the newline behind them as one token. Without it that token is ruled out, and what
+# is likeliest next is not the bracket alone but more of the input: "7 * 12 + 7 * 5 + …".
 # A weak model that is held to a line may never end it, so a thought is bounded: characters.
 _LONGEST_THOUGHT = 400
 _COMMON = r"""
@@ -29,6 +31,7 @@ number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
 integer ::= "-"? ("0" | [1-9] [0-9]*)
 ws ::= " "?
 rest ::= [^\x00]+
+end ::= ("\n" "\n"?)?
 """
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')
@@ -86,7 +89,7 @@ def action_grammar(
     if may_answer or not calls:
         ends.append(f'"Final Answer: " {writer.answer(answer)}')
     start = '" "' if primed else '"Thought: "'
-    rules = [f'root ::= {start} line "\\n" ({" | ".join(ends)})']
+    rules = [f'root ::= {start} line "\\n" ({" | ".join(ends)}) end']
     rules += [f"{name} ::= {body}" for name, body in writer.rules.items()]
     return "\n".join(rules) + _COMMON + f"line ::= [^\\n]{{1,{_LONGEST_THOUGHT}}}\n"
 

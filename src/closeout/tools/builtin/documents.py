@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from closeout.errors import ToolError
+from closeout.messages import ToolPolicy
 from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress
 from closeout.tools.builtin.extract import extract_text
 from closeout.tools.builtin.passages import query_terms
@@ -18,15 +19,18 @@ __all__ = ["document_tools"]
 
 PAGE_CHARACTERS = 5_000  # about 1,200 tokens of English
 MAX_RESULTS = 20
-PASSAGES = 4  # of a search result unless told
-PLAIN_PASSAGES = 2  # of more, a small model takes its fact from the wrong one
+PLAIN_RESULTS = 2  # of more passages a small model takes its fact from the wrong one
 LISTED = 15  # documents named in a message
 KEPT_TEXTS = 8  # documents whose text is kept for the next page
 
-_SEARCH_ALIASES = {
-    "query": ("q", "question", "keywords", "search", "search_query", "text", "input", "term", "topic"),
-    "limit": ("k", "top_k", "n", "max_results", "num_results", "count"),
-}
+_SEARCH = ToolPolicy(
+    read_only=True,
+    idempotent=True,
+    timeout=600.0,  # the first call of all indexes the folder
+    empty_at=("results",),
+    aliases={"query": ("q", "question", "keywords", "search", "search_query", "text", "input", "term", "topic")},
+)
+_LIMIT_ALIASES = ("k", "top_k", "n", "max_results", "num_results", "count")
 _READ_ALIASES = {
     "name": ("document", "file", "filename", "file_name", "path", "file_path", "title", "source", "where"),
     "page": ("page_number", "p"),
@@ -51,25 +55,6 @@ def document_tools(
     @tool(
         read_only=True,
         idempotent=True,
-        timeout=600.0,  # the first call of all indexes the folder
-        empty_at="results",
-        aliases=_SEARCH_ALIASES,
-    )
-    def search_documents(query: str, limit: int = PLAIN_PASSAGES if plain else PASSAGES) -> Any:
-        """Search the documents for a name or key words. Returns the passages that fit best.
-
-        Args:
-            query: A name or a few key words, for example: Eiffel Tower height
-            limit: How many passages to return.
-        """
-        hits = index.search(query, max(1, min(limit, MAX_RESULTS)))
-        if not hits:
-            return {"results": [], "note": _nothing_found(query, index.documents())}
-        return "\n".join(map(_told, hits)) if plain else [_shown(hit) for hit in hits]
-
-    @tool(
-        read_only=True,
-        idempotent=True,
         timeout=600.0,
         aliases=_READ_ALIASES,
     )
@@ -82,7 +67,36 @@ def document_tools(
         """
         return reader.read(name, page)
 
-    return search_documents, read_document
+    return (_plain_search if plain else _search)(index), read_document
+
+
+def _search(index: DocumentIndex) -> Tool[..., Any]:
+    @tool(policy=_SEARCH, aliases={**_SEARCH.aliases, "limit": _LIMIT_ALIASES})
+    def search_documents(query: str, limit: int = 4) -> Any:
+        """Search the documents for a name or key words. Returns the passages that fit best, with their source.
+
+        Args:
+            query: A name or a few key words, for example: Eiffel Tower height
+            limit: How many passages to return.
+        """
+        hits = index.search(query, max(1, min(limit, MAX_RESULTS)))
+        return [_shown(hit) for hit in hits] if hits else _nothing_found(query, index.documents())
+
+    return search_documents
+
+
+def _plain_search(index: DocumentIndex) -> Tool[..., Any]:
+    @tool(policy=_SEARCH)
+    def search_documents(query: str) -> Any:
+        """Search the documents for a name or key words. Returns the passages that fit best.
+
+        Args:
+            query: A name or a few key words, for example: Eiffel Tower height
+        """
+        hits = index.search(query, PLAIN_RESULTS)
+        return "\n".join(map(_told, hits)) if hits else _nothing_found(query, index.documents())
+
+    return search_documents
 
 
 def _shown(hit: Hit) -> dict[str, str]:
@@ -102,12 +116,13 @@ def _subject(hit: Hit) -> str:
     return f"{hit.title} › {above}" if above else hit.title
 
 
-def _nothing_found(query: str, documents: list[Document]) -> str:
-    if not documents:
-        return "The folder holds no documents that can be read."
-    note = f"No document mentions {query[:100]!r}. Try other words. There are documents on: {_titles(documents)}."
-    unread = [document.problem for document in documents if document.problem]
-    return f"{note} Not searched: {' '.join(unread[:3])}" if unread else note
+def _nothing_found(query: str, documents: list[Document]) -> dict[str, Any]:
+    note = "The folder holds no documents that can be read."
+    if documents:
+        note = f"No document mentions {query[:100]!r}. Try other words. There are documents on: {_titles(documents)}."
+        unread = [document.problem for document in documents if document.problem]
+        note += f" Not searched: {' '.join(unread[:3])}" if unread else ""
+    return {"results": [], "note": note}
 
 
 def _titles(documents: list[Document]) -> str:
