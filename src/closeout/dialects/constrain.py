@@ -15,8 +15,8 @@ from closeout.messages import Capabilities, Constraint, ToolSpec
 __all__ = ["action_constraint", "action_grammar", "action_schema"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
-# `end`: vocabularies have brackets and the newline behind them as one token. Without it that token is ruled out, and what
-# is likeliest next is not the bracket alone but more of the input: "7 * 12 + 7 * 5 + …".
+# `end`: vocabularies have brackets and the newline behind them as one token. Without it that token is ruled out, and
+# what is likeliest next is not the bracket alone but more of the input: "7 * 12 + 7 * 5 + …".
 # A weak model that is held to a line may never end it, so a thought is bounded: characters.
 _LONGEST_THOUGHT = 400
 _COMMON = r"""
