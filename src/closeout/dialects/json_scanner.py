@@ -9,27 +9,21 @@ import re
 from enum import Enum, auto
 
 from closeout.dialects.action_keys import INPUT_KEYS, NAME_KEYS, WRAPPER_KEYS
+from closeout.dialects.json_steps import ARRAY_STEPS, BLANKS, OBJECT_STEPS, Expect
 from closeout.dialects.string_decoder import StringDecoder
 
 __all__ = ["JsonScanner", "Signal"]
 
-_SPACE = re.compile(r"[ \t\r\n\ufeff]*+")
+_SPACE = re.compile(f"[{BLANKS}]*+")
 _WORD = re.compile(r"[\w.+\-]*+")
-_STRICT_STOP = re.compile(r'["\\\n]')
-_STOP = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
-_NUMBER = re.compile(r"-?\d[\d.eE+\-]*+\Z")
+_BODY = {quote: re.compile(rf"[^{quote}\\]*+(?:\\.[^{quote}\\]*+)*+", re.DOTALL) for quote in "\"'"}
+_STRICT_BODY = re.compile(r'[^"\\\n]*+(?:\\.[^"\\\n]*+)*+', re.DOTALL)
+_STOP = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_NUMBER = re.compile(r"-?[0-9][0-9.eE+\-]*+\Z")
+_WORDS = {"t": "true", "f": "false", "n": "null"}
+_ENDS = frozenset(BLANKS + ",]}")  # what shows that a word has ended
 _CONSTANTS = frozenset({"true", "false", "null"})
 _PYTHON_CONSTANTS = frozenset({"True", "False", "None"})
-# Members and elements that need no second look, each with the comma behind it, as many as there are: scalars, and
-# containers of scalars. Possessive throughout, so a run that fails is not tried again in another way.
-_STRING = r'"(?:[^"\\\n]++|\\[^\n])*+"'
-_SCALAR = rf"(?:{_STRING}|-?\d[\d.eE+\-]*+(?=[\s,\]}}])|true\b|false\b|null\b)"
-_MEMBER = rf"{_STRING}\s*+:\s*+{_SCALAR}\s*+"
-_FLAT_OBJECT = rf"\{{\s*+(?:{_MEMBER}(?:,\s*+{_MEMBER})*+)?+\}}"
-_FLAT_LIST = rf"\[\s*+(?:{_SCALAR}\s*+(?:,\s*+{_SCALAR}\s*+)*+)?+\]"
-_FLAT = rf"(?:{_SCALAR}|{_FLAT_OBJECT}|{_FLAT_LIST})"
-_MEMBERS = re.compile(rf"(?:\s*+{_STRING}\s*+:\s*+{_FLAT}\s*+,)++")
-_ELEMENTS = re.compile(rf"(?:\s*+{_FLAT}\s*+,)++")
 _LONGEST_KEPT = 256  # characters of a key or a name; longer ones are no key or name of ours
 
 
@@ -43,15 +37,6 @@ class Signal(Enum):
     DONE = auto()  # the whole value is complete
     BROKEN = auto()  # this character cannot stand here
     TOO_DEEP = auto()
-
-
-class _Expect(Enum):
-    VALUE = auto()
-    VALUE_OR_END = auto()
-    KEY = auto()
-    KEY_OR_END = auto()
-    COLON = auto()
-    COMMA_OR_END = auto()
 
 
 class JsonScanner:
@@ -69,7 +54,7 @@ class JsonScanner:
         self.input_is_string = False
         self._plain = plain
         self._max_depth = max_depth
-        self._expect = _Expect.VALUE
+        self._expect = Expect.VALUE
         self._closers: list[str] = []  # of the open containers
         self._levels: list[set[str] | None] = []  # for containers that hold action keys: those seen; else None
         self._quote = ""
@@ -86,7 +71,14 @@ class JsonScanner:
     @property
     def closable(self) -> bool:
         """Whether nothing is missing but closing brackets."""
-        return not self._quote and not self._comment and self._expect is _Expect.COMMA_OR_END
+        return not self._quote and not self._comment and self._expect is Expect.COMMA_OR_END
+
+    @property
+    def string_ends(self) -> re.Pattern[str] | None:
+        """What ends the open string, or must be looked at in it; None if no string is open, or its text matters."""
+        if not self._quote or self._escaped or self._kept is not None or not self.lenient:
+            return None
+        return _STOP[self._quote]
 
     def scan(self, text: str, at: int) -> tuple[Signal, int]:
         """Goes on at a position until something is to be told. Returns what, and the position after it."""
@@ -103,46 +95,45 @@ class JsonScanner:
                 signal, at = self._digits(text, at)
             elif self._comment:
                 signal, at = self._skip_comment(text, at)
+            elif self._levels and self._levels[-1] is None:
+                at = self._inside(text, at)
+                signal, at = self._one(text, at) if at < size and not self._within_token() else (None, at)
             else:
-                at = _SPACE.match(text, self._run(text, at)).end()  # type: ignore[union-attr]
-                if at == size:
-                    break
-                if text[at].isalpha():
-                    signal, at = self._constant(text, at)
-                else:
-                    signal, at = self._token(text[at], at)
+                signal, at = self._one(text, at)
             if signal is not None:
                 return signal, at
         return Signal.MORE, at
+
+    def _one(self, text: str, at: int) -> tuple[Signal | None, int]:
+        """Blanks and one token, or its beginning."""
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if at == len(text):
+            return None, at
+        return self._constant(text, at) if text[at].isalpha() else self._token(text[at], at)
+
+    def _within_token(self) -> bool:
+        return bool(self._quote) or self._number is not None
 
     # -------------------------------------------------------------------------------------------- strings
 
     def _string(self, text: str, at: int) -> int:
         """Up to the end of the string or of the text."""
         start = at
-        stop = _STOP[self._quote] if self.lenient else _STRICT_STOP
-        size = len(text)
-        while at < size:
-            if self._escaped:
-                self._escaped = False
-                at += 1
-                continue
-            found = stop.search(text, at)
-            if found is None:
-                at = size
-                break
-            at = found.start()
-            if text[at] == "\\":
-                self._escaped = True
-                at += 1
-            elif text[at] == "\n":
-                self._refused = True
-                break
-            else:
-                self._keep(text, start, at)
+        if self._escaped:
+            self._escaped = False
+            at += 1
+        body = _BODY[self._quote] if self.lenient else _STRICT_BODY
+        end = at = body.match(text, at).end()  # type: ignore[union-attr]
+        if at < len(text):
+            if text[at] == self._quote:
                 self._quote = ""
-                return at + 1
-        self._keep(text, start, at)
+                at += 1
+            elif text[at] == "\\":  # the last character, as the body takes whole escapes
+                self._escaped = True
+                end = at = at + 1
+            else:
+                self._refused = True
+        self._keep(text, start, end)
         return at
 
     def _keep(self, text: str, start: int, end: int) -> None:
@@ -161,7 +152,7 @@ class JsonScanner:
         if self._is_key:
             self._key = text
             self._note_key(text)
-            self._expect = _Expect.COLON
+            self._expect = Expect.COLON
             return None
         if kept is not None and not self.name and text.strip():
             self.name = text.strip()
@@ -177,24 +168,71 @@ class JsonScanner:
 
     # -------------------------------------------------------------------------------------------- the rest
 
-    def _run(self, text: str, at: int) -> int:
-        """Past simple members or elements, if that is what comes. Only where no name or input can be among them."""
-        if not self._levels or self._levels[-1] is not None or len(self._levels) >= self._max_depth:
-            return at
-        if self._closers[-1] == "}":
-            here, run, after = (_Expect.KEY, _Expect.KEY_OR_END), _MEMBERS, _Expect.KEY
-        else:
-            here, run, after = (_Expect.VALUE, _Expect.VALUE_OR_END), _ELEMENTS, _Expect.VALUE
-        found = run.match(text, at) if self._expect in here else None
-        if found is None:
-            return at
-        self._expect = after
-        return found.end()
+    def _inside(self, text: str, at: int) -> int:
+        """Past what is simple inside an input, where no name and no input key can be: as far as nothing is to be told.
+
+        May end in an open string; else before what it leaves to the others.
+        """
+        closers, levels, expect, size = self._closers, self._levels, self._expect, len(text)
+        table = OBJECT_STEPS if closers[-1] == "}" else ARRAY_STEPS
+        outermost = levels.index(None) + 1  # containers open in the last one whose end is left to the others
+        while at < size:
+            character = text[at]
+            following = table[expect].get(character)
+            if following is None:
+                expect = self._odd(character, expect)
+                break
+            if character == '"':
+                end = self._short_string(text, at, expect)
+                if end < 0:
+                    at += 1
+                    break
+                at = end
+            elif character in "tfn":
+                end = at + len(_WORDS[character])
+                if text[at:end] != _WORDS[character] or text[end : end + 1] not in _ENDS:
+                    break
+                at = end - 1
+            elif character in "{[":
+                if len(closers) >= self._max_depth:
+                    break
+                closers.append("}" if character == "{" else "]")
+                levels.append(None)
+                table = OBJECT_STEPS if character == "{" else ARRAY_STEPS
+            elif character in "}]":
+                if len(closers) == outermost:
+                    expect = Expect.COMMA_OR_END if expect is Expect.NUMBER else expect
+                    break
+                closers.pop()
+                levels.pop()
+                table = OBJECT_STEPS if closers[-1] == "}" else ARRAY_STEPS
+            expect = following
+            at += 1
+        self._expect = expect
+        return at
+
+    def _short_string(self, text: str, at: int, expect: Expect) -> int:
+        """Where a string without escapes ends; -1 if it is not of that kind: then it is open now."""
+        end = text.find('"', at + 1)
+        if end >= 0 and self.lenient and text.find("\\", at, end) < 0:
+            return end
+        self._is_key = expect is Expect.KEY or expect is Expect.KEY_OR_END
+        self._begin_string('"', keep=False)
+        return -1
+
+    def _odd(self, character: str, expect: Expect) -> Expect:
+        """What is expected where a character stands that the table does not know."""
+        if expect < Expect.DIGIT:
+            return expect
+        if expect is Expect.NUMBER and not character.isalnum() and character != "_":
+            return Expect.COMMA_OR_END
+        self._number = "x"  # what began like a number is none; `_digits` finds its end
+        return Expect.VALUE
 
     def _constant(self, text: str, at: int) -> tuple[Signal | None, int]:
         """`true`, `null`, …; one that the text cuts in two is left for the next call."""
         end = _WORD.match(text, at).end()  # type: ignore[union-attr]
-        if self._expect not in (_Expect.VALUE, _Expect.VALUE_OR_END) or not self._closers:
+        if self._expect not in (Expect.VALUE, Expect.VALUE_OR_END) or not self._closers:
             return Signal.BROKEN, at
         if end == len(text) and end - at < 6:
             return Signal.MORE, at
@@ -241,20 +279,20 @@ class JsonScanner:
                 return Signal.BROKEN, at
             self._comment = "/" if character == "/" else "line"
             return None, at + 1
-        if expect is _Expect.COMMA_OR_END:
+        if expect is Expect.COMMA_OR_END:
             return self._comma_or_end(character, at)
-        if expect is _Expect.COLON:
+        if expect is Expect.COLON:
             if character != ":":
                 return Signal.BROKEN, at
-            self._expect = _Expect.VALUE
+            self._expect = Expect.VALUE
             return None, at + 1
-        if expect is _Expect.KEY or expect is _Expect.KEY_OR_END:
+        if expect is Expect.KEY or expect is Expect.KEY_OR_END:
             return self._key_or_end(character, at)
         return self._value(character, at)
 
     def _comma_or_end(self, character: str, at: int) -> tuple[Signal | None, int]:
         if character == ",":
-            self._expect = _Expect.KEY if self._closers[-1] == "}" else _Expect.VALUE
+            self._expect = Expect.KEY if self._closers[-1] == "}" else Expect.VALUE
             return None, at + 1
         return self._end(character, at)
 
@@ -270,13 +308,13 @@ class JsonScanner:
             self._is_key = True
             self._begin_string(character, keep=self._levels[-1] is not None)
             return None, at + 1
-        if self._expect is _Expect.KEY_OR_END or self.lenient:
+        if self._expect is Expect.KEY_OR_END or self.lenient:
             return self._end(character, at)
         return Signal.BROKEN, at
 
     def _value(self, character: str, at: int) -> tuple[Signal | None, int]:
         if self._closers and self._closers[-1] == "]" and character == "]":
-            allowed = self._expect is _Expect.VALUE_OR_END or self.lenient
+            allowed = self._expect is Expect.VALUE_OR_END or self.lenient
             return self._end(character, at) if allowed else (Signal.BROKEN, at)
         signal = self._input_begins(character)
         if signal:
@@ -315,7 +353,7 @@ class JsonScanner:
         wrapped = in_action and self._key in WRAPPER_KEYS
         self._levels.append(set() if outermost or in_list or wrapped else None)
         self._closers.append("}" if character == "{" else "]")
-        self._expect = _Expect.KEY_OR_END if character == "{" else _Expect.VALUE_OR_END
+        self._expect = Expect.KEY_OR_END if character == "{" else Expect.VALUE_OR_END
         return None, at + 1
 
     def _opens_string(self, character: str) -> bool:
@@ -327,7 +365,7 @@ class JsonScanner:
         self._kept_size = 0
 
     def _value_ended(self) -> Signal | None:
-        self._expect = _Expect.COMMA_OR_END
+        self._expect = Expect.COMMA_OR_END
         if self._input_depth == len(self._closers):
             self._input_depth = -1
             return Signal.INPUT_END

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from closeout.messages import Repair
 
-__all__ = ["CotEvent", "EventKind", "Tape", "joined"]
+__all__ = ["CotEvent", "EventKind", "Lane", "PlainLane", "Tape", "joined"]
 
 EventKind = Literal[
     "text",  # thought or plain text; role "json": an object that may yet turn out to be an action
@@ -67,10 +69,47 @@ def joined(events: Iterable[CotEvent]) -> list[CotEvent]:
     return result
 
 
+class Lane(Protocol):
+    """Where a stream goes straight on: a piece of text that `takes` accepts is one event of this kind."""
+
+    kind: EventKind
+    role: str
+
+    def takes(self, text: str) -> bool: ...
+
+
+class PlainLane:
+    """Takes what `stop` is not found in, and collects it in `kept`. No more than `room` characters go this way."""
+
+    __slots__ = ("kept", "kind", "role", "room", "stop")
+
+    def __init__(
+        self,
+        stop: re.Pattern[str],
+        kind: EventKind,
+        role: str = "",
+        kept: list[str] | None = None,
+        room: int = sys.maxsize,
+    ) -> None:
+        self.stop = stop
+        self.kind: EventKind = kind
+        self.role = role
+        self.kept = kept
+        self.room = room
+
+    def takes(self, text: str) -> bool:
+        if len(text) > self.room or self.stop.search(text) is not None:
+            return False
+        self.room -= len(text)
+        if self.kept is not None:
+            self.kept.append(text)
+        return True
+
+
 class Tape:
     """The text not yet told of, and the events so far. `position` is where reading goes on, an index into `text`."""
 
-    __slots__ = ("_base", "_events", "_open", "_parts", "_told", "position", "text")
+    __slots__ = ("_base", "_code", "_events", "_kind", "_parts", "_role", "_start", "_told", "position", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -78,8 +117,11 @@ class Tape:
         self._told = 0  # index into text: up to here events have been made
         self._base = 0  # absolute offset of text[0]
         self._events: list[CotEvent] = []
-        self._open: tuple[EventKind, str, str, int] | None = None  # kind, role, code and start of a growing event
-        self._parts: list[str] = []
+        self._parts: list[str] = []  # of the event that is growing; the next four say what it is
+        self._kind: EventKind = "text"
+        self._role = ""
+        self._code = ""
+        self._start = 0
 
     def append(self, text: str) -> None:
         if self._told:
@@ -89,6 +131,18 @@ class Tape:
             self._told = 0
         self.text = self.text + text if self.text else text
 
+    def pass_on(self, text: str, kind: EventKind, role: str) -> CotEvent:
+        """New text as one event, when all before it is told."""
+        start = self._base + self._told
+        end = self._base = start + len(text)
+        self._told = self.position = 0
+        self.text = ""
+        return CotEvent(kind, start, end, text, role)
+
+    @property
+    def all_told(self) -> bool:
+        return self._told == len(self.text)
+
     @property
     def offset(self) -> int:
         """The position as an offset into the whole text."""
@@ -97,14 +151,18 @@ class Tape:
     def take(self, kind: EventKind, end: int, role: str = "", *, text: str | None = None, code: str = "") -> None:
         """Tells of the text up to an index as one kind of piece; moves the position there if it is behind."""
         start = self._told
-        self.position = max(self.position, end)
-        if end <= start and not text:
-            return
-        if self._open is None or self._open[:3] != (kind, role, code):
+        if end > self.position:
+            self.position = end
+        if end <= start:
+            if not text:
+                return
+            end = start
+        if self._parts and (kind != self._kind or role != self._role or code != self._code):
             self._flush()
-            self._open = (kind, role, code, self._base + start)
+        if not self._parts:
+            self._kind, self._role, self._code, self._start = kind, role, code, self._base + start
         self._parts.append(self.text[start:end] if text is None else text)
-        self._told = max(start, end)
+        self._told = end
 
     def put(self, kind: EventKind, **fields: Any) -> None:
         """An event that is empty itself."""
@@ -119,9 +177,9 @@ class Tape:
         return events
 
     def _flush(self) -> None:
-        if self._open is not None:
-            kind, role, code, start = self._open
-            self._open = None
-            parts, self._parts = self._parts, []
+        parts = self._parts
+        if parts:
+            text = parts[0] if len(parts) == 1 else "".join(parts)
             end = self._base + self._told
-            self._events.append(CotEvent(kind, start, end, "".join(parts), role, code=code))
+            self._events.append(CotEvent(self._kind, self._start, end, text, self._role, code=self._code))
+            self._parts = []

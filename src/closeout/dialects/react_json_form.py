@@ -9,7 +9,7 @@ from typing import Any, Literal
 from closeout.dialects.action_keys import is_final_answer, is_no_action
 from closeout.dialects.json_scanner import JsonScanner, Signal
 from closeout.dialects.react_action import ActionReading, read_action, read_input
-from closeout.dialects.react_events import EventKind, Tape
+from closeout.dialects.react_events import EventKind, Lane, PlainLane, Tape
 from closeout.dialects.react_markers import HOLD, Markers
 from closeout.dialects.string_decoder import StringDecoder
 from closeout.messages import Repair
@@ -33,6 +33,26 @@ class Limits:
         self.size = size
 
 
+class _JsonLane:
+    """The JSON of an action while its scanner has nothing to tell."""
+
+    __slots__ = ("_kept", "_room", "_scan", "kind", "role")
+
+    def __init__(self, kind: EventKind, role: str, scan: Callable[[str], bool], kept: list[str], room: int) -> None:
+        self.kind: EventKind = kind
+        self.role = role
+        self._scan = scan
+        self._kept = kept
+        self._room = room
+
+    def takes(self, text: str) -> bool:
+        if len(text) > self._room or not self._scan(text):
+            return False
+        self._room -= len(text)
+        self._kept.append(text)
+        return True
+
+
 class JsonForm:
     """One action that is being scanned: its JSON, what follows it, and its end."""
 
@@ -54,6 +74,7 @@ class JsonForm:
         self._before: list[str] = []  # blanks around the JSON, which are text if it is no action
         self._behind: list[str] = []
         self._scanner = JsonScanner(lenient=form != "bare", max_depth=limits.depth)
+        self._seen: tuple[Signal, int] | None = None  # what a scan ahead came to
         self._committed = form != "bare"
         self._told_name = ""
         self._in_input = False
@@ -66,6 +87,7 @@ class JsonForm:
         self._at_value = self._read  # where reading goes on before a value of unknown form
         self._read_as_text: Callable[[str], None] | None = None  # for an input that only looked like JSON
         self._final = False  # the action is the final answer, as far as is known
+        self._json_start = tape.offset
         if form == "bare":
             self._start = tape.offset
 
@@ -81,20 +103,24 @@ class JsonForm:
     def _begin_json(self) -> bool:
         self._mark_start()
         self._opening = self._tape.text[self._tape.position]
+        self._json_start = self._tape.offset
         plain = self._form == "input"
         self._scanner = JsonScanner(plain=plain, max_depth=self._limits.depth)
         self._read = self._json
         return True
 
     def _json(self, last: bool) -> bool:
-        tape = self._tape
+        tape, text = self._tape, self._tape.text
+        allowed = self._limits.size - self._json_size()
+        cut = len(text) - tape.position > allowed
+        if cut:
+            text = text[: tape.position + allowed]
         while True:
-            signal, end = self._scanner.scan(tape.text, tape.position)
+            signal, end = self._seen or self._scanner.scan(text, tape.position)
+            self._seen = None
             self._consume(end, ended=signal is Signal.INPUT_END)
-            if self._size > self._limits.size:
-                return self._malformed("too_large", f"The Action is longer than {self._limits.size} characters.")
             if signal is Signal.MORE:
-                return False
+                return self._too_large() if cut else False
             if signal is Signal.NAME:
                 self._commit(self._scanner.has_input)
             elif signal is Signal.INPUT:
@@ -107,11 +133,32 @@ class JsonForm:
             elif signal is Signal.BROKEN:
                 return self._json_broken(last)
 
+    def lane(self) -> Lane | None:
+        """Within the JSON; where a string is decoded, up to its end or an escape."""
+        if self._read != self._json:
+            return None
+        kind, role = self._kind()
+        room = self._limits.size - self._json_size()
+        if self._decoder is None or not self._in_input:
+            return _JsonLane(kind, role, self._scan_ahead, self._pieces, room)
+        stop = self._scanner.string_ends
+        return None if stop is None or self._first_of_input else PlainLane(stop, kind, role, self._pieces, room)
+
+    def _scan_ahead(self, text: str) -> bool:
+        """Whether a new piece of text is used up and nothing is to be told; else `_json` goes on from here."""
+        signal, end = self._scanner.scan(text, 0)
+        if signal is Signal.MORE and end == len(text):
+            return True
+        self._seen = signal, end
+        return False
+
+    def _json_size(self) -> int:
+        return self._tape.offset - self._json_start
+
     def _consume(self, end: int, *, ended: bool) -> None:
         tape = self._tape
         piece = tape.text[tape.position : end]
         if piece:
-            self._size += len(piece)
             self._pieces.append(piece)
         if self._decoder is not None and self._in_input:
             inner = piece
@@ -181,7 +228,7 @@ class JsonForm:
                 return False
             if marker is not None:
                 return self._complete_json(closing=True)
-        at = self._size
+        at = self._json_size()
         found = text[tape.position : tape.position + 1]
         return self._malformed("broken_action", f"The Action is not valid JSON: {found!r} at character {at} is wrong.")
 
@@ -235,6 +282,11 @@ class JsonForm:
         if reading.code:
             return self._malformed(reading.code, reading.hint)
         return self._complete(reading.name, reading.input, reading, raw, reading.answer or "")
+
+    def _too_large(self) -> bool:
+        if not self._committed:
+            return self._nothing(at_line_start=False)
+        return self._malformed("too_large", f"The Action is longer than {self._limits.size} characters.")
 
     def _too_deep(self) -> bool:
         if not self._committed:

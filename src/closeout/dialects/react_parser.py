@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from closeout.dialects.react_action_scan import ActionScan
-from closeout.dialects.react_events import CotEvent, Tape
+from closeout.dialects.react_events import CotEvent, Lane, PlainLane, Tape
 from closeout.dialects.react_json_form import Form, Limits
 from closeout.dialects.react_markers import HOLD, Marker, Markers, Tag, tag_at
 from closeout.dialects.react_prose import Prose, Stop
@@ -18,6 +18,8 @@ __all__ = ["CotAgentOutputParser"]
 
 # Finish reasons of replies that did not end by themselves: nothing unfinished in them is closed on the model's behalf.
 TRUNCATED = frozenset({"length", "cut", "content_filter", "max_tokens"})
+_TAG_OPENS = re.compile("<")
+_NEVER = re.compile(r"(?!)")
 _TAG_BEGINS = re.compile(r"<(?=[/tTrRsS]|\Z)")
 _MOST_ATTEMPTS = 1000  # things that look like an action and are none, in one reply
 _NO_ACTION = "Your reply had a thought only. End it with one Action, or with a Final Answer."
@@ -60,6 +62,7 @@ class CotAgentOutputParser:
         self._structured = False  # a marker was seen, so that plain text is no candidate answer
         self._settled = False  # an action, an answer or a defect is certain: what follows is not trusted
         self._closed = False
+        self._lane: Lane | None = None  # where the next piece may go straight on
 
     @property
     def complete(self) -> bool:
@@ -68,20 +71,32 @@ class CotAgentOutputParser:
 
     def feed(self, text: str) -> list[CotEvent]:
         """Reads on. Raises ValueError after `close`."""
-        if self._closed:
-            raise ValueError("The parser is closed. Make a new one for each reply.")
         if not text:
             return []
-        self._tape.append(text)
-        if self._action is not None or self._depth or self._settled or not (self._answer or self._prose).runs_on(text):
-            self._advance(last=False)
-        return self._tape.events()
+        lane, tape = self._lane, self._tape
+        if lane is not None and lane.takes(text):
+            return [tape.pass_on(text, lane.kind, lane.role)]
+        if self._closed:
+            raise ValueError("The parser is closed. Make a new one for each reply.")
+        tape.append(text)
+        self._advance(last=False)
+        self._lane = self._find_lane() if tape.all_told else None
+        return tape.events()
+
+    def _find_lane(self) -> Lane | None:
+        if self._settled:
+            return PlainLane(_NEVER, "untrusted")
+        if self._action is not None:
+            return self._action.lane()
+        if self._depth:
+            return PlainLane(_TAG_OPENS, "reasoning")
+        return (self._answer or self._prose).lane()
 
     def close(self, finish_reason: str | None = "stop") -> list[CotEvent]:
         """Ends the text. `finish_reason` is the server's: after "length" nothing unfinished is completed."""
         if self._closed:
             return []
-        self._closed = True
+        self._closed, self._lane = True, None
         truncated = finish_reason in TRUNCATED
         self._advance(last=True, truncated=truncated)
         if not self._settled:

@@ -9,11 +9,14 @@ import re
 from enum import Enum, auto
 from functools import lru_cache
 
-from closeout.dialects.react_events import EventKind, Tape
+from closeout.dialects.react_events import EventKind, Lane, PlainLane, Tape
 from closeout.dialects.react_markers import HOLD, Marker, Markers, Tag, tag_at
 
-__all__ = ["Prose", "Stop"]
+__all__ = ["LINE_END", "Prose", "Stop"]
 
+LINE_END = re.compile(r"\n")
+_TAG_OR_END = re.compile(r"[\n<]")
+_BLANK_OR_END = re.compile(r"[\n \t]")
 _BLANK = re.compile(r"[ \t\r\ufeff]*+")
 _DECORATION = re.compile(r"[*#][*# \t]*+")
 _RUN = {"`": re.compile(r"`*+"), "~": re.compile(r"~*+")}
@@ -69,6 +72,7 @@ class Prose:
         self._decorated = False  # this line began with more `*` and `#` than a marker has
         self._stars = 0  # `*` that may close the bold type of a marker
         self._leading = False  # blanks behind a marker are its own
+        self._stop = _TAG_OR_END if tags == "anywhere" else LINE_END
         self._next = _next_pattern(markers.first, tags == "anywhere")
 
     def after_marker(self, marker: Marker) -> None:
@@ -88,14 +92,12 @@ class Prose:
         self.line_start = False
         self._take(end)
 
-    def runs_on(self, text: str) -> bool:
-        """Takes the tape's newest piece if it is plainly the middle of a line, as most pieces of a stream are."""
-        if self.line_start or self._leading or self._inline or self._fence or "\n" in text or "<" in text:
-            return False
-        if self.tape.position + len(text) != len(self.tape.text):  # something was held back
-            return False
-        self._take(len(self.tape.text))
-        return True
+    def lane(self) -> Lane | None:
+        """Within a line, up to what may be more than text, as most pieces of a stream are."""
+        if self.line_start or self._leading or self._in_info:
+            return None
+        stop = LINE_END if self._fence else _BLANK_OR_END if self._inline else self._stop
+        return PlainLane(stop, self.kind, self.role, self._kept)
 
     def walk(self, *, last: bool) -> Stop:
         tape = self.tape

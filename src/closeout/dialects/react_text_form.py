@@ -9,10 +9,10 @@ from typing import Any
 
 from closeout.dialects.action_keys import is_final_answer, is_no_action
 from closeout.dialects.react_action import ActionReading
-from closeout.dialects.react_events import EventKind
+from closeout.dialects.react_events import EventKind, Lane, PlainLane
 from closeout.dialects.react_json_form import JsonForm
 from closeout.dialects.react_markers import HOLD, Marker
-from closeout.dialects.react_prose import Prose, Stop
+from closeout.dialects.react_prose import LINE_END, Prose, Stop
 from closeout.messages import Repair
 
 __all__ = ["TextForm"]
@@ -29,6 +29,16 @@ class TextForm(JsonForm):
     """Adds to the JSON form what is written as lines of text."""
 
     _prose: Prose | None = None  # walks over an input that is free text
+
+    def lane(self) -> Lane | None:
+        if self._prose is not None and self._read == self._input_text:
+            return self._prose.lane()
+        if self._read == self._fenced_text:
+            return PlainLane(LINE_END, self._input_kind(), "", self._pieces)
+        return super().lane()
+
+    def _input_kind(self) -> EventKind:
+        return "final_delta" if self._final else "argument_delta"
 
     def _skip_blanks(self) -> None:
         tape, text = self._tape, self._tape.text
@@ -137,9 +147,8 @@ class TextForm(JsonForm):
         return True
 
     def _begin_text(self, so_far: str = "") -> None:
-        kind: EventKind = "final_delta" if self._final else "argument_delta"
         self._pieces = [so_far]
-        self._prose = Prose(self._tape, self._markers, kind, tags="never", inline=True, keep=self._pieces)
+        self._prose = Prose(self._tape, self._markers, self._input_kind(), tags="never", inline=True, keep=self._pieces)
         self._read = self._input_text
 
     def _input_text(self, last: bool) -> bool:
@@ -170,7 +179,7 @@ class TextForm(JsonForm):
 
     def _take_input(self, end: int) -> None:
         self._pieces.append(self._tape.text[self._tape.position : end])
-        self._tape.take("final_delta" if self._final else "argument_delta", end)
+        self._tape.take(self._input_kind(), end)
 
     def _complete_text(self, text: str, *, exactly: bool = False) -> bool:
         """The text form is complete, its input as it was written."""

@@ -38,8 +38,8 @@ class StringDecoder:
     def _unfinished(self, text: str) -> int:
         """Where an escape begins that the text cuts in two; the text's length if none does."""
         first = max(0, len(text) - 12)
-        run = text.rfind("\\", first)
-        if run < 0:
+        at = text.rfind("\\", first)
+        if at < 0 or (at + 1 < len(text) and text[at + 1] != "u"):  # none, or a whole one, or the second half of one
             return len(text)
         found = self._UNFINISHED.search(text, first)
         while found is not None:
