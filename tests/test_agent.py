@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Choice, Json, Number, RunResult, StreamHandler, tool
-from closeout.errors import ConfigError, ResumeRefused, ToolDefinitionError, UsageError
+from closeout.errors import ConfigError, ModelError, ResumeRefused, ToolDefinitionError, UsageError
 from closeout.journal import events as ev
 from closeout.journal.journal import Progress
 from closeout.journal.store import open_store
@@ -337,6 +337,30 @@ async def test_an_unreachable_model_is_a_result_and_not_an_exception() -> None:
     result = await agent.run("What?")
     assert (result.status, result.answer, result.stop_reason) == ("failed", None, "model_failed")
     assert "127.0.0.1:9" in result.error
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "permanent"),
+    [(401, "AuthenticationFailed", True), (404, "ModelNotFound", True), (400, "BadRequest", True),
+     (503, "ServerFailed", False), (429, "RateLimited", False)],
+)  # fmt: skip
+async def test_a_failed_run_says_what_kind_of_failure_it_was(
+    status: int, kind: str, permanent: bool, home: Path
+) -> None:
+    def refuse(view: RequestView) -> Turn:
+        raise ModelError("No.", status=status)
+
+    async with world(refuse, config={"llm": {"max_retries": 0}}) as w:
+        result = await w.run()
+    (ended,) = kinds(events_of(result, home), ev.RunEnded)
+    assert (result.status, result.stop_reason) == ("failed", "model_failed")
+    assert (result.error_kind, ended.error_kind, result.permanent) == (kind, kind, permanent)
+
+
+async def test_a_run_that_goes_well_has_no_kind_of_failure() -> None:
+    async with world([answer("4")]) as w:
+        result = await w.run()
+    assert (result.error, result.error_kind, result.permanent) == ("", "", False)
 
 
 @pytest.mark.parametrize("kind", [k for k in MISBEHAVIOURS if k not in ("hang", "slow", "rate_limited")])

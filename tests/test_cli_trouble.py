@@ -17,9 +17,10 @@ import pytest
 
 from cli_process import COMMAND, Done, closeout, environment, here, start, stopped, wait_for
 from closeout import Agent
+from closeout.errors import AuthenticationFailed, BadRequest, ModelError, ServerFailed
 from closeout.journal.store import close_stores
 from closeout.messages import ToolCall
-from closeout.testing import Turn, serve_script
+from closeout.testing import RequestView, Turn, serve_script
 from closeout.testing.misbehaviour import Misbehaviour
 from closeout.testing.server import ScriptedServer
 
@@ -172,6 +173,55 @@ def test_a_wrong_key_is_told_once_in_the_servers_words() -> None:
         strict.shutdown()
     assert done.code == 3
     assert done.err.count("Incorrect API key provided. Check the API key") == 1
+
+
+def failing(error: ModelError) -> Callable[[RequestView], Turn]:
+    """A script that works out the sum and then, for once, fails."""
+    left = [error]
+
+    def play(view: RequestView) -> Turn:
+        if view.turn == 2 and left:
+            raise left.pop()
+        return SCRIPT[view.turn - 1]
+
+    return play
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (AuthenticationFailed("Incorrect API key", status=401), "With the right key: closeout resume {}"),
+        (ServerFailed("The engine died", status=500), "Go on with it later: closeout resume {}"),
+    ],
+)
+def test_a_run_that_can_go_on_says_when_and_how_now_and_later(error: ModelError, step: str) -> None:
+    with serve_script(failing(error), by="question", record=False) as scripted:
+        done = here("run", "Q", *to(scripted), "-c", "llm.max_retries=0")
+        last = done.err.splitlines()[-1]
+        run_id = last.rpartition(" ")[2]
+        assert done.code == 3
+        assert last.endswith(f" {step.format(run_id)}")
+        assert here("runs", run_id).out.splitlines()[-1] == step.format(run_id)
+        again = here("resume", run_id, "-q")
+    assert (again.code, again.out, again.err) == (0, "42\n", "")
+
+
+def test_a_run_whose_request_the_server_does_not_take_is_not_told_to_ask_again() -> None:
+    with serve_script(failing(BadRequest("No images here", status=400)), by="question", record=False) as scripted:
+        done = here("run", "Q", *to(scripted))
+    last = done.err.splitlines()[-1]
+    assert re.search(r"As it is it would fail again\. What it did: closeout runs \S+$", last)
+    shown = here("runs", last.rpartition(" ")[2])
+    assert "resume" not in done.err + shown.out
+    assert shown.out.splitlines()[-1] in last
+
+
+def test_a_wrong_address_is_put_right_when_the_run_goes_on(server: ScriptedServer) -> None:
+    done = here("run", "Q2", "-m", "openai:scripted", "--base-url", f"{server.url}/api/v1")
+    found = re.search(r"With the right address: (closeout resume \S+ --base-url) URL", done.err)
+    assert found
+    again = here(*found[1].split()[1:], server.base_url, "-q")
+    assert (again.code, again.out) == (0, "42\n")
 
 
 # ------------------------------------------------------------------------------------------------- the journal

@@ -61,6 +61,7 @@ __all__ = [
     "ToolError",
     "TransientModelError",
     "UsageError",
+    "error_type",
 ]
 
 
@@ -187,3 +188,9 @@ class ResumeRefused(JournalError):
     def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.differences = tuple(differences)
+
+
+def error_type(name: str) -> type[CloseoutError] | None:
+    """The class of this tree that a record names ("AuthenticationFailed"); None for any other name."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, CloseoutError) else None

@@ -14,6 +14,7 @@ from closeout.cli.console import amount, bill, duration, print_answer, print_jso
 from closeout.cli.display import Display
 from closeout.cli.guard import say_error
 from closeout.cli.interrupts import Interrupts, Stopped
+from closeout.cli.next_step import next_step
 from closeout.cli.options import RunOptions, make_agent, recorded_options
 from closeout.errors import UsageError
 
@@ -159,8 +160,7 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
         print_answer(result.answer)
     if result.status == "failed":
         error = result.error or f"The run failed ({result.stop_reason})."
-        hint = "The run is" if "closeout resume" in error else "Go on with it later: closeout resume"
-        say_error(f"{error} {hint} {result.run_id}")
+        say_error(f"{error} {next_step(result.error_kind, result.run_id)}")
     elif result.answer is None:
         reason = result.error or f"no answer was found ({result.stop_reason})."
         say_error(f"{reason} What was learned: closeout runs {result.run_id}")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from closeout.cli.console import amount, bill, duration, make_console, print_json, width_of
 from closeout.cli.display import Display
+from closeout.cli.next_step import next_step
 from closeout.cli.table import Cell, Column, fitted
 from closeout.config import home_folder
 from closeout.journal.events import (
@@ -30,7 +31,7 @@ from closeout.journal.store import Row, RunRecord, open_store
 __all__ = ["list_runs", "show_run"]
 
 STYLES = {"answered": "green", "unanswered": "yellow", "failed": "red", "interrupted": "yellow", "cancelled": "yellow"}
-RESUMABLE = ("interrupted", "cancelled", "failed")
+RESUMABLE = ("interrupted", "cancelled")
 RUNS = (
     Column("run"),
     Column("when", rank=2),
@@ -117,7 +118,9 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
     if ended is not None and ended.error:
         console.print(Text(ended.error, "red"))
     console.print(Text("no answer" if record.answer is None else f"answer: {record.answer}", "bold"))
-    if record.status in RESUMABLE:
+    if record.status == "failed":
+        console.print(next_step(ended.error_kind if ended is not None else "", record.run_id))
+    elif record.status in RESUMABLE:
         console.print(f"Go on with it: closeout resume {record.run_id}")
 
 

@@ -94,6 +94,8 @@ class RunResumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
+    """`error_kind` is the name of the exception that `error` is the text of, where it was one."""
+
     momentary = True
     bodies = ("summary",)
     status: str
@@ -101,6 +103,7 @@ class RunEnded(Event):
     answer: str | None = None
     summary: str = ""
     error: str = ""
+    error_kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ __all__ = ["JsonLogListener"]
 _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.RunStarted: ("name", "task_id"),
     ev.RunResumed: ("idle",),
-    ev.RunEnded: ("status", "stop_reason", "error"),
+    ev.RunEnded: ("status", "stop_reason", "error", "error_kind"),
     ev.AgentStarted: ("name", "model"),
     ev.AgentEnded: ("status",),
     ev.AttemptStarted: ("attempt",),

@@ -36,11 +36,19 @@ class Stop:
     reason: str
     reading: Reading | None = None
     error: str = ""
+    error_kind: str = ""
+
+    @classmethod
+    def failed(cls, reason: str, error: Exception) -> Stop:
+        return cls(reason, error=str(error), error_kind=type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """How an agent's attempt, or its whole task, ended. `answer` None: there is none; `error` says what failed."""
+    """How an agent's attempt, or its whole task, ended. `answer` None: there is none.
+
+    `error` says what failed, `error_kind` is the name of the exception that it was, if it was one.
+    """
 
     answer: str | None
     stop_reason: str
@@ -48,7 +56,12 @@ class Closed:
     summary: str = ""
     experience: FailureExperience | None = None
     error: str = ""
+    error_kind: str = ""
     candidates: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def failed(cls, reason: str, error: Exception, text: str = "") -> Closed:
+        return cls(None, reason, error=text or str(error), error_kind=type(error).__name__)
 
 
 def report_of(agent: Orchestrator, closed: Closed) -> str:
@@ -100,7 +113,7 @@ def fall_back(agent: Orchestrator, closed: Closed) -> Closed:
 def _without_asking(agent: Orchestrator, stop: Stop, is_final: bool) -> Closed:
     """The model cannot be asked any more: what was seen on the way is all there is."""
     experience = experience_from(None, _facts(agent.facts), reason=stop.reason)
-    closed = Closed(None, stop.reason, experience=experience, error=stop.error)
+    closed = Closed(None, stop.reason, experience=experience, error=stop.error, error_kind=stop.error_kind)
     return fall_back(agent, closed) if is_final else closed
 
 
@@ -139,7 +152,7 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
             save_callback=None,
         )
     except ModelError as error:
-        return _without_asking(agent, replace(stop, reason="model_failed", error=str(error)), is_final)
+        return _without_asking(agent, Stop.failed("model_failed", error), is_final)
     if ended.final_boxed_answer and ended.final_boxed_answer != FORMAT_ERROR_MESSAGE:
         answer = ended.final_boxed_answer
         value = agent.values.get(answer, generator.reading.value)
@@ -150,8 +163,11 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
     reason = "no_answer" if stop.reason == "answered" else stop.reason
     if isinstance(failure, ModelError):
         reason = "context_overflow" if isinstance(failure, ContextOverflow) else "model_failed"
-    problem = stop.error or str(failure or "")
-    return Closed(None, reason, summary=ended.final_summary, experience=experience, error=problem)
+    if failure is not None and not stop.error:
+        stop = Stop.failed(reason, failure)
+    return Closed(
+        None, reason, summary=ended.final_summary, experience=experience, error=stop.error, error_kind=stop.error_kind
+    )
 
 
 def _ends_of(messages: Sequence[Mapping[str, Any]]) -> list[Message] | None:

@@ -93,11 +93,12 @@ class Orchestrator:
             budget.end()
             stop_listening()
 
-    def so_far(self, reason: str, error: str) -> Closed:
+    def so_far(self, broken: Closed) -> Closed:
         """The best answer there is when something breaks: the one given, else one that was seen on the way."""
-        if self.closed is not None and self.closed.answer is not None:
-            return replace(self.closed, stop_reason=reason, error=error)
-        return fall_back(self, Closed(None, reason, error=error))
+        given = self.closed
+        if given is not None and given.answer is not None:
+            return replace(given, stop_reason=broken.stop_reason, error=broken.error, error_kind=broken.error_kind)
+        return fall_back(self, broken)
 
     async def _attempt(self, number: int, experiences: Sequence[FailureExperience]) -> Closed:
         plan, path = self.plan, self.scope.path
@@ -118,11 +119,11 @@ class Orchestrator:
         try:
             stop = await self._act()
         except LimitReached as error:
-            stop = Stop(error.limit, error=str(error))
+            stop = Stop.failed(error.limit, error)
         except ContextOverflow as error:
-            stop = Stop("context_overflow", error=str(error))
+            stop = Stop.failed("context_overflow", error)
         except ModelError as error:
-            stop = Stop(self.scope.budget.reached(self.turn) or "model_failed", error=str(error))
+            stop = Stop.failed(self.scope.budget.reached(self.turn) or "model_failed", error)
         is_final = number == plan.settings.context_compress_limit or stop.reason in FINAL_STOPS
         self.closed = closed = await close_attempt(self, stop, is_final=is_final)
         experience = closed.experience.text() if closed.experience else ""

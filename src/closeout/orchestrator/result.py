@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from closeout.errors import PermanentModelError, error_type
 from closeout.journal.task_log import TaskLog
 from closeout.messages import Repair, Usage
 
@@ -22,7 +23,9 @@ class RunResult:
     `answer`: the answer as text, by the rules of its contract, or None. `value`: the same as the contract's own type
     (a number, an object). `stop_reason`: "answered", or what ended it: max_turns, max_tokens, max_cost, max_seconds,
     rollbacks, loop, context_overflow, model_failed, journal_failed, no_answer, cancelled. `candidates`: other answers
-    seen, best first, each with its share of the vote. `turns`: replies that were acted on, and the one that answered.
+    seen, best first, each with its share of the vote. `error` says what failed, `error_kind` is the name of the
+    exception that it was (of `closeout.errors`, as a rule), if it was one. `turns`: replies that were acted on, and
+    the one that answered.
     """
 
     answer: str | None
@@ -31,6 +34,7 @@ class RunResult:
     run_id: str
     value: Any = None
     error: str = ""
+    error_kind: str = ""
     final_summary: str = ""
     failure_experience_summary: str | None = None
     turns: int = 0
@@ -41,6 +45,12 @@ class RunResult:
     seconds: float = 0.0
     candidates: tuple[tuple[str, float], ...] = ()
     read_log: Callable[[], TaskLog] = field(default=TaskLog, repr=False, compare=False)
+
+    @property
+    def permanent(self) -> bool:
+        """Whether what failed would fail again as it is: a key, an address, a request has to be put right first."""
+        kind = error_type(self.error_kind)
+        return kind is not None and issubclass(kind, PermanentModelError)
 
     @cached_property
     def task_log(self) -> TaskLog:

@@ -158,8 +158,8 @@ async def _lead(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequen
     try:
         journal.announce()
         closed = await _work(plan, task, scope)
-        ended = RunEnded("main", _status(closed), closed.stop_reason, closed.answer, closed.summary, closed.error)
-        journal.end(ended)
+        status, why = _status(closed), closed.stop_reason
+        journal.end(RunEnded("main", status, why, closed.answer, closed.summary, closed.error, closed.error_kind))
     except asyncio.CancelledError:
         journal.end(RunEnded("main", "cancelled", "cancelled"))
         raise
@@ -182,7 +182,7 @@ async def _work(plan: AgentPlan, task: Task, scope: Scope) -> Closed:
         orchestrator = Orchestrator(plan, scope, question, earlier=task.earlier, images=task.images, task=task.text)
         return await _best_of(orchestrator, scope)
     except CloseoutError as error:
-        return Closed(None, _reason(error), error=str(error))
+        return Closed.failed(_reason(error), error)
 
 
 async def _best_of(orchestrator: Orchestrator, scope: Scope) -> Closed:
@@ -190,12 +190,12 @@ async def _best_of(orchestrator: Orchestrator, scope: Scope) -> Closed:
     try:
         return await orchestrator.run()
     except CloseoutError as error:
-        return orchestrator.so_far(_reason(error), str(error))
+        return orchestrator.so_far(Closed.failed(_reason(error), error))
     except Exception as error:  # of this package, or of a contract or client that somebody brought
         text = f"{type(error).__name__}: {error}"
         metadata = {"traceback": traceback.format_exc(limit=-20)}
         scope.journal.append(Noted("main", "error", "Internal error", text, metadata))
-        return orchestrator.so_far("failed", f"An error inside the run, {text}")
+        return orchestrator.so_far(Closed.failed("failed", error, f"An error inside the run, {text}"))
 
 
 def _reason(error: CloseoutError) -> str:
@@ -219,6 +219,7 @@ def _result(closed: Closed, task: Task, journal: Journal, ledger: Ledger) -> Run
         run_id=journal.run_id,
         value=closed.value,
         error=str(failure) if failure else closed.error,
+        error_kind=type(failure).__name__ if failure else closed.error_kind,
         final_summary=closed.summary,
         failure_experience_summary=closed.experience.text() if closed.experience else None,
         turns=ledger.turns,
