@@ -13,6 +13,7 @@ PIECES = [
     *("\n", "\n", "\n", " ", "\t", "\r\n", "\ufeff", "```", "```json\n", "~~~", "`", "**", "#", "(", ")"),
     *("{", "}", "[", "]", '"action"', '"action_input"', ": ", ", ", '"search"', '"Final Answer"', '"x"', "'", "\\"),
     *("\\u00e9", "\\ud83d", "\\ude00", "<think>", "</think>", "<tool_call>", "</tool_call>", "None", "null", "12"),
+    *('{"a":', "[1,", "-5.", "e+1", "tru", "e,", '"b\\"c"', "}]", '"k":[', "--", "\u00a0", "\u0663"),
     *("//c\n", "/*", "*/", "search", "foo bar", "思考：", "\ud800", "\x00", "😀"),
     '{"action": "a", "action_input": {"b": [1, 2]}}',
     '{"name": "f", "arguments": "{}"}',
@@ -37,9 +38,10 @@ def assert_lossless(text, events):
 @given(texts, st.data())
 def test_any_split_gives_the_same_events_and_loses_nothing(text, data):
     finish_reason = data.draw(st.sampled_from(["stop", "length", None]))
+    limits = data.draw(st.sampled_from([{}, {}, {"max_size": 30}, {"max_depth": 3}]))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
-    whole, _ = feed(text, (), finish_reason)
-    pieces, _ = feed(text, cuts, finish_reason)
+    whole, _ = feed(text, (), finish_reason, **limits)
+    pieces, _ = feed(text, cuts, finish_reason, **limits)
     assert_lossless(text, whole)
     assert_lossless(text, pieces)
     assert joined(pieces) == joined(whole)
@@ -113,6 +115,22 @@ def test_work_grows_with_length_only(kind, monkeypatch):
         feed(text, range(0, size, 64))
         costs.append(touched / size)
     assert costs[1] <= 1.5 * costs[0]
+
+
+def test_json_is_read_alike_in_pieces_of_every_size():
+    """Long JSON in small pieces goes other ways through the scanner than in one; both must agree."""
+    row = '{"name": "Überraschung", "n": [1, -2.5e3, {"a": null}], "t": true, "x": "say \\"hi\\" \\u00e9"},\n'
+    text = f'Action: {{"action": "store", "action_input": [{row * 20} 1]}}'
+    whole = joined(feed(text)[0])
+    assert of_kind(whole, "action")[0].input[0]["x"] == 'say "hi" é'
+    for size in (1, 2, 3, 5, 7, 16, 64):
+        assert joined(feed(text, range(0, len(text), size))[0]) == whole
+
+
+def test_many_lines_of_json_do_not_hide_the_action_behind_them():
+    text = "Thought: the rows are\n" + "[1, 2]\n" * 3000 + 'Action: {"action": "a", "action_input": 1}'
+    (action,) = of_kind(feed(text)[0], "action")
+    assert action.name == "a"
 
 
 def test_untrusted_text_is_passed_on_without_being_read():

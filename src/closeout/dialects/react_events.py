@@ -49,6 +49,11 @@ class CotEvent(NamedTuple):  # a tuple, not a dataclass: one is made for every p
     hint: str = ""  # of malformed: what the model is told when it is asked again
 
 
+# Made directly, as one is made for every piece of a stream: calling the class costs twice as much.
+_new = tuple.__new__
+_REST: tuple[Any, ...] = ("", None, "", None, ())  # name, input, raw, span, repairs
+
+
 def joined(events: Iterable[CotEvent]) -> list[CotEvent]:
     """The events with adjacent pieces of one kind put together: the same for any way of feeding one text."""
     result: list[CotEvent] = []
@@ -107,14 +112,17 @@ class PlainLane:
 
 
 class Tape:
-    """The text not yet told of, and the events so far. `position` is where reading goes on, an index into `text`."""
+    """The text not yet told of, and the events so far.
 
-    __slots__ = ("_base", "_code", "_events", "_kind", "_parts", "_role", "_start", "_told", "position", "text")
+    `position` and `told` are indices into `text`: where reading goes on, and up to where events have been made.
+    """
+
+    __slots__ = ("_base", "_code", "_events", "_kind", "_parts", "_role", "_start", "position", "text", "told")
 
     def __init__(self) -> None:
         self.text = ""
         self.position = 0
-        self._told = 0  # index into text: up to here events have been made
+        self.told = 0
         self._base = 0  # absolute offset of text[0]
         self._events: list[CotEvent] = []
         self._parts: list[str] = []  # of the event that is growing; the next four say what it is
@@ -124,24 +132,24 @@ class Tape:
         self._start = 0
 
     def append(self, text: str) -> None:
-        if self._told:
-            self.text = self.text[self._told :]
-            self.position -= self._told
-            self._base += self._told
-            self._told = 0
+        if self.told:
+            self.text = self.text[self.told :]
+            self.position -= self.told
+            self._base += self.told
+            self.told = 0
         self.text = self.text + text if self.text else text
 
     def pass_on(self, text: str, kind: EventKind, role: str) -> CotEvent:
         """New text as one event, when all before it is told."""
-        start = self._base + self._told
+        start = self._base + self.told
         end = self._base = start + len(text)
-        self._told = self.position = 0
+        self.told = self.position = 0
         self.text = ""
-        return CotEvent(kind, start, end, text, role)
+        return _new(CotEvent, (kind, start, end, text, role, *_REST, "", ""))
 
     @property
     def all_told(self) -> bool:
-        return self._told == len(self.text)
+        return self.told == len(self.text)
 
     @property
     def offset(self) -> int:
@@ -150,7 +158,7 @@ class Tape:
 
     def take(self, kind: EventKind, end: int, role: str = "", *, text: str | None = None, code: str = "") -> None:
         """Tells of the text up to an index as one kind of piece; moves the position there if it is behind."""
-        start = self._told
+        start = self.told
         if end > self.position:
             self.position = end
         if end <= start:
@@ -162,12 +170,12 @@ class Tape:
         if not self._parts:
             self._kind, self._role, self._code, self._start = kind, role, code, self._base + start
         self._parts.append(self.text[start:end] if text is None else text)
-        self._told = end
+        self.told = end
 
     def put(self, kind: EventKind, **fields: Any) -> None:
         """An event that is empty itself."""
         self._flush()
-        at = self._base + self._told
+        at = self._base + self.told
         self._events.append(CotEvent(kind, at, at, **fields))
 
     def events(self) -> list[CotEvent]:
@@ -180,6 +188,7 @@ class Tape:
         parts = self._parts
         if parts:
             text = parts[0] if len(parts) == 1 else "".join(parts)
-            end = self._base + self._told
-            self._events.append(CotEvent(self._kind, self._start, end, text, self._role, code=self._code))
+            end = self._base + self.told
+            event = _new(CotEvent, (self._kind, self._start, end, text, self._role, *_REST, self._code, ""))
+            self._events.append(event)
             self._parts = []

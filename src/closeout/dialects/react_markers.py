@@ -71,7 +71,7 @@ class Markers:
 
     def at(self, text: str, start: int, *, last: bool) -> Marker | Literal["hold"] | None:
         """The marker that stands at a line's first letter; HOLD if more text must tell. `last`: no more will come."""
-        decoration = _DECORATION.match(text, start)
+        decoration = _DECORATION.match(text, start) if text[start : start + 1] in ("*", "#") else None
         word = decoration.end() if decoration else start
         if word - start > _LONGEST_DECORATION:
             return None

@@ -6,6 +6,7 @@ Linear, lossless, the same for any way the text is cut into pieces. The rules it
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from closeout.dialects.react_action_scan import ActionScan
@@ -21,7 +22,7 @@ TRUNCATED = frozenset({"length", "cut", "content_filter", "max_tokens"})
 _TAG_OPENS = re.compile("<")
 _NEVER = re.compile(r"(?!)")
 _TAG_BEGINS = re.compile(r"<(?=[/tTrRsS]|\Z)")
-_MOST_ATTEMPTS = 1000  # things that look like an action and are none, in one reply
+_MOST_ATTEMPTS = 1000  # things of one form that look like an action and are none, in one reply
 _NO_ACTION = "Your reply had a thought only. End it with one Action, or with a Final Answer."
 _INVENTED = "You wrote an Observation yourself. Write one Action, then stop and wait for its Observation."
 
@@ -51,7 +52,7 @@ class CotAgentOutputParser:
         self._plain: list[str] = []  # text that is the answer if nothing structural comes
         self._prose = self._new_prose()
         self._prose.at_line_start(newline=False)
-        self._attempts = 0
+        self._attempts: Counter[Form] = Counter()
         self._depth = 1 if reasoning_open else 0  # of reasoning tags
         self._action: ActionScan | None = None
         self._answer: Prose | None = None
@@ -174,10 +175,10 @@ class CotAgentOutputParser:
             self._settle_as_defect("broken_action", "An Action line with a tool's name must stand before the input.")
 
     def _begin_action(self, form: Form, *, bold: bool = False) -> None:
-        self._attempts += 1
-        if self._attempts > _MOST_ATTEMPTS:
+        self._attempts[form] += 1
+        if self._attempts[form] > _MOST_ATTEMPTS:
             if form == "bare":
-                self._prose.pass_over(self._tape.position + 1)
+                self._prose.ignore_brackets()
             elif form == "action":
                 self._settle_as_defect("too_many_actions", f"Your reply had over {_MOST_ATTEMPTS} Actions. Write one.")
             return

@@ -18,6 +18,7 @@ LINE_END = re.compile(r"\n")
 _TAG_OR_END = re.compile(r"[\n<]")
 _BLANK_OR_END = re.compile(r"[\n \t]")
 _BLANK = re.compile(r"[ \t\r\ufeff]*+")
+_SPACES = frozenset(" \t\r\ufeff\n")
 _DECORATION = re.compile(r"[*#][*# \t]*+")
 _RUN = {"`": re.compile(r"`*+"), "~": re.compile(r"~*+")}
 _LONGEST_DECORATION = 12
@@ -91,6 +92,11 @@ class Prose:
         """What the walk stopped at is text after all."""
         self.line_start = False
         self._take(end)
+        self._tell()
+
+    def ignore_brackets(self) -> None:
+        """From now on JSON at a line's start is text."""
+        self._brackets = False
 
     def lane(self) -> Lane | None:
         """Within a line, up to what may be more than text, as most pieces of a stream are."""
@@ -100,6 +106,11 @@ class Prose:
         return PlainLane(stop, self.kind, self.role, self._kept)
 
     def walk(self, *, last: bool) -> Stop:
+        stop = self._walk(last)
+        self._tell()
+        return stop
+
+    def _walk(self, last: bool) -> Stop:
         tape = self.tape
         size = len(tape.text)
         if last and self._at_stop_prefix():
@@ -128,34 +139,44 @@ class Prose:
         return on_line and self.markers.is_stop_prefix(self.tape.text[self.tape.position :])
 
     def _take(self, end: int) -> None:
-        if end > self.tape.position:
+        self.tape.position = end
+
+    def _tell(self) -> None:
+        """Tells of what was walked over, at once: all of it is of one kind."""
+        tape = self.tape
+        if tape.position > tape.told:
+            text = tape.text[tape.told : tape.position]
             if self._kept is not None:
-                self._kept.append(self.tape.text[self.tape.position : end])
-            self.tape.take(self.kind, end, self.role)
+                self._kept.append(text)
+            tape.take(self.kind, tape.position, self.role, text=text)
 
     def _lead(self, size: int) -> None:
         text, at = self.tape.text, self.tape.position
-        while self._stars and at < size and text[at] == "*":
-            self._stars -= 1
-            at += 1
+        if self._stars:
+            while self._stars and at < size and text[at] == "*":
+                self._stars -= 1
+                at += 1
         if at < size:
             self._stars = 0
-            at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+            if text[at] in _SPACES:
+                at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
             self._leading = at == size
         self.tape.take("marker", at)
 
     def _line(self, size: int, last: bool) -> Stop | None:
         """At a line's start."""
-        text = self.tape.text
-        at = _BLANK.match(text, self.tape.position).end()  # type: ignore[union-attr]
-        self._take(at)
-        if at == size:
-            return None
-        first = text[at]
-        if first == "\n":
-            self.at_line_start()
-            self._take(at + 1)
-            return None
+        tape, text = self.tape, self.tape.text
+        at = tape.position
+        while (first := text[at]) in _SPACES:
+            if first == "\n":
+                self.marks_here = self._newline_seen = True
+                self._decorated = False
+                at += 1
+            else:
+                at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+            tape.position = at
+            if at == size:
+                return None
         if first in "`~":
             return self._opens_fence(at, size, last)
         if first == "<" and self._tags != "never":
@@ -170,7 +191,7 @@ class Prose:
 
     def _marker(self, at: int, last: bool) -> Stop | None:
         text = self.tape.text
-        decoration = _DECORATION.match(text, at)
+        decoration = _DECORATION.match(text, at) if text[at] in "*#" else None
         if decoration is not None and (self._decorated or decoration.end() - at > _LONGEST_DECORATION):
             self._decorated = True
             self._take(decoration.end())
