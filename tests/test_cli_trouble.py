@@ -23,6 +23,7 @@ from closeout.messages import ToolCall
 from closeout.testing import RequestView, Turn, serve_script
 from closeout.testing.misbehaviour import Misbehaviour
 from closeout.testing.server import ScriptedServer
+from journal_file import store_events, stored_events
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")
 
@@ -250,16 +251,14 @@ def test_a_damaged_journal_is_told_and_left_alone(home: Path, server: ScriptedSe
 
 
 def test_what_can_be_read_of_a_damaged_run_is_shown(home: Path, server: ScriptedServer) -> None:
-    import sqlite3
-
     run_id = here("run", "Damaged", *to(server), "--json", "-q").out.partition('"run_id": "')[2].partition('"')[0]
     close_stores()
-    with sqlite3.connect(home / "journal.sqlite3") as db:
-        db.execute("UPDATE events SET body = x'ff00' WHERE type = 'ToolFinished'")
-    db.close()
+    events = stored_events(home)
+    assert any(kind == "ToolFinished" for _, kind, *_ in events.values())
+    store_events(home, {place: b"\xff\x00" if event[1] == "ToolFinished" else event for place, event in events.items()})
     done = here("runs", run_id)
     assert done.code == 0
-    assert "! ToolFinished: this row of the journal cannot be read" in done.out
+    assert "! Unreadable: this row of the journal cannot be read" in done.out
     assert "answer: 42" in done.out
 
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
 from closeout.journal import events as ev
-from closeout.journal.journal import Journal
+from closeout.journal.journal import COMMIT_SECONDS, Journal
 from closeout.journal.ledger import Ledger
 from closeout.journal.store import BODY_LIMIT, Store, open_store
 from closeout.messages import ModelReply, ToolCall, Usage
+from journal_file import store_events, stored_events
 
 
 def started(task: str = "Why?") -> ev.RunStarted:
@@ -134,12 +135,7 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
 
 
 def types_on_disk(store: Store) -> list[str]:
-    reader = sqlite3.connect(store.path)
-    try:
-        rows = reader.execute("SELECT body FROM events ORDER BY place").fetchall()
-        return [kind for (body,) in rows for _, kind, *_ in json.loads(body)]
-    finally:
-        reader.close()
+    return [kind for _, kind, *_ in stored_events(store.path.parent).values()]
 
 
 async def test_an_effect_that_may_not_be_repeated_has_its_intent_on_disk_before_it_begins(home: Path) -> None:
@@ -155,12 +151,24 @@ async def test_an_effect_that_may_not_be_repeated_has_its_intent_on_disk_before_
     assert types_on_disk(store) == ["RunStarted", "ToolStarted", "ToolFinished"]
 
 
+async def test_its_outcome_is_on_disk_before_anything_follows_from_it(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+
+    async def effect() -> ev.Event:
+        return ev.ToolFinished("main", "r1", "pay", True, "{}")
+
+    intent = ev.ToolStarted("main", "r1", "pay", "{}")
+    await journal.effect(intent, effect, lambda: ev.ToolFinished("main", "r1", "pay", False, "{}"))
+    assert types_on_disk(store) == ["RunStarted", "ToolStarted", "ToolFinished"]
+
+
 async def test_any_other_intent_is_on_disk_while_the_effect_is_under_way(home: Path) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())
 
     async def effect() -> ev.Event:
-        await asyncio.sleep(0)
+        await asyncio.sleep(5 * COMMIT_SECONDS)
         assert types_on_disk(store) == ["RunStarted", "ModelRequested"]
         return replied(0)
 
@@ -270,11 +278,8 @@ def test_time_between_crash_and_resume_does_not_count(home: Path) -> None:
     journal = Journal.start(store, started())
     journal.flush()
     journal.abandon()
-    db = sqlite3.connect(store.path)
-    [(place, body)] = db.execute("SELECT place, body FROM events").fetchall()
-    [(at, *event)] = json.loads(body)
-    db.execute("UPDATE events SET body=? WHERE place=?", (json.dumps([[at - 1000, *event]]), place))
-    db.commit()
+    earlier = {place: [at - 1000, *event] for place, (at, *event) in stored_events(home).items()}
+    store_events(home, earlier)
     again = Journal.reopen(store, journal.run_id)
     assert again.elapsed < 100
     assert again.started_at < journal.started_at - 900
@@ -360,6 +365,19 @@ def test_a_full_disk_fails_its_run_keeps_what_was_written_and_harms_no_other(hom
     other.flush()
     assert [type(row.event).__name__ for row in other.rows()] == ["RunStarted", "ModelReplied"]
     assert [type(row.event).__name__ for row in store.rows(journal.run_id)][:2] == ["RunStarted", "ModelReplied"]
+
+
+def test_a_damaged_row_does_not_hide_the_rest(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    journal.append(replied(0))
+    journal.append(replied(1))
+    journal.flush()
+    events = stored_events(home)
+    store_events(home, {place: b"\xff" if place == min(events) + 1 else event for place, event in events.items()})
+    rows = journal.rows()
+    assert [type(row.event).__name__ for row in rows] == ["RunStarted", "Unknown", "ModelReplied"]
+    assert rows[0].time <= rows[1].time <= rows[2].time
 
 
 def test_a_damaged_body_does_not_hide_the_rest(home: Path) -> None:

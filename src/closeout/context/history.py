@@ -15,7 +15,7 @@ from closeout.messages import Message, Step, ToolReturn, ToolSpec
 
 __all__ = ["History", "stub_text"]
 
-_SEEN = (TurnAccepted, AttemptStarted, Evicted, Compacted)
+_SEEN = frozenset({TurnAccepted, AttemptStarted, Evicted, Compacted})
 
 
 class History:
@@ -57,9 +57,9 @@ class History:
     def steps(self) -> tuple[Step, ...]:
         return self._steps
 
-    def __call__(self, event: object) -> None:
+    def __call__(self, event: Any) -> None:
         """As a listener: what the model sees of is taken in, anything else let pass."""
-        if isinstance(event, _SEEN):
+        if type(event) in _SEEN:
             self.apply(event)
 
     def apply(self, event: Event) -> None:
@@ -109,7 +109,7 @@ class History:
     def view(self, note: str = "", closing: str = "", withheld: frozenset[str] = frozenset()) -> HistoryView:
         """What the model sees now. `note` is a hint that is not kept; `withheld` names tools that are not offered."""
         tools = tuple(tool for tool in self._tools if tool.name not in withheld) if withheld else self._tools
-        borders = tuple(map(self._place, self._evictions))
+        borders = tuple(map(self._place, self._evictions)) if self._evictions else ()
         return HistoryView(
             self._instructions, self._question, tools, self._steps, self._earlier, note, closing, self._images, borders
         )

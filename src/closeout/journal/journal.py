@@ -21,6 +21,10 @@ from closeout.journal.store import Row, Store
 
 __all__ = ["Follower", "Journal", "Listener", "Progress", "RunListener", "new_run_id"]
 
+# How long an event may wait for others to be committed with. A kill within that time costs at most what was just heard
+# from the model, which is then asked again; calls that may not be made again do not wait.
+COMMIT_SECONDS = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -83,7 +87,7 @@ class Journal:
         self._next = rows[-1].seq + 1 if rows else 0
         self._kept: list[Row] = []  # of a run without a store
         self._listeners: list[Callable[[Event | Progress], Any]] = []
-        self._flush_planned = False
+        self._commit: asyncio.TimerHandle | None = None  # the next one, where one is due
         self._failure: JournalError | None = None
 
     @classmethod
@@ -202,9 +206,10 @@ class Journal:
 
     def _stand(self, event: Event) -> Event:
         recorded = self._past.recognise(event) if self._past.events else None
-        if recorded is None:
-            self._write(event)
-        return recorded or event
+        if recorded is not None:
+            return recorded
+        self._write(event)
+        return event
 
     def _write(self, event: Event) -> None:
         if self._failure is not None:
@@ -215,20 +220,19 @@ class Journal:
             return
         self._store.put(self._number, self._next, time.time(), event)
         self._next += 1
-        if not self._flush_planned:
-            self._plan_flush()
+        if self._commit is None:
+            self._plan_commit()
 
-    def _plan_flush(self) -> None:
+    def _plan_commit(self) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self.flush()
             return
-        self._flush_planned = True
-        loop.call_soon(self._flush_planned_now)
+        self._commit = loop.call_later(COMMIT_SECONDS, self._commit_now)
 
-    def _flush_planned_now(self) -> None:
-        self._flush_planned = False
+    def _commit_now(self) -> None:
+        self._commit = None
         try:
             self.flush()
         except JournalError as error:
@@ -250,7 +254,7 @@ class Journal:
 
         Of an effect whose outcome is recorded, that outcome is returned and nothing is done. Of one that was under way
         when the process died, `interrupted()` is the outcome if given; otherwise it is done again. An effect that may
-        not be done again has its intent on disk before it begins; that of any other follows while it is under way.
+        not be done again has its intent on disk before it begins and its outcome before anything follows from it.
         `below` is told what is recorded of agents that a handed-back call had started: they do not run again.
         """
         started_before = self._past.has_started(started)
@@ -271,6 +275,9 @@ class Journal:
             if started_before:
                 return self.append(interrupted())
             self.flush()
+            self.append(finished := await run())
+            self.flush()
+            return finished
         return self.append(await run())
 
     def end(self, ended: RunEnded) -> None:
@@ -287,8 +294,13 @@ class Journal:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the run without an end, as a crash would."""
+        """Let go of the run without an end: what it has said so far is kept, and it can be resumed."""
+        if self._commit is not None:
+            self._commit.cancel()
+            self._commit = None
         if self._store is not None:
+            with suppress(JournalError):
+                self._store.flush()
             self._store.release(self._number)
 
     @property

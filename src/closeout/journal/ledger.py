@@ -43,10 +43,9 @@ class Ledger:
             self(event)
 
     def __call__(self, event: Event | Progress) -> None:
-        if isinstance(event, Event):
-            take = _TAKES.get(type(event))
-            if take is not None:
-                take(self, event)
+        take = _TAKES.get(type(event))
+        if take is not None:
+            take(self, event)
 
     def _replied(self, event: ModelReplied | ModelFailed) -> None:
         if event.usage:
@@ -84,7 +83,7 @@ class Ledger:
         self.ended = event
 
 
-_TAKES: Mapping[type[Event], Callable[[Ledger, Any], None]] = {
+_TAKES: Mapping[type, Callable[[Ledger, Any], None]] = {
     ModelReplied: Ledger._replied,
     ModelFailed: Ledger._replied,
     TurnAccepted: Ledger._accepted,

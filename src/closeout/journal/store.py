@@ -252,17 +252,18 @@ class Store:
             number = self._number(run_id)
             start = number << SEQ_BITS
             fetched = self._db.execute(query, (start, number + 1 << SEQ_BITS)).fetchall()
+        at = 0.0
         for place, body in fetched:
-            for offset, (at, event) in enumerate(self._events(body)):
+            for offset, (at, event) in enumerate(self._events(body, at)):
                 yield Row(place - start + offset, at, event)
 
-    def _events(self, body: bytes) -> list[tuple[float, Event]]:
+    def _events(self, body: bytes, before: float) -> list[tuple[float, Event]]:
         import json
 
         try:
             return [(float(at), self._event(kind, values, *refs)) for at, kind, values, *refs in json.loads(body)]
         except (ValueError, TypeError, RecursionError):
-            return [(0.0, _unreadable("events"))]
+            return [(before, _unreadable("Unreadable"))]
 
     def _event(self, kind: str, values: dict[str, Any], refs: Mapping[str, str] = _NO_REFS) -> Event:
         try:
