@@ -6,10 +6,11 @@ import pytest
 
 from closeout import Agent, tool
 from closeout.dialects.protocol import DIALECTS
+from closeout.errors import BadRequest
 from closeout.llm.openai import OpenAIClient
 from closeout.llm.retry import RetryPolicy
 from closeout.messages import Capabilities
-from closeout.testing import MISBEHAVIOURS, answer, call, once, serve_script
+from closeout.testing import MISBEHAVIOURS, ScriptedClient, answer, call, once, serve_script
 
 STOCK = {"apples": 14, "pears": 9, "plums": 31, "figs": 5, "dates": 12}
 
@@ -94,3 +95,44 @@ async def test_requests_extend_each_other_byte_for_byte(dialect):
             shared = next(i for i, (a, b) in enumerate(zip(first, body, strict=False)) if a != b)
             assert first[shared:].strip(b'"]}') == b""
             first = body
+
+
+# ------------------------------------------------------------------------------------------------ constraints
+
+WEAK = Capabilities(completions=True, native_tools=False, grammar=True, weak=True, known=True)
+STRONG = Capabilities(completions=True, native_tools=False, grammar=True, known=True)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "setting", "bound"),
+    [(WEAK, "auto", True), (WEAK, "off", False), (STRONG, "auto", False), (STRONG, "on", True)],
+)
+async def test_small_models_are_held_to_the_form_and_others_where_settings_say_so(capabilities, setting, bound):
+    question, script = next(iter(DOUBLE.items()))
+    client = ScriptedClient(script, capabilities=capabilities)
+    options = {"dialect": "cot_completion", "home": False, "config": {"agent": {"constrain": setting}}}
+    result = await Agent(client, [stock, times], **options).run(question)
+    assert result.answer == ANSWERS[question]
+    assert [request.constraint is not None for request in client.requests] == [bound] * 3
+    if bound:
+        grammar = client.requests[0].constraint.value
+        assert "call0" in grammar
+        assert "boxed{" in grammar
+
+
+class Refusing(ScriptedClient):
+    """A server that knows nothing of constraints, though it was said to."""
+
+    async def complete(self, request, **listeners):
+        if request.constraint is not None:
+            raise BadRequest("What is a grammar?")
+        return await super().complete(request, **listeners)
+
+
+@pytest.mark.parametrize("dialect", ["cot_chat", "cot_completion"])
+async def test_a_constraint_that_a_server_refuses_is_given_up(dialect):
+    question, script = next(iter(DOUBLE.items()))
+    client = Refusing(script, capabilities=WEAK)
+    result = await Agent(client, [stock, times], dialect=dialect, home=False).run(question)
+    assert (result.answer, result.rollbacks) == (ANSWERS[question], 0)
+    assert len(client.requests) == 3

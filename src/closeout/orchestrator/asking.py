@@ -26,7 +26,7 @@ from closeout.outputs.tokens import estimate_tokens
 
 __all__ = ["Asking"]
 
-CONSTRAIN_WEAK = False  # what "auto" means for weak models: docs/design/local-model.md has the measurement
+CONSTRAIN_WEAK = True  # what "auto" means for weak models: docs/design/local-model.md has the measurement
 SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect, until the run goes over to it
 # Which dialect writes the form in which a salvaged call stood; other forms are native ones that the server lost.
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
@@ -88,6 +88,12 @@ class Asking:
             self._constraints[name] = action_constraint(self._tools, capabilities, primed=primed, answer=answer)
         return self._constraints[name]
 
+    def _unbind(self) -> None:
+        """Go on without a constraint: servers know more or less of what a tool's schema may ask for."""
+        self._constraints[self.dialect.name] = None
+        text = "The server does not take the constraint on the form of replies; the run goes on without it."
+        self._scope.journal.append(Noted(self._scope.path, "warning", "Constraint", text))
+
     async def ask(self, history: History, rollbacks: RollbackPolicy, attempt: int, turn: int) -> Reading:
         """What the model says next. Raises ModelError; a context overflow is met once by shrinking the view."""
         client = self.client
@@ -98,9 +104,12 @@ class Asking:
             if self.shrunk(history, attempt) is None:
                 raise error from None
         except BadRequest:
-            if not self._tools_refused():
+            if self._constraint() is not None:
+                self._unbind()
+            elif self._tools_refused():
+                self._switch("cot_chat", "The server does not take tools")
+            else:
                 raise
-            self._switch("cot_chat", "The server does not take tools")
         return await self._ask(history, rollbacks, turn)
 
     async def _ask(self, history: History, rollbacks: RollbackPolicy, turn: int) -> Reading:
