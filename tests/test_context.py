@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from closeout import Agent, tool
 from closeout.context.compaction import is_due, summary_of
 from closeout.context.eviction import MIN_KEPT, STUB_TOKENS, Eviction, EvictionPolicy, best_batch
 from closeout.context.history import History, stub_text
 from closeout.dialects.protocol import get_dialect
 from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, TurnAccepted, TurnRolledBack
-from closeout.messages import Capabilities, Message, Step, ToolCall, ToolReturn, ToolSpec
+from closeout.messages import Capabilities, Message, Step, ToolCall, ToolReturn, ToolSpec, Usage
+from closeout.testing import RequestView, ScriptedClient, Turn
 
 
 def step(turn: int, *tokens: int) -> Step:
@@ -223,6 +225,29 @@ def test_anthropics_request_carries_a_cache_mark_at_the_border() -> None:
     assert len(blocks) - 1 == 3
     assert blocks[1].count(b"left out to save room") == 4, "the second mark ends the last stub"
     assert b"result of turn 4" in blocks[2]
+
+
+@pytest.mark.parametrize("density", [0.12, 0.4])  # tokens of a character; such words are estimated at 0.2
+async def test_a_run_learns_from_the_server_what_its_results_really_weigh(density: float) -> None:
+    @tool(read_only=True)
+    async def page(number: int) -> str:
+        """Read a page."""
+        return f"page {number} " + "word " * 800
+
+    def read(view: RequestView) -> Turn:
+        size = sum(len(str(message.get("content") or "")) for message in view.messages)
+        usage = Usage(round(size * density), 10, requests=1)
+        if any(message.get("content", "").startswith("[result r1 left out") for message in view.messages):
+            return Turn("", answer="done", usage=usage)
+        return Turn("I read on.", [ToolCall("page", {"number": view.number})], usage=usage)
+
+    seen: list[Any] = []
+    client = ScriptedClient(read, capabilities=Capabilities(max_context=30_000))
+    result = await Agent(client, [page], dialect="function_call").run("Read.", listeners=[seen.append])
+    (evicted,) = (event for event in seen if isinstance(event, Evicted))
+    freed = evicted.tokens / evicted.results + STUB_TOKENS
+    assert result.answer == "done"
+    assert freed == pytest.approx(4_000 * density, rel=0.1), "not what they were estimated at"
 
 
 # ------------------------------------------------------------------------------------------------ compaction

@@ -86,15 +86,14 @@ def test_a_counter_learns_from_reported_usage() -> None:
     counter = TokenCounter("claude-x")
     text = "word " * 2_000
     for _ in range(12):
-        counter.calibrate("claude-x", counter.count(text).tokens, 2_600)
+        counter.calibrate(2_000, 2_600)
     assert counter.count(text).tokens == pytest.approx(2_600, rel=0.03)
     assert not counter.count(text).exact
     assert TokenCounter("claude-x").count(text).tokens == pytest.approx(2_000, rel=0.05)  # nothing is shared
 
 
 def test_a_counter_uses_what_a_server_lends_it() -> None:
-    counter = TokenCounter("local")
-    counter.use("local", lambda text: len(text.split()))
+    counter = TokenCounter("local", lambda text: len(text.split()))
     assert counter.count("three short words") == (3, True)
 
 

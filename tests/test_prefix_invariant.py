@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -71,9 +71,11 @@ class Run:
 
 
 def lead(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
+    lengths = cycle((1, 0, 2))  # of the summaries, in sentences; where one is empty, results are evicted
+
     def turn(view: RequestView) -> Any:
         if "about to be shortened" in view.text:
-            return say("Findings: the rivers are long (r1). Open questions: which is longest. " * (view.number % 3))
+            return say("Findings: the rivers are long (r1). Open questions: which is longest. " * next(lengths))
         if "closing turn" in view.text or view.number > len(actions):
             return answer("the Grand Canal")
         key = f"key {'k' * (view.number % 7)}{view.number * 7919 % 997}"

@@ -54,28 +54,33 @@ class EvictionPolicy:
     low_water: float = 0.5
     reserve: int = 0  # tokens of the context that the reply needs
 
-    def decide(self, steps: Sequence[Step], evicted_before: int, prompt_tokens: int) -> Eviction | None:
-        """Whether to evict now, given the tokens that the next prompt will have."""
+    def decide(
+        self, steps: Sequence[Step], evicted_before: int, prompt_tokens: int, scale: float = 1.0
+    ) -> Eviction | None:
+        """Whether to evict now, given the tokens that the next prompt will have.
+
+        `scale`: tokens of the prompt for each that a result was estimated at.
+        """
         full = self.max_context is not None and prompt_tokens > self._room * self.high_water
         if self.keep < 0 and not full:
             return None  # nearly every turn of nearly every run ends here
         shown = _shown(steps, evicted_before)
-        return (self._by_budget(shown, prompt_tokens) if full else None) or self._by_count(shown)
+        return (self._by_budget(shown, prompt_tokens, scale) if full else None) or self._by_count(shown, scale)
 
     @property
     def _room(self) -> int:
         return max((self.max_context or 0) - self.reserve, 1)
 
-    def _by_count(self, shown: Sequence[Step]) -> Eviction | None:
+    def _by_count(self, shown: Sequence[Step], scale: float) -> Eviction | None:
         results = sum(len(step.returns) for step in shown)
         if self.keep < 0 or results < max(self.keep, 1) + self.batch:
             return None
-        return _evict(shown, results - self.keep, math.inf, "count")
+        return _evict(shown, results - self.keep, math.inf, "count", scale)
 
-    def _by_budget(self, shown: Sequence[Step], prompt_tokens: int) -> Eviction | None:
+    def _by_budget(self, shown: Sequence[Step], prompt_tokens: int, scale: float) -> Eviction | None:
         results = sum(len(step.returns) for step in shown)
         kept = max(self.keep, MIN_KEPT)
-        found = _evict(shown, results - kept, prompt_tokens - self._room * self.low_water, "budget")
+        found = _evict(shown, results - kept, prompt_tokens - self._room * self.low_water, "budget", scale)
         if found is not None and found.tokens < WORTHWHILE * self._room and prompt_tokens < PRESSING * self._room:
             return None
         return found
@@ -92,7 +97,7 @@ def _shown(steps: Sequence[Step], evicted_before: int) -> list[Step]:
     return [step for step in reversed(found) if step.returns]
 
 
-def _evict(shown: Sequence[Step], at_most: float, enough: float, reason: str) -> Eviction | None:
+def _evict(shown: Sequence[Step], at_most: float, enough: float, reason: str, scale: float = 1.0) -> Eviction | None:
     """The oldest whole turns: up to `at_most` results, until `enough` tokens are freed."""
     results = tokens = 0
     before = -1
@@ -100,6 +105,6 @@ def _evict(shown: Sequence[Step], at_most: float, enough: float, reason: str) ->
         if results + len(step.returns) > at_most or tokens >= enough:
             break
         results += len(step.returns)
-        tokens += sum(max(r.tokens - STUB_TOKENS, 0) for r in step.returns)
+        tokens += sum(max(round(r.tokens * scale) - STUB_TOKENS, 0) for r in step.returns)
         before = step.turn + 1
     return Eviction(before, results, tokens, reason) if results else None

@@ -37,6 +37,8 @@ class JournaledClient(BaseClient):
         self.turn = 0
         self.note = ""
         self.prompt_tokens = 0  # of the last request, as the server counted
+        self.growth = (0, 0)  # characters and tokens that the last request had more than the one that it extends
+        self._counted = 0  # characters of the last request that the server counted
         self._density = USUAL_DENSITY
         self.on_delta: OnDelta | None = None  # for requests made through the message-history face
         self.to_prompt: Callable[[Sequence[Message]], str] | None = None  # for endpoints that take text only
@@ -74,10 +76,18 @@ class JournaledClient(BaseClient):
         assert isinstance(outcome, ModelReplied)
         reply = live[0] if live else outcome.reply()
         self._charge(reply.usage, outcome.ms)
-        self.prompt_tokens = reply.usage.input_tokens
-        if reply.usage.requests == 1 and intent.size and reply.usage.input_tokens:
-            self._density = reply.usage.input_tokens / intent.size
+        self._learn(intent, reply.usage)
         return reply
+
+    def _learn(self, intent: ModelRequested, usage: Usage) -> None:
+        """What the server's count says of the prompt's size, and of what was added to it."""
+        before, self.prompt_tokens = self.prompt_tokens, usage.input_tokens
+        extends = usage.requests == 1 and intent.shared == self._counted > 0
+        self.growth = (intent.size - intent.shared, usage.input_tokens - before) if extends else (0, 0)
+        self._counted = 0
+        if usage.requests == 1 and intent.size and usage.input_tokens:
+            self._counted = intent.size
+            self._density = usage.input_tokens / intent.size
 
     async def create_message(self, *, keep_tool_result: int = -1, **options: Any) -> CreatedMessage:
         """As of any client, but with the results that the history has: what leaves it is in the journal."""

@@ -33,7 +33,7 @@ from closeout.orchestrator.room import eviction_policy, make_room
 from closeout.orchestrator.scope import Scope
 from closeout.orchestrator.tool_door import ToolDoor
 from closeout.outputs.artifacts import Artifact
-from closeout.outputs.tokens import estimate_tokens
+from closeout.outputs.tokens import TokenCounter, estimate_tokens
 from closeout.tools.executor import CallOutcome, ToolExecutor
 
 __all__ = ["Orchestrator"]
@@ -70,6 +70,7 @@ class Orchestrator:
             model=plan.client.name.rpartition(":")[2],
         )
         self.eviction = eviction_policy(plan)
+        self.counter = TokenCounter(plan.client.name)
         self.candidates: list[str] = []  # answers in the form asked for, seen on the way
         self.values: dict[str, Any] = {}  # the same as their contract's type
         self.facts: list[CallOutcome] = []  # what the present attempt called, for its experience

@@ -43,10 +43,12 @@ def _cache_ratio(model: str) -> float:
 
 async def make_room(orchestrator: Orchestrator) -> None:
     """Evict or sum up if the policy says so. The next prompt is the last one, as counted, and what was added since."""
-    history, scope = orchestrator.history, orchestrator.scope
-    scope.budget.added = added = sum(returned.tokens for returned in history.steps[-1].returns)
+    history, scope, counter = orchestrator.history, orchestrator.scope, orchestrator.counter
+    _learn(orchestrator)
+    added = round(sum(returned.tokens for returned in history.steps[-1].returns) * counter.scale)
+    scope.budget.added = added
     tokens = orchestrator.asking.client.prompt_tokens + scope.budget.last.output_tokens + added
-    eviction = orchestrator.eviction.decide(history.steps, history.evicted_before, tokens)
+    eviction = orchestrator.eviction.decide(history.steps, history.evicted_before, tokens, counter.scale)
     if eviction is None:
         return
     if is_due(eviction, orchestrator.plan.settings.compaction) and await _compact(orchestrator, eviction):
@@ -54,6 +56,22 @@ async def make_room(orchestrator: Orchestrator) -> None:
     scope.journal.append(
         Evicted(scope.path, orchestrator.attempt, eviction.before, eviction.results, eviction.tokens, eviction.reason)
     )
+
+
+def _learn(orchestrator: Orchestrator) -> None:
+    """Hold what the results before the last were estimated at against what the server counted for them.
+
+    The last request was longer by them and by the call; where they are not most of that, it says little of them.
+    """
+    characters, tokens = orchestrator.asking.client.growth
+    steps = orchestrator.history.steps
+    if characters == 0 or len(steps) < 2:
+        return
+    returns = steps[-2].returns
+    shown = sum(len(returned.text) for returned in returns)
+    if shown <= characters <= 2 * shown and not any(returned.images for returned in returns):
+        estimated = sum(returned.tokens for returned in returns)
+        orchestrator.counter.calibrate(estimated * characters / shown, tokens)
 
 
 async def _compact(orchestrator: Orchestrator, eviction: Eviction) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ DEFAULT_VOCABULARY = "o200k_base"
 EXACT_LENGTH = 4_000_000  # characters; longer texts are sampled, so that one count stays under about 0.1 s
 ESTIMATE_LENGTH = 100_000  # characters; the same for the estimate
 SAMPLES = 32
+FIRST_GUESS = 1_000  # tokens of reports that the uncorrected estimate is worth
 
 # A model's name, lower case and without vendor prefix, to the vocabulary that it was trained with. gpt-oss' harmony
 # vocabulary splits ordinary text as o200k_base does. Names not listed are estimated.
@@ -79,49 +79,34 @@ def vocabulary_of(model: str | None) -> str | None:
     return next((vocabulary for pattern, vocabulary in _VOCABULARIES if pattern.match(name)), None)
 
 
-@dataclass(slots=True)
-class _Calibration:
-    factor: float = 1.0
-    weight: float = 0.0  # tokens that the factor rests on
-
-
 class TokenCounter:
-    """Counts for one run: knows its model, counters that a server lends it, and what its estimates were off by."""
+    """Counts one model's tokens: with `own`, such as a server's `/tokenize`, or with the model's vocabulary, or by an
+    estimate that learns from what the server reports. One for a run.
+    """
 
-    def __init__(self, model: str | None = None) -> None:
+    def __init__(self, model: str | None = None, own: Callable[[str], int] | None = None) -> None:
         self.model = model
-        self._own: dict[str, Callable[[str], int]] = {}
-        self._calibrations: dict[str, _Calibration] = {}
+        self.scale = 1.0  # tokens that the server counted for each that was estimated
+        self._own = own
+        self._weight = FIRST_GUESS  # tokens that the scale rests on
 
-    def use(self, model: str, count: Callable[[str], int]) -> None:
-        """Count for this model with `count`, for example a local server's own `/tokenize`."""
-        self._own[model] = count
+    def count(self, text: str) -> TokenCount:
+        """Tokens of a text."""
+        if self._own is not None:
+            return TokenCount(self._own(text), exact=True)
+        found = count(text, self.model)
+        return found if found.exact else TokenCount(round(found.tokens * self.scale), exact=False)
 
-    def count(self, text: str, model: str | None = None) -> TokenCount:
-        """Tokens of a text for a model, by default the run's."""
-        model = model or self.model
-        own = self._own.get(model or "")
-        if own is not None:
-            return TokenCount(own(text), exact=True)
-        found = count(text, model)
-        if found.exact:
-            return found
-        calibration = self._calibrations.get(model or "")
-        return found if calibration is None else TokenCount(round(found.tokens * calibration.factor), exact=False)
+    def calibrate(self, estimated: float, reported: int) -> None:
+        """Learn that a text which `count` or `estimate_tokens` gave `estimated` tokens was `reported` by the server.
 
-    def calibrate(self, model: str, estimated: int, reported: int) -> float:
-        """Learn from the server's usage that a text estimated (by `count`) at `estimated` tokens was `reported`.
-
-        Each report counts by its size, old ones fade after about 20,000 tokens. Returns the factor on raw estimates,
-        kept within 0.4 to 2.5.
+        `estimated` without the scale. Each report counts by its size, old ones fade after about 20,000 tokens. The
+        scale stays within 0.4 to 2.5.
         """
-        calibration = self._calibrations.setdefault(model, _Calibration())
         if estimated > 0 and reported > 0:
-            seen = calibration.factor * reported / estimated
-            share = reported / (calibration.weight + reported)
-            calibration.factor = min(2.5, max(0.4, calibration.factor + share * (seen - calibration.factor)))
-            calibration.weight = min(calibration.weight + reported, 20_000)
-        return calibration.factor
+            share = reported / (self._weight + reported)
+            self.scale = min(2.5, max(0.4, self.scale + share * (reported / estimated - self.scale)))
+            self._weight = min(self._weight + reported, 20_000)
 
 
 def count(text: str, model: str | None = None) -> TokenCount:
