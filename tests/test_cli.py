@@ -199,7 +199,7 @@ def test_a_server_that_does_not_start_is_told_and_the_others_are_listed() -> Non
     done = here("tools", "--mcp", f"{sys.executable} -c pass")
     assert done.code == 2
     assert "calculate(expression)" in done.out
-    assert "could not be started" in done.err
+    assert "could not be started" in done.sentence
 
 
 def test_config_shows_every_value_and_never_the_key() -> None:

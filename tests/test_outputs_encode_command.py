@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from cli_process import here
 from closeout.cli.encode import encode_command
 
 ROWS = [{"id": number, "name": f"name {number}"} for number in range(20)]
@@ -48,12 +50,15 @@ def test_text_from_stdin_stays_text(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert (report["format"], report["text"]) == ("text", "你好 {not json")
 
 
-def test_bad_usage_is_told_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_is_one_sentence_on_stderr(tmp_path: Path) -> None:
     binary = tmp_path / "x.bin"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert encode_command(str(tmp_path / "none.json"), "auto", None, False) == 2
-    assert encode_command(str(binary), "auto", None, False) == 2
-    assert encode_command(str(tmp_path), "auto", None, False) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 3
+    for file, form, sentence in [
+        (tmp_path / "none.json", "auto", r"none\.json cannot be read: No such file or directory\.$"),
+        (binary, "auto", r"x\.bin is not UTF-8 text"),
+        (tmp_path, "auto", r"cannot be read: Is a directory\.$"),
+        (Path(__file__), "klingon", r"klingon"),
+    ]:
+        done = here("encode", str(file), "--format", form)
+        assert (done.code, done.out) == (2, "")
+        assert re.search(sentence, done.sentence)

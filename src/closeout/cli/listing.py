@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from typing import Any
 
 from closeout.cli import exits
 from closeout.cli.console import one_line, print_json
+from closeout.cli.guard import say_error
 from closeout.cli.options import RunOptions, make_agent, read_settings
 from closeout.config import Config, home_folder, known_keys
 
@@ -30,7 +30,7 @@ def list_tools(options: RunOptions, *, as_json: bool) -> int:
             parameters = ", ".join(spec.parameters.get("properties", {}))
             print(f"{spec.name}({parameters}){where}\n    {one_line(spec.description)}")
     for problem in problems:
-        print(f"! {problem}", file=sys.stderr)
+        say_error(problem)
     return exits.MISUSED if problems else exits.OK
 
 

@@ -5,112 +5,84 @@ The commands' options are declared in `main`; what weights are is `llm.weights`'
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
+from closeout.cli import exits
+from closeout.cli.console import print_json
+from closeout.cli.guard import say_error
 from closeout.errors import ModelUnavailable
 from closeout.llm.weights import KNOWN_WEIGHTS, PullProgress, find_weights, models_folder, pull_weights, weights_named
 
-__all__ = ["FAILED", "MISUSED", "OK", "list_command", "path_command", "pull_command"]
-
-OK, MISUSED, FAILED = 0, 2, 3  # exit codes, as everywhere in the command line
+__all__ = ["list_command", "path_command", "pull_command"]
 
 _PLAIN_PERIOD = 5.0  # seconds between two lines of progress where there is no terminal
 
 
-def list_command(as_json: bool = False, *, out: TextIO | None = None) -> int:
+def list_command(as_json: bool = False) -> int:
     """Prints each embedded model, whether it is here, where, and how large it is. Returns the exit code."""
-    out = out or sys.stdout
-    rows = []
-    for name, weights in KNOWN_WEIGHTS.items():
-        path = find_weights(name)
-        rows.append(
-            {
-                "name": name,
-                "title": weights.title,
-                "licence": weights.licence,
-                "size": weights.size,
-                "sha256": weights.sha256,
-                "path": None if path is None else str(path),
-            }
-        )
+    found = [(weights, find_weights(name)) for name, weights in KNOWN_WEIGHTS.items()]
     if as_json:
-        print(json.dumps(rows, indent=2), file=out)
-        return OK
+        print_json([
+            {"name": w.name, "title": w.title, "licence": w.licence, "size": w.size, "sha256": w.sha256,
+             "path": None if path is None else str(path)}
+            for w, path in found
+        ])  # fmt: skip
+        return exits.OK
     width = max(len(name) for name in KNOWN_WEIGHTS)
-    for row in rows:
-        where = row["path"] or f"not here yet: closeout models pull {row['name']}"
-        size = KNOWN_WEIGHTS[str(row["name"])].megabytes
-        print(f"{row['name']:<{width}}  {row['title']}, {size:,} MB, {row['licence']}", file=out)
-        print(f"{'':<{width}}  {where}", file=out)
-    return OK
+    for weights, path in found:
+        print(f"{weights.name:<{width}}  {weights.title}, {weights.megabytes:,} MB, {weights.licence}")
+        print(f"{'':<{width}}  {path or f'not here yet: closeout models pull {weights.name}'}")
+    return exits.OK
 
 
-def path_command(model: str = "local", *, out: TextIO | None = None, err: TextIO | None = None) -> int:
-    """Prints where a model's file is. Exit code 2 for a name that does not exist, 3 if the file is not here yet."""
-    err = err or sys.stderr
-    try:
-        path = find_weights(model)
-    except ModelUnavailable as error:
-        print(error, file=err)
-        return MISUSED
+def path_command(model: str = "local") -> int:
+    """Prints where a model's file is; FAILED if it is not here yet. Raises ModelUnavailable for an unknown name."""
+    path = find_weights(model)
     if path is None:
         weights = weights_named(model)
         assert weights is not None
-        print(
-            f"{weights.title} is not here yet (it belongs in {models_folder()}). Run: closeout models pull {model}",
-            file=err,
-        )
-        return FAILED
-    print(path, file=out or sys.stdout)
-    return OK
+        where = f"{weights.title} is not here yet (it belongs in {models_folder()})."
+        say_error(f"{where} Fetch it: closeout models pull {model}")
+        return exits.FAILED
+    print(path)
+    return exits.OK
 
 
-def pull_command(
-    model: str = "local", *, quiet: bool = False, out: TextIO | None = None, err: TextIO | None = None
-) -> int:
-    """Fetches a model unless it is here, shows how far it is, and prints its path.
+def pull_command(model: str = "local") -> int:
+    """Fetches a model unless it is here, shows how far it is, and prints its path. Returns the exit code.
 
-    Exit code 2 for a name that does not exist, 3 if it cannot be fetched. Ctrl-C raises KeyboardInterrupt after a word
-    on how to go on; what was fetched is kept.
+    Raises ModelUnavailable for an unknown name. What was fetched when it fails or is stopped is kept.
     """
-    err = err or sys.stderr
+    weights_named(model)
     try:
-        weights_named(model)
-    except ModelUnavailable as error:
-        print(error, file=err)
-        return MISUSED
-    try:
-        with _progress(err, quiet=quiet) as show:
+        with _progress() as show:
             path = pull_weights(model, on_progress=show)
     except ModelUnavailable as error:
-        print(error, file=err)
-        return FAILED
+        say_error(str(error))
+        return exits.FAILED
     except KeyboardInterrupt:
-        print(f"Stopped. `closeout models pull {model}` goes on from here.", file=err)
-        raise
-    print(path, file=out or sys.stdout)
-    return OK
+        say_error(f"stopped. Go on from here: closeout models pull {model}")
+        return exits.STOPPED
+    print(path)
+    return exits.OK
 
 
 @contextmanager
-def _progress(err: TextIO, *, quiet: bool) -> Iterator[Callable[[PullProgress], None]]:
-    """A bar on a terminal, a line now and then elsewhere, nothing if quiet."""
-    if quiet:
-        yield lambda _: None
-    elif err.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+def _progress() -> Iterator[Callable[[PullProgress], None]]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(file=err), transient=True) as bar:
-            yield _Bar(bar)
-    else:
-        yield _Lines(err)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield _Bar(bar)
 
 
 class _Bar:
@@ -128,8 +100,7 @@ class _Bar:
 
 
 class _Lines:
-    def __init__(self, err: TextIO) -> None:
-        self._err = err
+    def __init__(self) -> None:
         self._stage = ""
         self._next = 0.0
 
@@ -139,7 +110,7 @@ class _Lines:
             return
         self._stage, self._next = progress.stage, now + _PLAIN_PERIOD
         percent = 100 * progress.done_bytes // progress.weights.size
-        print(f"{_words(progress)}: {percent} %", file=self._err, flush=True)
+        print(f"{_words(progress)}: {percent} %", file=sys.stderr, flush=True)
 
 
 def _words(progress: PullProgress) -> str:

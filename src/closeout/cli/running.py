@@ -69,9 +69,11 @@ def replay_command(run_id: str, *, as_json: bool) -> int:
         return 1 if departure else 0
     if result.answer is not None:
         print_answer(result.answer)
-    message = f"It departs from its record at {departure}." if departure else "It follows its record to the end."
-    print(message, file=sys.stderr)
-    return 1 if departure else 0
+    if departure:
+        say_error(f"it departs from its record at {departure}.")
+        return 1
+    print("It follows its record to the end.", file=sys.stderr)
+    return 0
 
 
 def _question(text: str) -> str:
