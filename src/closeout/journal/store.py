@@ -252,10 +252,12 @@ class Store:
             number = self._number(run_id)
             start = number << SEQ_BITS
             fetched = self._db.execute(query, (start, number + 1 << SEQ_BITS)).fetchall()
-        at = 0.0
+        latest = 0.0
         for place, body in fetched:
-            for offset, (at, event) in enumerate(self._events(body, at)):
+            events = self._events(body, latest)
+            for offset, (at, event) in enumerate(events):
                 yield Row(place - start + offset, at, event)
+            latest = events[-1][0] if events else latest
 
     def _events(self, body: bytes, before: float) -> list[tuple[float, Event]]:
         import json

@@ -19,7 +19,7 @@ from closeout.llm.failures import error_in_body, explain, failure, is_overflow, 
 from closeout.llm.pricing import Price, find_price
 from closeout.llm.retry import RetryPolicy, complete_with_retries
 from closeout.llm.sse import EventReader
-from closeout.messages import ModelReply, ModelRequest, ToolSpec, Usage
+from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
 
 __all__ = ["COMMON_HEADERS", "HTTPClient", "StreamReader", "bearer"]
 
@@ -156,6 +156,8 @@ class HTTPClient(BaseClient):
     async def _attempt(self, request: ModelRequest, on_delta: OnDelta | None, timeout: float | None) -> ModelReply:
         usage = ONE_REQUEST
         try:
+            if request.constraint is not None:
+                await self._learn_constraints(request.constraint)
             reply = await self._ask(request, on_delta, timeout)
             usage = reply.usage
             return reply
@@ -168,6 +170,9 @@ class HTTPClient(BaseClient):
         finally:
             # Cancelled, too: the server has had the request.
             self.charge(usage)
+
+    async def _learn_constraints(self, constraint: Constraint) -> None:
+        """Find out how this server takes a constraint, where there are several ways."""
 
     async def _ask(self, request: ModelRequest, on_delta: OnDelta | None, timeout: float | None) -> ModelReply:
         endpoint = self._endpoint(request)

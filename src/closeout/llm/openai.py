@@ -17,7 +17,7 @@ from closeout.llm.openai_replies import OpenAIStream, read_completion, reasoning
 from closeout.llm.openai_wire import ServerKind, constraint_options, message_encoder, tools_json
 from closeout.llm.pricing import Price
 from closeout.llm.retry import RetryPolicy
-from closeout.messages import Capabilities, Message, ModelReply, ModelRequest
+from closeout.messages import Capabilities, Constraint, Message, ModelReply, ModelRequest
 
 __all__ = ["OPENAI_URL", "OpenAIClient"]
 
@@ -137,10 +137,9 @@ class OpenAIClient(HTTPClient):
 
     # -------------------------------------------------------------------------------- replies
 
-    async def _ask(self, request: ModelRequest, on_delta: Any, timeout: float | None) -> ModelReply:
-        if self._kind is None and request.constraint is not None and request.constraint.kind != "json_schema":
+    async def _learn_constraints(self, constraint: Constraint) -> None:
+        if self._kind is None and constraint.kind != "json_schema":
             await self.discover()
-        return await super()._ask(request, on_delta, timeout)
 
     def _read(self, value: Any) -> ModelReply | None:
         reply = read_completion(value)

@@ -26,6 +26,7 @@ _FINISHES: Mapping[str, str] = {
     "safety": "content_filter",
 }
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
+_NO_DETAILS: Mapping[str, Any] = {}
 
 
 def read_completion(value: Any) -> ModelReply | None:
@@ -81,8 +82,10 @@ def reasoning_field(message: Mapping[str, Any]) -> str | None:
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
-    field = reasoning_field(message)
-    return "" if field is None else str(message[field])
+    for name in _REASONING_FIELDS:
+        if isinstance(found := message.get(name), str) and found:
+            return found
+    return ""
 
 
 def _content(content: Any) -> tuple[str, str]:
@@ -115,9 +118,8 @@ def _whole_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             text = _arguments(function.get("arguments"))
-            calls.append(
-                ToolCall(_text(function.get("name")), text, _text(call.get("id")) or f"call_{number}", text=text)
-            )
+            name, given_id = _text(function.get("name")), _text(call.get("id"))
+            calls.append(ToolCall(name, text, given_id or f"call_{number}", None, text))
     return tuple(calls)
 
 
@@ -142,7 +144,7 @@ def read_usage(value: Mapping[str, Any]) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     if not isinstance(details, dict):
-        details = {}
+        details = _NO_DETAILS
     read = _count(details.get("cached_tokens"))
     if not read:  # DeepSeek; Moonshot; Anthropic behind a proxy; llama.cpp
         timings = value.get("timings")

@@ -82,7 +82,7 @@ def present(
     return face.of_value(shown, policy.format)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Face:
     """The room that one result has, and how to read what does not fit."""
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from closeout.errors import UsageError
@@ -36,6 +36,17 @@ def _cpu_and_memory() -> tuple[float, int]:
     return time.thread_time(), memory
 
 
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def _now() -> str:
+    """The time in ISO 8601, as `datetime.now(UTC).isoformat()` writes it at twice the cost."""
+    seconds, micro = divmod(time.time_ns() // 1000, 1_000_000)
+    return f"{_second(seconds)}.{micro:06d}+00:00"
+
+
 class CallMeter:
     """Measures one call: made when the call begins, told when a try of the tool begins and ends, read at the end.
 
@@ -45,7 +56,7 @@ class CallMeter:
     __slots__ = ("_begun", "_cpu", "_memory", "_tried", "cpu_percent", "latency_ms", "memory_mb", "timestamp")
 
     def __init__(self) -> None:
-        self.timestamp = datetime.now(UTC).isoformat()
+        self.timestamp = _now()
         self.latency_ms = self.cpu_percent = self.memory_mb = 0.0
         self._cpu, self._memory = _cpu_and_memory()
         self._begun = self._tried = time.perf_counter()
@@ -68,15 +79,15 @@ class CallMeter:
         self, tool_name: str, *, input_tokens: int = 0, output_tokens: int = 0, **fields: Any
     ) -> ToolTelemetry:
         """The measured call as a record; `fields` are further fields of ToolTelemetry."""
+        if input_tokens or output_tokens:
+            total = input_tokens + output_tokens
+            fields |= {"input_tokens": input_tokens, "output_tokens": output_tokens, "total_tokens": total}
         return ToolTelemetry(
             tool_name=tool_name,
             execution_id=os.urandom(16).hex(),
             timestamp=self.timestamp,
             latency_ms=self.latency_ms,
             duration_ms=(time.perf_counter() - self._begun) * 1000,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            total_tokens=input_tokens + output_tokens,
             memory_mb=self.memory_mb,
             cpu_percent=self.cpu_percent,
             **fields,

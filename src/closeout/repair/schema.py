@@ -84,13 +84,15 @@ class ObjectShape:
 class SchemaRules:
     """One schema, compiled. A valid call costs microseconds; sub-schemas are compiled when a repair asks for them."""
 
-    __slots__ = ("_subvalidators", "_validator", "schema", "shape")
+    __slots__ = ("_plain", "_required", "_subvalidators", "_validator", "schema", "shape")
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.schema: dict[str, Any] = dict(schema)
         self._validator = _compile(self.schema)
         self._subvalidators: dict[int, tuple[Any, Any]] = {}
         self.shape = self.shape_of(self.schema)
+        self._plain = _plain_members(self.schema)
+        self._required = frozenset(self.shape.required)
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> SchemaRules:
@@ -105,7 +107,17 @@ class SchemaRules:
 
     def accepts(self, arguments: Any) -> bool:
         """Whether arguments satisfy the schema. Never raises; what cannot be checked is not accepted."""
+        if self._plain and type(arguments) is dict and self._plainly_accepts(arguments):
+            return True
         return not nests_deeper(arguments) and _is_valid(self._validator, arguments)
+
+    def _plainly_accepts(self, arguments: dict[str, Any]) -> bool:
+        """Whether arguments satisfy the schema for the plainest of reasons; False says nothing."""
+        for name, value in arguments.items():
+            kind = type(value)
+            if self._plain.get(name) is not kind or (kind is str and not value.isascii()):
+                return False
+        return self._required <= arguments.keys()
 
     def first_error(self, arguments: Any) -> jsonschema_rs.ValidationError | None:
         """The validator's first complaint; None if there is none, or if it cannot look into the arguments."""
@@ -204,6 +216,26 @@ class SchemaRules:
 @lru_cache(maxsize=512)
 def _rules_of(text: str) -> SchemaRules:
     return SchemaRules(json.loads(text))
+
+
+_PLAIN = {"string": str, "boolean": bool, "integer": int}
+_SAYS_NOTHING = frozenset(("title", "description", "default", "examples"))
+_PLAIN_KEYS = _SAYS_NOTHING | {"type", "properties", "required", "additionalProperties"}
+
+
+def _plain_members(schema: Mapping[str, Any]) -> dict[str, type]:
+    """The Python types of an object's members where it demands nothing but types and names; of those that have one.
+
+    Nearly every call of nearly every tool is settled by this, at a tenth of what it costs to ask the validator.
+    """
+    if schema.get("type") != "object" or not _PLAIN_KEYS.issuperset(schema):
+        return {}
+    found: dict[str, type] = {}
+    for name, member in schema.get("properties", {}).items():
+        kind = member.get("type") if isinstance(member, Mapping) else None
+        if isinstance(kind, str) and kind in _PLAIN and _SAYS_NOTHING.issuperset(member.keys() - {"type"}):
+            found[name] = _PLAIN[kind]
+    return found
 
 
 def _compile(schema: dict[str, Any]) -> Any:
