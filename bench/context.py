@@ -29,6 +29,7 @@ RATIOS = (0.025, 0.1, 0.25)
 WRITE = 1.25  # price of a token written into a breakpoint cache, of a fresh one's
 BLOCK = 16
 SUMMARY_TOKENS = 500
+SHORT = 400  # characters of a result on the embedded model, which reads some 40 to 100 tokens a second
 WORDS = [
     "river",
     "canal",
@@ -187,7 +188,7 @@ def on_model(name: str) -> str:
         history.apply(AttemptStarted("main", 0))
         client, total, cached = connect(name), 0, 0
         for event in turns(12, seed=3):
-            short = event.returns[0]["text"][:700]
+            short = event.returns[0]["text"][:SHORT]
             returns = ({**event.returns[0], "text": short, "tokens": tokens_in(short)},)
             request = dialect.render(history.view(), client.capabilities)
             reply = await client.complete(ModelRequest(messages=request.messages, max_tokens=1))

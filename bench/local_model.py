@@ -1,7 +1,9 @@
 """Right answers of the embedded models: 30 one-step and 20 two-step questions over a folder of small documents.
 
-Baseline, in the same run: the same weights asked the same questions without tools. Run `python bench/local_model.py
---help` for the choice of model, dialect, set and prompt.
+These 50 are a development set: the worked examples were written by looking at what went wrong in them. The ten of
+`--set held` were written afterwards, over documents of their own; nothing was changed for them. Baseline, in the same
+run: the same weights asked the same questions without tools. Run `python bench/local_model.py --help` for the choice of
+model, dialect, set and prompt.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from closeout.tools.builtin import calculate, document_tools
 from closeout.tools.tool import Tool
 
 DATA = Path(__file__).parent / "data"
+SETS = {"one": "one-step", "two": "two-step", "held": "held out"}
 DIALECTS = ("cot_chat", "cot_completion", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_completion", "weak_examples_xml")
 UNITS = (
@@ -33,7 +36,7 @@ UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    set: str  # "one" | "two"
+    set: str  # one of SETS
     kind: str
     question: str
     answer: str
@@ -50,9 +53,10 @@ class Outcome:
 
 
 def normal(text: str) -> str:
-    """An answer without case, punctuation, articles, thousands commas and units; a number as a number."""
-    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.strip().casefold())
-    text = " ".join(re.sub(r"[^\w.% ]", " ", text).split()).strip(". ")
+    """An answer without case, punctuation, articles, thousands commas and units; a number with its sign."""
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.strip().casefold().replace("\u2212", "-"))
+    text = re.sub(r"[^\w.% -]|(?<=\w)-|-(?!\d)", " ", text)
+    text = " ".join(text.split()).strip(". ")
     text = re.sub(r"^(the|a|an) ", "", text)
     text = re.sub(rf"^(-?\d+(?:\.\d+)?) ?{UNITS}$", r"\1", text)
     try:
@@ -65,24 +69,31 @@ def is_right(answer: str | None, gold: str) -> bool:
     return answer is not None and normal(answer) == normal(gold)
 
 
-def questions(sets: str, quick: bool) -> list[Question]:
+def questions(sets: str, quick: bool, first: int | None) -> list[Question]:
     rows = [Question(**row) for row in json.loads((DATA / "local_questions.json").read_text("utf-8"))]
-    rows = [row for row in rows if sets in ("all", row.set)]
-    return rows[:: max(1, len(rows) // 5)] if quick else rows
+    of_set = [[row for row in rows if row.set == name] for name in SETS if sets in ("all", name)]
+    asked = [row for rows in of_set for row in rows[:first]]
+    return asked[:: max(1, len(asked) // 5)] if quick else asked
 
 
-def tools() -> list[Tool[..., Any]]:
-    """What `closeout run --docs` gives the embedded models."""
-    return [calculate, *document_tools(DATA / "local_documents", plain=True)]
+def tools(*, guarded: bool) -> list[Tool[..., Any]]:
+    """What `closeout run --docs` gives the embedded models. Not `guarded`: no call counts as repeated or as empty."""
+    given = [calculate, *document_tools(DATA / "local_documents", plain=True)]
+    if not guarded:
+        for each in given:
+            each.policy = replace(each.policy, repeatable=True, accept_empty=True)
+    return given
 
 
 async def with_tools(client: LocalClient, asked: Iterable[Question], options: argparse.Namespace) -> list[Outcome]:
-    config = {"prompts": dict.fromkeys(TEMPLATES_OF_EXAMPLES, "")} if options.no_examples else {}
-    if options.constrain != "auto":
-        config["agent"] = {"constrain": options.constrain}
+    config: dict[str, Any] = {"agent": {"constrain": options.constrain}}
+    if options.no_examples:
+        config["prompts"] = dict.fromkeys(TEMPLATES_OF_EXAMPLES, "")
+    if options.plain_loop:
+        config["agent"]["max_consecutive_rollbacks"] = 0
     agent = Agent(
         client,
-        tools(),
+        tools(guarded=not options.plain_loop),
         dialect=options.dialect,
         max_turns=options.max_turns,
         config=config,
@@ -135,22 +146,24 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="local", help="local, local:small, or a .gguf file")
     parser.add_argument("--dialect", default="auto", choices=("auto", *DIALECTS))
-    parser.add_argument("--set", default="all", choices=("one", "two", "all"))
+    parser.add_argument("--set", default="all", choices=(*SETS, "all"))
     parser.add_argument("--constrain", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--no-examples", action="store_true", help="leave the worked examples out")
+    parser.add_argument("--plain-loop", action="store_true", help="no duplicate detection, no rollback")
     parser.add_argument("--no-baseline", action="store_true")
     parser.add_argument("--only", default="", help="questions that hold this text")
+    parser.add_argument("--first", type=int, help="that many questions of each set")
     parser.add_argument("--home", help="keep the runs here, to look at with `closeout runs`")
     parser.add_argument("--max-turns", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="every sixth or so question")
     options = parser.parse_args()
-    asked = [each for each in questions(options.set, options.quick) if options.only in each.question]
+    asked = [each for each in questions(options.set, options.quick, options.first) if options.only in each.question]
     async with LocalClient(options.model, on_status=print) as client:
         bare = None if options.no_baseline else await without_tools(client, asked)
         outcomes = await with_tools(client, asked, options)
     table(outcomes)
     parts = []
-    for name, title in (("one", "one-step"), ("two", "two-step")):
+    for name, title in SETS.items():
         of_set = [outcome for outcome in outcomes if outcome.question.set == name]
         if of_set:
             parts.append(f"{title} {sum(outcome.right for outcome in of_set)}/{len(of_set)}")

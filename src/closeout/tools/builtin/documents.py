@@ -19,7 +19,10 @@ __all__ = ["document_tools"]
 
 PAGE_CHARACTERS = 5_000  # about 1,200 tokens of English
 MAX_RESULTS = 20
-PLAIN_RESULTS = 2  # of more passages a small model takes its fact from the wrong one
+# A small model takes its fact from any passage that it is shown, so it sees a second one only where that fits nearly as
+# well as the first: this share of its score.
+PLAIN_RESULTS = 2
+NEARLY = 0.7
 LISTED = 15  # documents named in a message
 KEPT_TEXTS = 8  # documents whose text is kept for the next page
 
@@ -46,8 +49,9 @@ def document_tools(
     Files of these kinds are read: plain text of any suffix, Markdown, HTML, CSV, JSON, PDF, Word and Excel (the last
     three with `pip install 'closeout[documents]'`). The folder is indexed at the first call, in memory or in the SQLite
     file `cache`, which makes later openings quick; later calls see what changed. `progress(done, total, name)` is told
-    of each document that is read, from the thread that reads it. `plain`: a search brings two passages as sentences
-    rather than four records, which is what a small model reads best. Raises `UsageError` if there is no such folder.
+    of each document that is read, from the thread that reads it. `plain`: a search brings the best passage, or two that
+    fit nearly alike, as sentences rather than records, which is what a small model reads best. Raises `UsageError` if
+    there is no such folder.
     """
     index = DocumentIndex(folder, cache=cache, progress=progress)
     reader = _Reader(index)
@@ -94,7 +98,8 @@ def _plain_search(index: DocumentIndex) -> Tool[..., Any]:
             query: A name or a few key words, for example: Eiffel Tower height
         """
         hits = index.search(query, PLAIN_RESULTS)
-        return "\n".join(map(_told, hits)) if hits else _nothing_found(query, index.documents())
+        near = [hit for hit in hits if hit.score <= hits[0].score * NEARLY]  # the lower the better
+        return "\n".join(map(_told, near)) if near else _nothing_found(query, index.documents())
 
     return search_documents
 
