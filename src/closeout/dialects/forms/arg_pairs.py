@@ -21,6 +21,7 @@ _OPEN = re.compile(
     r"(?:<(?:ifm\|)?tool_sep(?::\w{1,32})?>\s{0,16})?(?=<(?P<bare>/)?(?:ifm\|)?(?:arg_key|tool_call))"
 )
 _BLANK = re.compile(r"\s*+")
+_KEY = "arg_key"
 
 
 def read_arg_pairs(source: Source, toolbox: Toolbox) -> Found:
@@ -69,7 +70,14 @@ def _element(source: Source, at: int, tag: str) -> tuple[str | None, int]:
     if not source.text.startswith(f"<{tag}>", begin):
         return None, at
     begin += len(tag) + 2
-    end = source.find(f"</{tag}>", begin)
+    first = end = source.find(f"</{tag}>", begin)
+    while end >= 0 and not source.text.startswith("<", _blank(source.text, end + len(tag) + 3)):
+        # What no tag follows is data, if a better closing comes before the next key.
+        end = source.find(f"</{tag}>", end + 1)
+        key = source.find(_KEY, first)
+        if end < 0 or 0 <= key < end:
+            end = first
+            break
     return (None, at) if end < 0 else (source.text[begin:end], end + len(tag) + 3)
 
 

@@ -13,7 +13,7 @@ from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.toolbox import Toolbox
 from closeout.messages import Repair, ToolCall
 
-__all__ = ["BARE_JSON", "PYTHON_TAG", "STRICT_JSON"]
+__all__ = ["BARE_JSON", "PYTHON_TAG", "STRICT_JSON", "WHOLE_JSON"]
 
 _TAG = "<|python_tag|>"
 _CANDIDATE = re.compile(r"""\{\s{0,64}["']|\[\s{0,64}\{\s{0,64}["']""")
@@ -22,14 +22,24 @@ _FENCE = re.compile(r"```[\w-]{0,16}[ \t]*\n\s{0,64}\Z")
 _FENCE_END = re.compile(r"\s{0,64}```")
 _MAX_INDENT = 64  # blanks in front of a value on its own line
 _ENVELOPE_KEYS = {*NAME_KEYS, *ARGUMENT_KEYS, *ID_KEYS, "type", "tool_calls", "tool_call", "function_call"}
+_MESSAGE_KEYS = {
+    *_ENVELOPE_KEYS,
+    "role",
+    "content",
+    "refusal",
+    "reasoning_content",
+    "reasoning",
+    "annotations",
+    "index",
+}
 _CODE_TOOLS = ("python", "code_interpreter", "ipython")
 
 
-def read_bare_json(source: Source, toolbox: Toolbox, strict: bool = False) -> Found:
+def read_bare_json(source: Source, toolbox: Toolbox, strict: bool = False, whole: bool = False) -> Found:
     """Every JSON value of the text that is a call with a name and arguments.
 
-    `strict`: the text is nothing else and has no key that calls do not have, or the value begins its line and every
-    name is a tool's.
+    `whole`: the text is nothing else and has no key that calls do not have. `strict`: that, or the value begins its
+    line and every name is a tool's.
     """
     hits: list[tuple[Block, Any]] = []
     at = 0
@@ -41,9 +51,13 @@ def read_bare_json(source: Source, toolbox: Toolbox, strict: bool = False) -> Fo
         if calls and loaded and end:
             hits.append((_fenced(source.text, Block(start, end, tuple(calls), loaded.repairs)), loaded.value))
         # A value that is no call is passed over whole: what stands inside it is data.
-        at = end if loaded and end else candidate.end()
-    if strict and not _nothing_else(source.text, hits):
-        hits = [hit for hit in hits if _begins_line(source.text, hit[0].start) and _all_known(hit[0].calls, toolbox)]
+        at = end if loaded and end else start + 1
+    if (strict or whole) and not _nothing_else(source.text, hits):
+        hits = (
+            []
+            if whole
+            else [hit for hit in hits if _begins_line(source.text, hit[0].start) and _all_known(hit[0].calls, toolbox)]
+        )
     return Found(tuple(block for block, _ in hits))
 
 
@@ -61,10 +75,15 @@ def _nothing_else(text: str, hits: list[tuple[Block, Any]]) -> bool:
     at = 0
     for block, value in hits:
         members = value if isinstance(value, list) else [value]
-        if _GAP.fullmatch(text, at, block.start) is None or not all(map(_ENVELOPE_KEYS.issuperset, members)):
+        if _GAP.fullmatch(text, at, block.start) is None or not all(map(_only_a_call, members)):
             return False
         at = block.end
     return bool(hits) and _GAP.fullmatch(text, at) is not None
+
+
+def _only_a_call(value: Any) -> bool:
+    known = _MESSAGE_KEYS if isinstance(value, dict) and "tool_calls" in value else _ENVELOPE_KEYS
+    return known.issuperset(value)
 
 
 def _fenced(text: str, block: Block) -> Block:
@@ -127,3 +146,4 @@ def _python(source: Source, toolbox: Toolbox, start: int, at: int, stop: int) ->
 PYTHON_TAG = Form("llama3_json", (_TAG,), read_python_tag)
 BARE_JSON = Form("json", (), read_bare_json)
 STRICT_JSON = Form("json", (), partial(read_bare_json, strict=True))
+WHOLE_JSON = Form("json", (), partial(read_bare_json, whole=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from closeout.dialects.forms.json_text import load, make_call
+from closeout.dialects.forms.json_text import load, make_call, value_end
 from closeout.dialects.forms.records import Block, Form, Found
 from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.tag_families import MUSE_GLIMMER, MUSE_INVOKE
@@ -43,7 +43,7 @@ def read_channels(source: Source, toolbox: Toolbox, body: Callable[[Source, Tool
     blocks: list[Block] = []
     thought: list[str] = []
     said: list[str] = []
-    for message in _messages(source.text):
+    for message in _messages(source):
         text = source.text[message.begin : message.end]
         if message.recipient not in _NOBODY:
             blocks.append(body(source, toolbox, message))
@@ -54,9 +54,10 @@ def read_channels(source: Source, toolbox: Toolbox, body: Callable[[Source, Tool
     return Found(tuple(blocks), "".join(said), "\n".join(filter(None, thought)))
 
 
-def _messages(text: str) -> Iterator[_Message]:
+def _messages(source: Source) -> Iterator[_Message]:
     """Cuts the text at its tokens. The first header may lack its `<|start|>`, and the first text its header."""
-    start = begin = head = 0
+    text = source.text
+    start = begin = head = data = 0  # `data`: where a call's JSON ends, whose tokens are none
     channel = recipient = ""
     in_body = False
     waiting = _RECIPIENT.match(text.lstrip()) is None and not text.lstrip().startswith("<|")
@@ -64,6 +65,8 @@ def _messages(text: str) -> Iterator[_Message]:
         in_body = True
     for token in _TOKEN.finditer(text):
         kind = token[1]
+        if token.start() < data:
+            continue
         if in_body and kind not in ("message", "constrain"):
             if token.start() > begin:
                 yield _Message(start, begin, token.start(), channel, recipient, kind in ("end", "call", "eom", "eot"))
@@ -79,6 +82,8 @@ def _messages(text: str) -> Iterator[_Message]:
             channel = following[0] if following else channel
         elif kind == "message":
             in_body, begin = True, token.end()
+            calls = recipient not in _NOBODY and text.startswith("{", begin)
+            data = (value_end(source, begin) or 0) if calls else 0
         elif kind != "constrain":
             channel, recipient, start = "", "", token.start()
     if in_body and begin < len(text):
@@ -95,7 +100,7 @@ def _json_or_tags(source: Source, toolbox: Toolbox, message: _Message) -> Block:
         loaded = load(raw, mend=source if message.complete else False) if raw.strip()[:1] == "{" else None
         arguments = loaded.value if loaded else None
         repairs = loaded.repairs if loaded else ()
-    if arguments is None and raw.strip()[:1] != "{" and (key := toolbox.only_parameter(name)):
+    if arguments is None and raw.strip()[:1] not in ("{", "<") and (key := toolbox.only_parameter(name)):
         arguments = {key: raw}
     if arguments is None and not raw.strip():
         arguments = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,11 @@ _TOOL_NAME = re.compile(r"""[\s"'`\[<]{0,4}([^\W\d][\w.:/-]{0,199})[\s"'`\]>*]{0
 _NO_TOOL = ("finalanswer", "none", "na", "n/a", "directlyanswer")
 _LINE_END = re.compile(r"[ \t`*]{0,8}(?:\n|\Z)")
 _LONGEST_NAME = 256  # characters
-_HEADER = re.compile(r"(?:\A\s{0,8}|^)>>>[ \t]{0,4}([^\W\d][\w.-]{0,199})[ \t]{0,4}\n", re.MULTILINE)
+_HEADER = re.compile(
+    r"(?:\A\s{0,8}>>>|^>>>|(?<=\S)[ \t]{0,4}>>>(?=[\w.-]{1,200}[ \t]{0,4}\n\s{0,8}\{))"
+    r"([^\W\d][\w.-]{0,199})[ \t]{0,4}\n",
+    re.MULTILINE,
+)
 _RECIPIENT = re.compile(r"<\|recipient\|>[ \t]{0,4}([^\W\d][\w.-]{0,199})\s{0,4}<\|content\|>")
 _NAME_LINE = re.compile(r"\A\s{0,16}([^\W\d][\w.-]{0,199})[ \t]{0,4}\n\s{0,8}(?=\{)")
 
@@ -80,11 +85,20 @@ def _lines(source: Source, toolbox: Toolbox, action: re.Match[str]) -> Block | N
     stop = end or (following.start() if following else len(text))
     raw = text[at:stop].strip().removesuffix("```").strip()
     loaded = load(raw, mend=source) if raw[:1] in ("{", "[") else None
-    call = _with_input(toolbox.resolve(name[1]), loaded, raw, toolbox)
+    name_read = toolbox.resolve(name[1])
+    if stop == len(text) and end is None and _cut_off(text[at:], toolbox.schema(name_read)):
+        return None
+    call = _with_input(name_read, loaded, raw, toolbox)
     if call is None:
         return None
     closing = _FENCE_END.match(text, stop) if fence else None
     return Block(action.start(), closing.end() if closing else stop, (call,), loaded.repairs if loaded else ())
+
+
+def _cut_off(rest: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a text that ends in an input ends before it is whole: open JSON, or nothing where something is due."""
+    rest = rest.strip()
+    return rest[:1] in ("{", "[") and not rest.endswith("```") if rest else bool(schema.get("required"))
 
 
 def _function(source: Source, toolbox: Toolbox, action: re.Match[str]) -> Block | None:
@@ -119,7 +133,7 @@ def read_headers(source: Source, toolbox: Toolbox, header: re.Pattern[str]) -> F
             said.append(body)
             continue
         name = toolbox.resolve(found[1])
-        loaded = load(body, mend=source) if body.strip()[:1] == "{" else None
+        loaded = _object_in(source, body, following is not None)
         value = loaded.value if loaded else {"code": body.strip()} if name == "python" else None
         call = make_call(name, value, toolbox, text=body.strip()) if isinstance(value, dict) else None
         if call:
@@ -127,6 +141,14 @@ def read_headers(source: Source, toolbox: Toolbox, header: re.Pattern[str]) -> F
         else:
             blocks.append(Block(found.start(), stop, broken=f"the arguments of {name[:80]!r} cannot be read"))
     return Found(tuple(blocks), "".join(said))
+
+
+def _object_in(source: Source, body: str, closed: bool) -> Loaded | None:
+    """The object in a segment; one without an end is read only where another segment shows that it is over."""
+    inner = Source(body.strip())
+    if not inner.text.startswith("{") or (not closed and value_end(inner, 0) is None):
+        return None
+    return load(inner.text, mend=source)
 
 
 def read_name_line(source: Source, toolbox: Toolbox, strict: bool = False) -> Found:

@@ -13,7 +13,7 @@ from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.toolbox import Toolbox
 from closeout.messages import ToolCall
 
-__all__ = ["BARE_PYTHONIC", "LAST_LINE_PYTHONIC", "PYTHONIC", "STRICT_PYTHONIC"]
+__all__ = ["BARE_PYTHONIC", "LAST_LINE_PYTHONIC", "PYTHONIC", "STRICT_PYTHONIC", "WHOLE_PYTHONIC"]
 
 _BLANK = re.compile(r"\s*+")
 _LINE_CALL = re.compile(r"^[ \t]{0,16}(?P<name>[^\W\d][\w.-]{0,199})\s{0,4}\(", re.MULTILINE)
@@ -54,14 +54,9 @@ def read_bare(source: Source, toolbox: Toolbox, strict: bool = False) -> Found:
 
     `strict`: the text is nothing else, or the list stands on a line of its own and every name is a tool's.
     """
-    text = source.text.strip()
-    offset = len(source.text) - len(source.text.lstrip())
-    if CALL_START.match(text) or _LIST_START.match(text):
-        read = read_calls(source, offset, toolbox)
-        whole = read is not None and not source.text[read[2] :].strip()
-        known = read is not None and toolbox and all(call.name in toolbox for call in read[0])
-        if read and whole and (text.startswith("[") or known):
-            return Found((Block(offset, len(source.text), tuple(read[0]), tuple(read[1])),))
+    whole = read_whole(source, toolbox)
+    if whole.blocks:
+        return whole
     blocks: list[Block] = []
     at = 0
     while not source.exhausted and (opening := _LIST_START.search(source.text, at)):
@@ -71,6 +66,21 @@ def read_bare(source: Source, toolbox: Toolbox, strict: bool = False) -> Found:
             blocks.append(Block(opening.start(), read[2], tuple(read[0]), tuple(read[1])))
             at = read[2]
     return Found(tuple(blocks))
+
+
+def read_whole(source: Source, toolbox: Toolbox) -> Found:
+    """A list of calls, or one call of a known tool, that is the whole text."""
+    text = source.text.strip()
+    if not CALL_START.match(text) and not _LIST_START.match(text):
+        return Found()
+    offset = len(source.text) - len(source.text.lstrip())
+    read = read_calls(source, offset, toolbox)
+    if read is None or source.text[read[2] :].strip():
+        return Found()
+    known = toolbox and all(call.name in toolbox for call in read[0])
+    if not known and not text.startswith("["):
+        return Found()
+    return Found((Block(offset, len(source.text), tuple(read[0]), tuple(read[1])),))
 
 
 def _stands_alone(text: str, start: int, end: int, calls: Sequence[ToolCall], toolbox: Toolbox) -> bool:
@@ -107,4 +117,5 @@ PYTHONIC = (
 )
 BARE_PYTHONIC = Form("pythonic", (), read_bare)
 STRICT_PYTHONIC = Form("pythonic", (), partial(read_bare, strict=True))
+WHOLE_PYTHONIC = Form("pythonic", (), read_whole)
 LAST_LINE_PYTHONIC = Form("pythonic", (), read_last_line)

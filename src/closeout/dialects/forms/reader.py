@@ -8,7 +8,7 @@ from typing import Any
 from closeout.dialects.forms.reasoning import has_mark, plain_content, split_reasoning
 from closeout.dialects.forms.records import Block, Form, Found, ToolCallsRead
 from closeout.dialects.forms.source import Source
-from closeout.dialects.forms.table import BARE, MARKED, forms_of
+from closeout.dialects.forms.table import BARE, MARKED, WHOLE, forms_of
 from closeout.dialects.forms.toolbox import Toolbox
 from closeout.messages import Defect, Repair, ToolSpec
 
@@ -43,6 +43,11 @@ def _read_text(text: str, toolbox: Toolbox, family: str | None, split: bool) -> 
     if forms:
         candidates = [form for form in forms if not form.markers or any(mark in text for mark in form.markers)]
         return _first_with_calls(candidates, text, toolbox, split)
+    said = split_reasoning(text).content if split else text
+    if said.lstrip()[:1] in ("{", "[", "`"):
+        whole = _first_with_calls(WHOLE, text, toolbox, split)
+        if whole.calls:
+            return whole
     candidates = detect_forms(text)
     read = _first_with_calls(candidates, text, toolbox, split)
     if read.calls or read.defects:

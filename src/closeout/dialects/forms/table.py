@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 
 from closeout.dialects.forms.arg_pairs import ARG_PAIRS
-from closeout.dialects.forms.bare_json import BARE_JSON, PYTHON_TAG, STRICT_JSON
+from closeout.dialects.forms.bare_json import BARE_JSON, PYTHON_TAG, STRICT_JSON, WHOLE_JSON
 from closeout.dialects.forms.channels import CHANNELS, GLIMMER_CHANNELS, MUSE_CHANNELS
 from closeout.dialects.forms.gemma import GEMMA
 from closeout.dialects.forms.kimi_k3 import KIMI_K3
 from closeout.dialects.forms.line_forms import FUNCTIONARY, NAME_LINE, REACT, STRICT_NAME_LINE
 from closeout.dialects.forms.minimax_m3 import MINIMAX_M3
 from closeout.dialects.forms.mistral import MISTRAL
-from closeout.dialects.forms.pythonic import BARE_PYTHONIC, LAST_LINE_PYTHONIC, PYTHONIC, STRICT_PYTHONIC
+from closeout.dialects.forms.pythonic import (
+    BARE_PYTHONIC,
+    LAST_LINE_PYTHONIC,
+    PYTHONIC,
+    STRICT_PYTHONIC,
+    WHOLE_PYTHONIC,
+)
 from closeout.dialects.forms.records import Form
 from closeout.dialects.forms.tag_families import TAG_FAMILIES
 from closeout.dialects.forms.tagged_json import TAGGED_JSON
 from closeout.dialects.forms.token_calls import TOKEN_CALLS
 from closeout.dialects.forms.use_mcp_tool import USE_MCP_TOOL
 
-__all__ = ["BARE", "LAST", "MARKED", "families", "forms_of"]
+__all__ = ["BARE", "LAST", "MARKED", "WHOLE", "families", "forms_of"]
 
 MARKED: tuple[Form, ...] = (
     *USE_MCP_TOOL,
@@ -41,6 +47,9 @@ MARKED: tuple[Form, ...] = (
 
 BARE: tuple[Form, ...] = (STRICT_JSON, STRICT_PYTHONIC, STRICT_NAME_LINE)
 """Forms without a mark, in their strict reading: tried when no mark led to a call and no family was named."""
+
+WHOLE: tuple[Form, ...] = (WHOLE_JSON, WHOLE_PYTHONIC)
+"""Forms without a mark where they are the whole text: marks inside them are data, so these are tried first."""
 
 LAST: tuple[Form, ...] = (LAST_LINE_PYTHONIC,)
 """Forms so weak that only salvage reads them, under its own rules."""

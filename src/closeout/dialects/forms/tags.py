@@ -156,7 +156,7 @@ def _value(source: Source, at: int, grammar: Grammar) -> tuple[str | None, int, 
         if inner >= 0:
             close = source.find(grammar.parameter_end, inner)
             return text[at + 9 : inner], close + len(grammar.parameter_end) if close >= 0 else inner + 3, []
-    close = source.find(grammar.parameter_end, at)
+    close = _closing(source, at, grammar)
     breach = _breach(source, at, close if close >= 0 else len(text), grammar)
     if close >= 0 and breach is None:
         return trim_value(text[at:close]), close + len(grammar.parameter_end), []
@@ -166,6 +166,31 @@ def _value(source: Source, at: int, grammar: Grammar) -> tuple[str | None, int, 
             return None, len(text), []
         breach = stop
     return trim_value(text[at:breach]).rstrip(), breach, [Repair("tag_unclosed", "arguments")]
+
+
+def _closing(source: Source, at: int, grammar: Grammar) -> int:
+    """Where the closing tag of a value stands, -1 without one. One that no tag follows is data, if a better one comes.
+
+    A better one comes before any other tag of the call.
+    """
+    text, end = source.text, grammar.parameter_end
+    first = close = source.find(end, at)
+    while close >= 0 and not _tag_follows(text, close + len(end), grammar):
+        following = source.find(end, close + 1)
+        stop, _ = source.first((*grammar.call_ends, *grammar.wrapper_ends), close)
+        if following < 0 or 0 <= stop < following or grammar.parameter.search(text, close, following):
+            return first
+        close = following
+    return close
+
+
+def _tag_follows(text: str, at: int, grammar: Grammar) -> bool:
+    """Whether behind blanks a tag of the call comes, or nothing more."""
+    blank = _BLANK.match(text, at)
+    at = blank.end() if blank else at
+    if at == len(text) or text.startswith((grammar.parameter_end, *grammar.call_ends, *grammar.wrapper_ends), at):
+        return True
+    return grammar.parameter.match(text, at) is not None or grammar.call.match(text, at) is not None
 
 
 def _breach(source: Source, at: int, end: int, grammar: Grammar) -> int | None:

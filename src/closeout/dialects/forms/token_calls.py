@@ -53,7 +53,7 @@ def _call(source: Source, head: re.Match[str], start: int, toolbox: Toolbox, tok
     end = value_end(source, at) if text.startswith("{", at) else None
     closing = tokens.end.search(text, end or at)
     raw = text[at : end or (closing.start() if closing else len(text))]
-    loaded = load(raw, mend=source if closing is not None else False) if raw.strip() else None
+    loaded = load(raw, mend=source if closing is not None else False) if raw.startswith("{") else None
     call = make_call(name, loaded.value, toolbox, identity, raw) if loaded else None
     if call is None and not raw.strip() and closing:
         call = make_call(name, {}, toolbox, identity)
