@@ -28,7 +28,7 @@ from closeout.orchestrator.files import (
     prepare,
 )
 from closeout.outputs.tokens import count_tokens
-from closeout.testing import RequestView, ScriptedClient, answer, call
+from closeout.testing import RequestView, ScriptedClient, answer, call, serve_script
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 40
 SEEING = Capabilities(images=True, known=True)
@@ -190,7 +190,7 @@ def test_a_model_not_known_to_see_is_told_that_there_was_an_image() -> None:
     remark = "an image, and this model is not known to take images"
     assert not prepared.images
     assert f"[left out: {remark}]" in prepared.question
-    assert prepared.notes == (f"picture.png was left out: {remark}.",)
+    assert prepared.notes == (f"picture.png was left out: {remark}. If it does, set llm.images to true.",)
 
 
 @pytest.mark.parametrize(
@@ -374,6 +374,15 @@ async def test_images_go_with_the_question() -> None:
     await Agent(client).run("What is this?", files=["picture.png"])
     content = client.requests[0].messages[-1]["content"]
     assert [part["type"] for part in content] == ["text", "image_url"]
+
+
+@pytest.mark.parametrize("images", [True, None])
+async def test_a_setting_says_that_a_model_of_an_unknown_server_takes_images(images: bool | None) -> None:
+    write("picture.png", PNG)
+    async with serve_script([answer("a cat")]) as server:
+        agent = Agent("openai:m", base_url=server.base_url, config={"llm": {"images": images}})
+        await agent.run("What is this?", files=["picture.png"])
+    assert (b"image_url" in server.bodies[0]) == bool(images)
 
 
 async def test_closing_asks_the_task_again_without_the_files() -> None:

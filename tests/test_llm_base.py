@@ -201,6 +201,11 @@ def test_settings_then_the_environment_fill_what_is_not_given():
     )
 
 
+def test_a_setting_says_what_is_not_known_of_a_server_or_not_true_of_its_model():
+    assert connect("openai:m", "http://s:1/v1", settings=LLMSettings(images=True), environment={}).capabilities.images
+    assert not connect("anthropic:m", api_key="k", settings=LLMSettings(images=False)).capabilities.images
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [

@@ -541,6 +541,15 @@ async def test_discovery_learns_what_a_server_says_of_itself(answer: bytes, expe
     assert (found.completions, found.grammar, found.max_context) == expected
 
 
+async def test_discovery_keeps_what_only_the_user_knows():
+    async with raw_server(http({"data": [{"id": "m", "owned_by": "vllm"}]})) as seen:
+        model = OpenAIClient(
+            "m", f"{seen.url}/v1", "k", capabilities=Capabilities(images=True, preferred_dialect="mcp_xml")
+        )
+        found = await model.discover()
+    assert (found.images, found.preferred_dialect, found.grammar) == (True, "mcp_xml", True)
+
+
 def test_openais_own_host_is_known():
     model = OpenAIClient("gpt-5", api_key="k")
     assert model.capabilities == Capabilities(json_schema=True, images=True, known=True)

@@ -69,6 +69,7 @@ class LLMSettings(_Section):
     top_p: float | None = Field(None, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1, description="of one reply")
     max_context_length: int | None = Field(None, ge=256, description="tokens of prompt and reply together")
+    images: bool | None = Field(None, description="whether the model takes images; unset: as its vendor is known to")
     timeout: float = Field(600.0, gt=0, description="seconds for one reply")
     max_retries: int = Field(5, ge=0)
     extra_body: dict[str, Any] = {}

@@ -57,8 +57,9 @@ def connect(
         "retry": RetryPolicy(retries=settings.max_retries),
     }
     client = _openai(name, url, key, options) if provider == "openai" else _anthropic(name, url, key, options)
-    if settings.max_context_length is not None:
-        client.capabilities = replace(client.capabilities, max_context=settings.max_context_length)
+    stated = {"max_context": settings.max_context_length, "images": settings.images}
+    said: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
+    client.capabilities = replace(client.capabilities, **said)
     return client
 
 

@@ -203,9 +203,12 @@ class OpenAIClient(HTTPClient):
         known = self._kind or _OWNERS.get(str(entry.get("owned_by")))
         self._kind = known or "openai"
         self._heads.clear()
-        context = _context(entry) or self.capabilities.max_context
-        found = _assumed(self._own_host, known)
-        self.capabilities = replace(found, max_context=context, preferred_dialect=self.capabilities.preferred_dialect)
+        before, found = self.capabilities, _assumed(self._own_host, known)
+        context = _context(entry) or before.max_context
+        # Of what a model sees, and which dialect suits it, its server says nothing.
+        self.capabilities = replace(
+            found, max_context=context, preferred_dialect=before.preferred_dialect, images=before.images
+        )
         return self.capabilities
 
 

@@ -80,6 +80,7 @@ class _File:
     text: str | None = None
     image: str = ""  # a data URI
     remark: str = ""
+    advice: str = ""  # for whoever gave the file
     clipped: bool = False  # longer than is read
 
 
@@ -167,7 +168,7 @@ class _Shown:
         if file.image:
             self._images += 1
             return f'<file name="{name}">[image {self._images} of this message]</file>'
-        self.notes.append(f"{file.name} was left out: {file.remark}.")
+        self.notes.append(f"{file.name} was left out: {file.remark}.{file.advice}")
         return f'<file name="{name}">[left out: {file.remark}]</file>'
 
     def _body(self, file: _File) -> str:
@@ -229,7 +230,8 @@ def _read(handle: str, path: Path, capabilities: Capabilities) -> _File:
     kind = _image_kind(head)
     if kind:
         if not capabilities.images:
-            return _File(handle, name, remark="an image, and this model is not known to take images")
+            remark = "an image, and this model is not known to take images"
+            return _File(handle, name, remark=remark, advice=" If it does, set llm.images to true.")
         return _File(handle, name, image=_data_uri(path, kind))
     media = _media_kind(path, head)
     if media:
