@@ -296,10 +296,10 @@ class Filling(Store):
     room = 10**9
     victim = -1
 
-    def flush(self) -> None:
-        if any(run == self.victim and seq >= self.room for run, seq, *_ in self._pending):
+    def _commit(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        if any(seq >= self.room for seq, *_ in self._pending.get(self.victim, ())):
             raise JournalFull("The disk that holds the journal is full.")
-        super().flush()
+        super()._commit(*statements)
 
 
 @pytest.mark.parametrize("room", [3, 6, 9, 11])
