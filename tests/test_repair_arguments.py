@@ -302,3 +302,36 @@ def test_what_comes_back_without_errors_validates_and_valid_calls_are_untouched(
         assert repaired.repairs == ()
     elif repaired.ok:
         assert repaired.repairs or json.loads(call) == repaired.arguments
+
+
+plain_schemas = st.builds(
+    lambda members, required, closed: {
+        "type": "object",
+        "properties": {name: {"type": kind, "description": "what it is"} for name, kind in members.items()},
+        "required": [name for name in members if name in required],
+        **({"additionalProperties": False} if closed else {}),
+    },
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from(["string", "integer", "boolean", "number", "null"])),
+    st.sets(st.sampled_from("abc")),
+    st.booleans(),
+)
+plain_values = (
+    st.text(max_size=5)
+    | st.integers()
+    | st.integers(min_value=2**63)
+    | st.booleans()
+    | st.none()
+    | st.floats()
+    | st.just("\ud800")
+    | st.lists(st.none(), max_size=1)
+)
+
+
+@given(plain_schemas, st.dictionaries(st.sampled_from("abcd"), plain_values, max_size=4))
+@settings(max_examples=400, deadline=None)
+def test_what_the_plainest_schemas_accept_is_what_the_validator_accepts(schema: dict[str, Any], call: Any) -> None:
+    try:
+        expected = jsonschema_rs.validator_for(schema).is_valid(call)
+    except (ValueError, TypeError):  # no JSON: a lone surrogate, a number without a value
+        expected = False
+    assert SchemaRules.of(schema).accepts(call) == expected

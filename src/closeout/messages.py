@@ -6,8 +6,10 @@ All are frozen. A `Message` is a dict in the OpenAI chat shape, so that every se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NoReturn
+
+from closeout.records import record
 
 __all__ = [
     "Capabilities",
@@ -97,7 +99,7 @@ class Message(dict[str, Any]):
         return Message, (dict(self),)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Repair:
     """One thing that was put right: its name, where, and short before and after texts for a person."""
 
@@ -107,7 +109,7 @@ class Repair:
     after: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolCall:
     """A call that a model made. `arguments` is an object once read, the model's own text while it is not."""
 
@@ -118,7 +120,7 @@ class ToolCall:
     text: str = ""  # the arguments as the model wrote them, where that is known
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolReturn:
     """What the model is shown of one call's outcome. `text` is frozen: the same bytes for ever."""
 
@@ -130,7 +132,7 @@ class ToolReturn:
     images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts, for models that take them
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Step:
     """One accepted turn as the history shows it: what the model wrote, what it called, what came back.
 
@@ -149,7 +151,7 @@ class Step:
 # ------------------------------------------------------------------------------------------------ tools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ToolPolicy:
     """How calls of one tool are governed. Defaults fit a tool of which nothing is known."""
 
@@ -179,7 +181,7 @@ class ToolPolicy:
         return self.on_crash or ("rerun" if self.read_only or self.idempotent else "report")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolSpec:
     """A tool as a model is told of it, and the policy for its calls. `parameters` is a JSON Schema object."""
 
@@ -193,7 +195,7 @@ class ToolSpec:
 # ------------------------------------------------------------------------------------------------ models
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Usage:
     """What requests cost. `input_tokens` counts the whole prompt, cached part too. `cost_usd` None: price unknown."""
 
@@ -235,7 +237,7 @@ def _add_costs(a: Usage, b: Usage) -> float | None:
     return a.cost_usd + b.cost_usd
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Capabilities:
     """What an endpoint can do, as far as is known. A dialect asks here, never for a vendor's name."""
 
@@ -253,7 +255,7 @@ class Capabilities:
     preferred_dialect: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Constraint:
     """What the reply must match: a JSON schema (dict) or a GBNF grammar or a regular expression (str)."""
 
@@ -262,7 +264,7 @@ class Constraint:
     name: str = "reply"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ModelRequest:
     """One request to a model. `prompt` is for completion endpoints and then stands in place of `messages`."""
 
@@ -280,7 +282,7 @@ class ModelRequest:
     timeout: float | None = None  # seconds for this request, retries not counted
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Delta:
     """A piece of a reply while it is written. For tool calls `index` says which one."""
 
@@ -289,7 +291,7 @@ class Delta:
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelReply:
     """One reply, whole. `tool_calls` are native ones, their `arguments` still the model's text.
 
@@ -309,7 +311,7 @@ class ModelReply:
 # ------------------------------------------------------------------------------------------------ readings
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Defect:
     """What is wrong with a reply, and the short exact hint that the model is given when it is asked again."""
 
@@ -318,7 +320,7 @@ class Defect:
     span: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reading:
     """What a dialect read in a reply: calls to make, or an answer, or defects that say why neither."""
 

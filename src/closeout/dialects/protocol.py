@@ -6,12 +6,12 @@ The dialects themselves are modules beside this one; how the loop uses them is i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, Protocol, cast
 
 from closeout.errors import UsageError
 from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Reading, Step, ToolSpec
+from closeout.records import record
 
 __all__ = ["DIALECTS", "Dialect", "HistoryView", "ReadEvent", "Reader", "get_dialect", "serves"]
 
@@ -24,7 +24,7 @@ DIALECTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HistoryView:
     """What of the journal the model sees. Made by `context/`, written out by a dialect."""
 
@@ -41,7 +41,7 @@ class HistoryView:
     borders: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadEvent:
     """Something that a reader knows while the model still writes.
 

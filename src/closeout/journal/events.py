@@ -7,10 +7,11 @@ call that started it. Events that are written once for each thing that happens c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, ClassVar
 
 from closeout.messages import ModelReply, Repair, ToolCall, ToolReturn, Usage
+from closeout.records import record
 
 __all__ = [
     "AgentEnded",
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Event:
     """Something that happened. Field values are JSON values, so that an event is a row and a row is an event."""
 
@@ -59,7 +60,7 @@ class Event:
         return str(getattr(self, self.identity)) if self.identity else ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunStarted(Event):
     """`question` is the task with its files' texts, where it has any; `earlier`, `images`, `texts` are JSON lists.
 
@@ -83,7 +84,7 @@ class RunStarted(Event):
     tools: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunResumed(Event):
     """`idle` seconds lay between the last event and this one; they do not count against the run's wall clock."""
 
@@ -92,7 +93,7 @@ class RunResumed(Event):
     differences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunEnded(Event):
     """`error_kind` is the name of the exception that `error` is the text of, where it was one."""
 
@@ -106,7 +107,7 @@ class RunEnded(Event):
     error_kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AgentStarted(Event):
     """A sub-agent sets out."""
 
@@ -116,20 +117,20 @@ class AgentStarted(Event):
     model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AgentEnded(Event):
     bodies = ("report",)
     status: str
     report: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AttemptStarted(Event):
     attempt: int
     experiences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AttemptEnded(Event):
     """`turns`: replies that were acted on, and the one that answered."""
 
@@ -141,7 +142,7 @@ class AttemptEnded(Event):
     turns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelRequested(Event):
     """Intent: a request goes out. `call` numbers the agent's requests from 0.
 
@@ -161,7 +162,7 @@ class ModelRequested(Event):
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelRetried(Event):
     """The transport asks again. `wait` in seconds."""
 
@@ -171,7 +172,7 @@ class ModelRetried(Event):
     wait: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelReplied(Event):
     """Outcome of a request. `usage` as of `Usage`, `ms` wall clock."""
 
@@ -209,7 +210,7 @@ class ModelReplied(Event):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelFailed(Event):
     """Outcome of a request that brought no reply. `kind` is the name of the exception."""
 
@@ -222,7 +223,7 @@ class ModelFailed(Event):
     ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolStarted(Event):
     """Intent: a tool is about to run. `handle` ("r7") names the call within its agent."""
 
@@ -236,7 +237,7 @@ class ToolStarted(Event):
     server_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ToolFinished(Event):
     """Outcome of a tool. `record` is the whole ToolOutput as JSON text, but for its tokens: see `TurnAccepted`."""
 
@@ -250,7 +251,7 @@ class ToolFinished(Event):
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Repaired(Event):
     """A line of the repairs ledger."""
 
@@ -265,7 +266,7 @@ class Repaired(Event):
         return Repair(self.kind, self.where, self.before, self.after)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TurnAccepted(Event):
     """A turn enters the history, with what the model is shown of its calls: frozen from here on.
 
@@ -292,7 +293,7 @@ class TurnAccepted(Event):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TurnRolledBack(Event):
     """A turn is taken back. `change` says what is different when the model is asked again."""
 
@@ -304,7 +305,7 @@ class TurnRolledBack(Event):
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AnswerSeen(Event):
     """An answer in the form asked for, seen on the way: a candidate to fall back on."""
 
@@ -315,7 +316,7 @@ class AnswerSeen(Event):
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Evicted(Event):
     """The results of the turns before `before` become stubs. `tokens` is what that frees, as far as counted."""
 
@@ -326,7 +327,7 @@ class Evicted(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compacted(Event):
     """The turns before `before` are replaced by a summary that the model wrote."""
 
@@ -337,7 +338,7 @@ class Compacted(Event):
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Noted(Event):
     """A line for the log: a warning, a change of dialect, a server that did not start."""
 
@@ -348,7 +349,7 @@ class Noted(Event):
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unknown(Event):
     """An event of a later version of Closeout, or one that cannot be read any more."""
 

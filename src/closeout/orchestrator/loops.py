@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from closeout.messages import ToolCall, ToolReturn
 from closeout.orchestrator.paraphrase import Query, query_of, same_question
+from closeout.records import record
 
 __all__ = ["LoopWatch", "RepetitionWatch", "repeated_tail"]
 
@@ -20,7 +20,7 @@ SHORTEST_RESULT = 200  # characters: "ok" and "nothing found" come back rightly 
 PARAPHRASES = 4  # queries of one tool in a row that say the same in other words
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Seen:
     """One turn that made calls. `mark`: the calls, to compare turns by; the rest only of a turn with a single call."""
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from closeout.config import AgentLimits
 from closeout.journal.journal import Journal
 from closeout.orchestrator.limits import Budget, Limits
 from closeout.outputs.artifacts import Artifact, MemoryArtifacts
+from closeout.records import record
 
 __all__ = ["MAX_DEPTH", "Scope", "current_scope"]
 
@@ -22,7 +23,7 @@ MAX_DEPTH = 3  # sub-agents below the main agent
 _current: ContextVar[Scope | None] = ContextVar("closeout_scope", default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scope:
     """One agent's place in a run. `path`: "main", or "main/r4:researcher" for the sub-agent that call r4 started."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from closeout.errors import ToolError
@@ -16,6 +15,7 @@ from closeout.outputs.encoding import encode_normal, write_cut
 from closeout.outputs.normal import SURROGATE, compact_json, normalise
 from closeout.outputs.paths import drill
 from closeout.outputs.tokens import count
+from closeout.records import record
 
 __all__ = ["Artifact", "ArtifactStore", "MemoryArtifacts", "read_result"]
 
@@ -24,7 +24,7 @@ _LINE = 400  # characters of one matching line that are shown
 _MAX_PATTERN = 500  # characters
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Artifact:
     """A whole result. `value` is normal (see `outputs.normal`): what JSON can hold."""
 
@@ -93,7 +93,7 @@ def read_result(
     return compact_json(value)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Reader:
     handle: str
     path: str

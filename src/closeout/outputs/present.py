@@ -28,6 +28,7 @@ from closeout.outputs.normal import SURROGATE, EncodingError, compact_json, norm
 from closeout.outputs.slim import is_slimming, slim
 from closeout.outputs.summary import summarise
 from closeout.outputs.tokens import TokenCount, count, estimate_tokens
+from closeout.records import record
 
 __all__ = ["Presented", "present"]
 
@@ -36,7 +37,7 @@ SAMPLE_OVER = 512  # characters; of longer results that surely fit, the tokens a
 _DEFAULT_POLICY = ToolPolicy()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Presented:
     """A result as a model sees it. The text is made once and never changes: no ids, no times, no counters in it."""
 

@@ -6,18 +6,18 @@ How it comes about is told in `executor`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from closeout.messages import Repair, ToolCall, ToolSpec
 from closeout.outputs.models import ToolOutput
+from closeout.records import record
 
 __all__ = ["CallOutcome", "Status"]
 
 Status = Literal["ok", "error", "refused", "duplicate", "low_quality", "interrupted"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallOutcome:
     """One call, done. `text` is what the model is shown; the same bytes for ever.
 

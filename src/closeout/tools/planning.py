@@ -6,10 +6,11 @@ How the decision is carried out is told in `executor`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from closeout.errors import ToolDefinitionError
 from closeout.messages import Repair, ToolCall, ToolSpec
+from closeout.records import record
 from closeout.repair.arguments import repair_arguments
 from closeout.tools.duplicates import CallMemory, query_key
 from closeout.tools.outcome import CallOutcome
@@ -18,7 +19,7 @@ from closeout.tools.toolbox import Toolbox
 __all__ = ["Plan", "plan_call", "with_twins"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """One call as it is to be made. With a `refusal` nothing is run; with `earlier` there is a result already."""
 

@@ -1,0 +1,87 @@
+"""`record` is the frozen dataclass with slots in all but the cost of making one."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from typing import Any
+
+import pytest
+
+from closeout import messages
+from closeout.journal import events
+from closeout.records import record
+
+
+@record
+class Point:
+    x: int
+    y: int = 2
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    x: int
+    y: int = 2
+    tags: list[str] = field(default_factory=list)
+
+
+@record
+class Deep(Point):
+    z: int = 3
+
+
+@record(kw_only=True)
+class Named:
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError("width")
+
+
+def test_it_is_made_as_the_dataclass_is() -> None:
+    assert repr(Point(1, 5, ["a"])) == repr(Plain(1, 5, ["a"])).replace("Plain", "Point")
+    assert Point(1) == Point(x=1, y=2, tags=[])
+    assert Deep(1, z=9) == Deep(1, 2, [], 9)
+    assert str(inspect.signature(Point)) == str(inspect.signature(Plain))
+    assert replace(Point(1), y=7).y == 7
+    assert [each.name for each in fields(Deep)] == ["x", "y", "tags", "z"]
+
+
+def test_a_default_that_is_made_anew_is_no_one_elses() -> None:
+    Point(1).tags.append("mine")
+    assert Point(1).tags == []
+
+
+def test_nothing_can_be_written_to_it() -> None:
+    point: Any = Point(1)
+    with pytest.raises(FrozenInstanceError):
+        point.x = 2
+    with pytest.raises((FrozenInstanceError, TypeError, AttributeError)):
+        point.other = 2
+
+
+def test_what_is_missing_is_named() -> None:
+    make: Any = Point
+    with pytest.raises(TypeError, match=r"Point\.__init__\(\) missing 1 required positional argument: 'x'"):
+        make()
+
+
+def test_names_only_and_checks_of_its_own() -> None:
+    make: Any = Named
+    assert Named(width=4).width == 4
+    with pytest.raises(TypeError):
+        make(4)
+    with pytest.raises(ValueError, match="width"):
+        Named(width=0)
+
+
+def test_copies_and_pickles() -> None:
+    usage = messages.Usage(1, 2, cost_usd=0.5)
+    event = events.ModelRetried("main", 3, "busy", 1.5)
+    for value in (usage, event):
+        assert copy.deepcopy(value) == value == pickle.loads(pickle.dumps(value))
