@@ -39,6 +39,10 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else dumped(value)
 
 
+def semicolons(calls: Calls) -> str:
+    return "; ".join(named(name, arguments, "parameters") for name, arguments in calls)
+
+
 def json_list(calls: Calls, key: str = "arguments") -> str:
     return "[" + ", ".join(named(name, arguments, key) for name, arguments in calls) + "]"
 
@@ -78,12 +82,8 @@ def tagged(call: str, parameter: str, close: str, before: str = "", after: str =
     return write
 
 
-def python_value(value: Any) -> str:
-    return repr(value)
-
-
 def python_call(name: str, arguments: dict[str, Any]) -> str:
-    return f"{name}({', '.join(f'{key}={python_value(value)}' for key, value in arguments.items())})"
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 def python_list(calls: Calls) -> str:
@@ -142,7 +142,7 @@ def nested_minimax(calls: Calls) -> str:
 
 
 _GLM = "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
-_INVOKE = '<{p}invoke name="{name}">\n'
+_GEMMA_QUOTE = '<|"|>'
 _V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json}\n```<｜tool▁call▁end｜>"
 
 
@@ -182,7 +182,9 @@ WRITERS: dict[str, Writer] = {
         ),
         plain=True,
     ),
-    "llama 3 tag": Writer("llama3_json", lambda calls: "<|python_tag|>" + "; ".join(named(*c, "parameters") for c in calls)),
+    "llama 3 tag": Writer(
+        "llama3_json", lambda calls: "<|python_tag|>" + "; ".join(named(*c, "parameters") for c in calls)
+    ),
     "llama 3 bare": Writer("llama3_json", lambda calls: "; ".join(named(*c, "parameters") for c in calls), bare=True),
     "llama 3 function": Writer("llama3_json", each("<function={name}>{json}</function>")),
     "llama 3.2 list": Writer("pythonic", python_list, bare=True),
@@ -236,7 +238,9 @@ WRITERS: dict[str, Writer] = {
     "gemma 3, a list": Writer("gemma", lambda calls: f"```tool_code\n{python_list(calls)}\n```"),
     "gemma 4": Writer(
         "gemma4",
-        lambda calls: "".join(f'<|tool_call>call:{n}{braces(a, chr(60) + "|" + chr(34) + "|>")}<tool_call|>' for n, a in calls),
+        lambda calls: "".join(
+            f"<|tool_call>call:{n}{braces(a, chr(60) + '|' + chr(34) + '|>')}<tool_call|>" for n, a in calls
+        ),
     ),
     "functiongemma": Writer(
         "functiongemma",
@@ -265,9 +269,7 @@ WRITERS: dict[str, Writer] = {
     "react, json": Writer(
         "react", each('Action:\n```json\n{"action": "{name}", "action_input": {json}}\n```'), several=False
     ),
-    "internlm": Writer(
-        "internlm", each("<|action_start|><|plugin|>\n{call}<|action_end|>\n"), several=False
-    ),
+    "internlm": Writer("internlm", each("<|action_start|><|plugin|>\n{call}<|action_end|>\n"), several=False),
     "jamba": Writer("jamba", wrapped("<tool_calls>", json_list, "</tool_calls>")),
     "hunyuan": Writer("hunyuan_a13b", wrapped("<tool_calls>", json_list, "</tool_calls>")),
     "ernie": Writer("ernie45", each("<tool_call>\n{call}\n</tool_call>\n", "\n")),
@@ -275,16 +277,20 @@ WRITERS: dict[str, Writer] = {
     "longcat": Writer("longcat", each("<longcat_tool_call>\n{call}\n</longcat_tool_call>\n")),
     "apertus": Writer(
         "apertus",
-        lambda calls: "<|tools_prefix|>" + dumped([{name: arguments} for name, arguments in calls]) + "<|tools_suffix|>",
+        lambda calls: (
+            "<|tools_prefix|>" + dumped([{name: arguments} for name, arguments in calls]) + "<|tools_suffix|>"
+        ),
     ),
     "gigachat": Writer("gigachat3", each("<|message_sep|>\n\nfunction call<|role_sep|>\n{call}"), several=False),
     "functionary 3.1": Writer("functionary-v3.1", each("<function={name}>{json}</function>")),
     "functionary 3.2": Writer("functionary-v3.2", each(">>>{name}\n{json}", "\n")),
     "command r7b": Writer(
         "cohere_command3",
-        lambda calls: "<|START_ACTION|>"
-        + dumped([{"tool_call_id": str(i), "tool_name": n, "parameters": a} for i, (n, a) in enumerate(calls)])
-        + "<|END_ACTION|>",
+        lambda calls: (
+            "<|START_ACTION|>"
+            + dumped([{"tool_call_id": str(i), "tool_name": n, "parameters": a} for i, (n, a) in enumerate(calls)])
+            + "<|END_ACTION|>"
+        ),
     ),
     "step3": Writer(
         "step3",

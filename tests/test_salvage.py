@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from call_writers import WRITERS
 from closeout.dialects.salvage import salvage
 from closeout.messages import ToolSpec
 
+SAMPLES = json.loads((Path(__file__).parent / "data" / "tool_parsers" / "prose.json").read_text(encoding="utf-8"))
 SEARCH = ToolSpec(
     "search",
     "Search the web.",
@@ -24,6 +27,12 @@ SEARCH = ToolSpec(
 READ = ToolSpec("read_file", "", {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]})
 TIME = ToolSpec("get_time", "", {"type": "object", "properties": {}})
 TOOLS = [SEARCH, READ, TIME]
+MORE_TOOLS = [
+    *TOOLS,
+    ToolSpec("calculate", "", {"properties": {"expression": {"type": "string"}}, "required": ["expression"]}),
+    ToolSpec("python", "", {"properties": {"code": {"type": "string"}}, "required": ["code"]}),
+    ToolSpec("get_weather", "", {"properties": {"city": {"type": "string"}}, "required": ["city"]}),
+]
 ARGS = {"query": "tides"}
 JSON_CALL = '{"name": "search", "arguments": {"query": "tides"}}'
 
@@ -90,7 +99,44 @@ def test_a_call_in_another_form_is_found(text: str) -> None:
     assert all(call.server_name == "web" for call in read.calls)
 
 
-PROSE = {
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("before", ["", "Let me check.\n\n", "<think>I need to search.</think>\n"])
+def test_every_familys_form_is_found(form: str, before: str) -> None:
+    writer = WRITERS[form]
+    wanted = [("search", {"query": "tides of Brest"})]
+
+    read = salvage(before * (not writer.channels) + writer.write(wanted), tools=TOOLS)
+
+    assert read is not None
+    assert [(call.name, call.arguments) for call in read.calls] == wanted
+
+
+WRITTEN = {
+    "tags": f"<tool_call>\n{JSON_CALL}\n</tool_call>",
+    "bare": JSON_CALL,
+    "a fence": f"```json\n{JSON_CALL}\n```",
+    "python": 'search(query="tides")',
+}
+
+
+@pytest.mark.parametrize("before", SAMPLES["announced"])
+def test_a_call_that_is_announced_is_made(before: str) -> None:
+    assert salvage(f"{before}\n{WRITTEN['tags']}", tools=TOOLS) is not None
+
+
+@pytest.mark.parametrize("before", SAMPLES["shown"])
+@pytest.mark.parametrize("form", WRITTEN)
+def test_a_call_that_is_shown_is_not_made(before: str, form: str) -> None:
+    assert salvage(f"{before}\n{WRITTEN[form]}", tools=TOOLS) is None
+    assert salvage(f"{before}\n\n{WRITTEN[form]}", tools=TOOLS) is None
+
+
+@pytest.mark.parametrize("text", SAMPLES["prose"])
+def test_documentation_tutorials_and_logs_are_no_calls(text: str) -> None:
+    assert salvage(text, tools=MORE_TOOLS) is None
+
+
+ABOUT = {
     "a mention": "I could call search(query=...) for this, but the answer is already above.",
     "a mention at the end": 'You can look it up with search(query="tides")',
     "a condition": 'If I needed fresh data I would call:\nsearch(query="tides")',
@@ -132,7 +178,7 @@ PROSE = {
 }
 
 
-@pytest.mark.parametrize("text", PROSE.values(), ids=PROSE.keys())
+@pytest.mark.parametrize("text", ABOUT.values(), ids=ABOUT.keys())
 def test_prose_about_a_tool_is_not_a_call(text: str) -> None:
     assert salvage(text, tools=TOOLS) is None
 

@@ -17,6 +17,7 @@ from closeout.dialects.forms.reader import detect_forms
 from closeout.dialects.forms.reasoning import plain_content, split_reasoning
 from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.table import BARE, LAST
+from closeout.dialects.intention import is_talk, last_sentence, speaks_of_calls, states_intention
 from closeout.messages import Repair, ToolCall, ToolSpec
 from closeout.repair.names import resolve_tool_name
 
@@ -25,28 +26,12 @@ __all__ = ["salvage"]
 _CONTEXT = 400  # characters in front of a call in which its sentence is looked for
 _SHOWN = 80  # characters of a call in its repair
 
-# What speaks of calls in place of making one: examples, conditions, manuals, refusals. Searched in the sentence before.
-_TALK = re.compile(
-    r"\b(?:examples?|e\.g|for instance|such as|like this|looks? like|syntax|format(?:s|ted)?|usage|template|schema"
-    r"|documentation|docs|signature|would|could|might|should|can|cannot|can't|don't|do not|won't|will not|never|not"
-    r"|without|instead of|if|unless|suppose|hypothetical\w*|imagine|tried|failed|earlier|previous(?:ly)?|used to"
-    r"|how to|in order to use|you (?:need|must|have))\b"
-    r"|例如|比如|譬如|示例|例子|格式|语法|用法|如果|假如|可以|应该|不要|不会|不能|无法|之前",
-    re.IGNORECASE,
-)
-# An intention stated plainly outweighs a hedge in the same sentence: "I can't recall, so I will search:".
-_INTENT = re.compile(
-    r"\b(?:I(?:'ll| will| should| must| need to| have to| want to)|we(?:'ll| will| should| must| need to)|let me|let's"
-    r"|(?:now )?calling|(?:I am|I'm) going to)\b[^.!?。！？]*\Z",
-    re.IGNORECASE,
-)
-_HEDGE_AFTER_INTENT = re.compile(
-    r"\b(?:show|explain|describe|illustrate|demonstrate|example|syntax|format|not|never)\b", re.IGNORECASE
-)
-_SENTENCE_END = re.compile(r"[.!?。！？]['\")\]]*\s|[。！？]|\n\s*\n|\n(?=\s*[-*#\d])")
+_THOUGHT = re.compile(r"^[ \t*#]*thought[ \t]*\d*[ \t]*\**[:：]", re.IGNORECASE | re.MULTILINE)
 _ANSWERED = re.compile(r"^\s*[*#]*\s*final\s*answer\s*\**\s*[:：]|\\boxed\s*\{|<answer>", re.IGNORECASE | re.MULTILINE)
 # Behind a call: closing marks, or a result that the model invented (untrusted, not part of the call).
-_TAIL = re.compile(r"(?:\s|</[\w:|-]{1,40}>|<[|｜][^<>\n]{1,40}[|｜]>|\[/?[A-Z_]{3,20}\]|```)*+\Z")
+_TAIL = re.compile(
+    r"(?:\s|(?:\]<\]minimax\[>\[)?</[\w:|-]{1,40}>|<\|close\|>\w{1,20}|<[|｜][^<>\n]{1,40}[|｜]>|\[/?[A-Z_]{3,20}\]|```)*+\Z"
+)
 _INVENTED = re.compile(
     r"\s*+(?:\**observation\**\s*\d*\s*[:：]|<tool_response>|<tool_result>|<function_results?>|<result>)", re.IGNORECASE
 )
@@ -188,11 +173,11 @@ def _is_talk(form: Form, before: str, region: str, start: int) -> bool:
     if form.family in _UNMARKED and line.strip():
         return True
     context = (before[-_CONTEXT:] + region[max(0, start - _CONTEXT) : start]).strip()
-    ends = [found.end() for found in _SENTENCE_END.finditer(context + "\n") if found.end() < len(context)]
-    sentence = (context[ends[-1] :] if ends else context).rstrip(" .:!。：")
-    if _INTENT.search(sentence):
-        return bool(_HEDGE_AFTER_INTENT.search(sentence))
-    return bool(_TALK.search(sentence))
+    if form.family == "react" and (thoughts := list(_THOUGHT.finditer(context))):
+        thought, context = context[thoughts[-1].end() :], context[: thoughts[-1].start()].strip()
+        if is_talk(last_sentence(thought)) and not states_intention(thought):
+            return True
+    return speaks_of_calls(last_sentence(context), marked=form.family not in _UNMARKED)
 
 
 def _complete(block: Block) -> bool:

@@ -1,0 +1,89 @@
+"""What a sentence in front of a call says of it: that it is made now, or that it is shown. English and Chinese words.
+
+They lean to "shown": a call that is missed costs one more request.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["is_talk", "last_sentence", "speaks_of_calls", "states_intention"]
+
+# What speaks of calls in place of making one: examples, manuals, logs, refusals. Searched in the sentence before.
+_TALK = re.compile(
+    r"\b(?:examples?|e\.g|for instance|such as|like this|looks? like|syntax|format(?:s|ted)?|usage|template|schema"
+    r"|documentation|docs|signature|would|could|might|should|can|cannot|can't|don't|do not|won't|will not|never|not"
+    r"|without|instead of|if|unless|suppose|hypothetical\w*|imagine|tried|failed|earlier|previous(?:ly)?|used to"
+    r"|how to|in order to use|you (?:need|must|have)|below|above|following|json|xml|(?:tool|function)[ -]calls?"
+    r"|(?:the|a) (?:model|assistant|agent|user|log|trace|page|prompt|request|response|reply)|models|assistants|agents"
+    r"|tags?|written|writes?|wrote|emits?|outputs?|says?|said|shows?|contains?|reads|illustrat\w+|samples?|snippets?"
+    r"|(?:in)?valid|(?:a|the|this|that|each|every) call|calls are)\b"
+    r"|调用|例如|比如|譬如|示例|例子|格式|语法|用法|如果|假如|可以|应该|不要|不会|不能|无法|之前|如下|方式|写法|返回",
+    re.IGNORECASE,
+)
+# What is asked of somebody first. Outweighs an intention: "Once you confirm, I'll search:".
+_CONDITION = re.compile(
+    r"\b(?:if|once|when(?:ever)?|unless|until|after|before|should|in case) (?:you|the user|this is|that is|it is|needed"
+    r"|necessary)\b|\bsay (?:the word|yes)\b|如果|假如|一旦",
+    re.IGNORECASE,
+)
+# An intention stated plainly outweighs a hedge in the same sentence: "I can't recall, so I will search:".
+_INTENT = re.compile(
+    r"(?:\b(?:I(?:['’]ll| will| should| must| need| have to| want to|['’]d like to|['’]m going to| am going to)"
+    r"|we(?:['’]ll| will| should| must| need| have to)|let me|let['’]s"
+    r"|(?:I|we)(?: am| are|['’]m|['’]re) (?:now )?\w+ing"
+    r"|(?:I|we) (?:now |first |then )?(?:call|search|look|check|fetch|query|compute|calculate))\b"
+    r"|我来|我将|我会|我要|我需要|我先|让我|让我们|正在)[^.!?。！？]*[.!。！…:：]*\Z",
+    re.IGNORECASE,
+)
+_BEGUN = re.compile(
+    r"\A(?:(?:so|now|first|next|ok|okay|then)[, ]+)*(?:searching|looking|checking|calling|fetching|querying|retrieving"
+    r"|computing|calculating|invoking)\b(?!.*\b(?:is|are|was|were|returns?|gives?|yields?|means?|requires?|takes?)\b)",
+    re.IGNORECASE,
+)
+_HEDGE_AFTER_INTENT = re.compile(
+    r"\b(?:show|explain|describe|illustrate|demonstrate|example|syntax|format|not|never)\b"
+    r"|(?:['’]ll|will|let me|let['’]s|to) (?:now |just |also |first )?(?:write|give|provide|draft|present|suggest"
+    r"|propose|recommend|quote|print|output|repeat|summari[sz]e|walk you)\b",
+    re.IGNORECASE,
+)
+_ACKNOWLEDGED = re.compile(
+    r"(?:sure|ok|okay|alright|all right|right|certainly|of course|yes|got it|understood|hm+"
+    r"|好的?|好吧|当然)[\s,.!。！，…]*",
+    re.IGNORECASE,
+)
+_FINISHED = re.compile(r"[.!。！…][\s*_\"'”’)）]*\Z")
+_SENTENCE_END = re.compile(r"[.!?。！？]['\")\]]*\s|[。！？]|\n\s*\n|\n(?=\s*[-*#\d])")
+
+
+def last_sentence(text: str) -> str:
+    """The last sentence with what ends it."""
+    ends = [found.end() for found in _SENTENCE_END.finditer(text) if text[found.end() :].strip()]
+    return text[ends[-1] if ends else 0 :].strip()
+
+
+def speaks_of_calls(sentence: str, *, marked: bool) -> bool:
+    """Whether a call behind this sentence is shown, not made.
+
+    Made is what an intention announces. What a plain statement precedes is made too, if its form has a mark. A
+    sentence that runs into the call, or has a colon in front of it, shows it: "The log says:", "Models write".
+    """
+    if not sentence or _ACKNOWLEDGED.fullmatch(sentence):
+        return False
+    if _CONDITION.search(sentence):
+        return True
+    if _INTENT.search(sentence):
+        return bool(_HEDGE_AFTER_INTENT.search(sentence))
+    if _BEGUN.match(sentence):
+        return False
+    return not marked or not _FINISHED.search(sentence) or _TALK.search(sentence) is not None
+
+
+def is_talk(sentence: str) -> bool:
+    """Whether it has words that speak of calls, as examples, manuals, logs and refusals do."""
+    return _TALK.search(sentence) is not None
+
+
+def states_intention(text: str) -> bool:
+    """Whether it ends in a plain intention, "I'll search"."""
+    return _INTENT.search(text) is not None

@@ -1,0 +1,163 @@
+"""Calls written as the vendors' templates write them come back as they were, however odd their arguments are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from call_writers import WRITERS, Calls, Writer
+from closeout.dialects.forms import ToolCallsRead, read_tool_calls
+
+
+def tool(name: str, required: list[str], **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TEXT, INTEGER = {"type": "string"}, {"type": "integer"}
+TOOLS = [
+    tool("get_weather", ["city"], city=TEXT, unit=TEXT, days=INTEGER),
+    tool("get_time", []),
+    tool(
+        "store",
+        ["text"],
+        text=TEXT,
+        note=TEXT,
+        count=INTEGER,
+        ratio={"type": "number"},
+        on={"type": "boolean"},
+        nothing={"type": ["string", "null"]},
+        items={"type": "array", "items": TEXT},
+        opts={"type": "object"},
+    ),
+    tool("multi-tool.run_2", ["code"], code=TEXT),
+]
+EVERYTHING = {"text": "x y", "count": -3, "ratio": 2.5, "on": True, "nothing": None, "items": ["a", "b c"]}
+CODE = 'def f(x):\n    if x < 3 and x > 1:\n        return {"a": [1]}\n'
+CALLS: dict[str, Calls] = {
+    "one": [("get_weather", {"city": "Tokyo"})],
+    "two": [("get_weather", {"city": "Tokyo", "unit": "C"}), ("get_time", {})],
+    "the same twice": [("get_weather", {"city": "Tokyo"}), ("get_weather", {"city": "Oslo"})],
+    "three": [("get_time", {}), ("get_weather", {"city": "Rome", "days": 2}), ("get_time", {})],
+    "every type": [("store", {**EVERYTHING, "opts": {"k": {"n": [1, 2]}}})],
+    "an empty string": [("store", {"text": "", "note": "x"})],
+    "unicode": [("get_weather", {"city": "東京 🦀 Ünï"})],
+    "code": [("multi-tool.run_2", {"code": CODE})],
+    **{
+        f"the text {text[:40]!r}": [("store", {"text": text, "note": "x"})]
+        for text in (
+            "He said \"hi\" and 'bye'",
+            "C:\\Users\\new\\file.txt",
+            "line 1\nline 2\n\n  line 4\tend",
+            '{"name": "get_time", "arguments": {}}',
+            "007",
+            "true",
+            "null",
+            '<b>bold</b> & <a href="x">y</a>',
+            "a] b} c) [x",
+            "a, b=1, c",
+            "Thought: x\nAction: get_time\nObservation: 3\nFinal Answer: 4",
+            "```python\nprint(1)\n```",
+            "word " * 3000,
+        )
+    },
+}
+MARKS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|im_end|>", "<think>", "</think>", "</s>", "<|python_tag|>"),
+    *("<function=get_time>", "</function>", "</parameter>", "<｜tool▁call▁end｜>", "<|tool_call_end|>", "[ARGS]"),
+    *("<|end|>", "</invoke>", "<tool_calls>", "<arg_value>", "</arg_value>", "<|tool_call|>", "[get_time()]"),
+)
+# A mark that these forms cannot tell from their own.
+AMBIGUOUS = {("muse", "<|end|>")}
+
+
+def read_calls(read: ToolCallsRead) -> Calls:
+    return [(call.name, call.arguments) for call in read.calls]  # type: ignore[misc]
+
+
+def holds(writer: Writer, calls: Calls) -> bool:
+    return writer.several or len(calls) == 1
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_calls_come_back_as_they_were_written(form: str) -> None:
+    writer = WRITERS[form]
+    for what, calls in CALLS.items():
+        if holds(writer, calls):
+            for family in (writer.family, None):
+                assert read_calls(read_tool_calls(writer.write(calls), TOOLS, family)) == calls, (what, family)
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_forms_of_other_families_inside_an_argument_are_data(form: str) -> None:
+    writer = WRITERS[form]
+    for mark in MARKS:
+        calls: Calls = [("store", {"text": f"before {mark} after", "note": "x"})]
+        if (form, mark) not in AMBIGUOUS:
+            for family in (writer.family, None):
+                assert read_calls(read_tool_calls(writer.write(calls), TOOLS, family)) == calls, (mark, family)
+
+
+@pytest.mark.parametrize("form", [form for form, writer in WRITERS.items() if not writer.plain])
+def test_no_tools_need_be_known(form: str) -> None:
+    writer = WRITERS[form]
+    for calls in filter(lambda calls: holds(writer, calls), CALLS.values()):
+        for family in (writer.family, None):
+            assert read_calls(read_tool_calls(writer.write(calls), None, family)) == calls
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("what", ["two", "every type", "code"])
+def test_a_reply_cut_off_anywhere_never_holds_a_wrong_call(form: str, what: str) -> None:
+    writer, calls = WRITERS[form], CALLS[what]
+    if not holds(writer, calls):
+        calls = calls[:1]
+    text = writer.write(calls)
+    for end in range(1, len(text)):
+        for family in (writer.family, None):
+            found = read_calls(read_tool_calls(text[:end], TOOLS, family))
+            assert found == calls[: len(found)], text[:end]
+
+
+@pytest.mark.parametrize("form", [form for form, w in WRITERS.items() if not w.bare and not w.channels])
+@pytest.mark.parametrize(
+    ("before", "after", "reasoning", "content"),
+    [
+        ("I will look.\n\n", "", "", "I will look."),
+        ("", "\n\nDone.", "", ""),
+        ("Before.\n", "\nAfter.", "", "Before."),
+        ('<think>Maybe {"a": 1}.</think>\n\n', "", 'Maybe {"a": 1}.', ""),
+        ("Hm.\n</think>\n", "", "Hm.", ""),
+        ("<think>\n\n</think>\n\nOk.\n", "\n", "", "Ok."),
+    ],
+)
+def test_text_around_the_calls_and_reasoning_in_front(
+    form: str, before: str, after: str, reasoning: str, content: str
+) -> None:
+    writer, calls = WRITERS[form], CALLS["one"]
+    for family in (writer.family, None):
+        read = read_tool_calls(before + writer.write(calls) + after, TOOLS, family)
+
+        assert read_calls(read) == calls
+        assert read.reasoning == reasoning
+        if form not in ("lfm2", "lfm2, json"):  # whose words stand behind the calls
+            assert read.content.replace("Thought: I need it.", "").strip() == content
+
+
+def test_the_tags_of_step3_are_no_call_of_deepseeks() -> None:
+    text = WRITERS["step3"].write(CALLS["code"])
+
+    assert read_calls(read_tool_calls(text, TOOLS)) == CALLS["code"]
+    assert read_calls(read_tool_calls(text, TOOLS, "deepseek_v3")) == []
+
+
+def test_a_list_that_is_cut_off_keeps_the_calls_that_are_whole() -> None:
+    calls = CALLS["two"]
+    text = WRITERS["xlam"].write(calls)
+
+    assert read_calls(read_tool_calls(text[:-1], TOOLS, "xlam")) == calls
+
+
+def test_a_doctest_is_no_segment_of_functionarys() -> None:
+    assert read_tool_calls(">>> settings\n{'a': 1}").calls == ()
