@@ -125,7 +125,8 @@ class Store:
                 number = int(cursor.lastrowid or 0)
                 bodies: dict[bytes, bytes] = {}
                 db.execute(_INSERT_EVENTS, _row(number, [(0, at, started)], bodies))
-                db.executemany(_INSERT_BODY, list(bodies.items()))
+                if bodies:
+                    db.executemany(_INSERT_BODY, list(bodies.items()))
             self._locks.take(run_id, number)
             return number
 
@@ -187,7 +188,8 @@ class Store:
                     self._db.execute(_INSERT_EVENTS, rows[0])
                 else:
                     with self._transaction() as db:
-                        db.executemany(_INSERT_BODY, fresh)
+                        if fresh:
+                            db.executemany(_INSERT_BODY, fresh)
                         db.executemany(_INSERT_EVENTS, rows)
                         for statement, values in statements:
                             db.execute(statement, values)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from closeout.answers.reading import ContractReading
 from closeout.context.eviction import EvictionPolicy
 from closeout.context.history import History
 from closeout.dialects.constrain import action_constraint
@@ -56,6 +57,7 @@ class Asking:
         self._tools = tools
         self._foreign = 0
         self._switched = False
+        self._answer: tuple[str, ContractReading] | None = None
         llm = plan.llm
         names = llm.model_fields_set & {"temperature", "top_p", "max_tokens", "extra_body", "timeout"}
         self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
@@ -155,9 +157,15 @@ class Asking:
             return replace(reading, answer=None, defects=(INVENTED_DEFECT, *reading.defects))
         return reading
 
+    def answer_in(self, text: str) -> ContractReading:
+        """What the contract reads in a text. The last one is kept: a reply is asked about in several places."""
+        if self._answer is None or self._answer[0] != text:
+            self._answer = text, self._plan.contract.read(text)
+        return self._answer[1]
+
     def _salvaged(self, reading: Reading, reply: ModelReply) -> Reading | None:
         """The calls of a reply in which the dialect found none, if it holds any in another form."""
-        if not self._tools or (reading.answer and self._plan.contract.read(reading.answer).ok):
+        if not self._tools or (reading.answer and self.answer_in(reading.answer).ok):
             return None
         if any(defect.code in ("truncated", "invented_observation") for defect in reading.defects):
             return None

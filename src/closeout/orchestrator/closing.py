@@ -77,10 +77,9 @@ def report_of(agent: Orchestrator, closed: Closed) -> str:
 
 async def close_attempt(agent: Orchestrator, stop: Stop, *, is_final: bool) -> Closed:
     """End an attempt. `is_final`: no other follows, so an answer seen on the way is better than none."""
-    contract = agent.plan.contract
     text = stop.reading.answer if stop.reading is not None else None
     if text is not None:
-        found = contract.read(text)
+        found = agent.asking.answer_in(text)
         if found.ok:
             return _chosen(agent, Closed(found.text, stop.reason, found.value, text))
     if stop.reason == "model_failed" or agent.scope.budget.exhausted():

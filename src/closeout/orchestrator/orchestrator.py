@@ -161,7 +161,7 @@ class Orchestrator:
         text = reading.answer or ""
         back = review_reply(
             reading,
-            answer_fits=bool(text) and self.plan.contract.read(text).ok,
+            answer_fits=bool(text) and self.asking.answer_in(text).ok,
             tools_offered=bool(self.tools),
             may_nudge=self.nudges < 2,
         )
@@ -233,7 +233,7 @@ class Orchestrator:
         """An answer on the way is not the end, but something to fall back on."""
         if not text:
             return
-        found = self.plan.contract.read(text)
+        found = self.asking.answer_in(text)
         if found.ok:
             self.candidates.append(found.text)
             self.values[found.text] = found.value

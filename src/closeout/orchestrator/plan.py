@@ -36,6 +36,7 @@ class AgentPlan:
     may_switch_dialect: bool = False
     remember_dialect: Callable[[str], None] | None = None  # told of a switch, for the next run at the same endpoint
     stream: bool = False
+    _digests: dict[int, tuple[ToolSpec, str]] = field(default_factory=dict, repr=False)  # by identity of what is kept
 
     @property
     def agent(self) -> AgentSettings:
@@ -57,9 +58,15 @@ class AgentPlan:
             "dialect": self.dialect,
             "instructions": _digest(self.instructions),
             "answer": _digest(self.contract.instruction()),
-            "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
+            "tools": {tool.name: self._digest_of(tool) for tool in tools},
             "prompts": _digest(self.prompts),
         }
+
+    def _digest_of(self, tool: ToolSpec) -> str:
+        found = self._digests.get(id(tool))
+        if found is None:
+            found = self._digests[id(tool)] = (tool, _digest([tool.description, tool.parameters]))
+        return found[1]
 
 
 def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
