@@ -284,7 +284,7 @@ class TurnAccepted(Event):
     returns: tuple[Mapping[str, Any], ...] = ()
 
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return tuple(ToolCall(c["name"], c["arguments"], c["id"], c["server_name"], c["text"]) for c in self.calls)
+        return tuple([ToolCall(c["name"], c["arguments"], c["id"], c["server_name"], c["text"]) for c in self.calls])
 
     def tool_returns(self, calls: tuple[ToolCall, ...]) -> tuple[ToolReturn, ...]:
         return tuple(

@@ -200,31 +200,31 @@ class Orchestrator:
 
     def _accept(self, reading: Reading, outcomes: Sequence[CallOutcome]) -> None:
         self.rollbacks.succeed()
-        calls = tuple(
-            {
-                "id": outcome.call.id,
-                "name": outcome.call.name,
-                "arguments": outcome.call.arguments,
-                "server_name": outcome.call.server_name,
-                "text": outcome.call.text,
-            }
-            for outcome in outcomes
-        )
-        returns = tuple(
-            {
-                "call": index,
-                "text": outcome.text,
-                "handle": outcome.handle,
-                "ok": outcome.ok,
-                "tokens": outcome.tokens,
-                "images": outcome.images,
-            }
-            for index, outcome in enumerate(outcomes)
-        )
-        self.scope.journal.append(
-            TurnAccepted(
-                self.scope.path, self.attempt, self.turn, reading.text, reading.raw, reading.reasoning, calls, returns
+        calls, returns = [], []
+        for index, outcome in enumerate(outcomes):
+            call = outcome.call
+            calls.append(
+                {
+                    "id": call.id,
+                    "name": call.name,
+                    "arguments": call.arguments,
+                    "server_name": call.server_name,
+                    "text": call.text,
+                }
             )
+            returns.append(
+                {
+                    "call": index,
+                    "text": outcome.text,
+                    "handle": outcome.handle,
+                    "ok": outcome.ok,
+                    "tokens": outcome.tokens,
+                    "images": outcome.images,
+                }
+            )
+        said = reading.text, reading.raw, reading.reasoning
+        self.scope.journal.append(
+            TurnAccepted(self.scope.path, self.attempt, self.turn, *said, tuple(calls), tuple(returns))
         )
         self._note_candidate(reading.text)
         self.turn += 1
