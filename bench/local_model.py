@@ -26,11 +26,12 @@ from closeout.tools.tool import Tool
 
 DATA = Path(__file__).parent / "data"
 SETS = {"one": "one-step", "two": "two-step", "held": "held out"}
+DEVELOPMENT = ("one", "two")
 DIALECTS = ("cot_chat", "cot_completion", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_completion", "weak_examples_xml")
 UNITS = (
     r"(metres|meters|m|kilometres|kilograms|kg|crowns|minutes|hours|days|years|pupils|beds|rooms|horns|stations|cans|"
-    r"inhabitants|%)"
+    r"inhabitants|pounds|litres|people|%)"
 )
 
 
@@ -71,14 +72,14 @@ def is_right(answer: str | None, gold: str) -> bool:
 
 def questions(sets: str, quick: bool, first: int | None) -> list[Question]:
     rows = [Question(**row) for row in json.loads((DATA / "local_questions.json").read_text("utf-8"))]
-    of_set = [[row for row in rows if row.set == name] for name in SETS if sets in ("all", name)]
+    of_set = [[row for row in rows if row.set == name] for name in (DEVELOPMENT if sets == "all" else (sets,))]
     asked = [row for rows in of_set for row in rows[:first]]
     return asked[:: max(1, len(asked) // 5)] if quick else asked
 
 
-def tools(*, guarded: bool) -> list[Tool[..., Any]]:
+def tools(folder: str, *, guarded: bool) -> list[Tool[..., Any]]:
     """What `closeout run --docs` gives the embedded models. Not `guarded`: no call counts as repeated or as empty."""
-    given = [calculate, *document_tools(DATA / "local_documents", plain=True)]
+    given = [calculate, *document_tools(DATA / folder, plain=True)]
     if not guarded:
         for each in given:
             each.policy = replace(each.policy, repeatable=True, accept_empty=True)
@@ -93,7 +94,7 @@ async def with_tools(client: LocalClient, asked: Iterable[Question], options: ar
         config["agent"]["max_consecutive_rollbacks"] = 0
     agent = Agent(
         client,
-        tools(guarded=not options.plain_loop),
+        tools("held_documents" if options.set == "held" else "local_documents", guarded=not options.plain_loop),
         dialect=options.dialect,
         max_turns=options.max_turns,
         config=config,
