@@ -63,6 +63,7 @@ def test_rule_3_depth_and_size_have_limits():
     assert defect(deep) == "too_deep"
     assert defect("[" * 100_000) is None  # outside an action it is text
     assert defect(f"Action: {CALL}", max_size=20) == "too_large"
+    assert answer('{"a": [1, 2, 3]}', max_size=10) == '{"a": [1, 2, 3]}'  # no action, so no limit
     assert defect("Action: None\n" * 2000) == "too_many_actions"
 
 
@@ -76,11 +77,18 @@ def test_rule_4_markers_fences_and_tags_inside_a_string_are_data():
 
 
 @pytest.mark.parametrize(
-    "marker", ["Thought:", "thought：", "**Thought:**", "### Thought 3:", "\ufeff Thought :", "* THOUGHT:"]
+    "marker",
+    ["Thought:", "thought：", "**Thought:**", "### Thought 3:", "Thought #3:", "\ufeff Thought :", "* THOUGHT:"],
 )
 def test_rule_5_markers_may_be_decorated_numbered_and_in_any_case(marker):
     text = f"{marker} why\nFinal Answer: 1"
     assert [e.text.strip() for e in of_kind(parse(text), "text") if e.role == "thought"] == ["why"]
+
+
+@pytest.mark.parametrize("written", ["Action Input: {}", "Action Input 1：{}", "ACTION_INPUT: {}"])
+def test_rule_5_the_input_may_stand_on_the_actions_own_line(written):
+    found = action("Action: search " + written.replace("{}", json.dumps(BODY)))
+    assert (found.name, found.input) == ("search", BODY)
 
 
 @pytest.mark.parametrize("marker", ["Final Answer:", "FinalAnswer:", "final_answer :", "Answer:"])
@@ -118,6 +126,7 @@ def test_rule_5_translations_can_be_added():
     ],
 )
 def test_rule_6_where_json_becomes_an_action(text):
+    assert repairs(text) == []
     found = action(text)
     assert (found.name, found.input) == ("search", BODY)
 
@@ -232,6 +241,11 @@ def test_rule_10_one_test_for_the_final_answer(name):
     assert answer(f"Action: {name}\nAction Input: 42") == "42"
 
 
+def test_rule_10_the_answer_may_stand_on_an_action_line():
+    assert answer("Action: Final Answer: 42") == "42"
+    assert answer("Thought: so\n**Action:** Answer: 42") == "42"
+
+
 @pytest.mark.parametrize(
     ("text", "value", "names"),
     [
@@ -246,6 +260,9 @@ def test_rule_10_one_test_for_the_final_answer(name):
         ('"{"action": "f", "action_input": 1}"', 1, {"outer_quotes"}),
         ('f({"x": 1})', {"x": 1}, {"call_form"}),
         ('f ({"x": 1})', {"x": 1}, {"call_form"}),
+        ('f: {"x": 1}', {"x": 1}, {"call_form"}),
+        ('```json\n// the call\n{"action": "f", "action_input": 1}\n```', 1, {"comment"}),
+        ('f\nAction Input: "{\\"x\\": 1}"', {"x": 1}, {"double_encoded"}),
     ],
 )
 def test_rule_11_what_is_repaired_is_named(text, value, names):
@@ -298,11 +315,18 @@ def test_rule_12_the_text_form_gives_the_same_event(written, value):
     assert (found.name, found.input) == ("f", value)
 
 
-@pytest.mark.parametrize("name", ["None", "N/A", "", "none.", "`None`"])
+@pytest.mark.parametrize("name", ["None", "N/A", "", "none.", "`None`", "No action needed.", "none required"])
 def test_rule_13_no_action(name):
     assert action(f"Action: {name}\nFinal Answer: 1") is None
     assert answer(f"Action: {name}\nFinal Answer: 1") == "1"
     assert answer(json.dumps({"action": name, "action_input": {}}) + "\nFinal Answer: 1") == "1"
+
+
+def test_rule_13_the_input_of_no_action_is_none_either():
+    assert answer("Action: None\nAction Input: {}\nFinal Answer: 1") == "1"
+    assert answer("**Action:** N/A\n**Action Input:** N/A\nThought: so\nFinal Answer: 1") == "1"
+    assert defect("Action Input: {}\nFinal Answer: 1") == "broken_action"
+    assert action("Action: nonesuch\nAction Input: {}").name == "nonesuch"
 
 
 def test_rule_13_of_two_objects_in_one_fence_the_first_counts():
@@ -336,6 +360,7 @@ def test_rule_15_an_observation_of_the_models_own_is_never_one(observation):
     assert action("Action: get_time\nObservation: 9").input == {}
     assert action("Action: f\nAction Input: x Observation: 9").input == "x"
     assert action("Action: f Observation: 9").name == "f"
+    assert defect("Action: Observation: 9") == "invented_observation"
 
 
 def test_rule_15_nothing_behind_an_invented_observation_is_an_answer():

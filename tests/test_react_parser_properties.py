@@ -14,6 +14,7 @@ PIECES = [
     *("{", "}", "[", "]", '"action"', '"action_input"', ": ", ", ", '"search"', '"Final Answer"', '"x"', "'", "\\"),
     *("\\u00e9", "\\ud83d", "\\ude00", "<think>", "</think>", "<tool_call>", "</tool_call>", "None", "null", "12"),
     *('{"a":', "[1,", "-5.", "e+1", "tru", "e,", '"b\\"c"', "}]", '"k":[', "--", "\u00a0", "\u0663"),
+    *(" Action Input: ", "#2", "none needed", "Final Answer", "Action: f ", "N/A"),
     *("//c\n", "/*", "*/", "search", "foo bar", "思考：", "\ud800", "\x00", "😀"),
     '{"action": "a", "action_input": {"b": [1, 2]}}',
     '{"name": "f", "arguments": "{}"}',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["ANSWER_KEYS", "INPUT_KEYS", "NAME_KEYS", "NATIVE_TAGS", "WRAPPER_KEYS", "is_final_answer", "is_no_action"]
 
 # In priority: the first key that is there counts. The first of each is what the prompts teach.
@@ -23,6 +25,9 @@ WRAPPER_KEYS = frozenset({"tool_call", "tool_calls", "function_call", "function"
 ANSWER_KEYS = frozenset({"final_answer", "answer"})
 NATIVE_TAGS = ("tool_call", "function_call", "functioncall", "tool_use")
 
+_NO_ACTION = re.compile(
+    r"(?:|none|null|n/?a|no (?:further |more )?(?:action|tool)s?)(?: (?:is|are))?(?: (?:needed|required|necessary))?"
+)
 _DROPPED = str.maketrans("", "", " \t\r\n_-.")
 
 
@@ -32,5 +37,5 @@ def is_final_answer(name: str) -> bool:
 
 
 def is_no_action(name: str) -> bool:
-    """Whether a name says that there is no action: empty, None, null, N/A."""
-    return name.strip(" \t\r\n`\"'.").casefold() in ("", "none", "null", "n/a", "na")
+    """Whether a name says that there is no action: empty, None, null, N/A, "no action needed"."""
+    return len(name) <= 64 and _NO_ACTION.fullmatch(name.strip(" \t\r\n`\"'.()").casefold()) is not None

@@ -17,7 +17,7 @@ from closeout.dialects.action_keys import (
 from closeout.messages import Repair
 from closeout.repair.json_text import repair_json
 
-__all__ = ["REPAIRS", "ActionReading", "read_action", "read_input"]
+__all__ = ["REPAIRS", "ActionReading", "plain_input", "read_action", "read_input"]
 
 # The repairs that rule 11 of the parser allows; anything bolder is asked for again.
 REPAIRS = frozenset(
@@ -116,11 +116,11 @@ def _read(action: dict[str, Any], repairs: tuple[Repair, ...]) -> ActionReading:
     given = next((action[key] for key in INPUT_KEYS if key in action), None)
     if is_final_answer(name):
         return ActionReading(name, given, _as_text(given), repairs)
-    given, decoded = _plain_input(given)
+    given, decoded = plain_input(given)
     return ActionReading(name, given, None, repairs + decoded)
 
 
-def _plain_input(given: Any) -> tuple[Any, tuple[Repair, ...]]:
+def plain_input(given: Any) -> tuple[Any, tuple[Repair, ...]]:
     """Nothing means no arguments; a string that holds a JSON object was encoded twice."""
     if given is None:
         return {}, ()

@@ -47,14 +47,14 @@ class ActionScan(TextForm):
         if tape.position == len(text):
             return False
         first = text[tape.position]
-        if self._line_start and not self._fence:
+        if not self._fence and (self._line_start or self._form == "action"):
             marker = self._markers.at(text, tape.position, last=last)
             if marker == HOLD:
                 return False
             if marker is not None:
                 self._nothing_given()
                 return True
-        if first in "{[":
+        if first in "{[" or (first in "/#" and self._fence and self._form != "input"):  # a comment may be in front
             return self._begin_json()
         if first in "`~" and not self._fence:
             return self._opening_fence(last)

@@ -24,8 +24,8 @@ HOLD: Literal["hold"] = "hold"
 
 _DECORATION = re.compile(r"[*#][*# \t]*+")
 _LONGEST_DECORATION = 12
-_AFTER_WORD = r"[ \t]?(?:\d{1,3})?[ \t]?\*{0,3}[ \t]?"
-_LONGEST_AFTER_WORD = 9
+_AFTER_WORD = r"[ \t]?#?\d{0,3}[ \t]?\*{0,3}[ \t]?"
+_LONGEST_AFTER_WORD = 10
 
 
 class Marker(NamedTuple):
@@ -58,6 +58,14 @@ class Markers:
         self._part = re.compile(rf"{_beginnings(everything)}|(?:{_any(everything)}){_AFTER_WORD}", re.IGNORECASE)
         self._longest = max(map(len, everything)) + _LONGEST_AFTER_WORD
         observation = words["observation"]
+        inline = (*observation, *words["action_input"])
+        self.in_name = re.compile(
+            rf"[ \t](?:(?P<input>{_any(words['action_input'])})|(?:{_any(observation)})){_AFTER_WORD}[:：]",
+            re.IGNORECASE,
+        )
+        self.in_name_part = re.compile(
+            rf"[ \t](?:(?:{_any(inline)}){_AFTER_WORD}|{_beginnings(inline)})?\Z", re.IGNORECASE
+        )
         self.stop_words = tuple(f"{word}:" for word in observation)
         self.first = "".join(sorted({letter for word in everything for letter in word[0].lower() + word[0].upper()}))
         self.inline_observation = re.compile(rf"[ \t](?:{_any(observation)})[ \t]?\d{{0,3}}[ \t]?[:：]", re.IGNORECASE)

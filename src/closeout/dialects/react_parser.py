@@ -60,6 +60,7 @@ class CotAgentOutputParser:
         self._answer_start = 0
         if thought_open:
             self._prose.role = "thought"
+        self._no_action = False  # the last marker was an Action that is none
         self._structured = False  # a marker was seen, so that plain text is no candidate answer
         self._settled = False  # an action, an answer or a defect is certain: what follows is not trusted
         self._closed = False
@@ -157,6 +158,8 @@ class CotAgentOutputParser:
 
     def _meet_marker(self, marker: Marker) -> None:
         self._structured = True
+        if marker.name != "action_input":
+            self._no_action = False
         if marker.name == "thought":
             self._prose.role = "thought"
             self._prose.after_marker(marker)
@@ -170,11 +173,14 @@ class CotAgentOutputParser:
         elif marker.name == "action":
             self._tape.take("marker", marker.end)
             self._begin_action("action", bold=marker.bold)
+        elif self._no_action:  # the input of an action that is none
+            self._prose.after_marker(marker)
         else:
             self._tape.take("marker", marker.end)
             self._settle_as_defect("broken_action", "An Action line with a tool's name must stand before the input.")
 
     def _begin_action(self, form: Form, *, bold: bool = False) -> None:
+        self._no_action = form == "action"  # unless it turns out to be one
         self._attempts[form] += 1
         if self._attempts[form] > _MOST_ATTEMPTS:
             if form == "bare":

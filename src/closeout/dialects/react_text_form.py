@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from closeout.dialects.action_keys import is_final_answer, is_no_action
-from closeout.dialects.react_action import ActionReading
+from closeout.dialects.react_action import ActionReading, plain_input
 from closeout.dialects.react_events import EventKind, Lane, PlainLane
 from closeout.dialects.react_json_form import JsonForm
 from closeout.dialects.react_markers import HOLD, Marker
@@ -65,24 +65,29 @@ class TextForm(JsonForm):
         size = min(len(text), limit)
         stop = _NAME_ENDS.search(text, tape.position, size)
         end = stop.start() if stop else size
-        inline = self._markers.inline_observation.search(text, tape.position, end)
+        inline = self._markers.in_name.search(text, tape.position, end)
         if inline is not None:
             end = inline.start()
         elif stop is None and not last and size == len(text):
-            part = self._markers.inline_part.search(text, max(tape.position, size - 64))
+            part = self._markers.in_name_part.search(text, max(tape.position, size - 64))
             end = part.start() if part else size
         self._size += end - tape.position
         self._name_pieces.append(text[tape.position : end])
         tape.take("marker", end)
         if self._size >= _LONGEST_NAME:
             return self._malformed("broken_action", _NAME_ONLY)
-        if inline is not None:
+        if inline is not None and inline["input"] is None:
             return self._named("", last)
+        if inline is not None and self._named("\n", last):
+            if not self.outcome:
+                tape.take("marker", inline.end())
+                self._read = self._at_value
+            return True
         return self._named(text[end], last) if stop is not None else False
 
     def _named(self, stop: str, last: bool) -> bool:
         """The name's line is read; `stop` is what ended it, "" if the text or a forged observation did."""
-        name = "".join(self._name_pieces).strip().rstrip("*").strip()
+        name = "".join(self._name_pieces).strip().rstrip("*:").strip()
         if is_no_action(name):
             return self._nothing(at_line_start=False)
         for quote in "\"'`":
@@ -190,6 +195,8 @@ class TextForm(JsonForm):
             value, quotes = _plain_value(text)
             if quotes:
                 self._repairs.append(Repair("outer_quotes", "action_input", text.strip()[:40]))
+            value, decoded = plain_input(value)
+            self._repairs += decoded
         return self._complete(self._name, value, ActionReading(), text, text)
 
 
