@@ -1,7 +1,8 @@
 """CPU of one turn of an agent with one tool, journal on, beside a bare aiohttp loop that makes the same requests.
 
-The scripted HTTP server runs in another process, so that only the client's CPU counts. Rounds of both are interleaved,
-and of each the median counts, so that whatever else the machine does weighs on both alike.
+The scripted HTTP server runs in another process, so that only the client's CPU counts. Rounds of both are interleaved;
+each round gives a ratio, and the median of the ratios counts, so that whatever else the machine does at a moment weighs
+on both alike.
 
 `--long` runs 1,000 turns instead: do the last hundred cost what the first did, and how much memory does a turn keep?
 
@@ -52,8 +53,8 @@ async def agent_turns(agent: Agent, question: str) -> int:
     return result.usage.requests
 
 
-async def measure(length: int, url: str, rounds: int, home: Path) -> tuple[float, float]:
-    """Milliseconds of CPU a turn: the bare loop, the agent."""
+async def measure(length: int, url: str, rounds: int, home: Path) -> tuple[float, float, float]:
+    """Milliseconds of CPU a turn, the bare loop and the agent; and the median of the rounds' ratios."""
     spent: tuple[list[float], list[float]] = ([], [])
     agent = agent_for(url, home, length)
     async with aiohttp.ClientSession() as session:
@@ -66,17 +67,17 @@ async def measure(length: int, url: str, rounds: int, home: Path) -> tuple[float
                 assert turns == length, (turns, length)
                 if number:  # the first round warms up
                     spent[which].append((time.process_time() - began) * 1000 / turns)
-    return median(spent[0]), median(spent[1])
+    return median(spent[0]), median(spent[1]), median(agent / bare for bare, agent in zip(*spent, strict=True))
 
 
 def short_runs(quick: bool) -> None:
     shares = []
     for length in LENGTHS:
-        rounds = max(5, (300 if quick else 1500) // length)
+        rounds = max(9, (500 if quick else 2000) // length)
         with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
-            bare, agent = asyncio.run(measure(length, url, rounds, Path(home)))
-        shares.append((length, agent / bare, agent))
-        print(f"{length:>4} turns: bare loop {bare:.3f} ms CPU a turn, Agent {agent:.3f} ms, {agent / bare:.2f} times")
+            bare, agent, ratio = asyncio.run(measure(length, url, rounds, Path(home)))
+        shares.append((length, ratio, agent))
+        print(f"{length:>4} turns: bare loop {bare:.3f} ms CPU a turn, Agent {agent:.3f} ms, {ratio:.2f} times")
     summary = ", ".join(f"{ratio:.2f} at {length}" for length, ratio, _ in shares)
     flat = shares[-1][2] / shares[0][2]
     print(

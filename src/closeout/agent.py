@@ -83,6 +83,7 @@ class Agent:
         self._stream = stream
         self._home = home
         self._made: AgentPlan | None = None
+        self._folder: Path | None = None  # where `home` is, once it was asked for
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -165,12 +166,16 @@ class Agent:
         """Where this agent's runs are kept; None for memory only. Raises JournalError."""
         if self._home is False:
             return None
-        from pathlib import Path
-
         from closeout.config import home_folder
         from closeout.journal.store import open_store
 
-        return open_store(home_folder() if self._home in (None, True) else Path(str(self._home)))
+        if self._home in (None, True):
+            return open_store(home_folder())
+        if self._folder is None:
+            from pathlib import Path
+
+            self._folder = Path(str(self._home)).absolute()
+        return open_store(self._folder)
 
     def plan(self, streamed: bool = False) -> AgentPlan:
         """What the agent is, settled: made once. Raises ConfigError, ToolDefinitionError."""

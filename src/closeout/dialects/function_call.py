@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
@@ -83,9 +84,15 @@ class FunctionCall:
     def _rendered_head(self, view: HistoryView) -> tuple[Message, ...]:
         key = (view.instructions, view.question, view.earlier, view.images)
         if self._head is None or self._head[0] != key:
-            system = self._prompts.render("function_call", instruction=view.instructions)
+            system = _system_text(self._prompts.source("function_call"), view.instructions)
             self._head = key, head_messages(system, view.earlier, view.question, view.images)
         return self._head[1]
+
+
+@lru_cache(maxsize=32)
+def _system_text(template: str, instructions: str) -> str:
+    """The system text, the same in every run of an agent."""
+    return Prompts({"function_call": template}).render("function_call", instruction=instructions)
 
 
 def head_messages(

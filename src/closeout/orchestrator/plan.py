@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from closeout.answers.contracts import AnswerContract
@@ -36,7 +37,8 @@ class AgentPlan:
     may_switch_dialect: bool = False
     remember_dialect: Callable[[str], None] | None = None  # told of a switch, for the next run at the same endpoint
     stream: bool = False
-    _digests: dict[int, tuple[ToolSpec, str]] = field(default_factory=dict, repr=False)  # by identity of what is kept
+    # The last one, and what it was made of: the same objects in every run.
+    _fingerprints: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list, repr=False)
 
     @property
     def agent(self) -> AgentSettings:
@@ -53,20 +55,21 @@ class AgentPlan:
 
     def fingerprint(self, tools: tuple[ToolSpec, ...]) -> dict[str, Any]:
         """What must be the same for a record of this agent to be continued by it; short, readable, JSON-able."""
-        return {
+        made_of = (tools, self.client, self.dialect, self.instructions, self.contract, self.prompts)
+        if self._fingerprints:
+            known, fingerprint = self._fingerprints[-1]
+            if all(map(is_, known, made_of)):
+                return fingerprint
+        fingerprint = {
             "model": self.client.name,
             "dialect": self.dialect,
             "instructions": _digest(self.instructions),
             "answer": _digest(self.contract.instruction()),
-            "tools": {tool.name: self._digest_of(tool) for tool in tools},
+            "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
             "prompts": _digest(self.prompts),
         }
-
-    def _digest_of(self, tool: ToolSpec) -> str:
-        found = self._digests.get(id(tool))
-        if found is None:
-            found = self._digests[id(tool)] = (tool, _digest([tool.description, tool.parameters]))
-        return found[1]
+        self._fingerprints[:] = [(made_of, fingerprint)]
+        return fingerprint
 
 
 def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -36,6 +36,9 @@ def _cpu_and_memory() -> tuple[float, int]:
     return time.thread_time(), memory
 
 
+_BLANK = ToolTelemetry()  # what was measured here needs no validation, which is half of what a record costs
+
+
 @lru_cache(maxsize=2)
 def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
@@ -82,16 +85,17 @@ class CallMeter:
         if input_tokens or output_tokens:
             total = input_tokens + output_tokens
             fields |= {"input_tokens": input_tokens, "output_tokens": output_tokens, "total_tokens": total}
-        return ToolTelemetry(
-            tool_name=tool_name,
-            execution_id=os.urandom(16).hex(),
-            timestamp=self.timestamp,
-            latency_ms=self.latency_ms,
-            duration_ms=(time.perf_counter() - self._begun) * 1000,
-            memory_mb=self.memory_mb,
-            cpu_percent=self.cpu_percent,
-            **fields,
-        )
+        measured = {
+            "tool_name": tool_name,
+            "execution_id": os.urandom(16).hex(),
+            "timestamp": self.timestamp,
+            "latency_ms": self.latency_ms,
+            "duration_ms": (time.perf_counter() - self._begun) * 1000,
+            "memory_mb": self.memory_mb,
+            "cpu_percent": self.cpu_percent,
+            "metrics": {},
+        }
+        return _BLANK.model_copy(update=measured | fields)
 
 
 _LINES = {
