@@ -4,7 +4,7 @@ The scripted HTTP server runs in another process, so that only the client's CPU 
 each round gives a ratio, and the median of the ratios counts, so that whatever else the machine does at a moment weighs
 on both alike.
 
-`--long` runs 1,000 turns instead: do the last hundred cost what the first did, and how much memory does a turn keep?
+`--long` runs 1,000 turns instead: what does a turn cost beside one of 100 turns, and how much memory does it keep?
 
     python bench/turns.py [--quick] [--long]
 """
@@ -86,40 +86,43 @@ def short_runs(quick: bool) -> None:
 
 
 class Watch:
-    """Hears of each turn that is accepted: what CPU and memory had been used by then."""
+    """Hears of each turn that is accepted: how much memory of Python's was in use by then, in bytes."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.memory: list[int] = []  # bytes of Python's, where they are traced
+        self.memory: list[int] = []
 
     def __call__(self, event: object) -> None:
         if type(event).__name__ == "TurnAccepted":
-            self.seconds.append(time.process_time())
             self.memory.append(tracemalloc.get_traced_memory()[0])
 
 
-async def watched(url: str, home: Path, traced: bool) -> Watch:
-    """One long run. Memory is traced in a run of its own, since that takes time."""
+async def watched(url: str, home: Path) -> list[int]:
+    """The memory in use after each turn of one long run."""
     watch, agent = Watch(), agent_for(url, home, LONG)
-    await agent.run(f"{QUESTION} (warm {traced})")
-    if traced:
-        tracemalloc.start()
-    result = await agent.run(f"{QUESTION} (long {traced})", listeners=[watch])
+    await agent.run(f"{QUESTION} (warm)")
+    tracemalloc.start()
+    result = await agent.run(f"{QUESTION} (long)", listeners=[watch])
     tracemalloc.stop()
     assert result.status == "answered", result
-    return watch
+    return watch.memory
 
 
 def long_run() -> None:
-    with served(LONG - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
-        seconds = asyncio.run(watched(url, Path(home), traced=False)).seconds
-        memory = asyncio.run(watched(url, Path(home), traced=True)).memory
-    first, last = ((seconds[end] - seconds[end - 99]) * 1000 / 99 for end in (100, len(seconds) - 1))
+    """A turn of a long run beside one of a run a tenth as long, for both: what differs is the prompt."""
+    costs = []
+    for length in (LONG // 10, LONG):
+        with served(length - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
+            bare, agent, _ = asyncio.run(measure(length, url, 5, Path(home)))
+            costs.append((bare, agent))
+            if length == LONG:
+                memory = asyncio.run(watched(url, Path(home)))
+        print(f"{length:>4} turns: bare loop {bare:.3f} ms CPU a turn, Agent {agent:.3f} ms")
+    growth = [long / short for short, long in zip(*costs, strict=True)]
     halves = [(memory[end] - memory[end - 400]) / 400 / 1024 for end in (500, len(memory) - 1)]
     print(
-        f"bench turns --long: {LONG} turns, {first:.3f} ms CPU a turn in the first hundred, {last:.3f} ms in the last "
-        f"({last / first:.2f} times, its prompt {LONG // 100} times as long); a turn keeps {halves[0]:.1f} kB up to "
-        f"turn 500 and {halves[1]:.1f} kB after, {max(memory) / 2**20:.1f} MB in all"
+        f"bench turns --long: a turn of {LONG} costs {growth[1]:.2f} of one of {LONG // 10} (the bare loop's "
+        f"{growth[0]:.2f}); it keeps {halves[0]:.1f} kB up to turn 500 and {halves[1]:.1f} kB after, "
+        f"{max(memory) / 2**20:.1f} MB in all"
     )
 
 
