@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from call_writers import WRITERS
 from closeout.dialects.forms import FormDetector
 
 FORMS = [
@@ -38,6 +39,17 @@ def test_nothing_of_a_call_is_shown(row: dict[str, str]) -> None:
     else:
         assert text.strip("\n ") == ""
         assert detector.family
+
+
+@pytest.mark.parametrize("form", [f for f, w in WRITERS.items() if not w.bare and f not in ("react", "react, json")])
+@pytest.mark.parametrize("size", [1, 3, 16, 1000])
+def test_what_stands_in_front_of_a_call_is_shown_and_no_more_however_it_is_cut(form: str, size: int) -> None:
+    text = "Let me look.\n" + WRITERS[form].write([("search", {"query": "a < b [x] {y}"})])
+    whole, detector = shown(text, list(range(0, len(text), size)))
+
+    assert whole + detector.held == text
+    if form != "functionary 3.2":  # whose mark is ordinary text
+        assert whole.strip() == "Let me look."
 
 
 def test_text_in_front_of_a_call_is_shown_at_once() -> None:

@@ -161,3 +161,19 @@ def test_a_list_that_is_cut_off_keeps_the_calls_that_are_whole() -> None:
 
 def test_a_doctest_is_no_segment_of_functionarys() -> None:
     assert read_tool_calls(">>> settings\n{'a': 1}").calls == ()
+
+
+def test_a_key_without_its_closing_tag_ends_where_its_value_begins() -> None:
+    read = read_tool_calls(
+        "<tool_call>get_weather\n<arg_key>city\n<arg_value>Rome</arg_value>\n</tool_call>", TOOLS, "glm45"
+    )
+
+    assert read_calls(read) == [("get_weather", {"city": "Rome"})]
+    assert [repair.kind for repair in read.repairs] == ["tag_unclosed"]
+
+
+def test_the_opening_of_an_answer_around_a_call_is_no_content() -> None:
+    call = '<tool_calls>[{"name": "get_time", "arguments": {}}]</tool_calls>'
+
+    assert read_tool_calls(f"<answer>\n{call}\n</answer>", TOOLS).content == ""
+    assert read_tool_calls(f"<answer>Let me look.\n{call}\n</answer>", TOOLS).content == "Let me look."

@@ -10,7 +10,7 @@ from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.tags import trim_value
 from closeout.dialects.forms.toolbox import Toolbox
 from closeout.dialects.forms.values import typed
-from closeout.messages import ToolCall
+from closeout.messages import Repair, ToolCall
 
 __all__ = ["ARG_PAIRS"]
 
@@ -41,10 +41,11 @@ def read_arg_pairs(source: Source, toolbox: Toolbox) -> Found:
 def _call(source: Source, opening: re.Match[str], name: str, toolbox: Toolbox) -> Block:
     text, space, suffix = source.text, opening["space"] or "", opening["suffix"] or ""
     arguments: dict[str, object] = {}
+    repairs: list[Repair] = []
     at = opening.end()
     while True:
         at = _blank(text, at)
-        key, after = _element(source, at, f"{space}arg_key{suffix}")
+        key, after = _key(source, at, f"{space}arg_key{suffix}", f"<{space}arg_value{suffix}>", repairs)
         if key is None:
             break
         kind, after = _element(source, after, f"{space}arg_type{suffix}")
@@ -56,7 +57,19 @@ def _call(source: Source, opening: re.Match[str], name: str, toolbox: Toolbox) -
     if not text.startswith(closing, at):
         return Block(opening.start(), max(at, opening.end()), broken="the call is not finished")
     call = ToolCall(name, arguments, "", toolbox.server(name), text[opening.end() : at])
-    return Block(opening.start(), at + len(closing), (call,))
+    return Block(opening.start(), at + len(closing), (call,), tuple(repairs))
+
+
+def _key(source: Source, at: int, tag: str, value_tag: str, repairs: list[Repair]) -> tuple[str | None, int]:
+    """The key's name; one whose closing tag is missing ends where its value begins."""
+    if not source.text.startswith(f"<{tag}>", at):
+        return None, at
+    begin = at + len(tag) + 2
+    end, value = source.find(f"</{tag}>", begin), source.find(value_tag, begin)
+    if 0 <= value < end or end < 0 <= value:
+        repairs.append(Repair("tag_unclosed", "arguments"))
+        return source.text[begin:value], value
+    return _element(source, at, tag)
 
 
 def _blank(text: str, at: int) -> int:

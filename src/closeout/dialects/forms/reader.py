@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from closeout.dialects.forms.reasoning import has_mark, plain_content, split_reasoning
+from closeout.dialects.forms.reasoning import WRAPPER_TAGS, has_mark, plain_content, split_reasoning
 from closeout.dialects.forms.records import Block, Form, Found, ToolCallsRead
 from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.table import BARE, MARKED, WHOLE, forms_of
@@ -120,9 +120,12 @@ def _assembled(form: Form, found: Found, text: str, reasoning: str, cut: bool = 
     content = found.content if found.content is not None else text if cut else _outside(text, found.blocks, form)
     if reasoning and found.reasoning and reasoning != found.reasoning:
         reasoning = f"{reasoning}\n{found.reasoning}"
+    said = plain_content(content)
+    if calls:
+        said = next((said[len(opener) :].lstrip() for opener in WRAPPER_TAGS if said.startswith(opener)), said)
     return ToolCallsRead(
         calls,
-        plain_content(content),
+        said,
         reasoning or found.reasoning,
         tuple(repairs),
         form.family if calls else "",

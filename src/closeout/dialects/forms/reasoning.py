@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from closeout.dialects.thinking import THINKING_TAGS
 
-__all__ = ["Thinking", "has_mark", "plain_content", "split_reasoning"]
+__all__ = ["WRAPPER_TAGS", "Thinking", "has_mark", "plain_content", "split_reasoning"]
 
 _PAIRS = {
     **{f"<{tag}>": f"</{tag}>" for tag in THINKING_TAGS},
@@ -32,6 +32,7 @@ _RESPONSE_MARK = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 _CITATION = re.compile(r"</?co(?:: ?[\d:,\[\] ]{1,200})?>")
 _WHOLE_FENCE = re.compile(r"```\w{0,16}[ \t]*\n(?P<body>[^`]*+(?:`(?!``)[^`]*+)*+)```\Z")
 _WRAPPERS = (("<response>", "</response>"), ("<answer>", "</answer>"))
+WRAPPER_TAGS = tuple(opener for opener, _ in _WRAPPERS)  # alone in front of a call, where its closing is behind it
 
 
 class Thinking(NamedTuple):
