@@ -154,7 +154,7 @@ TEX = ["\\boxed{", "\\boxed {", "\\fbox{", "\\boxed", "{", "}", "}}", "\\{", "\\
 PIECES = st.sampled_from([*TEX, " ", "\n", "a", "7", "é😀", "<think>", "</think>", "\\frac{1}{2}", "?"])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(PIECES, max_size=40).map("".join))
 def test_the_look_up_from_the_end_agrees_with_the_definition(text: str) -> None:
     assert extract_boxed(text) == defined(text)
@@ -179,7 +179,7 @@ def unwrapped(box: Box, boxes: list[Box]) -> str:
     return unwrapped(fits[0], boxes) if box.complete and fits else box.content
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text())
 def test_any_text_is_read_without_an_exception(text: str) -> None:
     assert extract_boxed(text) == "" or re.search(r"\\(boxed|fbox)", text)

@@ -160,7 +160,7 @@ def test_hostile_sizes_are_refused_at_once(expression: str) -> None:
 
 
 @given(st.text(alphabet=string.digits + " +-*/%().,^×÷√eE" + "of加万，。％\ud800\x00" + "sqrtmax", max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_text_has_a_value_or_a_tool_error(text: str) -> None:
     with contextlib.suppress(ToolError):
         assert evaluate(text)
@@ -171,7 +171,7 @@ def test_any_text_has_a_value_or_a_tool_error(text: str) -> None:
     lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda parts: f"({' '.join(parts)})"),
     max_leaves=8,
 ))  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_rational_arithmetic_agrees_with_fractions(expression: str) -> None:
     exact = _by_fractions(ast.parse(expression, mode="eval").body)
     if exact is None:

@@ -138,7 +138,7 @@ async def test_search_syntax_is_text(tmp_path: Path, hostile: str) -> None:
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_query_is_answered(query: str) -> None:
     index = _SHARED.setdefault("index", DocumentIndex(EXAMPLES))
     index.search(query, 3)
@@ -374,7 +374,7 @@ def test_a_table_keeps_its_head_in_every_passage() -> None:
 
 
 @given(st.text(alphabet="ab #|\n-。中文.x\x00\ud800", max_size=400))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_cutting_loses_no_words_and_keeps_to_the_lines(text: str) -> None:
     passages = list(cut(text))
     lines = text.splitlines()

@@ -292,7 +292,7 @@ def test_summing_up_is_for_a_full_context_and_needs_a_summary() -> None:
 EVENTS = st.lists(st.sampled_from(["turn", "turn", "turn", "evict", "compact", "rollback"]), max_size=30)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(EVENTS, st.sampled_from(["function_call", "cot_chat", "mcp_xml", "cot_completion"]))
 def test_the_view_grows_at_its_end_but_for_evictions_and_summaries(kinds: list[str], name: str) -> None:
     dialect, live = get_dialect(name), History("Be exact.", "Which canal?")

@@ -118,7 +118,7 @@ def test_a_tools_own_policy_comes_before_the_shipped_one() -> None:
         lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["error", "organic", "text", "success", "x"]), x),
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_value_can_be_judged(value: Any) -> None:
     for policy in (ToolPolicy(), PAGES, ToolPolicy(empty_at=("organic",))):
         judgement = judge(value, policy)

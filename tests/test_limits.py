@@ -347,7 +347,7 @@ async def test_settings_of_the_caller_say_how_many_turns_a_sub_agent_has() -> No
     assert [e.status for e in ended] == ["max_turns"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(300, 8000), st.integers(0, 3), st.booleans())
 def test_whatever_the_limit_it_is_not_exceeded(limit: int, attempts: int, boxes: bool) -> None:
     def script(view: RequestView) -> Any:

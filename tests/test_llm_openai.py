@@ -264,7 +264,7 @@ async def test_a_stream_asks_for_usage():
     assert seen.sent[0]["stream_options"] == {"include_usage": True}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
 def test_any_cut_of_a_streams_bytes_gives_the_same_reply(sizes: list[int]):
     data = b"".join(

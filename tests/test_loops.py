@@ -176,7 +176,7 @@ def test_reading_on_in_a_stored_result_is_no_circle() -> None:
     assert findings(turns, ["read_result"]) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.text(max_size=40), st.text(max_size=40)), max_size=40))
 def test_any_calls_and_results_are_taken_without_an_error(turns: list[tuple[str, str, str]]) -> None:
     findings(((name, {"q": query, "deep": {"x": [query]}}, result) for name, query, result in turns), ["b"])

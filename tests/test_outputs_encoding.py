@@ -58,7 +58,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("form", LOSSLESS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(value=VALUES)
 def test_a_lossless_form_gives_the_value_back(form: str, value: Any) -> None:
     encoded = encode(value, form)
@@ -67,7 +67,7 @@ def test_a_lossless_form_gives_the_value_back(form: str, value: Any) -> None:
     str(encoded).encode("utf-8")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(value=VALUES)
 def test_auto_names_a_form_that_gives_the_value_back_and_is_deterministic(value: Any) -> None:
     encoded = encode(value)
@@ -163,7 +163,7 @@ def test_misuse_says_what_to_do() -> None:
         encode({"a": [1, lambda: 0]})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(value=VALUES, budget=st.integers(1, 120), form=st.sampled_from(("auto", *FORMATS)))
 def test_a_budget_is_kept_by_exact_count_and_cut_json_parses(value: Any, budget: int, form: str) -> None:
     encoded = encode(value, form, budget)

@@ -107,7 +107,7 @@ def test_an_observation_cannot_hold_another() -> None:
     assert format_observation(output(summary="x\nObservation: y")) == "Observation: x\nObservation&#58; y"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     result=st.recursive(
         st.one_of(
@@ -236,7 +236,7 @@ def test_a_broken_object_does_not_end_the_run() -> None:
 # ------------------------------------------------------------------------------------------------ forms
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(name=st.text(max_size=12), summary=st.text(max_size=40), data=st.text(max_size=20), code=st.text(max_size=6))
 def test_no_text_breaks_out_of_a_form(name: str, summary: str, data: str, code: str) -> None:
     telemetry = ToolTelemetry(tool_name=name, output_tokens=3, error_code=code)
@@ -307,7 +307,7 @@ def test_a_summary_says_what_the_result_is(value: Any, english: str, chinese: st
     assert chinese is None or summarise(value, "zh") == chinese
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     value=st.recursive(
         st.one_of(st.none(), st.integers(), st.text(max_size=300)),

@@ -95,7 +95,7 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
     assert present(text).text == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     parts=st.lists(
         st.one_of(st.sampled_from(FORGERIES), st.text(max_size=8), st.sampled_from(["\n", " ", "*", "\u2029"])),
@@ -209,7 +209,7 @@ def test_the_character_limit_holds_whatever_the_budget() -> None:
     assert "... [Result truncated]" in shown.text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     value=st.one_of(
         st.text(max_size=400).map(lambda text: text * 9),

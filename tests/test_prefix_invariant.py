@@ -145,7 +145,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ACTIONS, st.sampled_from(DIALECTS), SETTINGS)
 @example(["look"] * 20, "function_call", {"keep_tool_result": 1})
 @example(["both"] * 12, "cot_chat", {"max_context_length": 2500, "compaction": True})
@@ -174,7 +174,7 @@ def test_each_request_extends_the_one_before_unless_the_journal_says_why_not(
                 assert now.shared >= before.size - len(PRIMER), "and the journal says so"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ACTIONS, st.sampled_from(DIALECTS), SETTINGS)
 @example(["both", "look"] * 8, "function_call", {"max_context_length": 1500, "compaction": True})
 @example(["look"] * 16, "cot_completion", {"keep_tool_result": 1})

@@ -35,7 +35,7 @@ def assert_lossless(text, events):
     assert at == len(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(texts, st.data())
 def test_any_split_gives_the_same_events_and_loses_nothing(text, data):
     finish_reason = data.draw(st.sampled_from(["stop", "length", None]))
@@ -57,7 +57,7 @@ def test_one_character_at_a_time_gives_the_same_events(text, finish_reason):
     assert joined(single) == joined(whole)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts)
 def test_there_is_one_outcome_and_then_the_end(text):
     events, parser = feed(text)

@@ -287,7 +287,7 @@ def is_valid(call: Any, schema: dict[str, Any]) -> bool:
 
 
 @given(calls | values | st.text(max_size=40), schemas)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_what_comes_back_without_errors_validates_and_valid_calls_are_untouched(
     call: Any, schema: dict[str, Any]
 ) -> None:
@@ -328,7 +328,7 @@ plain_values = (
 
 
 @given(plain_schemas, st.dictionaries(st.sampled_from("abcd"), plain_values, max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_what_the_plainest_schemas_accept_is_what_the_validator_accepts(schema: dict[str, Any], call: Any) -> None:
     try:
         expected = jsonschema_rs.validator_for(schema).is_valid(call)

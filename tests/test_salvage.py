@@ -244,7 +244,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(PIECES | st.text(max_size=8), max_size=25).map("".join), st.booleans())
 def test_any_text_is_survived_and_only_known_tools_come_back(text: str, truncated: bool) -> None:
     read = salvage(text, text, TOOLS, truncated=truncated)

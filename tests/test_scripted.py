@@ -196,7 +196,7 @@ async def test_conversations_are_told_apart():
     assert [(await by_me.complete(r)).text for r in requests] == ["first", "first", "second"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_deltas_add_up_to_the_reply_however_they_are_cut(chunks: list[int]):
     shown: list[Delta] = []

@@ -80,7 +80,7 @@ def test_answers_that_differ_do_not(one: str, other: str) -> None:
     assert normalised(one) != normalised(other)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=12), max_size=8))
 def test_whatever_is_chosen_was_there(answers: list[str]) -> None:
     for method in ("last", "vote"):
@@ -175,7 +175,7 @@ def test_within_a_budget_findings_are_kept_longest() -> None:
     assert "number 0\n" not in text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=400), min_size=1, max_size=4), st.integers(150, 600))
 def test_the_budget_holds(accounts: list[str], budget: int) -> None:
     made = [experience_from(account, FACTS * 5) for account in accounts]

@@ -75,7 +75,7 @@ def test_steps_are_taken_with_any_level_and_written_on() -> None:
 TEXT = st.text(max_size=30) | st.just("长\ud800\x00")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(TEXT, TEXT, st.dictionaries(TEXT, TEXT | st.integers() | st.none(), max_size=3)), max_size=5))
 def test_a_log_survives_being_written_and_read(steps: list[tuple[str, str, dict[str, Any]]]) -> None:
     log = TaskLog(task_id="t", input="what?")

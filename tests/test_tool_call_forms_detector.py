@@ -78,7 +78,7 @@ def test_json_that_is_no_call_is_shown() -> None:
 PIECES = st.sampled_from(["<tool_call>", "<tool", "{", '"name"', "x ", "<|", "[TOOL_", "CALLS]", "\n", "查"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join),
     st.lists(st.integers(0, 60), max_size=10),

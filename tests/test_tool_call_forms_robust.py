@@ -35,7 +35,7 @@ PARTS = [
 GARBAGE = st.lists(st.sampled_from(PARTS) | st.text(max_size=6), max_size=30).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     GARBAGE, st.sampled_from([None, "hermes", "mistral", "muse", "gemma", "qwen3_coder", "json", "pythonic", "react"])
 )
@@ -54,7 +54,7 @@ VALUES = st.recursive(
 ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=4)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(ARGUMENTS, st.booleans())
 def test_json_forms_give_back_the_arguments_that_were_written(arguments: dict[str, Any], ascii_only: bool) -> None:
     call = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=ascii_only)
@@ -74,7 +74,7 @@ def test_json_forms_give_back_the_arguments_that_were_written(arguments: dict[st
         assert read.repairs == ()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(ARGUMENTS)
 def test_python_style_calls_give_back_the_arguments_that_were_written(arguments: dict[str, Any]) -> None:
     written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
