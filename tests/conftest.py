@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from closeout.journal.store import close_stores
+
+# A test that is slow on a busy machine is not wrong.
+settings.register_profile("closeout", deadline=None)
+settings.load_profile("closeout")
 
 
 @pytest.fixture(autouse=True)
