@@ -349,3 +349,19 @@ def test_names_of_parsers_and_models_lead_to_their_family() -> None:
     assert all(map(forms_of, names.split()))
     assert forms_of("nothing of the kind") == ()
     assert {"hermes", "mistral", "harmony", "react"} <= set(families())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama4_json", JSON_ONE),
+        ("meta-llama-Llama-3.2-3B-Instruct", "[get_weather(city='Paris', days=3)]"),
+        ("meta-llama-Llama-3.2-3B-Instruct", JSON_ONE.replace("arguments", "parameters")),
+        ("meta-llama/Llama-4-Scout", "[get_weather(city='Paris', days=3)]"),
+        ("openai", '<|channel|>commentary to=functions.get_weather<|message|>{"city": "Paris", "days": 3}<|call|>'),
+        ("Qwen/QwQ-32B", f"<tool_call>{JSON_ONE}</tool_call>"),
+        ("watt-ai/watt-tool-8B", "[get_weather(city='Paris', days=3)]"),
+    ],
+)
+def test_a_name_leads_to_all_the_ways_in_which_its_model_writes(name: str, text: str) -> None:
+    assert calls(read_tool_calls(text, TOOLS, name)) == ONE
