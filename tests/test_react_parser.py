@@ -186,6 +186,13 @@ def test_rule_8_reasoning_is_reported_and_never_parsed(text, reasoning):
     assert of_kind(events, "final")[-1].text == "1"
 
 
+def test_rule_8_a_tag_in_backticks_is_text():
+    assert answer("The `<think>` tag opens it.") == "The `<think>` tag opens it."
+    assert answer("Thought: I end it with `</think>` then\nFinal Answer: 1") == "1"
+    assert answer("I call `search`</think>\nFinal Answer: 1") == "1"
+    assert action(f"Thought: one writes `<tool_call>{CALL}</tool_call>`\nFinal Answer: 1") is None
+
+
 def test_rule_8_without_an_opening_tag_all_before_turns_out_to_be_reasoning():
     text = "Let me see.\nThought: hm\n</think>\nThe answer is 4."
     turned = next(e for e in parse(text) if e.kind == "reasoning" and e.span)

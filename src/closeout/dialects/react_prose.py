@@ -207,7 +207,8 @@ class Prose:
         return Stop.MARKER
 
     def _tag(self, at: int, last: bool) -> Stop | None:
-        found = tag_at(self.tape.text, at, last=last)
+        text, size = self.tape.text, len(self.tape.text)
+        found = tag_at(text, at, last=last)
         if found == HOLD:
             return Stop.MORE
         if found is None:
@@ -215,8 +216,20 @@ class Prose:
             self._take(at + 1)
             return None
         assert isinstance(found, Tag)
+        if self._behind_backtick(at):
+            if found.thinking and found.end == size and not last:
+                return Stop.MORE
+            if not found.thinking or text[found.end : found.end + 1] == "`":  # quoted: `<think>`, `<tool_call>{…}`
+                self.line_start = False
+                self._take(found.end)
+                return None
         self.tag = found
         return Stop.TAG
+
+    def _behind_backtick(self, at: int) -> bool:
+        if at > self.tape.told:
+            return self.tape.text[at - 1] == "`"
+        return bool(self._kept) and self._kept[-1][-1:] == "`"  # type: ignore[index]
 
     def _onward(self, size: int, last: bool) -> Stop | None:
         """Within a line: on to the next line that may begin with something, or to a tag."""
