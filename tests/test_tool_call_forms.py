@@ -130,6 +130,13 @@ def test_a_streamed_text_and_a_whole_one_agree_on_what_is_thought(tag: str) -> N
     assert (whole.reasoning, whole.content) == split_thinking(text) == ("a", "b")
 
 
+def test_a_reasoning_mark_in_backticks_is_text() -> None:
+    text = "The `<think>` tag opens it, `</think>` ends it."
+
+    assert read_tool_calls(text).content == text
+    assert read_tool_calls("`</think>` <think>`x`</think>yes").content == "`</think>` yes"
+
+
 def test_a_call_in_reasoning_is_not_made() -> None:
     read = read_tool_calls(f"<think>I could use <tool_call>{JSON_ONE}</tool_call> here</think>No need.", TOOLS)
 

@@ -63,6 +63,8 @@ def split_reasoning(text: str, shields: Sequence[tuple[int, int]] = ()) -> Think
             shielded += 1
         if shielded < len(shields) and shields[shielded][0] <= mark.start():
             continue
+        if text[mark.end() : mark.end() + 1] == "`" == text[mark.start() - 1 : mark.start()]:  # quoted: `<think>`
+            continue
         token, piece = mark[0], text[at : mark.start()]
         if token in _PAIRS:
             (thought if opener else said).append(piece)
