@@ -120,6 +120,29 @@ async def test_small_models_are_held_to_the_form_and_others_where_settings_say_s
         assert "boxed{" in grammar
 
 
+@tool
+def report() -> str:
+    """A long text."""
+    return "The plums are ripe. " * 4000
+
+
+async def test_what_was_never_cut_cannot_be_read_on_by_a_small_model():
+    """Offered from the start, it is what a small model begins with."""
+    script = [call("times", number=2, factor=3), call("report"), answer("6")]
+    client = ScriptedClient(script, capabilities=WEAK)
+    await Agent(client, [report, times], dialect="cot_completion", home=False).run("How many?")
+    allowed = ["read_result" in request.constraint.value for request in client.requests]
+    assert allowed == [False, False, True]
+
+
+async def test_a_tool_that_is_held_back_is_not_in_the_grammar_either():
+    script = [*[call("stock", item="figs")] * 4, answer("5")]  # the same call again and again, rolled back each time
+    client = ScriptedClient(script, capabilities=WEAK)
+    result = await Agent(client, [stock, times], dialect="cot_completion", home=False).run("How many figs?")
+    assert (result.answer, result.rollbacks) == ("5", 3)
+    assert ["stock" in request.constraint.value for request in client.requests] == [True] * 4 + [False]
+
+
 class Refusing(ScriptedClient):
     """A server that knows nothing of constraints, though it was said to."""
 

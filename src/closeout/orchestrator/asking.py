@@ -61,7 +61,8 @@ class Asking:
         llm = plan.llm
         names = llm.model_fields_set & {"temperature", "top_p", "max_tokens", "extra_body", "timeout"}
         self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
-        self._constraints: dict[str, Constraint | None] = {}
+        self._constraints: dict[tuple[str, frozenset[str]], Constraint | None] = {}
+        self._unbound = False
 
     def reader(self) -> Reader:
         return self.dialect.reader(self._tools)
@@ -72,27 +73,36 @@ class Asking:
         """The request for a history, with the settings of the plan."""
         request = self.dialect.render(history.view(note, closing, withheld), self.client.capabilities)
         options = self._options
-        if not closing and (constraint := self._constraint()) is not None:
+        if not closing and self._binds and (constraint := self._constraint(request, withheld)) is not None:
             options = {**options, "constraint": constraint}
         return replace(request, **options) if options else request
 
-    def _constraint(self) -> Constraint | None:
-        """What holds the model to the form of an action, where settings and server say so; made once for a dialect."""
-        capabilities, wanted = self.client.capabilities, self._plan.settings.constrain
-        if wanted == "off" or (wanted == "auto" and not (capabilities.weak and CONSTRAIN_WEAK)):
-            return None
-        name = self.dialect.name
-        if name not in ("cot_chat", "cot_completion"):
-            return None
-        if name not in self._constraints:
-            primed = name == "cot_completion"
-            answer = self._plan.contract.constraint()
-            self._constraints[name] = action_constraint(self._tools, capabilities, primed=primed, answer=answer)
-        return self._constraints[name]
+    @property
+    def _binds(self) -> bool:
+        """Whether replies are held to an action's form: settings say so, the dialect has it, no server refused."""
+        wanted = self._plan.settings.constrain
+        if wanted == "auto":
+            wanted = "on" if self.client.capabilities.weak and CONSTRAIN_WEAK else "off"
+        return wanted == "on" and not self._unbound and self.dialect.name in ("cot_chat", "cot_completion")
+
+    def _constraint(self, request: ModelRequest, withheld: frozenset[str]) -> Constraint | None:
+        """What a reply to this request must match, on this server; made once for each choice of tools."""
+        # A small model begins with `read_result` if it may, before there is anything to be read on.
+        left_out = withheld if _names_stored(request) else withheld | {"read_result"}
+        key = (self.dialect.name, left_out)
+        if key not in self._constraints:
+            tools = [tool for tool in self._tools if tool.name not in left_out]
+            self._constraints[key] = action_constraint(
+                tools,
+                self.client.capabilities,
+                primed=self.dialect.name == "cot_completion",
+                answer=self._plan.contract.constraint(),
+            )
+        return self._constraints[key]
 
     def _unbind(self) -> None:
         """Go on without a constraint: servers know more or less of what a tool's schema may ask for."""
-        self._constraints[self.dialect.name] = None
+        self._unbound = True
         text = "The server does not take the constraint on the form of replies; the run goes on without it."
         self._scope.journal.append(Noted(self._scope.path, "warning", "Constraint", text))
 
@@ -106,7 +116,7 @@ class Asking:
             if self.shrunk(history, attempt) is None:
                 raise error from None
         except BadRequest:
-            if self._constraint() is not None:
+            if self._binds:
                 self._unbind()
             elif self._tools_refused():
                 self._switch("cot_chat", "The server does not take tools")
@@ -224,6 +234,12 @@ class Asking:
     def offered(self) -> Sequence[ToolSpec]:
         """Tools that go into the request itself; text dialects write theirs into the prompt."""
         return self._tools if self.dialect.name == "function_call" else ()
+
+
+def _names_stored(request: ModelRequest) -> bool:
+    """Whether a text in view was cut or left out and says how to read on."""
+    texts = [request.prompt] if request.prompt is not None else [message.text for message in request.messages]
+    return any('read_result("' in text or "read_result shows" in text for text in texts)
 
 
 def _as_prompt(messages: Sequence[Message]) -> str:
