@@ -92,7 +92,7 @@ class Store:
                 "Set CLOSEOUT_HOME to one you own."
             ) from None
         with _explained(self.path):
-            self._db = sqlite3.connect(self.path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
             self._prepare()
         self._locks = RunLocks(folder / "journal.locks")
 
