@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_talk", "last_sentence", "speaks_of_calls", "states_intention"]
+__all__ = ["is_role", "is_talk", "last_sentence", "speaks_of_calls", "states_intention"]
 
 # What speaks of calls in place of making one: examples, manuals, logs, refusals. Searched in the sentence before.
 _TALK = re.compile(
@@ -47,6 +47,24 @@ _HEDGE_AFTER_INTENT = re.compile(
     r"|propose|recommend|quote|print|output|repeat|summari[sz]e|walk you)\b",
     re.IGNORECASE,
 )
+# What is said in front of a call by nobody but who makes it: a label, the next step, "here is the call".
+_ANNOUNCED = re.compile(
+    r"\bhere(?: is|['’]s) (?:the|my|a|an)?\s*(?:\w+ ){0,3}?(?:call|request|query|action|command)\b"
+    r"(?! (?:you|i|we|that)\b)"
+    r"|\A[*#\s]*(?:(?:tool|function|mcp|api)[ _-]?(?:call|use|request|invocation)s?[*\s]*[:：]?[*\s]*\Z|action[*\s]*:)"
+    r"|\b(?:the|my|our) (?:next|first|second|third|last) (?:step|action|thing) (?:is|will be) to\b|\bnext step\W*:"
+    r"|\b(?:appropriate|right|correct|required|needed|necessary) (?:tool|function)(?: call| to (?:use|call))? is\b"
+    r"|\A(?:(?:so|now|first|then)[, ]+)*(?:to [^:]{3,80}, )?(?:use|call|invoke) the [\w`-]+ (?:tool|function)\b"
+    r"|\bI can (?:do|help|look|check|find|get|search|fetch|compute|calculate)\b"
+    r"|(?:下面|以下)是[^。]{0,8}(?:调用|请求)|(?:需要|应该|应当|要)先?(?:调用|使用|查询|搜索|查找)",
+    re.IGNORECASE,
+)
+_SHOWS = re.compile(
+    r"\b(?:examples?|format(?:ted)?|syntax|schema|template|would|could|illustrat\w+|samples?|looks|like|wrote|used|made"
+    r"|earlier|previous(?:ly)?|describ\w+|not|never|json)\b|例|格式|语法|写法|不",
+    re.IGNORECASE,
+)
+_ROLE = re.compile(r"\W*(?:assistant|model|助手)\W*", re.IGNORECASE)  # a chat template's, repeated by the model
 _ACKNOWLEDGED = re.compile(
     r"(?:sure|ok|okay|alright|all right|right|certainly|of course|yes|got it|understood|hm+"
     r"|好的?|好吧|当然)[\s,.!。！，…]*",
@@ -65,8 +83,9 @@ def last_sentence(text: str) -> str:
 def speaks_of_calls(sentence: str, *, marked: bool) -> bool:
     """Whether a call behind this sentence is shown, not made.
 
-    Made is what an intention announces. What a plain statement precedes is made too, if its form has a mark. A
-    sentence that runs into the call, or has a colon in front of it, shows it: "The log says:", "Models write".
+    Made is what an intention announces, or a label, or "here is the call". What a plain statement precedes is made
+    too, if its form has a mark. Any other sentence that runs into the call, or has a colon in front of it, shows it:
+    "The log says:", "Models write".
     """
     if not sentence or _ACKNOWLEDGED.fullmatch(sentence):
         return False
@@ -74,9 +93,14 @@ def speaks_of_calls(sentence: str, *, marked: bool) -> bool:
         return True
     if _INTENT.search(sentence):
         return bool(_HEDGE_AFTER_INTENT.search(sentence))
-    if _BEGUN.match(sentence):
+    if _BEGUN.match(sentence) or (_ANNOUNCED.search(sentence) and not _SHOWS.search(sentence)):
         return False
     return not marked or not _FINISHED.search(sentence) or _TALK.search(sentence) is not None
+
+
+def is_role(text: str) -> bool:
+    """Whether it is nothing but the name of a role, as a chat template writes it in front of a message."""
+    return _ROLE.fullmatch(text) is not None
 
 
 def is_talk(sentence: str) -> bool:

@@ -17,7 +17,7 @@ from closeout.dialects.forms.reader import detect_forms
 from closeout.dialects.forms.reasoning import plain_content, split_reasoning
 from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.table import BARE, LAST
-from closeout.dialects.intention import is_talk, last_sentence, speaks_of_calls, states_intention
+from closeout.dialects.intention import is_role, is_talk, last_sentence, speaks_of_calls, states_intention
 from closeout.messages import Repair, ToolCall, ToolSpec
 from closeout.repair.names import resolve_tool_name
 
@@ -177,6 +177,8 @@ def _is_talk(form: Form, before: str, region: str, start: int) -> bool:
         thought, context = context[thoughts[-1].end() :], context[: thoughts[-1].start()].strip()
         if is_talk(last_sentence(thought)) and not states_intention(thought):
             return True
+    if is_role(context):
+        return False
     return speaks_of_calls(last_sentence(context), marked=form.family not in _UNMARKED)
 
 
