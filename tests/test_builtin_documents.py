@@ -230,6 +230,20 @@ async def test_a_document_is_found_by_its_names(name: str) -> None:
     assert "page" not in found
 
 
+async def test_a_name_that_one_document_alone_mentions_stands_for_it(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"hill.md": "# Grayback\n\nGrayback Hut has 26 beds.", "b.md": "# Storhorn\n\nStorhorn Hut has 40."}
+    )
+    found = await read(tmp_path, "Grayback Hut")
+    assert (found["title"], found["note"]) == (
+        "Grayback",
+        "No document is called 'Grayback Hut'. This one mentions it.",
+    )
+    for doubtful in ("Hut", "Grayback Inn"):
+        with pytest.raises(ToolError, match="no document"):
+            await read(tmp_path, doubtful)
+
+
 async def test_an_unknown_or_doubtful_name_is_answered_with_names(tmp_path: Path) -> None:
     write(tmp_path, {"a/notes.md": "# One", "b/notes.md": "# Two", "tea.md": "# Three"})
     with pytest.raises(ToolError, match=r"can mean: a/notes.md, b/notes.md"):

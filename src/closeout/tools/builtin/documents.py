@@ -144,7 +144,15 @@ class _Reader:
         self._lock = threading.Lock()
 
     def read(self, name: str, page: int) -> dict[str, Any]:
-        document, line = self._find(name)
+        shown: dict[str, Any] = {}
+        try:
+            document, line = self._find(name)
+        except ToolError:
+            # Models ask for a document on what they look for, whatever it is called.
+            if (best := self._about(name)) is None:
+                raise
+            document, line = best, 0
+            shown["note"] = f"No document is called {name[:100]!r}. This one mentions it."
         if document.problem:
             raise ToolError(document.problem)
         pages = _pages(self._text(document.path))
@@ -153,7 +161,7 @@ class _Reader:
         if not 1 <= page <= len(pages):
             raise ToolError(f"{document.path} has {len(pages)} page{'s' * (len(pages) > 1)}; there is no page {page}.")
         first, last, text = pages[page - 1]
-        shown: dict[str, Any] = {"title": document.title, "source": f"{document.path}:{first}-{last}"}
+        shown |= {"title": document.title, "source": f"{document.path}:{first}-{last}"}
         if len(pages) > 1:
             shown["page"] = f"{page} of {len(pages)}"
         return {**shown, "text": text}
@@ -180,6 +188,16 @@ class _Reader:
                     f"{asked!r} can mean: {', '.join(d.path for d in matches[:LISTED])}. Give one of these."
                 )
         raise ToolError(_no_such_document(asked, documents))
+
+    def _about(self, name: str) -> Document | None:
+        """The document that mentions every word of a name, if none other fits it nearly as well."""
+        hits = self._index.search(name, 4)
+        if not hits or any(hit.path != hits[0].path and hit.score <= hits[0].score * NEARLY for hit in hits):
+            return None
+        best = hits[0]
+        if not set(query_terms(name)) <= set(query_terms(f"{best.path} {best.title} {best.text}")):
+            return None
+        return next((each for each in self._index.documents() if each.path == best.path), None)
 
     def _text(self, path: str) -> str:
         file = self._index.file_of(path)
