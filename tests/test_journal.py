@@ -7,6 +7,9 @@ import dataclasses
 import json
 import multiprocessing
 import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLo
 from closeout.journal import events as ev
 from closeout.journal.journal import COMMIT_SECONDS, Journal
 from closeout.journal.ledger import Ledger
+from closeout.journal.runlock import RunLocks
 from closeout.journal.store import BODY_LIMIT, Store, open_store
 from closeout.messages import ModelReply, ToolCall, Usage
 from journal_file import store_events, stored_events
@@ -297,6 +301,55 @@ def test_a_run_has_one_leader(home: Path) -> None:
     journal.abandon()
     assert store.run(journal.run_id).status == "interrupted"
     Journal.reopen(store, journal.run_id)
+
+
+_LOOKING = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(file, fcntl.LOCK_SH, 1, int(sys.argv[2]), os.SEEK_SET)
+print("looking", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there a look is a lock like any other")
+def test_who_only_looks_at_a_run_is_not_taken_for_its_leader(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    journal.abandon()
+    command = [sys.executable, "-c", _LOOKING, str(home / "journal.locks"), "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == b"looking\n"
+        assert store.run(journal.run_id).status == "interrupted"  # also for a second one that looks
+
+        def meanwhile(_: float) -> None:
+            other.communicate()
+
+        monkeypatch.setattr("closeout.journal.runlock.time.sleep", meanwhile)
+        Journal.reopen(store, journal.run_id)
+    assert store.run(journal.run_id).status == "running"
+
+
+def test_a_new_run_is_led_before_others_can_see_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(home)
+    seen: list[int] = []
+    take = RunLocks.take
+
+    def watched(locks: RunLocks, run_id: str, number: int) -> None:
+        with closing(sqlite3.connect(store.path)) as other:
+            seen.append(other.execute("SELECT count(*) FROM runs").fetchone()[0])
+        take(locks, run_id, number)
+
+    monkeypatch.setattr(RunLocks, "take", watched)
+    Journal.start(store, started())
+    assert seen == [0]
+
+
+def test_a_folder_has_one_store_by_whatever_way_it_is_reached(home: Path, tmp_path: Path) -> None:
+    store = open_store(home)
+    (tmp_path / "elsewhere").symlink_to(home, target_is_directory=True)
+    assert open_store(tmp_path / "elsewhere") is store
 
 
 def test_no_such_run_says_how_to_list_them(home: Path) -> None:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from closeout.errors import JournalLocked
 
 __all__ = ["RunLocks"]
+
+# Whoever lists runs locks a byte for some microseconds, to see whether it is free. That is no leader: ask again.
+_TRIES = 20
+_BETWEEN = 0.01  # seconds
 
 
 class RunLocks:
@@ -23,9 +28,16 @@ class RunLocks:
 
     def take(self, run_id: str, number: int) -> None:
         """Raises JournalLocked while somebody leads the run, this process included."""
-        if number in self._held or not _lock(self._file, number):
+        if number in self._held or not self._taken(number):
             raise JournalLocked(f"Run {run_id} is being led right now. Wait for it to end, or stop it first.")
         self._held.add(number)
+
+    def _taken(self, number: int) -> bool:
+        for _ in range(_TRIES - 1):
+            if _lock(self._file, number):
+                return True
+            time.sleep(_BETWEEN)
+        return _lock(self._file, number)
 
     def drop(self, number: int) -> None:
         if number in self._held:
@@ -35,7 +47,7 @@ class RunLocks:
     def held_anywhere(self, number: int) -> bool:
         if number in self._held:
             return True
-        if not _lock(self._file, number):
+        if not _lock(self._file, number, shared=True):  # two that look at once are not in each other's way
             return True
         _unlock(self._file, number)
         return False
@@ -48,7 +60,7 @@ class RunLocks:
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(file: int, number: int) -> bool:
+    def _lock(file: int, number: int, *, shared: bool = False) -> bool:
         os.lseek(file, number, os.SEEK_SET)
         try:
             msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
@@ -63,9 +75,9 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _lock(file: int, number: int) -> bool:
+    def _lock(file: int, number: int, *, shared: bool = False) -> bool:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number, os.SEEK_SET)
+            fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, 1, number, os.SEEK_SET)
         except OSError:
             return False
         return True

@@ -93,7 +93,11 @@ class Store:
             ) from None
         with _explained(self.path):
             self._db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
-            self._prepare()
+            try:
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
         self._locks = RunLocks(folder / "journal.locks")
 
     def _prepare(self) -> None:
@@ -115,7 +119,8 @@ class Store:
         """
         at = time.time()
         row = (run_id, at, "running", _storable(started.task[:200]), model)
-        with self._lock:
+        number = 0
+        try:
             with self._transaction() as db:
                 try:
                     cursor = db.execute(_INSERT_RUN, row)
@@ -127,8 +132,11 @@ class Store:
                 db.execute(_INSERT_EVENTS, _row(number, [(0, at, started)], bodies))
                 if bodies:
                     db.executemany(_INSERT_BODY, list(bodies.items()))
-            self._locks.take(run_id, number)
-            return number
+                self._locks.take(run_id, number)  # before others can see the run and take it for one left behind
+        except BaseException:
+            self.release(number)
+            raise
+        return number
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -370,12 +378,15 @@ def open_store(folder: Path, make: Callable[[Path], Store] = Store) -> Store:
     with _stores_lock:
         found = _stores.get(key)
         if found is None:
-            found = _stores[key] = make(folder)
+            # By whatever way to the folder: two stores of one would not see, and would drop, each other's run locks.
+            real = (key[0], Path(os.path.realpath(folder)))
+            found = _stores[key] = _stores[real] = _stores.get(real) or make(folder)
         return found
 
 
 def close_stores() -> None:
     """Close every store of this process (tests and long-lived programs that switch folders)."""
     with _stores_lock:
-        for key in [key for key in _stores if key[0] == os.getpid()]:
-            _stores.pop(key).close()
+        own = [key for key in _stores if key[0] == os.getpid()]
+        for store in {_stores.pop(key) for key in own}:
+            store.close()
