@@ -87,7 +87,8 @@ def test_a_large_body_is_stored_once_however_often_it_is_said(home: Path) -> Non
     for call in range(5):
         journal.append(replied(call, "page " * 1000))
     journal.flush()
-    assert sqlite3.connect(store.path).execute("SELECT count(*) FROM bodies").fetchone() == (1,)
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("SELECT count(*) FROM bodies").fetchone() == (1,)
     assert all(row.event.text == "page " * 1000 for row in journal.rows()[1:])  # type: ignore[attr-defined]
 
 
@@ -127,11 +128,10 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
     store = open_store(home)
     journal = Journal.start(store, started())
     journal.flush()
-    other = sqlite3.connect(store.path)
-    place = (1 << 32) + 9
-    row = (place, '[[0, "Teleported", {"agent": "main", "where": 1}]]')
-    other.execute("INSERT INTO events VALUES (?,?)", row)
-    other.commit()
+    row = ((1 << 32) + 9, '[[0, "Teleported", {"agent": "main", "where": 1}]]')
+    with closing(sqlite3.connect(store.path)) as other:
+        other.execute("INSERT INTO events VALUES (?,?)", row)
+        other.commit()
     assert journal.rows()[1].event == ev.Unknown("main", "Teleported", {"agent": "main", "where": 1})
 
 
@@ -439,9 +439,9 @@ def test_a_damaged_body_does_not_hide_the_rest(home: Path) -> None:
     journal.append(replied(0, "x" * 5000))
     journal.append(replied(1))
     journal.flush()
-    db = sqlite3.connect(store.path)
-    db.execute("UPDATE bodies SET body = 'tampered'")
-    db.commit()
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("UPDATE bodies SET body = 'tampered'")
+        db.commit()
     kinds = [type(row.event).__name__ for row in journal.rows()]
     assert kinds == ["RunStarted", "Unknown", "ModelReplied"]
 
