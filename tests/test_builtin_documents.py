@@ -230,15 +230,12 @@ async def test_a_document_is_found_by_its_names(name: str) -> None:
     assert "page" not in found
 
 
-async def test_a_name_that_one_document_alone_mentions_stands_for_it(tmp_path: Path) -> None:
-    write(
-        tmp_path, {"hill.md": "# Grayback\n\nGrayback Hut has 26 beds.", "b.md": "# Storhorn\n\nStorhorn Hut has 40."}
-    )
-    found = await read(tmp_path, "Grayback Hut")
-    assert (found["title"], found["note"]) == (
-        "Grayback",
-        "No document is called 'Grayback Hut'. This one mentions it.",
-    )
+@pytest.mark.parametrize("name", ["Grayback Hut", "Grayback Hut number of beds"])
+async def test_a_name_that_fits_one_document_alone_stands_for_it(tmp_path: Path, name: str) -> None:
+    write(tmp_path, {"a.md": "# Grayback\n\nGrayback Hut has 26 beds.", "b.md": "# Storhorn\n\nStorhorn Hut has 40."})
+    found = await read(tmp_path, name)
+    assert found["title"] == "Grayback"
+    assert found["note"] == f"No document is called {name!r}. This one fits it best."
     for doubtful in ("Hut", "Grayback Inn"):
         with pytest.raises(ToolError, match="no document"):
             await read(tmp_path, doubtful)

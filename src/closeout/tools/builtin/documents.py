@@ -152,7 +152,7 @@ class _Reader:
             if (best := self._about(name)) is None:
                 raise
             document, line = best, 0
-            shown["note"] = f"No document is called {name[:100]!r}. This one mentions it."
+            shown["note"] = f"No document is called {name[:100]!r}. This one fits it best."
         if document.problem:
             raise ToolError(document.problem)
         pages = _pages(self._text(document.path))
@@ -190,12 +190,13 @@ class _Reader:
         raise ToolError(_no_such_document(asked, documents))
 
     def _about(self, name: str) -> Document | None:
-        """The document that mentions every word of a name, if none other fits it nearly as well."""
+        """The document that mentions most words of a name, if none other fits it nearly as well."""
         hits = self._index.search(name, 4)
         if not hits or any(hit.path != hits[0].path and hit.score <= hits[0].score * NEARLY for hit in hits):
             return None
         best = hits[0]
-        if not set(query_terms(name)) <= set(query_terms(f"{best.path} {best.title} {best.text}")):
+        asked, there = set(query_terms(name)), set(query_terms(f"{best.path} {best.title} {best.text}"))
+        if len(asked & there) * 2 <= len(asked):
             return None
         return next((each for each in self._index.documents() if each.path == best.path), None)
 
