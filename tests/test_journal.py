@@ -6,10 +6,11 @@ import asyncio
 import dataclasses
 import json
 import multiprocessing
+import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +320,8 @@ def test_who_only_looks_at_a_run_is_not_taken_for_its_leader(home: Path, monkeyp
     journal.abandon()
     command = [sys.executable, "-c", _LOOKING, str(home / "journal.locks"), "1"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin is not None and other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout is not None
         assert other.stdout.readline() == b"looking\n"
         assert store.run(journal.run_id).status == "interrupted"  # also for a second one that looks
 
@@ -382,6 +384,61 @@ def test_several_processes_write_their_runs_at_the_same_time(home: Path) -> None
         rows = list(store.rows(name))
         assert [row.seq for row in rows] == list(range(52))
         assert store.run(name).status == "answered"
+
+
+_FORKING = """
+import os, sys, time
+from pathlib import Path
+from closeout.journal.events import RunStarted
+from closeout.journal.journal import Journal
+from closeout.journal.store import open_store
+
+def write(name):
+    Journal.start(open_store(Path(sys.argv[1])), RunStarted("main", name), run_id=name).abandon()
+
+write("the parent's")
+parent = os.getpid()
+if os.fork() == 0:
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    write("the child's first")
+    print("written", flush=True)
+    sys.stdin.readline()
+    write("the child's second")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_a_child_that_outlives_its_parent_and_another_process_lose_nothing_of_each_other(home: Path) -> None:
+    command = [sys.executable, "-c", _FORKING, str(home)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as forking:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        assert forking.stdout.readline() == b"written\n"
+        store = open_store(home)
+        Journal.start(store, started(), run_id="another's").abandon()
+        forking.stdin.write(b"\n")
+        forking.stdin.flush()
+        assert forking.stdout.read() == b""  # the child is gone too
+    runs = [record.run_id for record in store.runs()]
+    assert runs == ["the child's second", "another's", "the child's first", "the parent's"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads: that is what is tested
+def test_a_fork_while_runs_are_written_harms_neither_side(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            Journal.start(open_store(home), started(), run_id="the child's").abandon()
+        os._exit(0)
+    journal.append(replied(0))
+    journal.abandon()
+    os.waitpid(child, 0)
+    assert [row.seq for row in store.rows(journal.run_id)] == [0, 1]
+    assert {record.run_id for record in store.runs()} == {"the child's", journal.run_id}
 
 
 # ------------------------------------------------------------------------------------------------ bad days

@@ -20,16 +20,17 @@ from typing import Any, TypeAlias
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
+from closeout.errors import JournalError, RunNotFound
 from closeout.journal.events import Event, RunStarted, Unknown, event_from
+from closeout.journal.forks import closed_while_forking
 from closeout.journal.runlock import RunLocks
+from closeout.journal.trouble import LOCK_SECONDS, explained, journal_error
 
 __all__ = ["Row", "RunRecord", "Store", "open_store"]
 
 FILE_NAME = "journal.sqlite3"
 VERSION = 1
 BODY_LIMIT = 1024  # characters: a field longer than this is kept once, by hash
-LOCK_SECONDS = 20.0  # how long a commit waits for another process's
 # A row holds what one run had to say in one commit: a JSON list of [time, type, fields], and where bodies are kept
 # apart their hashes by field. Its place is run * 2**32 + seq of the first. One row costs half of what five do, and with
 # one integer as its key the table grows at its end: a commit writes two pages, with the pair (run, seq) it was five.
@@ -91,17 +92,19 @@ class Store:
                 f"Cannot make the folder {folder} for the record of runs ({error.strerror}). "
                 "Set CLOSEOUT_HOME to one you own."
             ) from None
-        with _explained(self.path):
+        self._connect()
+        self._locks = RunLocks(folder / "journal.locks")
+
+    def _connect(self) -> None:
+        with explained(self.path):
             self._db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
             try:
-                self._prepare()
+                self._prepare(self._db)
             except BaseException:
                 self._db.close()
                 raise
-        self._locks = RunLocks(folder / "journal.locks")
 
-    def _prepare(self) -> None:
-        db = self._db
+    def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -153,11 +156,11 @@ class Store:
                         db.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
-                raise _journal_error(error, self.path) from error
+                raise journal_error(error, self.path) from error
 
     def reopen_run(self, run_id: str) -> int:
         """The number of a run to continue. Raises RunNotFound, or JournalLocked while another process leads it."""
-        with self._lock, _explained(self.path):
+        with self._lock, explained(self.path):
             number = self._number(run_id)
             self._locks.take(run_id, number)
             self._db.execute("UPDATE runs SET status='running', ended=NULL WHERE id=?", (number,))
@@ -207,7 +210,7 @@ class Store:
                     pending.setdefault(run, []).extend(later)
                 self._pending = pending
                 if isinstance(error, sqlite3.Error):
-                    raise _journal_error(error, self.path) from error
+                    raise journal_error(error, self.path) from error
                 raise
             if bodies:
                 self._known.update(bodies)
@@ -219,12 +222,12 @@ class Store:
 
     def note(self, name: str, value: str) -> None:
         """Remember something small beyond runs, such as the dialect that an endpoint turned out to speak."""
-        with self._lock, _explained(self.path):
+        with self._lock, explained(self.path):
             self._db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (name, value))
 
     def noted(self, name: str) -> str | None:
         """What was remembered under a name, or None."""
-        with self._lock, _explained(self.path):
+        with self._lock, explained(self.path):
             found = self._db.execute("SELECT value FROM notes WHERE name=?", (name,)).fetchone()
         return None if found is None else str(found[0])
 
@@ -238,12 +241,12 @@ class Store:
 
     def runs(self, limit: int = 100) -> list[RunRecord]:
         """The latest runs, newest first. A run left "running" by a process that died is "interrupted"."""
-        with self._lock, _explained(self.path):
+        with self._lock, explained(self.path):
             rows = self._db.execute(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
             return [self._record(row) for row in rows]
 
     def run(self, run_id: str) -> RunRecord:
-        with self._lock, _explained(self.path):
+        with self._lock, explained(self.path):
             self._number(run_id)
             return self._record(self._db.execute(f"{_SELECT_RUN} WHERE run_id=?", (run_id,)).fetchone())
 
@@ -257,7 +260,7 @@ class Store:
     def rows(self, run_id: str) -> Iterator[Row]:
         """The run's events, in order. One that cannot be read comes as `Unknown`; none is left out."""
         query = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place"
-        with self._lock, _explained(self.path):
+        with self._lock, explained(self.path):
             self.flush()
             number = self._number(run_id)
             start = number << SEQ_BITS
@@ -291,6 +294,20 @@ class Store:
         if found is None or not isinstance(found[0], bytes) or hashlib.sha256(found[0]).digest() != digest:
             raise ValueError("a stored body is missing or damaged")
         return found[0].decode("utf-8", "surrogatepass")
+
+    def pause(self) -> None:
+        """Let nobody in, and have no connection open, until `go_on`."""
+        self._lock.acquire()
+        self._db.close()
+
+    def go_on(self, *, reopen: bool) -> None:
+        """`reopen` is False in a child process: this store is its parent's."""
+        try:
+            if reopen:
+                with suppress(JournalError):  # whoever writes next is told
+                    self._connect()
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         with self._lock:
@@ -342,34 +359,9 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """SQLite's errors as sentences that tell the next step."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _journal_error(error, path) from error
-
-
-def _journal_error(error: sqlite3.Error, path: Path) -> JournalError:
-    text = str(error)
-    if "disk is full" in text or "disk I/O" in text or "database or disk" in text:
-        return JournalFull(f"The disk that holds {path} is full. Free some space, then `closeout resume` the run.")
-    if "locked" in text or "busy" in text:
-        return JournalLocked(
-            f"{path} has been locked by another process for {LOCK_SECONDS:.0f} seconds. Try again later."
-        )
-    if "not a database" in text or "malformed" in text or "corrupt" in text:
-        return JournalDamaged(
-            f"{path} is damaged ({text}). Move it away to start afresh; `sqlite3 FILE .recover` may save runs."
-        )
-    if "readonly" in text or "unable to open" in text:
-        return JournalError(f"Cannot write {path} ({text}). Set CLOSEOUT_HOME to a folder you own.")
-    return JournalError(f"The journal {path} failed: {text}.")
-
-
 _stores: dict[tuple[int, Path], Store] = {}
 _stores_lock = threading.Lock()
+closed_while_forking(_stores, _stores_lock)
 
 
 def open_store(folder: Path, make: Callable[[Path], Store] = Store) -> Store:

@@ -1,0 +1,40 @@
+"""What SQLite complains of, as sentences that tell the next step. What is done about it is in `store`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
+
+__all__ = ["LOCK_SECONDS", "explained", "journal_error"]
+
+LOCK_SECONDS = 20.0  # how long a commit waits for another process's
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """SQLite's errors as sentences that tell the next step."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise journal_error(error, path) from error
+
+
+def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
+    text = str(error)
+    if "disk is full" in text or "disk I/O" in text or "database or disk" in text:
+        return JournalFull(f"The disk that holds {path} is full. Free some space, then `closeout resume` the run.")
+    if "locked" in text or "busy" in text:
+        return JournalLocked(
+            f"{path} has been locked by another process for {LOCK_SECONDS:.0f} seconds. Try again later."
+        )
+    if "not a database" in text or "malformed" in text or "corrupt" in text:
+        return JournalDamaged(
+            f"{path} is damaged ({text}). Move it away to start afresh; `sqlite3 FILE .recover` may save runs."
+        )
+    if "readonly" in text or "unable to open" in text:
+        return JournalError(f"Cannot write {path} ({text}). Set CLOSEOUT_HOME to a folder you own.")
+    return JournalError(f"The journal {path} failed: {text}.")
