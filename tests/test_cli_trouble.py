@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from cli_process import COMMAND, Done, closeout, environment, here, start, stopped, wait_for
 from closeout import Agent
+from closeout.cli.console import print_json
 from closeout.errors import AuthenticationFailed, BadRequest, ModelError, ServerFailed
 from closeout.journal.store import close_stores
 from closeout.messages import ToolCall
@@ -78,6 +80,16 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
         (["run", "Q", "--file", "none.pdf"], r"There is no file none\.pdf"),
         (["run", "Q", "--dialect", "klingon"], r"There is no dialect 'klingon'\. Choose one of cot_chat"),
         (["run", "Q", "-m", "anthropic:x", "--dialect", "cot_completion"], r"cot_completion needs a text completion"),
+        (["run", "Q", "-m", ""], r"-m is empty\. Say which, or leave it out"),
+        (["run", "Q", "-m", "openai:x", "--base-url", ""], r"--base-url is empty"),
+        (["run", "Q", "--docs", " "], r"--docs is empty"),
+        (["run", "Q", "--file", ""], r"--file is empty"),
+        (["run", "Q", "-m", "openai:x", "--base-url", "http://me:pw@host/v1"], r"address of host holds a login\. Give"),
+        (
+            ["run", "Q", "-c", "prompts.cot_caht=x"],
+            r"no prompt template 'cot_caht'\. Their names are cot_chat,",
+        ),
+        (["run", "Q", "-c", "llm.extra_body={"], r"'llm\.extra_body' takes keys with values, such as"),
         (["resume", "nobody"], r"There is no run nobody in \S+\. `closeout runs` lists them"),
         (["runs", "nobody"], r"There is no run nobody"),
         (["replay", "nobody"], r"There is no run nobody"),
@@ -95,6 +107,30 @@ def test_what_was_typed_wrong_is_told_with_exit_code_2(
     done = here(*arguments)
     assert (done.code, done.out) == (2, "")
     assert re.search(sentence, done.sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["run", "", "--json"], "UsageError"),
+        (["run", "Q", "-c", "x=1", "--json"], "ConfigError"),
+        (["runs", "nobody", "--json"], "RunNotFound"),
+        (["replay", "nobody", "--json"], "RunNotFound"),
+        (["encode", "none.json", "--json"], "UsageError"),
+    ],
+)
+def test_whoever_asks_for_json_gets_an_object_when_it_goes_wrong_too(arguments: list[str], kind: str) -> None:
+    done = here(*arguments)
+    assert done.code == 2
+    assert done.json == {"answer": None, "status": "failed", "error": done.sentence, "error_kind": kind}
+
+
+def test_json_has_no_numbers_that_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"cost": float("nan"), "most": [float("-inf"), 1.5]})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "cost": "NaN",
+        "most": ["-Infinity", 1.5],
+    }
 
 
 def test_usage_errors_of_the_parser_exit_with_2_too() -> None:
@@ -280,7 +316,7 @@ def test_a_full_disk_is_told_and_other_runs_are_unharmed(server: ScriptedServer,
     assert process.returncode == 3
     assert out == ""
     (line,) = err.splitlines()
-    assert re.search(r"is full\. Free some space, then `closeout resume` the run\. The run is \S+$", line)
+    assert re.search(r"is full\. Free some space first\. Then go on with it: closeout resume \S+$", line)
     records = here("runs", "--json").json
     assert [(record["task"], record["answer"]) for record in records][-1] == ("Before", "42")
 
@@ -305,6 +341,13 @@ def hanging() -> Iterator[ScriptedServer]:
     """A server that hangs at each conversation's second turn, once."""
     with serve_script(SCRIPT, by="question", misbehave=Misbehaviour("hang", at=2), record=False) as scripted:
         yield scripted
+
+
+@posix_only
+def test_a_stopped_run_leaves_an_object_for_machines_too(hanging: ScriptedServer, home: Path) -> None:
+    process = start("run", "Stopped", *to(hanging), "--json")
+    run_id = wait_for(home, "ModelRequested", 2)
+    assert stopped(process).json == {"answer": None, "status": "cancelled", "run_id": run_id}
 
 
 @posix_only

@@ -223,7 +223,7 @@ def test_sound_and_film_are_left_out_with_a_clear_word(name: str, content: bytes
         ("paper", b"%PDF-1.7\x00\x00", "ends in .pdf"),
         ("old.doc", b"\xd0\xcf\x11\xe0\x00\x00", "Save it as .docx"),
         ("all.zip", b"PK\x03\x04\x00\x00", "Unpack it"),
-        ("broken.pdf", b"%PDF-1.7 nothing", "broken.pdf cannot be read as PDF"),
+        ("broken.pdf", b"%PDF-1.7 nothing", "Leave it out, or give what matters as text"),
         ("plan.bmp", b"BM\x00\x00", "Convert it"),
         ("big.png", PNG + b"\x00" * MAX_IMAGE_BYTES, "Make it smaller"),
     ],
@@ -233,7 +233,7 @@ def test_what_cannot_be_read_names_the_file_and_the_way_out(name: str, content: 
         write(name, content)
     with pytest.raises(UsageError) as raised:
         prepare("?", [name], capabilities=SEEING)
-    assert name in str(raised.value)
+    assert str(raised.value).count(name) == 1
     assert says in str(raised.value)
 
 

@@ -206,6 +206,8 @@ def _explain(error: ValidationError) -> str:
     path = [str(part) for part in first["loc"]]
     dotted = ".".join(path)
     if first["type"] in ("model_type", "dict_type"):
+        if dotted in known_keys():
+            return f"The setting '{dotted}' takes keys with values, such as {{a: 1}} (it is {first['input']!r:.80})."
         return f"'{dotted}' is a section with keys of its own, such as '{_first_key(dotted)}'."
     if first["type"] != "extra_forbidden":
         return f"The setting '{dotted}' does not fit: {first['msg']} (it is {first['input']!r:.80})."

@@ -52,7 +52,12 @@ def print_answer(text: str) -> None:
 def print_json(value: Any) -> None:
     """One JSON document on stdout, in whatever encoding that has."""
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(json.dumps(value, ensure_ascii=not utf8, default=str))
+    try:
+        text = json.dumps(value, ensure_ascii=not utf8, default=str, allow_nan=False)
+    except ValueError:  # JSON knows neither NaN nor Infinity: their names stand for them
+        plain = json.loads(json.dumps(value, default=str), parse_constant=str)
+        text = json.dumps(plain, ensure_ascii=not utf8)
+    print(text)
 
 
 def amount(number: int, thing: str) -> str:

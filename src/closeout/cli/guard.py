@@ -27,12 +27,12 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
-        raise typer.Exit(_ended(lambda: command(*arguments, **options)))
+        raise typer.Exit(_ended(lambda: command(*arguments, **options), as_json=bool(options.get("json"))))
 
     return run
 
 
-def _ended(command: Callable[[], int]) -> int:
+def _ended(command: Callable[[], int], *, as_json: bool) -> int:
     debug = os.environ.pop(DEBUG, "") not in ("", "0")  # a switch, not one of the settings that CLOSEOUT_… names
     _settle_streams()
     try:
@@ -49,8 +49,19 @@ def _ended(command: Callable[[], int]) -> int:
         if debug:
             traceback.print_exc()
         sentence, code = _told(error)
+        if as_json:
+            _print_failure(sentence, error)
         say_error(sentence)
         return code
+
+
+def _print_failure(sentence: str, error: Exception) -> None:
+    """Whoever asked for an object gets one, here too."""
+    from closeout.cli.console import print_json
+
+    with suppress(OSError, ValueError):
+        print_json({"answer": None, "status": "failed", "error": sentence, "error_kind": type(error).__name__})
+        sys.stdout.flush()
 
 
 def _told(error: Exception) -> tuple[str, int]:

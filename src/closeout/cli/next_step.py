@@ -26,7 +26,7 @@ STEPS: Mapping[type[CloseoutError], str] = {
     BadRequest: AGAIN,
     ContextOverflow: AGAIN,
     PermanentModelError: "Once that is put right: closeout resume {}",
-    JournalFull: "The run is {}",  # how to go on its own text says
+    JournalFull: "Then go on with it: closeout resume {}",
     CloseoutError: "Go on with it later: closeout resume {}",
 }
 

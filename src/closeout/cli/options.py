@@ -68,6 +68,7 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     """
     from closeout.agent import Agent
 
+    _check_given(options)
     config = read_settings(options.config)
     _check_commands(options.mcp)
     model = options.model or model_in(config)
@@ -86,6 +87,19 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     )
     agent.plan()
     return agent
+
+
+def _check_given(options: RunOptions) -> None:
+    """An empty option is a shell variable that was not set. It does not mean what is taken where none is given."""
+    for name, value in (
+        ("-m", options.model),
+        ("--base-url", options.base_url),
+        ("--docs", options.docs),
+        ("--dialect", options.dialect),
+        *(("--file", file) for file in options.files),
+    ):
+        if value is not None and not value.strip():
+            raise UsageError(f"{name} is empty. Say which, or leave it out.")
 
 
 def read_settings(settings: Sequence[str]) -> Config:

@@ -116,7 +116,9 @@ def _lead(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: bool
             with display or nullcontext():
                 result = interrupts.run(_started(agent, start, display))
         except Stopped as stopped:
-            _say_stopped(run_id)
+            begun = _say_stopped(run_id)
+            if as_json:
+                print_json({"answer": None, "status": "cancelled", "run_id": run_id if begun else None})
             return interrupts.leave(stopped.code)
     _report(result, display, as_json=as_json)
     return exits.OUTCOMES[result.status]
@@ -139,7 +141,8 @@ def _keep_libraries_quiet() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
 
 
-def _say_stopped(run_id: str) -> None:
+def _say_stopped(run_id: str) -> bool:
+    """Whether there is a run to go on with."""
     from closeout.config import home_folder
     from closeout.errors import JournalError
     from closeout.journal.store import open_store
@@ -148,8 +151,9 @@ def _say_stopped(run_id: str) -> None:
         open_store(home_folder()).run(run_id)
     except JournalError:
         say_error("stopped before the run began.")
-    else:
-        say_error(f"stopped. See it: closeout runs {run_id}   Go on: closeout resume {run_id}")
+        return False
+    say_error(f"stopped. See it: closeout runs {run_id}   Go on: closeout resume {run_id}")
+    return True
 
 
 def _report(result: RunResult, display: Display | None, *, as_json: bool) -> None:
@@ -162,10 +166,14 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
         print_answer(result.answer)
     if result.status == "failed":
         error = result.error or f"The run failed ({result.stop_reason})."
-        say_error(f"{error} {next_step(result.error_kind, result.run_id)}")
+        say_error(f"{_sentence(error)} {next_step(result.error_kind, result.run_id)}")
     elif result.answer is None:
         reason = result.error or f"no answer was found ({result.stop_reason})."
-        say_error(f"{reason} What was learned: closeout runs {result.run_id}")
+        say_error(f"{_sentence(reason)} What was learned: closeout runs {result.run_id}")
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?", "。", "…", ":")) else f"{text}."
 
 
 def _outcome(result: RunResult) -> str:

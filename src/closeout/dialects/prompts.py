@@ -21,12 +21,18 @@ __all__ = ["Prompts", "tool_names", "tools_json"]
 
 
 class Prompts:
-    """Templates by name: those given, else the package's. Values are put in as they are, never expanded again."""
+    """Templates by name: those given, else the package's. Values are put in as they are, never expanded again.
+
+    Raises ConfigError for a name that the package does not have: it would replace nothing.
+    """
 
     __slots__ = ("_own",)
 
     def __init__(self, own: Mapping[str, str] | None = None) -> None:
         self._own = dict(own or {})
+        unknown = next((name for name in self._own if name not in _names()), None)
+        if unknown is not None:
+            raise ConfigError(f"There is no prompt template '{unknown}'. Their names are {', '.join(_names())}.")
 
     def source(self, name: str) -> str:
         """A template's Jinja text."""
@@ -40,6 +46,12 @@ class Prompts:
             return _compiled(name, self.source(name)).render(**slots)
         except TemplateError as error:
             raise ConfigError(f"The prompt template '{name}' cannot be filled: {error}.") from None
+
+
+@lru_cache(maxsize=1)
+def _names() -> tuple[str, ...]:
+    templates = (files("closeout.dialects") / "templates").iterdir()
+    return tuple(sorted(file.name.removesuffix(".jinja") for file in templates if file.name.endswith(".jinja")))
 
 
 @lru_cache(maxsize=64)

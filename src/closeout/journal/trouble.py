@@ -26,7 +26,7 @@ def explained(path: Path) -> Iterator[None]:
 def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
     text = str(error)
     if "disk is full" in text or "disk I/O" in text or "database or disk" in text:
-        return JournalFull(f"The disk that holds {path} is full. Free some space, then `closeout resume` the run.")
+        return JournalFull(f"The disk that holds {path} is full. Free some space first.")
     if "locked" in text or "busy" in text:
         return JournalLocked(
             f"{path} has been locked by another process for {LOCK_SECONDS:.0f} seconds. Try again later."

@@ -85,6 +85,8 @@ def _checked(url: str) -> SplitResult:
         parts = SplitResult("", "", "", "", "")
     if parts.scheme not in {"http", "https"} or not parts.hostname or any(c.isspace() for c in url.strip()):
         raise ConfigError(f"'{url:.200}' is not the address of a server. Write it like http://localhost:8000/v1.")
+    if parts.username or parts.password:  # it would stand in errors and records, and HTTP takes only one login
+        raise ConfigError(f"The address of {parts.hostname} holds a login. Give an API key in its place.")
     return parts
 
 

@@ -296,7 +296,8 @@ def _text_of(path: Path, head: bytes) -> tuple[str, bool]:
     try:
         text = extract_text(path)
     except ToolError as error:
-        raise UsageError(f"{path}: {error}") from None
+        way_out = "" if isinstance(error.__context__, ImportError) else " Leave it out, or give what matters as text."
+        raise UsageError(f"{path}{str(error).removeprefix(path.name)}{way_out}") from None
     if not text.strip():
         raise UsageError(f"{path} holds no text. If its pages are pictures (a scan), give these as images.")
     return text.rstrip(), len(text) >= MAX_CHARACTERS
