@@ -92,6 +92,7 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
         (["run", "Q", "-c", "llm.extra_body={"], r"'llm\.extra_body' takes keys with values, such as"),
         (["resume", "nobody"], r"There is no run nobody in \S+\. `closeout runs` lists them"),
         (["runs", "nobody"], r"There is no run nobody"),
+        (["runs", "\udcff"], r"There is no run \S+ in"),
         (["replay", "nobody"], r"There is no run nobody"),
         (["tools", "--mcp", "no-such-command"], r"there is no command"),
         (["config", "-c", "x=1"], r"There is no setting 'x'"),
@@ -131,6 +132,11 @@ def test_json_has_no_numbers_that_json_does_not_know(capsys: pytest.CaptureFixtu
         "cost": "NaN",
         "most": ["-Infinity", 1.5],
     }
+
+
+def test_more_runs_than_there_can_be_are_all(server: ScriptedServer) -> None:
+    here("run", "Q", *to(server), "-q")
+    assert len(here("runs", "--limit", "9" * 30, "--json").json) == 1
 
 
 def test_usage_errors_of_the_parser_exit_with_2_too() -> None:

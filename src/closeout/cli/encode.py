@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_library
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from closeout.outputs.tokens import count
 __all__ = ["compare_forms", "encode_command"]
 
 _COMPARED = ("json", "columns", "toon", "yaml", "xml", "raw", "csv", "markdown")
+MAX_BYTES = 100_000_000  # what --file takes, too
 
 
 def encode_command(file: str, format: str, budget: int | None, json: bool) -> int:  # noqa: A002 - named as its options are
@@ -52,9 +54,12 @@ def compare_forms(value: Any) -> dict[str, int | None]:
 
 def _read(file: str) -> Any:
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
+            data = source.read(MAX_BYTES + 1)  # a device may have no end
     except OSError as failure:
         raise UsageError(f"{file} cannot be read: {failure.strerror}.") from None
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{file} has more than {MAX_BYTES // 1_000_000} MB. Give a part of it.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:

@@ -48,6 +48,7 @@ CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WI
 _INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
 _INSERT_EVENTS = "INSERT INTO events VALUES (?,?)"
 _INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
+_ALL = 2**63 - 1  # SQLite's largest number
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
 _NO_REFS: Mapping[str, str] = {}
 _Entry: TypeAlias = tuple[int, float, Event]  # seq, time
@@ -121,7 +122,7 @@ class Store:
         Raises JournalError where the run exists already.
         """
         at = time.time()
-        row = (run_id, at, "running", _storable(started.task[:200]), model)
+        row = (_storable(run_id), at, "running", _storable(started.task[:200]), model)
         number = 0
         try:
             with self._transaction() as db:
@@ -234,7 +235,7 @@ class Store:
     # -------------------------------------------------------------------------------------------- reading
 
     def _number(self, run_id: str) -> int:
-        found = self._db.execute("SELECT id FROM runs WHERE run_id=?", (run_id,)).fetchone()
+        found = self._db.execute("SELECT id FROM runs WHERE run_id=?", (_storable(run_id),)).fetchone()
         if found is None:
             raise RunNotFound(f"There is no run {run_id} in {self.path}. `closeout runs` lists them.")
         return int(found[0])
@@ -242,13 +243,13 @@ class Store:
     def runs(self, limit: int = 100) -> list[RunRecord]:
         """The latest runs, newest first. A run left "running" by a process that died is "interrupted"."""
         with self._lock, explained(self.path):
-            rows = self._db.execute(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
+            rows = self._db.execute(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (min(limit, _ALL),)).fetchall()
             return [self._record(row) for row in rows]
 
     def run(self, run_id: str) -> RunRecord:
         with self._lock, explained(self.path):
-            self._number(run_id)
-            return self._record(self._db.execute(f"{_SELECT_RUN} WHERE run_id=?", (run_id,)).fetchone())
+            number = self._number(run_id)
+            return self._record(self._db.execute(f"{_SELECT_RUN} WHERE id=?", (number,)).fetchone())
 
     def _record(self, row: tuple[Any, ...]) -> RunRecord:
         number, *values = row
