@@ -611,3 +611,19 @@ def test_memory_only_runs_touch_no_disk(home: Path) -> None:
     with pytest.raises(UsageError, match="keeps its runs in memory"):
         asyncio.run(agent.resume(result.run_id))
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"answer": Number}, "is no contract. Give one as it is made: Boxed(), Number()"),
+        ({"answer": int}, "is no contract"),
+        ({"tools": len}, "tools=<built-in function len> is no list. Write it like tools=[look_up]."),
+        ({"mcp_servers": "python server.py"}, 'is no list. Write it like mcp_servers=["python server.py"].'),
+        ({"model": 5}, "5 is no model: give a client, or a name"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_told_by_name(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((ConfigError, UsageError)) as raised:
+        Agent(**{"model": "openai:x", "base_url": "http://127.0.0.1:9/v1", **given}).plan()
+    assert sentence in str(raised.value)

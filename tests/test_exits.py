@@ -273,6 +273,16 @@ async def test_a_listener_that_fails_at_once_is_no_different() -> None:
     assert (await run([answer("42")], listeners=[fails])).answer == "42"
 
 
+async def test_a_listener_that_would_have_to_be_awaited_is_told_so_once() -> None:
+    async def waits(event: object) -> None:
+        raise AssertionError("never called")
+
+    others: list[Any] = []
+    assert (await run([call("look", key="a"), answer("42")], listeners=[others.append, waits])).answer == "42"
+    (note,) = [event.message for event in others if isinstance(event, ev.Noted)]
+    assert "a listener is a plain function, and this one is async" in note
+
+
 async def test_an_error_in_a_contract_that_somebody_brought_is_a_failed_run_with_its_trace() -> None:
     class Broken(Number):
         def read(self, text: str) -> Any:

@@ -76,9 +76,11 @@ class Agent:
         self._model = model
         self._base_url = base_url
         self._api_key = api_key
-        self._tools = tuple(tools)
-        self._mcp_servers = tuple(mcp_servers)
+        self._tools = _several("tools", "[look_up]", tools)
+        self._mcp_servers = _several("mcp_servers", '["python server.py"]', mcp_servers)
         self._instructions = instructions or ""
+        if answer is not None and (isinstance(answer, type) or not hasattr(answer, "instruction")):
+            raise UsageError(f"answer={answer!r:.80} is no contract. Give one as it is made: Boxed(), Number(), ….")
         self._answer = answer
         self._stream = stream
         self._home = home
@@ -287,6 +289,16 @@ class Agent:
             given.texts,
             given.notes,
         )
+
+
+def _several(name: str, such_as: str, given: Any) -> tuple[Any, ...]:
+    """One thing in place of a list of things is told by name; a text would pass for a list of its letters."""
+    try:
+        if not isinstance(given, (str, bytes)):
+            return tuple(given)
+    except TypeError:
+        pass
+    raise UsageError(f"{name}={given!r:.80} is no list. Write it like {name}={such_as}.")
 
 
 class RunStream:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from closeout.errors import JournalError
@@ -338,6 +339,10 @@ class _Guest:
             self._listener = cast(_Hears, listener)
         else:
             self._listener, self._close = follower, follower.close
+        heard = self._listener
+        if iscoroutinefunction(heard) or iscoroutinefunction(type(heard).__call__):
+            self._listener = None
+            raise TypeError("a listener is a plain function, and this one is async")
 
     def __call__(self, event: Event | Progress) -> None:
         if self._listener is not None:

@@ -34,6 +34,8 @@ def connect(
         return model
     settings = settings or LLMSettings()
     named = model or _named(settings)
+    if not isinstance(named, str):
+        raise ConfigError(f"{named!r:.80} is no model: give a client, or a name. The forms are: {FORMS}.")
     provider, _, name = named.partition(":")
     if provider == "local":
         return _local(named, settings)

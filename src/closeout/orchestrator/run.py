@@ -133,7 +133,7 @@ def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_
     if found and not despite_changes:
         raise ResumeRefused(
             f"Run {run_id} was made by another agent: {'; '.join(found)}. Resume it with that agent, or say "
-            "that you want to go on all the same (--force).",
+            "that you want to go on all the same (--force, in Python despite_changes=True).",
             found,
         )
     return Task(
