@@ -27,7 +27,7 @@ from closeout.orchestrator.closing import Closed, Stop, close_attempt, fall_back
 from closeout.orchestrator.limits import CLOSING_TOKENS
 from closeout.orchestrator.loops import LoopWatch
 from closeout.orchestrator.plan import AgentPlan
-from closeout.orchestrator.review import RollBack, review_outcomes, review_reply
+from closeout.orchestrator.review import RollBack, review_answer, review_outcomes, review_reply
 from closeout.orchestrator.rollback import RollbackPolicy
 from closeout.orchestrator.room import eviction_policy, make_room
 from closeout.orchestrator.scope import Scope
@@ -104,6 +104,7 @@ class Orchestrator:
     async def _attempt(self, number: int, experiences: Sequence[FailureExperience]) -> Closed:
         plan, path = self.plan, self.scope.path
         self.attempt, self.turn, self.nudges, self.circles = number, 0, 0, 0
+        self.doubted = False  # an answer that was only an error was asked for again
         self.facts = []
         self.rollbacks = RollbackPolicy(
             plan.settings.max_consecutive_rollbacks,
@@ -167,6 +168,9 @@ class Orchestrator:
         )
         if back is not None and back.reason == "no_action":
             self.nudges += 1
+        if back is None and text and not reading.calls and not self.doubted and self.history.steps:
+            back = review_answer(self.asking.answer_in(text).text, self.history.steps[-1].returns)
+            self.doubted = back is not None
         return back
 
     async def _call(self, reading: Reading) -> Sequence[CallOutcome]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from closeout.answers.replies import is_refusal
-from closeout.messages import Reading
+from closeout.messages import Reading, ToolReturn
 from closeout.orchestrator.loops import repeated_tail
 
 if TYPE_CHECKING:
     from closeout.tools.executor import CallOutcome
 
-__all__ = ["RollBack", "review_outcomes", "review_reply"]
+__all__ = ["RollBack", "review_answer", "review_outcomes", "review_reply"]
 
 _INTENT = re.compile(
     r"\b(?:let me|i(?:'ll| will| am going to|'m going to| need to| should| can now) (?:now |first |then |next )?"
@@ -22,6 +22,7 @@ _INTENT = re.compile(
     r"|(?:让我|我将|我会|我先|我需要|接下来)[^。！？\n]{0,12}(?:搜索|查找|查询|查看|调用|计算|使用|阅读|打开|获取)",
     re.IGNORECASE,
 )
+LEAST_QUOTED = 20  # characters: shorter answers stand in many texts
 SHORT = 700  # characters: a plan is short; a long text is an answer that contains such words
 
 
@@ -60,6 +61,25 @@ def review_reply(reading: Reading, *, answer_fits: bool, tools_offered: bool, ma
     if tools_offered and may_nudge and len(text) <= SHORT and _INTENT.search(text):
         return RollBack("no_action", "You said what you will do but called no tool. Make the call now.", text[-200:])
     return None
+
+
+def review_answer(answer: str, returns: Sequence[ToolReturn]) -> RollBack | None:
+    """Whether an answer is to be asked for again because it is only what the last failed calls were told.
+
+    Small models answer with the last text that they saw. It may be what was asked for: the caller asks once.
+    """
+    words = _plain(answer)
+    if len(words) < LEAST_QUOTED:
+        return None
+    if any(words in _plain(each.text) for each in returns if each.ok):
+        return None
+    if not any(words in _plain(each.text) for each in returns):
+        return None
+    return RollBack("error_as_answer", "That is an error of the tool, not an answer. Make another call.", answer[:200])
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
 
 
 def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:
