@@ -441,6 +441,25 @@ def test_a_fork_while_runs_are_written_harms_neither_side(home: Path) -> None:
     assert {record.run_id for record in store.runs()} == {"the child's", journal.run_id}
 
 
+def test_a_journal_that_others_are_making_at_this_moment_is_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir()
+    with closing(sqlite3.connect(home / "journal.sqlite3", isolation_level=None)) as other:
+        other.execute("CREATE TABLE half_made (x)")
+        other.execute("BEGIN EXCLUSIVE")
+        waited: list[float] = []
+
+        def meanwhile(seconds: float) -> None:
+            waited.append(seconds)
+            other.execute("COMMIT")
+
+        monkeypatch.setattr("closeout.journal.store.LOCK_SECONDS", 0.0)  # SQLite's own patience
+        monkeypatch.setattr("closeout.journal.trouble.time.sleep", meanwhile)
+        Journal.start(open_store(home), started())
+    assert len(waited) == 1
+
+
 # ------------------------------------------------------------------------------------------------ bad days
 
 

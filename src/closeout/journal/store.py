@@ -24,7 +24,7 @@ from closeout.errors import JournalError, RunNotFound
 from closeout.journal.events import Event, RunStarted, Unknown, event_from
 from closeout.journal.forks import closed_while_forking
 from closeout.journal.runlock import RunLocks
-from closeout.journal.trouble import LOCK_SECONDS, explained, journal_error
+from closeout.journal.trouble import LOCK_SECONDS, explained, journal_error, unless_locked
 
 __all__ = ["Row", "RunRecord", "Store", "open_store"]
 
@@ -100,7 +100,7 @@ class Store:
         with explained(self.path):
             self._db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
             try:
-                self._prepare(self._db)
+                unless_locked(lambda: self._prepare(self._db))
             except BaseException:
                 self._db.close()
                 raise

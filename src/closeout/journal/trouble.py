@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
 
-__all__ = ["LOCK_SECONDS", "explained", "journal_error"]
+__all__ = ["LOCK_SECONDS", "explained", "journal_error", "unless_locked"]
 
 LOCK_SECONDS = 20.0  # how long a commit waits for another process's
 
@@ -38,3 +39,15 @@ def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
     if "readonly" in text or "unable to open" in text:
         return JournalError(f"Cannot write {path} ({text}). Set CLOSEOUT_HOME to a folder you own.")
     return JournalError(f"The journal {path} failed: {text}.")
+
+
+def unless_locked(act: Callable[[], None]) -> None:
+    """Do it, again while others are in the way. While a file becomes a journal SQLite does not wait by itself."""
+    patience = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return act()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > patience:
+                raise
+        time.sleep(0.01)
