@@ -463,6 +463,31 @@ def test_a_journal_that_others_are_making_at_this_moment_is_waited_for(
 # ------------------------------------------------------------------------------------------------ bad days
 
 
+def test_a_ctrl_c_while_it_is_written_spoils_neither_this_run_nor_the_next(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    connection = store._db
+
+    class BrokenOff:
+        def execute(self, *arguments: Any) -> None:
+            connection.execute(*arguments)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "_db", BrokenOff())
+    with pytest.raises(KeyboardInterrupt):
+        journal.append(replied(0))
+    monkeypatch.setattr(store, "_db", connection)
+    journal.abandon()
+    after = Journal.start(store, started())
+    after.append(replied(0))
+    after.end(ev.RunEnded("main", "answered", "answered", "42"))
+    assert [row.seq for row in store.rows(journal.run_id)] == [0, 1]
+    assert after.failure is None
+    assert store.run(after.run_id).status == "answered"
+
+
 def test_a_file_that_is_no_journal_is_named(home: Path) -> None:
     home.mkdir()
     (home / "journal.sqlite3").write_bytes(b"not a database, " * 1000)
@@ -494,6 +519,22 @@ def test_a_full_disk_fails_its_run_keeps_what_was_written_and_harms_no_other(hom
     other.flush()
     assert [type(row.event).__name__ for row in other.rows()] == ["RunStarted", "ModelReplied"]
     assert [type(row.event).__name__ for row in store.rows(journal.run_id)][:2] == ["RunStarted", "ModelReplied"]
+
+
+def test_what_could_not_be_written_of_a_run_is_not_written_over_who_leads_it_on(home: Path) -> None:
+    store = open_store(home)
+    journal = Journal.start(store, started())
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(JournalFull):
+        journal.append(replied(0, "too long " * 5000))
+    journal.abandon()
+    store._db.execute("PRAGMA max_page_count=100000")
+    again = Journal.reopen(store, journal.run_id)
+    again.append(replied(0, "short"))
+    again.abandon()
+    kinds = [type(row.event).__name__ for row in store.rows(journal.run_id)]
+    assert kinds == ["RunStarted", "RunResumed", "ModelReplied"]
 
 
 def test_a_damaged_row_does_not_hide_the_rest(home: Path) -> None:

@@ -308,6 +308,7 @@ class Journal:
         if self._store is not None:
             with suppress(JournalError):
                 self._store.flush()
+            self._store.forget_pending(self._number)  # from here on it is somebody else's to write
             self._store.release(self._number)
 
     @property

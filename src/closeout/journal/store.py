@@ -47,6 +47,7 @@ CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WI
 
 _INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
 _INSERT_EVENTS = "INSERT INTO events VALUES (?,?)"
+_REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?)"
 _INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
 _ALL = 2**63 - 1  # SQLite's largest number
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
@@ -85,6 +86,7 @@ class Store:
         self.path = folder / FILE_NAME
         self._lock = threading.RLock()
         self._pending: dict[int, list[_Entry]] = {}  # by run
+        self._insert = _INSERT_EVENTS
         self._known: set[bytes] = set()  # hashes that this process has written
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -197,22 +199,24 @@ class Store:
                 fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
                 if len(rows) == 1 and not (fresh or statements):
                     # All or nothing by itself: a transaction around it would be half the work.
-                    self._db.execute(_INSERT_EVENTS, rows[0])
+                    self._db.execute(self._insert, rows[0])
                 else:
                     with self._transaction() as db:
                         if fresh:
                             db.executemany(_INSERT_BODY, fresh)
-                        db.executemany(_INSERT_EVENTS, rows)
+                        db.executemany(self._insert, rows)
                         for statement, values in statements:
                             db.execute(statement, values)
             except BaseException as error:
-                # Nothing is lost: the next flush tries again.
+                # Nothing is lost: the next flush tries again. What Ctrl-C broke off may have been written all the same.
+                self._insert = _REPLACE_EVENTS
                 for run, later in self._pending.items():
                     pending.setdefault(run, []).extend(later)
                 self._pending = pending
                 if isinstance(error, sqlite3.Error):
                     raise journal_error(error, self.path) from error
                 raise
+            self._insert = _INSERT_EVENTS
             if bodies:
                 self._known.update(bodies)
 
