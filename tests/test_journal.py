@@ -10,6 +10,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -458,6 +459,31 @@ def test_a_journal_that_others_are_making_at_this_moment_is_waited_for(
         monkeypatch.setattr("closeout.journal.trouble.time.sleep", meanwhile)
         Journal.start(open_store(home), started())
     assert len(waited) == 1
+
+
+def test_a_flush_waits_for_the_thread_that_is_writing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(home)
+    one, two = Journal.start(store, started()), Journal.start(store, started())
+    connection, writing, may_go_on = store._db, threading.Event(), threading.Event()
+
+    class Slow:
+        def execute(self, *arguments: Any) -> Any:
+            writing.set()
+            may_go_on.wait(30)
+            return connection.execute(*arguments)
+
+    monkeypatch.setattr(store, "_db", Slow())
+    first = threading.Thread(target=one.append, args=(replied(0),))
+    second = threading.Thread(target=two.flush)
+    first.start()
+    writing.wait(30)
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    may_go_on.set()
+    first.join()
+    second.join()
+    assert [row.seq for row in store.rows(one.run_id)] == [0, 1]
 
 
 # ------------------------------------------------------------------------------------------------ bad days

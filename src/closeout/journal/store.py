@@ -186,8 +186,9 @@ class Store:
 
     def flush(self) -> None:
         """Write what has piled up, of all runs of the process, in one commit."""
-        if self._pending:
-            self._commit()
+        with self._lock:  # another thread may be about to write what this one needs to be safe
+            if self._pending:
+                self._commit()
 
     def _commit(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         """What has piled up, and then the statements: all of it or nothing."""
