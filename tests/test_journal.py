@@ -483,6 +483,7 @@ def test_a_flush_waits_for_the_thread_that_is_writing(home: Path, monkeypatch: p
     may_go_on.set()
     first.join()
     second.join()
+    monkeypatch.setattr(store, "_db", connection)
     assert [row.seq for row in store.rows(one.run_id)] == [0, 1]
 
 
