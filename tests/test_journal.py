@@ -522,6 +522,18 @@ def test_a_file_that_is_no_journal_is_named(home: Path) -> None:
         open_store(home)
 
 
+def test_a_journal_of_an_earlier_or_a_later_form_is_named(home: Path) -> None:
+    home.mkdir()
+    with closing(sqlite3.connect(home / "journal.sqlite3")) as old:
+        old.executescript("CREATE TABLE events (run, seq, at, type, body); PRAGMA user_version=1;")
+    with pytest.raises(JournalError, match=r"of an earlier Closeout.* Move it away, or set another CLOSEOUT_HOME"):
+        open_store(home)
+    with closing(sqlite3.connect(home / "journal.sqlite3")) as later:
+        later.execute("PRAGMA user_version=99")
+    with pytest.raises(JournalError, match="of a newer Closeout"):
+        open_store(home)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="CLOSEOUT_HOME"):

@@ -158,10 +158,26 @@ async def test_no_proxy_is_obeyed(monkeypatch: pytest.MonkeyPatch):
         assert await (await post(Endpoint(seen.url), b"{}", timeout=5)).read() == b"{}"
 
 
+async def test_a_proxy_that_is_not_there_or_no_address_is_told_apart_from_the_server(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with pytest.raises(ModelUnreachable, match=r"No connection to the proxy 127\.0\.0\.1:1: .*NO_PROXY"):
+        await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=5)
+    monkeypatch.setenv("http_proxy", "::bad::")
+    with pytest.raises(ConfigError, match=r"The proxy \S+ from the environment is not an HTTP proxy"):
+        await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=5)
+
+
+def test_a_key_with_a_line_break_at_its_end_is_the_key_and_one_within_is_told() -> None:
+    assert Endpoint("http://h/v1", {"Authorization": "Bearer k\n"}).headers == {"Authorization": "Bearer k"}
+    with pytest.raises(ConfigError, match=r"The header Authorization .* Is the API key whole\?"):
+        Endpoint("http://h/v1", {"Authorization": "Bearer k\nk"})
+
+
 async def test_a_proxy_of_another_kind_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1080")
     monkeypatch.setenv("no_proxy", "")
-    with pytest.raises(ConfigError, match=r"socks5://127\.0\.0\.1 .*not an HTTP proxy.*NO_PROXY=model\.example"):
+    with pytest.raises(ConfigError, match=r"socks5://127\.0\.0\.1:1080 .*not an HTTP proxy.*NO_PROXY=model\.example"):
         await post(Endpoint("http://model.example/v1"), b"{}", timeout=5)
 
 

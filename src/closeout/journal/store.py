@@ -29,7 +29,7 @@ from closeout.journal.trouble import LOCK_SECONDS, explained, journal_error, unl
 __all__ = ["Row", "RunRecord", "Store", "open_store"]
 
 FILE_NAME = "journal.sqlite3"
-VERSION = 1
+VERSION = 2  # 1 had a row for each event
 BODY_LIMIT = 1024  # characters: a field longer than this is kept once, by hash
 # A row holds what one run had to say in one commit: a JSON list of [time, type, fields], and where bodies are kept
 # apart their hashes by field. Its place is run * 2**32 + seq of the first. One row costs half of what five do, and with
@@ -113,6 +113,13 @@ class Store:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise JournalError(f"{self.path} is of a newer Closeout. Install that, or set another CLOSEOUT_HOME.")
+        if version and version < VERSION:
+            columns = {name for _, name, *_ in db.execute("PRAGMA table_info(events)")}
+            if "place" not in columns:
+                raise JournalError(
+                    f"{self.path} is of an earlier Closeout, whose runs are not read any more. "
+                    "Move it away, or set another CLOSEOUT_HOME."
+                )
         if version < VERSION:
             db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
 

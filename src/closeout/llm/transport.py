@@ -56,7 +56,7 @@ class Endpoint:
         host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
         self.url = url.strip()
         self.origin = f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
-        self.headers = dict(headers or {})
+        self.headers = {name: _header(name, value) for name, value in (headers or {}).items()}
         self._route: tuple[Any, dict[str, Any]] | None = None
 
     def route(self) -> tuple[Any, dict[str, Any]]:
@@ -80,14 +80,21 @@ class Endpoint:
 def _checked(url: str) -> SplitResult:
     try:
         parts = urlsplit(url.strip())
-        _ = parts.port
     except ValueError:
         parts = SplitResult("", "", "", "", "")
-    if parts.scheme not in {"http", "https"} or not parts.hostname or any(c.isspace() for c in url.strip()):
+    if parts.scheme not in {"http", "https"} or not _has_place(parts) or any(c.isspace() for c in url.strip()):
         raise ConfigError(f"'{url:.200}' is not the address of a server. Write it like http://localhost:8000/v1.")
     if parts.username or parts.password:  # it would stand in errors and records, and HTTP takes only one login
         raise ConfigError(f"The address of {parts.hostname} holds a login. Give an API key in its place.")
     return parts
+
+
+def _header(name: str, value: str) -> str:
+    """A key read from a file ends in a line break as a rule; one within it is a mistake."""
+    value = value.strip()
+    if any(character < " " or character == "\x7f" for character in value):
+        raise ConfigError(f"The header {name} would hold a line break or control character. Is the API key whole?")
+    return value
 
 
 def _proxy_for(parts: SplitResult) -> tuple[str | None, dict[str, str]]:
@@ -99,9 +106,9 @@ def _proxy_for(parts: SplitResult) -> tuple[str | None, dict[str, str]]:
     if not found or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None, {}
     proxy = urlsplit(found if "://" in found else f"http://{found}")
-    if proxy.scheme not in {"http", "https"}:
+    if proxy.scheme not in {"http", "https"} or not _has_place(proxy):
         raise ConfigError(
-            f"The proxy {proxy.scheme}://{proxy.hostname} from the environment is not an HTTP proxy. "
+            f"The proxy {proxy.scheme}://{proxy.netloc.rpartition('@')[2]} from the environment is not an HTTP proxy. "
             f"Set {parts.scheme.upper()}_PROXY to one, or NO_PROXY={parts.hostname} to go without."
         )
     bare = urlunsplit((proxy.scheme, proxy.netloc.rpartition("@")[2], "", "", ""))
@@ -109,6 +116,14 @@ def _proxy_for(parts: SplitResult) -> tuple[str | None, dict[str, str]]:
         return bare, {}
     login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
     return bare, {"Proxy-Authorization": "Basic " + base64.b64encode(login).decode()}
+
+
+def _has_place(parts: SplitResult) -> bool:
+    try:
+        _ = parts.port
+    except ValueError:
+        return False
+    return bool(parts.hostname)
 
 
 # ------------------------------------------------------------------------------------------------ requests
@@ -235,6 +250,9 @@ def _translated(error: Exception, origin: str, *, reading: bool) -> Exception:
         return ModelUnreachable(f"No TLS connection to {origin}: {reason}. Does the server speak https?")
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return ModelUnreachable(f"The proxy refused the way to {origin}: {error.status} {error.message}.")
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        proxy = f"{error.host}:{error.port}"
+        return ModelUnreachable(f"No connection to the proxy {proxy}: {reason}. NO_PROXY names who is reached without.")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return ModelUnreachable(f"No such host: {origin}. Check base_url and the network.")
     if isinstance(error, aiohttp.ClientConnectorError):
