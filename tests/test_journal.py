@@ -522,10 +522,11 @@ def test_a_file_that_is_no_journal_is_named(home: Path) -> None:
         open_store(home)
 
 
-def test_a_journal_of_an_earlier_or_a_later_form_is_named(home: Path) -> None:
+@pytest.mark.parametrize("columns", ["run, seq, at, type, body", "place, time, type, body, refs"])
+def test_a_journal_of_an_earlier_or_a_later_form_is_named(columns: str, home: Path) -> None:
     home.mkdir()
     with closing(sqlite3.connect(home / "journal.sqlite3")) as old:
-        old.executescript("CREATE TABLE events (run, seq, at, type, body); PRAGMA user_version=1;")
+        old.executescript(f"CREATE TABLE events ({columns}); PRAGMA user_version=1;")
     with pytest.raises(JournalError, match=r"of an earlier Closeout.* Move it away, or set another CLOSEOUT_HOME"):
         open_store(home)
     with closing(sqlite3.connect(home / "journal.sqlite3")) as later:

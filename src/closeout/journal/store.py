@@ -113,13 +113,12 @@ class Store:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise JournalError(f"{self.path} is of a newer Closeout. Install that, or set another CLOSEOUT_HOME.")
-        if version and version < VERSION:
-            columns = {name for _, name, *_ in db.execute("PRAGMA table_info(events)")}
-            if "place" not in columns:
-                raise JournalError(
-                    f"{self.path} is of an earlier Closeout, whose runs are not read any more. "
-                    "Move it away, or set another CLOSEOUT_HOME."
-                )
+        columns = [name for _, name, *_ in db.execute("PRAGMA table_info(events)")]
+        if columns not in ([], ["place", "body"]):
+            raise JournalError(
+                f"{self.path} is of an earlier Closeout, whose runs are not read any more. "
+                "Move it away, or set another CLOSEOUT_HOME."
+            )
         if version < VERSION:
             db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
 
