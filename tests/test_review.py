@@ -71,8 +71,16 @@ def test_a_defect_says_its_own_reason_and_hint() -> None:
     assert back == RollBack("truncated", "Write it shorter.")
 
 
+def test_what_is_not_missing_any_more_is_no_plan() -> None:
+    assert review(said("Known: it is 4. Missing: nothing.")) == ""
+
+
 def test_an_answer_that_fits_is_kept_whatever_its_words() -> None:
-    for text in ("I'm sorry, it is 4.", "Let me search for that. It is 4.", "again and again " * 200):
+    for text in (
+        "I'm sorry, it is 4.",
+        "Let me search for that. It is 4.",
+        "again and again " * 200,
+    ):
         assert review(said(text), answer_fits=True) == ""
 
 
@@ -82,9 +90,16 @@ def test_an_empty_and_a_repeating_reply_are_taken_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Let me search for that.", "I'll look up the population next.", "I need to check it.",
-     "让我先搜索一下。", "接下来查询人口。"],
-)  # fmt: skip
+    "text",
+    [
+        "Let me search for that.",
+        "Missing: the year the tower was built.",
+        "I'll look up the population next.",
+        "I need to check it.",
+        "让我先搜索一下。",
+        "接下来查询人口。",
+    ],
+)
 def test_a_plan_without_a_call_is_nudged_while_that_is_allowed(text: str) -> None:
     assert review(said(text)) == "no_action"
     assert review(said(text), may_nudge=False) == ""

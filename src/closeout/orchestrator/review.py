@@ -19,6 +19,7 @@ __all__ = ["RollBack", "review_answer", "review_outcomes", "review_reply"]
 _INTENT = re.compile(
     r"\b(?:let me|i(?:'ll| will| am going to|'m going to| need to| should| can now) (?:now |first |then |next )?"
     r"(?:search|look|check|find|use|call|calculate|compute|read|fetch|query|try|run|open|start|proceed|verify|get))\b"
+    r"|\bMissing: (?!nothing\b)\w"  # what the worked examples say in front of a call
     r"|(?:让我|我将|我会|我先|我需要|接下来)[^。！？\n]{0,12}(?:搜索|查找|查询|查看|调用|计算|使用|阅读|打开|获取)",
     re.IGNORECASE,
 )
