@@ -14,15 +14,28 @@ from typing import Any
 
 import aiohttp
 
+from closeout.orchestrator.subagents import read_result_tool
+
 QUESTION = "What is behind the last key?"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "lookup",
-        "description": "Look up a key.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+# What the agent sends besides the question, word for word: its instruction, and the tool that reads on in results.
+SYSTEM = "End with the final answer, and nothing else, in \\boxed{...}."
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Look up a key.",
+            "parameters": {
+                "type": "object",
+                "properties": {"key": {"type": "string", "description": "the key"}},
+                "required": ["key"],
+                "additionalProperties": False,
+            },
+        },
     },
-}
+    {"type": "function", "function": {"name": "read_result", "description": read_result_tool.spec.description,
+                                      "parameters": dict(read_result_tool.spec.parameters)}},
+]  # fmt: skip
 
 
 def found(key: str) -> str:
@@ -48,8 +61,9 @@ def served(calls: int, by: str = "key") -> Iterator[str]:
 
 async def bare_run(session: aiohttp.ClientSession, url: str, key: str, question: str = QUESTION) -> int:
     """The same conversation as an agent has; returns the number of turns."""
-    head = json.dumps({"model": "scripted", "tools": [TOOL]})[:-1].encode() + b', "messages": ['
-    parts = [json.dumps({"role": "user", "content": question}).encode()]
+    head = json.dumps({"model": "scripted", "tools": TOOLS})[:-1].encode() + b', "messages": ['
+    opening: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    parts = [json.dumps(message).encode() for message in opening]
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     turns = 0
     while True:

@@ -55,7 +55,9 @@ class LoopWatch:
 
     def _seen(self, calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> _Seen:
         polls = bool(self._repeatable) and all(call.name in self._repeatable for call in calls)
-        parts: list[object] = [(call.name, _canonical(call.arguments)) for call in calls]
+        parts: list[object] = []
+        for call in calls:
+            parts += call.name, _canonical(call.arguments)
         if polls:
             parts += [returned.text for returned in returns]  # a poll that brings something new is no repetition
         mark = hash(tuple(parts))

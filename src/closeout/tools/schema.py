@@ -46,10 +46,15 @@ class Binding:
     parameters: Mapping[str, Any]
     adapter: TypeAdapter[dict[str, Any]] | None = None
     positional: tuple[str, ...] = ()  # parameters that Python takes by position only
+    # The types of all parameters where each is one that needs no turning, and the names without a default.
+    plain: Mapping[str, Any] | None = None
+    required: frozenset[str] = frozenset()
 
     def bind(self, tool: str, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments of the hinted types; `ToolError` says which argument does not fit."""
         values = dict(arguments)
+        if self.plain is not None and self._fit_plainly(values):
+            return [], values
         if self.adapter is not None:
             try:
                 values = self.adapter.validate_python(values)
@@ -62,6 +67,14 @@ class Binding:
         if not self.positional:
             return [], values
         return [values.pop(name) for name in self.positional if name in values], values
+
+    def _fit_plainly(self, values: Mapping[str, Any]) -> bool:
+        """Whether every value has its hinted type already; False says nothing."""
+        assert self.plain is not None
+        for name, value in values.items():
+            if self.plain.get(name) is not type(value):
+                return False
+        return self.required <= values.keys()
 
 
 def readable_signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:
@@ -133,10 +146,13 @@ def build_binding(
     except Exception as error:
         raise ToolDefinitionError(f"Tool {tool!r}: its parameters have no JSON Schema: {error}") from None
     parameters = signature.parameters.values()
+    by_name = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
     return Binding(
         parameters=_finish(schema, signature, {**doc.parameters, **_annotated_texts(hints)}),
         adapter=adapter,
         positional=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY),
+        plain=fields if by_name and all(hint in (str, int, bool) for hint in fields.values()) else None,
+        required=frozenset(p.name for p in parameters if p.default is p.empty),
     )
 
 
