@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Choice, Json, Number, RunResult, StreamHandler, tool
+from closeout.codec import shared_prefix
 from closeout.errors import ConfigError, ModelError, ResumeRefused, ToolDefinitionError, UsageError
 from closeout.journal import events as ev
 from closeout.journal.journal import Progress
 from closeout.journal.store import open_store
-from closeout.llm.encoding import shared_prefix
 from closeout.orchestrator.loops import POLLS
 from closeout.orchestrator.run import replay
 from closeout.testing import MISBEHAVIOURS, RequestView, ScriptedServer, Turn, answer, call, once, say, serve_script

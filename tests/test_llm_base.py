@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from closeout.codec import decode_json, encode_json
 from closeout.config import LLMSettings
 from closeout.errors import BadRequest, ConfigError, UsageError
 from closeout.llm.anthropic import AnthropicClient
 from closeout.llm.base import OMITTED_RESULT, BaseClient, assistant_message
 from closeout.llm.boxes import ErrorBox
 from closeout.llm.connect import connect
-from closeout.llm.encoding import decode_json, encode_json
 from closeout.llm.openai import OpenAIClient
 from closeout.llm.pricing import PRICES, Price, find_price, price
 from closeout.messages import Message, ModelReply, ToolCall, ToolSpec, Usage

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from closeout.codec import shared_prefix
 from closeout.errors import (
     BadRequest,
     ModelError,
@@ -24,7 +25,6 @@ from closeout.errors import (
 )
 from closeout.llm.anthropic import AnthropicClient
 from closeout.llm.base import BaseClient, assistant_message
-from closeout.llm.encoding import shared_prefix
 from closeout.llm.openai import OpenAIClient
 from closeout.llm.retry import RetryPolicy
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelReply, ModelRequest, ToolCall, ToolSpec

@@ -12,11 +12,11 @@ from closeout.errors import UsageError
 from closeout.outputs.encoding import FORMATS, LOSSLESS, Encoded, encode
 from closeout.outputs.normal import EncodingError
 from closeout.outputs.tokens import count
+from closeout.tools.builtin.extract import MAX_FILE_BYTES
 
 __all__ = ["compare_forms", "encode_command"]
 
 _COMPARED = ("json", "columns", "toon", "yaml", "xml", "raw", "csv", "markdown")
-MAX_BYTES = 100_000_000  # what --file takes, too
 
 
 def encode_command(file: str, format: str, budget: int | None, json: bool) -> int:  # noqa: A002 - named as its options are
@@ -55,11 +55,11 @@ def compare_forms(value: Any) -> dict[str, int | None]:
 def _read(file: str) -> Any:
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
-            data = source.read(MAX_BYTES + 1)  # a device may have no end
+            data = source.read(MAX_FILE_BYTES + 1)  # a device may have no end
     except OSError as failure:
         raise UsageError(f"{file} cannot be read: {failure.strerror}.") from None
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{file} has more than {MAX_BYTES // 1_000_000} MB. Give a part of it.")
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{file} has more than {MAX_FILE_BYTES // 1_000_000} MB. Give a part of it.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as failure:

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from pydantic_core import from_json
-
+from closeout.codec import decode_json
 from closeout.dialects.prompts import Prompts
 from closeout.dialects.protocol import HistoryView, ReadEvent
 from closeout.dialects.thinking import ThinkingSplitter, split_thinking
@@ -175,12 +174,9 @@ def _arguments_text(call: ToolCall) -> str:
 def read_object(text: str) -> dict[str, Any] | None:
     """A strict JSON object, or None."""
     try:
-        value = from_json(text)
-    except ValueError:  # what it refuses and Python takes, such as a lone surrogate's escape, is read by Python
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
+        value = decode_json(text)
+    except ValueError:
+        return None
     return value if isinstance(value, dict) else None
 
 

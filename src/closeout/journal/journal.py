@@ -282,10 +282,10 @@ class Journal:
             if started_before:
                 return self.append(interrupted())
             self.flush()
-            self.append(finished := await run())
+        finished = self.append(await run())
+        if interrupted is not None:
             self.flush()
-            return finished
-        return self.append(await run())
+        return finished
 
     def end(self, ended: RunEnded) -> None:
         """The run is over: written, listed, and free to be resumed by anybody. Never raises for a full disk."""

@@ -343,19 +343,15 @@ def _row(run: int, entries: Sequence[_Entry], bodies: dict[bytes, bytes]) -> tup
 
 def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
     """What a row says of an event: itself, or without its large bodies and with their hashes."""
-    for name in event.bodies:
-        if len(getattr(event, name) or "") > BODY_LIMIT:
-            break
-    else:
+    large = [name for name in event.bodies if len(getattr(event, name) or "") > BODY_LIMIT]
+    if not large:
         return (event,)
     values, refs = _plain(event), {}
-    for name in event.bodies:
-        value = values[name]
-        if isinstance(value, str) and len(value) > BODY_LIMIT:
-            body = value.encode("utf-8", "surrogatepass")
-            digest = hashlib.sha256(body).digest()
-            bodies[digest] = body
-            values[name], refs[name] = "", digest.hex()
+    for name in large:
+        body = values[name].encode("utf-8", "surrogatepass")
+        digest = hashlib.sha256(body).digest()
+        bodies[digest] = body
+        values[name], refs[name] = "", digest.hex()
     return values, refs
 
 

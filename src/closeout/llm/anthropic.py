@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from closeout.codec import encode_json
 from closeout.llm import transport
 from closeout.llm.anthropic_wire import conversation, tools_json, uses_tools
 from closeout.llm.building import ReplyBuilder
-from closeout.llm.encoding import encode_json
 from closeout.llm.http import COMMON_HEADERS, HTTPClient, StreamReader
 from closeout.llm.pricing import Price
 from closeout.llm.retry import RetryPolicy

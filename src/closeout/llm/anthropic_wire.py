@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from closeout.llm.encoding import decode_json, encode_json
+from closeout.codec import decode_json, encode_json
 from closeout.messages import Message, ToolSpec
 
 __all__ = ["conversation", "tools_json", "uses_tools"]

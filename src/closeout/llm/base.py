@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
+from closeout.codec import encode_json
 from closeout.errors import ModelError
 from closeout.llm.boxes import ErrorBox
-from closeout.llm.encoding import encode_json
 from closeout.llm.toolnames import offered_tools, tool_call_infos
 from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, ToolSpec, Usage
 

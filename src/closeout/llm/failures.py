@@ -8,6 +8,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
+from closeout.codec import decode_json
 from closeout.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -19,7 +20,6 @@ from closeout.errors import (
     RateLimited,
     ServerFailed,
 )
-from closeout.llm.encoding import decode_json
 
 __all__ = ["error_in_body", "explain", "failure", "is_overflow", "refuses_tools", "retry_after"]
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from closeout import __version__
+from closeout.codec import decode_json
 from closeout.errors import ContextOverflow, ModelError, ModelUnreachable, ServerFailed, StreamDropped
 from closeout.llm import transport
 from closeout.llm.base import BaseClient, OnDelta, OnRetry
 from closeout.llm.building import ReplyBuilder
-from closeout.llm.encoding import decode_json
 from closeout.llm.failures import error_in_body, explain, failure, is_overflow, refuses_tools
 from closeout.llm.pricing import Price, find_price
 from closeout.llm.retry import RetryPolicy, complete_with_retries

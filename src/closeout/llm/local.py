@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from closeout.codec import decode_json, encode_json
 from closeout.errors import BadRequest, ContextOverflow, ModelError, ModelTimeout, ServerFailed, UsageError
 from closeout.llm.base import BaseClient, OnDelta, OnRetry
 from closeout.llm.building import ReplyBuilder
-from closeout.llm.encoding import decode_json, encode_json
 from closeout.llm.local_engine import Engine, EngineKey, borrow, give_back
 from closeout.llm.weights import weights_named
 from closeout.messages import Capabilities, Constraint, ModelReply, ModelRequest, Usage

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from closeout.codec import decode_json, encode_json
 from closeout.llm import transport
 from closeout.llm.building import ReplyBuilder
-from closeout.llm.encoding import decode_json, encode_json
 from closeout.llm.failures import failure
 from closeout.llm.http import COMMON_HEADERS, HTTPClient, StreamReader, bearer
 from closeout.llm.openai_replies import OpenAIStream, read_completion, reasoning_field

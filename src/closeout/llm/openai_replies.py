@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from closeout.codec import encode_json
 from closeout.errors import ServerFailed, StreamDropped
 from closeout.llm.building import ReplyBuilder
-from closeout.llm.encoding import encode_json
 from closeout.llm.http import StreamReader
 from closeout.messages import ModelReply, ToolCall, Usage
 
@@ -26,7 +26,6 @@ _FINISHES: Mapping[str, str] = {
     "safety": "content_filter",
 }
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
-_NO_DETAILS: Mapping[str, Any] = {}
 
 
 def read_completion(value: Any) -> ModelReply | None:
@@ -82,10 +81,8 @@ def reasoning_field(message: Mapping[str, Any]) -> str | None:
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
-    for name in _REASONING_FIELDS:
-        if isinstance(found := message.get(name), str) and found:
-            return found
-    return ""
+    field = reasoning_field(message)
+    return "" if field is None else str(message[field])
 
 
 def _content(content: Any) -> tuple[str, str]:
@@ -144,7 +141,7 @@ def read_usage(value: Mapping[str, Any]) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     if not isinstance(details, dict):
-        details = _NO_DETAILS
+        details = {}
     read = _count(details.get("cached_tokens"))
     if not read:  # DeepSeek; Moonshot; Anthropic behind a proxy; llama.cpp
         timings = value.get("timings")

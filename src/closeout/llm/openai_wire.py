@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from closeout.llm.encoding import encode_json
+from closeout.codec import encode_json
 from closeout.messages import Constraint, Message, ToolSpec
 
 __all__ = ["ServerKind", "constraint_options", "message_encoder", "tools_json"]

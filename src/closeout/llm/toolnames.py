@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from closeout.codec import decode_json
 from closeout.errors import UsageError
-from closeout.llm.encoding import decode_json
 from closeout.messages import ToolCall, ToolSpec
 
 __all__ = ["Offer", "offered_tools", "tool_call_infos"]

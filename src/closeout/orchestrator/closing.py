@@ -158,15 +158,17 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
         return _chosen(agent, Closed(answer, stop.reason, value, ended.final_summary))
     account = ended.failure_experience_summary
     experience = experience_from(account, _facts(agent.facts), reason=stop.reason, reply=text or "")
-    failure = generator.failure
+    return _unanswered(stop, generator.failure, ended.final_summary, experience)
+
+
+def _unanswered(stop: Stop, failure: Exception | None, summary: str, experience: FailureExperience) -> Closed:
+    """Closing brought no answer: what `stop` says, or else what closing failed of."""
     reason = "no_answer" if stop.reason == "answered" else stop.reason
     if isinstance(failure, ModelError):
         reason = "context_overflow" if isinstance(failure, ContextOverflow) else "model_failed"
     if failure is not None and not stop.error:
         stop = Stop.failed(reason, failure)
-    return Closed(
-        None, reason, summary=ended.final_summary, experience=experience, error=stop.error, error_kind=stop.error_kind
-    )
+    return Closed(None, reason, None, summary, experience, stop.error, stop.error_kind)
 
 
 def _ends_of(messages: Sequence[Mapping[str, Any]]) -> list[Message] | None:

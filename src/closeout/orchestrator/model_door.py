@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from closeout import errors
-from closeout.errors import LimitReached, ModelError, ModelTimeout
+from closeout.codec import shared_prefix
+from closeout.errors import LimitReached, ModelError, ModelTimeout, error_type
 from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ModelRetried, usage_record
 from closeout.journal.journal import Journal
 from closeout.llm.base import BaseClient, CreatedMessage, OnDelta, OnRetry, RetryNote
-from closeout.llm.encoding import shared_prefix
 from closeout.messages import Message, ModelReply, ModelRequest, Usage
 from closeout.orchestrator.limits import Budget
 
@@ -201,11 +200,10 @@ def _as_prompt(request: ModelRequest, to_prompt: Callable[[Sequence[Message]], s
 
 def error_of(failed: ModelFailed, usage: Usage) -> ModelError:
     """The exception that a recorded failure was, as far as it is one of ours; else a ModelError that says the same."""
-    kind: Any = getattr(errors, failed.kind, ModelError)
-    if not (isinstance(kind, type) and issubclass(kind, ModelError)):
+    kind = error_type(failed.kind)
+    if kind is None or not issubclass(kind, ModelError):
         kind = ModelError
-    error: ModelError = kind(failed.error, status=failed.status, usage=usage)
-    return error
+    return kind(failed.error, status=failed.status, usage=usage)
 
 
 def _ms(began: float) -> float:

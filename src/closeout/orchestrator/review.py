@@ -72,9 +72,8 @@ def review_answer(answer: str, returns: Sequence[ToolReturn]) -> RollBack | None
     words = _plain(answer)
     if len(words) < LEAST_QUOTED:
         return None
-    if any(words in _plain(each.text) for each in returns if each.ok):
-        return None
-    if not any(words in _plain(each.text) for each in returns):
+    quoted = [each.ok for each in returns if words in _plain(each.text)]
+    if not quoted or any(quoted):
         return None
     return RollBack("error_as_answer", "That is an error of the tool, not an answer. Make another call.", answer[:200])
 

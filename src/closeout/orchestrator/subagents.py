@@ -10,7 +10,7 @@ from closeout.journal.events import AgentEnded, AgentStarted
 from closeout.messages import ToolPolicy
 from closeout.orchestrator.scope import MAX_DEPTH, current_scope
 from closeout.outputs.artifacts import read_result as read_stored
-from closeout.tools.manager import AnyTool
+from closeout.tools.manager import AnyTool, is_tool
 from closeout.tools.tool import Tool, tool
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def read_result_tool(handle: str, offset: int = 0, path: str | None = None, patt
 
 def as_tool(something: Any) -> AnyTool:
     """A tool as it is, a function as the tool it makes. Raises ToolDefinitionError for anything else."""
-    if isinstance(something, Tool) or isinstance(something, AnyTool):  # noqa: SIM101  protocols are slow to ask
+    if is_tool(something):
         return something
     if callable(something):
         made: AnyTool = tool(something)

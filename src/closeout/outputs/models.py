@@ -105,18 +105,15 @@ class ToolOutput(BaseModel):
 
     def to_record(self) -> dict[str, Any]:
         """Everything as a JSON-able dict: the fields' names, `telemetry` and `metadata` too, values normalised."""
-        telemetry = self.telemetry.__dict__.copy()
-        if telemetry["metrics"]:
-            telemetry["metrics"] = normalise(telemetry["metrics"])
         return {
             "result": normalise(self.result),
             "summary": self.summary,
             "observation": self.observation,
             "response_format": str(self.response_format),
             "compressed": self.compressed,
-            "telemetry": telemetry,
-            "metadata": normalise(self.metadata) if self.metadata else {},
-            "state_update": normalise(self.state_update) if self.state_update else self.state_update,
+            "telemetry": self.telemetry.__dict__ | {"metrics": normalise(self.telemetry.metrics)},
+            "metadata": normalise(self.metadata),
+            "state_update": normalise(self.state_update),
             "checkpoint": self.checkpoint,
         }
 

@@ -34,7 +34,6 @@ __all__ = ["Presented", "present"]
 
 SMALL = 256  # characters of compact JSON; under it the choice of a form saves less than it costs to make
 SAMPLE_OVER = 512  # characters; of longer results that surely fit, the tokens are estimated from parts
-_AS_TEXT = ("auto", "text")
 _DEFAULT_POLICY = ToolPolicy()
 
 
@@ -73,21 +72,10 @@ def present(
     limit = max(DEFAULT_BUDGET if limit is None else limit, 1)
     if policy.format != "auto" and policy.format not in FORMATS:
         raise UsageError(f"Tool {tool_name!r} asks for the format {policy.format!r}. Use auto, {', '.join(FORMATS)}.")
-    slims, room = is_slimming(policy), min(limit, TOOL_RESULT_MAX_LENGTH)
-    if (
-        type(value) is str
-        and len(value) <= room
-        and not slims
-        and policy.format in ("auto", "text")
-        and value.isascii()
-    ):
-        text = escape_markers(value)  # short and plain, as most results are
-        if len(text) <= room:
-            return Presented(text, estimate_tokens(text, sample_over=SAMPLE_OVER))
     if isinstance(value, (bytes, bytearray)) and not _is_text(value):
         return _of_bytes(value)
     shown = value if type(value) is str else normalise(value)
-    if slims:
+    if is_slimming(policy):
         shown = slim(_parsed(shown), policy)
     face = _Face(limit, handle, model)
     if isinstance(shown, str) and policy.format in ("auto", "text"):

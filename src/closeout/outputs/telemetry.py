@@ -82,9 +82,6 @@ class CallMeter:
         self, tool_name: str, *, input_tokens: int = 0, output_tokens: int = 0, **fields: Any
     ) -> ToolTelemetry:
         """The measured call as a record; `fields` are further fields of ToolTelemetry."""
-        if input_tokens or output_tokens:
-            total = input_tokens + output_tokens
-            fields |= {"input_tokens": input_tokens, "output_tokens": output_tokens, "total_tokens": total}
         measured = {
             "tool_name": tool_name,
             "execution_id": os.urandom(16).hex(),
@@ -95,7 +92,10 @@ class CallMeter:
             "cpu_percent": self.cpu_percent,
             "metrics": {},
         }
-        return _BLANK.model_copy(update=measured | fields)
+        record = _BLANK.model_copy(update=measured | fields)
+        if input_tokens or output_tokens:
+            record.count_tokens(input_tokens, output_tokens)
+        return record
 
 
 _LINES = {

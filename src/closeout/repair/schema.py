@@ -16,7 +16,7 @@ from closeout.errors import ToolDefinitionError
 if TYPE_CHECKING:
     import jsonschema_rs
 
-__all__ = ["MAX_ARGUMENT_DEPTH", "ObjectShape", "SchemaRules", "kind_of", "nests_deeper", "short"]
+__all__ = ["MAX_ARGUMENT_DEPTH", "ObjectShape", "SchemaRules", "fits_plainly", "kind_of", "nests_deeper", "short"]
 
 MAX_ARGUMENT_DEPTH = 200  # levels; far beyond any real call, far below what overflows a validator's stack
 _MAX_REFS = 16  # references followed one after another
@@ -53,6 +53,18 @@ def nests_deeper(value: Any, limit: int = MAX_ARGUMENT_DEPTH) -> bool:
             return False
         level = below
     return True
+
+
+def fits_plainly(arguments: Mapping[str, Any], kinds: Mapping[str, Any], required: frozenset[str]) -> bool:
+    """Whether each argument is exactly of its name's Python type, and none is missing; False says nothing.
+
+    Nearly every call of nearly every tool is settled by this. Text beyond ASCII is not: it may hold lone surrogates.
+    """
+    for name, value in arguments.items():
+        kind = type(value)
+        if kinds.get(name) is not kind or (kind is str and not value.isascii()):
+            return False
+    return required <= arguments.keys()
 
 
 def short(value: Any, limit: int = 60) -> str:
@@ -107,17 +119,9 @@ class SchemaRules:
 
     def accepts(self, arguments: Any) -> bool:
         """Whether arguments satisfy the schema. Never raises; what cannot be checked is not accepted."""
-        if self._plain and type(arguments) is dict and self._plainly_accepts(arguments):
+        if self._plain and type(arguments) is dict and fits_plainly(arguments, self._plain, self._required):
             return True
         return not nests_deeper(arguments) and _is_valid(self._validator, arguments)
-
-    def _plainly_accepts(self, arguments: dict[str, Any]) -> bool:
-        """Whether arguments satisfy the schema for the plainest of reasons; False says nothing."""
-        for name, value in arguments.items():
-            kind = type(value)
-            if self._plain.get(name) is not kind or (kind is str and not value.isascii()):
-                return False
-        return self._required <= arguments.keys()
 
     def first_error(self, arguments: Any) -> jsonschema_rs.ValidationError | None:
         """The validator's first complaint; None if there is none, or if it cannot look into the arguments."""
@@ -224,10 +228,7 @@ _PLAIN_KEYS = _SAYS_NOTHING | {"type", "properties", "required", "additionalProp
 
 
 def _plain_members(schema: Mapping[str, Any]) -> dict[str, type]:
-    """The Python types of an object's members where it demands nothing but types and names; of those that have one.
-
-    Nearly every call of nearly every tool is settled by this, at a tenth of what it costs to ask the validator.
-    """
+    """The Python types of an object's members where it demands nothing but types and names; of those that have one."""
     if schema.get("type") != "object" or not _PLAIN_KEYS.issuperset(schema):
         return {}
     found: dict[str, type] = {}

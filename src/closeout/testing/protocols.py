@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from closeout.llm.encoding import decode_json, encode_json
+from closeout.codec import decode_json, encode_json
 from closeout.messages import ModelReply
 from closeout.testing.script import RequestView
 from closeout.testing.writing import as_deltas, pieces

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from closeout.codec import decode_json
 from closeout.errors import UsageError
-from closeout.llm.encoding import decode_json
 from closeout.messages import ToolCall
 from closeout.testing.misbehaviour import Misbehaviour
 from closeout.testing.script import Script, Turn

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from closeout.codec import decode_json, encode_json, shared_prefix
 from closeout.errors import ModelError
-from closeout.llm.encoding import decode_json, encode_json, shared_prefix
 from closeout.messages import ModelReply
 from closeout.testing.misbehaviour import Misbehaviour
 from closeout.testing.player import ConversationKey, Performance, Player

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from closeout.llm.encoding import encode_json
+from closeout.codec import encode_json
 from closeout.messages import Delta, ModelReply, ToolCall, Usage
 from closeout.testing.script import Dialect, RequestView, Turn
 

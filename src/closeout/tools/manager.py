@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from closeout.errors import ToolDefinitionError, ToolError
@@ -22,7 +22,7 @@ from closeout.tools.schema import is_json_schema
 from closeout.tools.seed_policies import governed
 from closeout.tools.tool import Tool
 
-__all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager"]
+__all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager", "is_tool"]
 
 LOCAL = "local"  # the server name of local tools where one is asked for
 _NAME_LENGTH = 64  # characters that every vendor's API accepts in a tool name
@@ -36,6 +36,10 @@ class AnyTool(Protocol):
     def spec(self) -> ToolSpec: ...
 
     async def call(self, arguments: Mapping[str, Any], /) -> Any: ...
+
+
+def is_tool(something: Any) -> TypeGuard[AnyTool]:
+    return isinstance(something, Tool) or isinstance(something, AnyTool)  # noqa: SIM101  protocols are slow to ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +227,7 @@ class ToolManager:
     # -------------------------------------------------------------------------------------------- naming
 
     def _add(self, tool: AnyTool) -> None:
-        if not (isinstance(tool, Tool) or isinstance(tool, AnyTool)):  # noqa: SIM101  protocols are slow to ask
+        if not is_tool(tool):
             raise ToolDefinitionError(f"{tool!r} is no tool. Put @tool on the function.")
         spec = governed(tool.spec)
         if spec.name in self._local:

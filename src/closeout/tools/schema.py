@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, get_origin, get_type_hints
 
 from closeout.errors import ToolDefinitionError, ToolError
+from closeout.repair.schema import fits_plainly
 from closeout.tools.docstrings import Docstring
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Binding:
     def bind(self, tool: str, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments of the hinted types; `ToolError` says which argument does not fit."""
         values = dict(arguments)
-        if self.plain is not None and self._fit_plainly(values):
+        if self.plain is not None and fits_plainly(values, self.plain, self.required):
             return [], values
         if self.adapter is not None:
             try:
@@ -67,14 +68,6 @@ class Binding:
         if not self.positional:
             return [], values
         return [values.pop(name) for name in self.positional if name in values], values
-
-    def _fit_plainly(self, values: Mapping[str, Any]) -> bool:
-        """Whether every value has its hinted type already; False says nothing."""
-        assert self.plain is not None
-        for name, value in values.items():
-            if self.plain.get(name) is not type(value):
-                return False
-        return self.required <= values.keys()
 
 
 def readable_signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:

@@ -14,7 +14,7 @@ from typing import Any
 from closeout.errors import ToolError
 from closeout.tools.builtin.html_text import html_title, main_text
 
-__all__ = ["TABLE_SUFFIXES", "decode_text", "extract_text", "looks_like_text"]
+__all__ = ["MAX_FILE_BYTES", "TABLE_SUFFIXES", "decode_text", "extract_text", "looks_like_text"]
 
 MAX_FILE_BYTES = 100_000_000
 MAX_UNPACKED_BYTES = 400_000_000  # of an Office file, which is a zip archive: more is taken for a bomb
