@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn
 from closeout.records import record
 
 __all__ = [
+    "Bill",
     "Capabilities",
     "Constraint",
     "Defect",
@@ -224,6 +225,32 @@ class Usage:
 
 
 _NOTHING = Usage()
+_OPEN_ITEMS = 64  # usages that a bill keeps before it adds them up
+
+
+class Bill:
+    """Usages, added up when somebody asks: a request is charged in several places, and few ask before the end."""
+
+    __slots__ = ("_open", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = _NOTHING
+        self._open: list[Usage] = []
+
+    def add(self, usage: Usage) -> None:
+        self._open.append(usage)
+        if len(self._open) >= _OPEN_ITEMS:
+            self._settle()
+
+    @property
+    def total(self) -> Usage:
+        if self._open:
+            self._settle()
+        return self._sum
+
+    def _settle(self) -> None:
+        while self._open:  # one by one: another thread may be adding
+            self._sum += self._open.pop()
 
 
 def _add_costs(a: Usage, b: Usage) -> float | None:

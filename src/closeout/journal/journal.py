@@ -203,19 +203,14 @@ class Journal:
 
     def append(self, event: Event) -> Event:
         """Write an event, or recognise it as the one that is recorded at this place; what stands is returned."""
-        try:
-            stands = self._stand(event)
-        except JournalError:
-            self._say(event, handed_back=False)  # it cannot be kept, but it happened: it is on the bill
-            raise
-        self._say(stands, handed_back=stands is not event)
-        return stands
-
-    def _stand(self, event: Event) -> Event:
         recorded = self._past.recognise(event) if self._past.events else None
         if recorded is not None:
+            self._say(recorded, handed_back=True)
             return recorded
-        self._write(event)
+        try:
+            self._write(event)
+        finally:  # what cannot be kept has happened all the same: it is on the bill
+            self._say(event, handed_back=False)
         return event
 
     def _write(self, event: Event) -> None:
@@ -266,7 +261,11 @@ class Journal:
         """
         started_before = self._past.has_started(started)
         recorded = self._past.outcome_of(started)
-        self._say(self._stand(started), handed_back=recorded is not None)
+        stands = self._past.recognise(started) if self._past.events else None
+        if stands is None:
+            self._write(started)
+        # Of a call that was under way when the process died the intent is recorded; it is made now all the same.
+        self._say(stands or started, handed_back=recorded is not None)
         if recorded is not None:
             if below is not None:
                 for event in self._past.take_below(started):

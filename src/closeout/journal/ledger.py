@@ -20,7 +20,7 @@ from closeout.journal.events import (
     TurnRolledBack,
 )
 from closeout.journal.journal import Progress
-from closeout.messages import Repair, Usage
+from closeout.messages import Bill, Repair, Usage
 
 __all__ = ["Ledger"]
 
@@ -29,7 +29,7 @@ class Ledger:
     """What a run's events add up to, sub-agents included. `ledger(event)` takes one in; listen with it."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.usage = Usage()
+        self._bill = Bill()
         self.turns = 0  # the main agent's replies that were acted on or that answered; closing requests are none
         self.attempts = 0
         self.rollbacks = 0
@@ -42,6 +42,11 @@ class Ledger:
         for event in events:
             self(event)
 
+    @property
+    def usage(self) -> Usage:
+        """What all requests cost, failed ones too."""
+        return self._bill.total
+
     def __call__(self, event: Event | Progress) -> None:
         take = _TAKES.get(type(event))
         if take is not None:
@@ -49,7 +54,7 @@ class Ledger:
 
     def _replied(self, event: ModelReplied | ModelFailed) -> None:
         if event.usage:
-            self.usage += Usage(**event.usage)
+            self._bill.add(Usage(**event.usage))
 
     def _accepted(self, event: TurnAccepted) -> None:
         self.turns += event.agent == "main"

@@ -343,16 +343,17 @@ def _row(run: int, entries: Sequence[_Entry], bodies: dict[bytes, bytes]) -> tup
 
 def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
     """What a row says of an event: itself, or without its large bodies and with their hashes."""
-    large = [name for name in event.bodies if len(getattr(event, name) or "") > BODY_LIMIT]
-    if not large:
-        return (event,)
-    values, refs = _plain(event), {}
-    for name in large:
-        body = values[name].encode("utf-8", "surrogatepass")
-        digest = hashlib.sha256(body).digest()
-        bodies[digest] = body
-        values[name], refs[name] = "", digest.hex()
-    return values, refs
+    values: dict[str, Any] = {}
+    refs: dict[str, str] = {}
+    for name in event.bodies:
+        text = getattr(event, name)
+        if text and len(text) > BODY_LIMIT:
+            body = text.encode("utf-8", "surrogatepass")
+            digest = hashlib.sha256(body).digest()
+            bodies[digest] = body
+            values = values or _plain(event)
+            values[name], refs[name] = "", digest.hex()
+    return (values, refs) if refs else (event,)
 
 
 def _plain(value: object) -> Any:

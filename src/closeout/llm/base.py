@@ -14,7 +14,7 @@ from closeout.codec import encode_json
 from closeout.errors import ModelError
 from closeout.llm.boxes import ErrorBox
 from closeout.llm.toolnames import offered_tools, tool_call_infos
-from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, ToolSpec, Usage
+from closeout.messages import Bill, Capabilities, Delta, Message, ModelReply, ModelRequest, ToolSpec, Usage
 
 __all__ = ["BaseClient", "CreatedMessage", "OnDelta", "OnRetry", "ProcessedResponse", "RetryNote", "UsageSummary"]
 
@@ -68,7 +68,7 @@ class BaseClient(ABC):
 
     name: str = "model"
     capabilities: Capabilities = Capabilities()
-    _usage: Usage = Usage()
+    _bill: Bill | None = None
 
     @abstractmethod
     async def complete(
@@ -92,11 +92,13 @@ class BaseClient(ABC):
     @property
     def usage(self) -> Usage:
         """All that this client was charged so far, failed requests too."""
-        return self._usage
+        return Usage() if self._bill is None else self._bill.total
 
     def charge(self, usage: Usage) -> None:
         """Puts what one request cost on the client's bill."""
-        self._usage = self._usage + usage
+        if self._bill is None:  # not made in __init__, which subclasses need not call
+            self._bill = Bill()
+        self._bill.add(usage)
 
     # ---------------------------------------------------------------------------------- the message-history face
 

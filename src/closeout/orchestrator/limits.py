@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from closeout.messages import Usage
+from closeout.messages import Bill, Usage
 
 __all__ = ["CLOSING_TOKENS", "Budget", "Limits"]
 
@@ -35,7 +35,7 @@ class Budget:
     limits: Limits
     elapsed: Callable[[], float]
     parent: Budget | None = None
-    usage: Usage = field(default_factory=Usage)
+    bill: Bill = field(default_factory=Bill)
     cost: float = 0.0  # US dollars, as far as prices are known
     last: Usage = field(default_factory=Usage)
     added: int = 0  # tokens that the next prompt has beyond the last one and its reply
@@ -44,6 +44,15 @@ class Budget:
     started: float = -1.0
     asking: bool = False  # a request is under way
     children: list[Budget] = field(default_factory=list)  # of agents at work
+    watched: bool = field(init=False)  # more than turns is limited, here or above
+
+    def __post_init__(self) -> None:
+        own = self.limits.max_tokens, self.limits.max_cost, self.limits.max_seconds
+        self.watched = own != (None, None, None) or (self.parent is not None and self.parent.watched)
+
+    @property
+    def usage(self) -> Usage:
+        return self.bill.total
 
     # ------------------------------------------------------------------------------------------ what is spent
 
@@ -66,7 +75,7 @@ class Budget:
 
     def charge(self, usage: Usage) -> None:
         """What a request cost, failed ones too."""
-        self.usage += usage
+        self.bill.add(usage)
         self.cost += usage.cost_usd or 0.0
         if self.parent is not None:
             self.parent.charge(usage)
@@ -96,6 +105,8 @@ class Budget:
         """The limit that is reached, by its stop reason (max_turns, max_tokens, max_cost, max_seconds), or empty."""
         if turns >= self.limits.max_turns:
             return "max_turns"
+        if not self.watched:
+            return ""
         # Two more requests, each larger than the last: the next one, and the closing one with its instruction.
         tokens, cost = self._need(2)
         return self._spent(tokens, cost, (2 if tokens else 1) * self.seconds_of_last)
@@ -142,6 +153,8 @@ class Budget:
 
         A sub-agent's closing too ends before its parent's reserve begins.
         """
+        if not self.watched:
+            return None
         left = []
         if self.limits.max_seconds is not None:
             left.append(self.limits.max_seconds - (self.elapsed() - max(self.started, 0.0)))

@@ -137,7 +137,8 @@ class Orchestrator:
         """Turns, until the model answers or something ends the attempt."""
         while not (limit := self.scope.budget.reached(self.turn)):
             reading = await self.asking.ask(self.history, self.rollbacks, self.attempt, self.turn)
-            self._record(reading.repairs)
+            if reading.repairs:
+                self._record(reading.repairs)
             outcomes: Sequence[CallOutcome] = ()
             back = self._review(reading)
             if back is None:
@@ -185,7 +186,8 @@ class Orchestrator:
             handles=lambda index: f"r{first + index + 1}",
         )
         for outcome in outcomes:
-            self._record(outcome.repairs)
+            if outcome.repairs:
+                self._record(outcome.repairs)
             self.scope.artifacts.put(outcome.handle, Artifact(outcome.output.result, outcome.call.name))
         self.facts.extend(outcomes)
         return outcomes

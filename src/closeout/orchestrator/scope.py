@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import field, replace
-from typing import Any
 
 from closeout.config import AgentLimits
 from closeout.journal.journal import Journal
@@ -20,7 +19,8 @@ __all__ = ["MAX_DEPTH", "Scope", "current_scope"]
 
 MAX_DEPTH = 3  # sub-agents below the main agent
 
-_current: ContextVar[Scope | None] = ContextVar("closeout_scope", default=None)
+# The scope of the agent at work, and the handle of the call that it is making.
+_current: ContextVar[tuple[Scope, str] | None] = ContextVar("closeout_scope", default=None)
 
 
 @record
@@ -35,11 +35,6 @@ class Scope:
     handle: str = ""  # of the call that is being made
     sub_agents: Mapping[str, AgentLimits] = field(default_factory=dict)  # limits of sub-agents by name, from settings
     shared: dict[str, Artifact] = field(default_factory=dict)  # what every agent of the run may look up: its files
-
-    def for_call(self, handle: str) -> Scope:
-        return Scope(
-            self.journal, self.budget, self.path, self.depth, self.artifacts, handle, self.sub_agents, self.shared
-        )
 
     def child(self, name: str, limits: Limits) -> Scope:
         """The scope of a sub-agent that the present call starts; what the settings say of it goes before its own."""
@@ -60,12 +55,9 @@ class Scope:
 
 def current_scope() -> Scope | None:
     """The scope of the tool call that is being made in this task, or None outside of runs."""
-    return _current.get()
+    current = _current.get()
+    return None if current is None else replace(current[0], handle=current[1])
 
 
-def enter(scope: Scope) -> Any:
-    return _current.set(scope)
-
-
-def leave(token: Any) -> None:
-    _current.reset(token)
+enter = _current.set
+leave = _current.reset

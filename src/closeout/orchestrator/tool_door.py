@@ -20,8 +20,8 @@ INTERRUPTED = (
     "Interrupted: the program stopped while this call was under way. It may or may not have taken effect; "
     "check before you make it again."
 )
-# What a call's tokens are is known once its result is written for the model: `TurnAccepted.returns` has it.
-SHOWN = ("input_tokens", "output_tokens", "total_tokens")
+BLANK = ToolOutput().to_record()  # what a record need not say
+BLANK_TELEMETRY = BLANK["telemetry"]
 OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and what is left is needed to answer."
 
 
@@ -41,7 +41,7 @@ class ToolDoor:
         async def outcome() -> ToolFinished:
             began = time.perf_counter()
             seconds = self._seconds_left(spec)
-            token = enter(scope.for_call(handle))
+            token = enter((scope, handle))
             try:
                 output = await run() if seconds is None else await self._in_time(run, spec, seconds)
             finally:
@@ -90,9 +90,9 @@ class ToolDoor:
 def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:
     ms = round((time.perf_counter() - began) * 1000, 3)
     telemetry, record = output.telemetry, output.to_record()
-    for count in SHOWN:
-        record["telemetry"].pop(count, None)
-    return ToolFinished(agent, handle, name, telemetry.success, _json_text(record), ms, telemetry.error_message or "")
+    measured = {field: value for field, value in record["telemetry"].items() if value != BLANK_TELEMETRY[field]}
+    whole = {field: value for field, value in record.items() if value != BLANK[field]} | {"telemetry": measured}
+    return ToolFinished(agent, handle, name, telemetry.success, _json_text(whole), ms, telemetry.error_message or "")
 
 
 def _failed(name: str, text: str, code: str) -> ToolOutput:

@@ -62,7 +62,9 @@ class ToolTelemetry(BaseModel):
 
     def count_tokens(self, given: int, shown: int) -> None:
         """Note the tokens of the call's arguments, and of what of its result the model is shown."""
-        self.input_tokens, self.output_tokens, self.total_tokens = given, shown, given + shown
+        # Past pydantic's own assignment, which costs as much as the rest of the record.
+        self.__dict__.update(input_tokens=given, output_tokens=shown, total_tokens=given + shown)
+        self.__pydantic_fields_set__.update(("input_tokens", "output_tokens", "total_tokens"))
 
 
 class ToolOutput(BaseModel):

@@ -59,7 +59,7 @@ def repair_arguments(
     rules = schema if isinstance(schema, SchemaRules) else SchemaRules.of(schema)
     if isinstance(arguments, str):
         return _from_text(arguments, rules, aliases, defaults, drop_unknown, truncated)
-    if isinstance(arguments, Mapping) and rules.accepts(arguments):
+    if (type(arguments) is dict or isinstance(arguments, Mapping)) and rules.accepts(arguments):
         return RepairedArguments(arguments)
     return _fitted(arguments, rules, aliases, defaults, drop_unknown)
 

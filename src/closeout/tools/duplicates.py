@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import to_json
@@ -63,8 +62,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",",
 
 def _canonical(value: Any) -> str:
     if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
-        with suppress(ValueError, TypeError):  # a lone surrogate, keys of several types
-            return to_json(dict(sorted(value.items()))).decode()
+        try:
+            return to_json(dict(sorted(value.items())) if len(value) > 1 else value).decode()
+        except (ValueError, TypeError):  # a lone surrogate, keys of several types
+            pass
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):  # keys of several types, cycles: not JSON, still comparable
@@ -81,8 +82,12 @@ class CallMemory:
         self._seen: dict[tuple[str, str], int] = {}  # call → epoch in which the agent was shown its result
 
     def check(self, cache_name: str, query: str) -> DuplicateCheck:
-        count = self.counts.get(cache_name, {}).get(query, 0)
+        count = self._count(cache_name, query)
         return DuplicateCheck(count > 0, count)
+
+    def _count(self, cache_name: str, query: str) -> int:
+        queries = self.counts.get(cache_name)
+        return queries.get(query, 0) if queries else 0
 
     def record(self, cache_name: str, query: str) -> None:
         queries = self.counts.setdefault(cache_name, {})
@@ -94,7 +99,7 @@ class CallMemory:
         """
         place = (agent, query)
         epoch, seen = self._epoch(agent), self._seen.get(place)
-        repeated = seen in (None, epoch) and self.check(cache_name(agent, tool_name), query).is_duplicate
+        repeated = seen in (None, epoch) and self._count(cache_name(agent, tool_name), query) > 0
         return repeated, self._kept.get(place) if seen == epoch else None
 
     def keep(self, agent: str, query: str, outcome: CallOutcome) -> None:

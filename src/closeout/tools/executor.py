@@ -110,11 +110,15 @@ class ToolExecutor:
         """
         toolbox = self._toolbox_of(agent)
         plans = with_twins([plan_call(call, toolbox, self._memory, agent) for call in calls])
-        running = [index for index, plan in enumerate(plans) if plan.is_to_run(allow_duplicates)]
-        outputs = await self._run_all(agent, plans, running, through, handles)
+        named = [(plan, handles(index) if handles else "") for index, plan in enumerate(plans)]
+        running = {index: each for index, each in enumerate(named) if each[0].is_to_run(allow_duplicates)}
+        if len(running) == 1:  # nearly always: in the caller's task
+            ((index, (plan, handle)),) = running.items()
+            outputs = {index: await self._run(toolbox, plan, handle, through)}
+        else:
+            outputs = await self._run_together(toolbox, running, through)
         outcomes: list[CallOutcome] = []
-        for index, plan in enumerate(plans):
-            handle = handles(index) if handles else ""
+        for index, (plan, handle) in enumerate(named):
             if index in outputs:
                 outcome = self._finish(plan, outputs[index], handle, agent)
             else:
@@ -128,39 +132,30 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ run
 
-    async def _run_all(
-        self,
-        agent: str,
-        plans: Sequence[Plan],
-        running: Sequence[int],
-        through: Through,
-        handles: Callable[[int], str] | None,
+    def _run(self, toolbox: Toolbox, plan: Plan, handle: str, through: Through) -> Awaitable[ToolOutput]:
+        """One call on its way through the door."""
+        source, spec, arguments = toolbox.source, plan.spec, plan.call.arguments
+        assert source is not None
+        assert spec is not None
+        assert not isinstance(arguments, str)
+        run = partial(run_tool, source, spec, arguments, retry_delay=self.retry_delay)
+        return through(plan.call, spec, handle, run)
+
+    async def _run_together(
+        self, toolbox: Toolbox, running: Mapping[int, tuple[Plan, str]], through: Through
     ) -> dict[int, ToolOutput]:
-        """Outputs by index. One call runs in the caller's task, several in their own, `max_parallel` at once."""
+        """Outputs by index, of calls that each run in their own task, `max_parallel` at once."""
         if not running:
             return {}
-        source = self._toolbox_of(agent).source
-        assert source is not None
-
-        def start(index: int) -> Awaitable[ToolOutput]:
-            plan = plans[index]
-            spec, arguments = plan.spec, plan.call.arguments
-            assert spec is not None
-            assert not isinstance(arguments, str)
-            run = partial(run_tool, source, spec, arguments, retry_delay=self.retry_delay)
-            return through(plan.call, spec, handles(index) if handles else "", run)
-
-        if len(running) == 1:
-            return {running[0]: await start(running[0])}
         slots = asyncio.Semaphore(max(self.max_parallel, 1))
 
-        async def run_in_slot(index: int) -> ToolOutput:
+        async def run_in_slot(plan: Plan, handle: str) -> ToolOutput:
             async with slots:
-                return await start(index)
+                return await self._run(toolbox, plan, handle, through)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {index: group.create_task(run_in_slot(index)) for index in running}
+                tasks = {index: group.create_task(run_in_slot(*each)) for index, each in running.items()}
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return {index: task.result() for index, task in tasks.items()}

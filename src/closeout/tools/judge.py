@@ -111,7 +111,7 @@ def _judge_emptiness(value: Any, policy: ToolPolicy, tool_name: str) -> Judgemen
         found = _parsed(value, policy.empty_at) if isinstance(value, str) else value
         if isinstance(found, Mapping) and all(is_empty(found.get(key)) for key in policy.empty_at):
             return Judgement("empty", f"{tool_name} found nothing: ask with other words.", ask_again=True)
-    if isinstance(value, Mapping):
+    if not isinstance(value, str) and isinstance(value, Mapping):
         keys = [key for key in _ITEM_KEYS if key in value]
         if keys and all(is_empty(value[key]) for key in keys):
             return Judgement("empty", f"{tool_name} found nothing: ask with other words.", ask_again=True)

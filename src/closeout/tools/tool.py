@@ -123,7 +123,8 @@ class Tool(Generic[P, R]):
             result = function(*positional, **keywords)
         else:
             result = await run_in_thread(functools.partial(function, *positional, **keywords))
-        return await result if inspect.isawaitable(result) else result
+        # As `inspect.isawaitable`, without asking an abstract class: nearly every result is none.
+        return await result if hasattr(result, "__await__") else result
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)

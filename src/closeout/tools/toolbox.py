@@ -57,10 +57,10 @@ class Toolbox:
         if self.source is None:
             return
         offered: Any = self.source.specs()
-        if isinstance(offered, Mapping):
-            offered = tuple(offered.values())
         if offered is self._offered:
             return
+        if isinstance(offered, Mapping):
+            offered = tuple(offered.values())
         if len(offered) != len(self._offered) or any(a is not b for a, b in zip(offered, self._offered, strict=True)):
             self._specs = [governed(spec) for spec in offered]
             self._by_name = {}
