@@ -6,7 +6,7 @@ The same fold serves the live loop, which listens with it, and whoever reads a r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from closeout.dialects.protocol import HistoryView
@@ -42,7 +42,7 @@ class History:
         self._earlier = tuple(earlier)
         self._images = tuple(images)
         self._agent = agent
-        self._steps: tuple[Step, ...] = ()
+        self.steps: tuple[Step, ...] = ()
         self.evicted_before = 0  # turns before this one show stubs
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
         self._gone: tuple[str, ...] = ()  # handles of the first and the last result that a summary stands for
@@ -53,14 +53,14 @@ class History:
             self.apply(event)
         return self
 
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        return self._steps
-
     def __call__(self, event: Any) -> None:
         """As a listener: what the model sees of is taken in, anything else let pass."""
         if type(event) in _SEEN:
             self.apply(event)
+
+    def hears(self, kind: type[Event]) -> Callable[[Event], None] | None:
+        """As a journal's listener: what takes in events of a type."""
+        return self.apply if kind in _SEEN else None
 
     def apply(self, event: Event) -> None:
         """Take in an event; those of other agents, and those that the model does not see, change nothing."""
@@ -74,23 +74,23 @@ class History:
             first, end = self._place(self.evicted_before), self._place(event.before)
             self.evicted_before = event.before
             self._evictions = (*self._evictions[-1:], event.before)
-            self._steps = (*self._steps[:first], *map(_stubbed, self._steps[first:end]), *self._steps[end:])
+            self.steps = (*self.steps[:first], *map(_stubbed, self.steps[first:end]), *self.steps[end:])
         elif isinstance(event, Compacted):
             self._compact(event)
 
     def _compact(self, event: Compacted) -> None:
         self._evictions = ()
-        handles = [r.handle for step in self._steps if step.turn < event.before for r in step.returns if r.handle]
+        handles = [r.handle for step in self.steps if step.turn < event.before for r in step.returns if r.handle]
         if handles:
             self._gone = ((*self._gone, *handles)[0], handles[-1])
         readable = f"\n(Results {self._gone[0]} to {self._gone[1]}: read_result shows them.)" if self._gone else ""
         # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles go on
         # alternating.
         self._question = f"{self._begun}\n\nSummary of your work so far:\n{event.summary}{readable}"
-        self._steps = tuple(step for step in self._steps if step.turn >= event.before)
+        self.steps = tuple(step for step in self.steps if step.turn >= event.before)
 
     def _start(self, event: AttemptStarted) -> None:
-        self._steps = ()
+        self.steps = ()
         self.evicted_before = 0
         self._evictions = self._gone = ()
         self._question = self._begun = "\n\n".join((self._task, *event.experiences))
@@ -98,20 +98,20 @@ class History:
     def _accept(self, event: TurnAccepted) -> None:
         calls = event.tool_calls()
         step = Step(event.turn, event.text, calls, event.tool_returns(calls), event.reasoning, event.raw)
-        if self._steps and self._steps[-1].turn == event.turn:  # written anew after a departure from the record
-            self._steps = self._steps[:-1]
-        self._steps = (*self._steps, step)
+        if self.steps and self.steps[-1].turn == event.turn:  # written anew after a departure from the record
+            self.steps = self.steps[:-1]
+        self.steps = (*self.steps, step)
 
     def _place(self, turn: int) -> int:
         """How many steps lie before a turn."""
-        return bisect_left(self._steps, turn, key=lambda step: step.turn)
+        return bisect_left(self.steps, turn, key=lambda step: step.turn)
 
     def view(self, note: str = "", closing: str = "", withheld: frozenset[str] = frozenset()) -> HistoryView:
         """What the model sees now. `note` is a hint that is not kept; `withheld` names tools that are not offered."""
         tools = tuple(tool for tool in self._tools if tool.name not in withheld) if withheld else self._tools
         borders = tuple(map(self._place, self._evictions)) if self._evictions else ()
         return HistoryView(
-            self._instructions, self._question, tools, self._steps, self._earlier, note, closing, self._images, borders
+            self._instructions, self._question, tools, self.steps, self._earlier, note, closing, self._images, borders
         )
 
 

@@ -6,7 +6,7 @@ Calls that a server lost on the way, and so arrive as text, are the business of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -75,7 +75,7 @@ class FunctionCall:
         for step in steps[len(self._steps) :]:
             done = step.rendered.get(key)
             if done is None:
-                done = step.rendered[key] = tuple(_step_messages(step, images))
+                done = step.rendered[key] = _step_messages(step, images)
             self._messages += done
             self._ends.append(len(self._messages))
         self._steps, self._images = steps, images
@@ -112,7 +112,7 @@ def user_message(text: str, images: Sequence[Mapping[str, Any]] = ()) -> Message
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def _step_messages(step: Step, with_images: bool) -> Iterator[Message]:
+def _step_messages(step: Step, with_images: bool) -> tuple[Message, ...]:
     ids = call_ids(step)
     assistant: dict[str, Any] = {"role": "assistant", "content": step.text or None}
     if step.reasoning:
@@ -124,12 +124,13 @@ def _step_messages(step: Step, with_images: bool) -> Iterator[Message]:
         ]
     elif not step.text:
         assistant["content"] = ""
-    yield Message(assistant)
+    messages = [Message(assistant)]
     for id_, text in zip(ids, _results(step), strict=True):
-        yield Message(role="tool", tool_call_id=id_, content=text)
+        messages.append(Message(role="tool", tool_call_id=id_, content=text))
     images = [image for result in step.returns for image in result.images] if with_images else []
     if images:
-        yield user_message("Images from the tool results above:", images)
+        messages.append(user_message("Images from the tool results above:", images))
+    return tuple(messages)
 
 
 def call_ids(step: Step) -> list[str]:
@@ -191,10 +192,12 @@ class FunctionCallReader:
     complete = False  # several calls may come, so nothing is ever cut short
 
     def __init__(self) -> None:
-        self._splitter = ThinkingSplitter()
+        self._splitter: ThinkingSplitter | None = None
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
         if delta.kind == "text":
+            if self._splitter is None:  # most replies are read whole
+                self._splitter = ThinkingSplitter()
             return [
                 ReadEvent("reasoning" if thinking else "text", piece)
                 for thinking, piece in self._splitter.feed(delta.text)

@@ -190,12 +190,12 @@ class ModelReplied(Event):
 
     @classmethod
     def of(cls, agent: str, call: int, reply: ModelReply, ms: float) -> ModelReplied:
-        calls = tuple(
+        calls = [
             {"id": c.id, "name": c.name, "arguments": c.text or c.arguments, "server_name": c.server_name}
             for c in reply.tool_calls
-        )
+        ]
         return cls(
-            agent, call, reply.text, reply.reasoning, calls, reply.finish_reason,
+            agent, call, reply.text, reply.reasoning, tuple(calls), reply.finish_reason,
             usage_record(reply.usage), reply.model, reply.reasoning_details, ms,
         )  # fmt: skip
 
@@ -287,10 +287,11 @@ class TurnAccepted(Event):
         return tuple([ToolCall(c["name"], c["arguments"], c["id"], c["server_name"], c["text"]) for c in self.calls])
 
     def tool_returns(self, calls: tuple[ToolCall, ...]) -> tuple[ToolReturn, ...]:
-        return tuple(
+        returns = [
             ToolReturn(calls[r["call"]], r["text"], r["handle"], r["ok"], r["tokens"], tuple(r.get("images", ())))
             for r in self.returns
-        )
+        ]
+        return tuple(returns)
 
 
 @record

@@ -59,6 +59,18 @@ _Hears: TypeAlias = Callable[[Event | Progress], Any]
 Listener: TypeAlias = _Hears | RunListener
 
 
+class Selective(Protocol):
+    """A listener that only some types of event matter to, and no progress."""
+
+    def hears(self, kind: type[Event], /) -> Callable[[Any], Any] | None:
+        """What takes in events of a type; None: nothing does."""
+
+
+def _hearer(listener: _Hears, kind: type[Event]) -> Callable[[Any], Any] | None:
+    choose = getattr(listener, "hears", None)
+    return listener if choose is None else cast(Selective, listener).hears(kind)
+
+
 def _follower(listener: Listener, journal: Journal) -> Follower | None:
     """Who follows the run for a listener of many; None for one that listens itself."""
     follow = getattr(listener, "follow", None)  # a tenth of what it costs to ask whether it fits the protocol
@@ -93,7 +105,8 @@ class Journal:
         self._past = Past(rows)
         self._next = rows[-1].seq + 1 if rows else 0
         self._kept: list[Row] = []  # of a run without a store
-        self._listeners: list[Callable[[Event | Progress], Any]] = []
+        self._listeners: list[_Hears] = []
+        self._hearers: dict[type, tuple[Callable[[Any], Any], ...]] = {}  # of events of a type: found once
         self._commit: asyncio.TimerHandle | None = None  # the next one, where one is due
         self._failure: JournalError | None = None
 
@@ -173,9 +186,16 @@ class Journal:
 
         return leave
 
-    def _hear(self, listener: Callable[[Event | Progress], Any]) -> Callable[[], None]:
+    def _hear(self, listener: _Hears) -> Callable[[], None]:
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+        self._hearers.clear()
+
+        def leave() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+                self._hearers.clear()
+
+        return leave
 
     def invite(self, listener: Listener) -> Callable[[], None]:
         """`listen`, for one whose failures are not the run's: it is then noted and heard no more."""
@@ -190,8 +210,12 @@ class Journal:
     def _say(self, event: Event, *, handed_back: bool) -> None:
         outer = self.handed_back
         self.handed_back = handed_back or self.replay_only
-        for listener in self._listeners:
-            listener(event)
+        kind = type(event)
+        hearers = self._hearers.get(kind)
+        if hearers is None:
+            hearers = self._hearers[kind] = tuple(hear for each in self._listeners if (hear := _hearer(each, kind)))
+        for hear in hearers:
+            hear(event)
         self.handed_back = outer
 
     def tell(self, progress: Progress) -> None:
@@ -259,16 +283,17 @@ class Journal:
         not be done again has its intent on disk before it begins and its outcome before anything follows from it.
         `below` is told what is recorded of agents that a handed-back call had started: they do not run again.
         """
-        started_before = self._past.has_started(started)
-        recorded = self._past.outcome_of(started)
-        stands = self._past.recognise(started) if self._past.events else None
+        past = self._past
+        started_before = past.has_started(started) if past.events else False
+        recorded = past.outcome_of(started) if past.outcomes_left else None
+        stands = past.recognise(started) if past.events else None
         if stands is None:
             self._write(started)
         # Of a call that was under way when the process died the intent is recorded; it is made now all the same.
         self._say(stands or started, handed_back=recorded is not None)
         if recorded is not None:
             if below is not None:
-                for event in self._past.take_below(started):
+                for event in past.take_below(started):
                     self._say(event, handed_back=True)
                     below(event)
             self._say(recorded, handed_back=True)

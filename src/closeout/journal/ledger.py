@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from closeout.journal.events import (
@@ -51,6 +52,11 @@ class Ledger:
         take = _TAKES.get(type(event))
         if take is not None:
             take(self, event)
+
+    def hears(self, kind: type[Event]) -> Callable[[Any], None] | None:
+        """As a journal's listener: what takes in events of a type."""
+        take = _TAKES.get(kind)
+        return None if take is None else partial(take, self)
 
     def _replied(self, event: ModelReplied | ModelFailed) -> None:
         if event.usage:

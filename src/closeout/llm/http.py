@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from closeout import __version__
@@ -98,7 +99,7 @@ class HTTPClient(BaseClient):
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
         reply, spent = await complete_with_retries(
-            lambda timeout: self._attempt(request, on_delta, timeout),
+            partial(self._attempt, request, on_delta),
             policy=self._retry,
             timeout=self._timeout if request.timeout is None else request.timeout,
             on_retry=on_retry,
@@ -191,7 +192,7 @@ class HTTPClient(BaseClient):
             if stream and response.content_type != "application/json":
                 return await self._read_stream(response, on_delta, len(body), endpoint.origin)
             reply = self._whole(await response.read(), len(body), endpoint.origin)
-            return _shown(reply, on_delta)
+            return reply if on_delta is None else _shown(reply, on_delta)
 
     def _learns(self, request: ModelRequest, refusal: bytes) -> bool:
         code, reason = explain(refusal)

@@ -26,6 +26,8 @@ _FINISHES: Mapping[str, str] = {
     "safety": "content_filter",
 }
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
+# Tokens from the cache: DeepSeek; Moonshot; Anthropic behind a proxy.
+_CACHED = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
 
 
 def read_completion(value: Any) -> ModelReply | None:
@@ -44,10 +46,11 @@ def read_completion(value: Any) -> ModelReply | None:
         text = choice.get("text")
         return ModelReply(text, finish_reason=finish, usage=usage, model=model) if isinstance(text, str) else None
     text, thinking = _content(message.get("content"))
+    field = reasoning_field(message)
     calls = _whole_calls(message)
     return ModelReply(
         text or _text(message.get("refusal")),
-        thinking or _reasoning(message),
+        thinking or (message[field] if field else ""),
         calls,
         "tool_calls" if calls and finish == "stop" else finish,
         usage,
@@ -77,12 +80,10 @@ def finish_reason(given: Any) -> str:
 
 def reasoning_field(message: Mapping[str, Any]) -> str | None:
     """Under which name a message of the server carries its reasoning."""
-    return next((name for name in _REASONING_FIELDS if isinstance(message.get(name), str) and message[name]), None)
-
-
-def _reasoning(message: Mapping[str, Any]) -> str:
-    field = reasoning_field(message)
-    return "" if field is None else str(message[field])
+    for name in _REASONING_FIELDS:
+        if isinstance(message.get(name), str) and message[name]:
+            return name
+    return None
 
 
 def _content(content: Any) -> tuple[str, str]:
@@ -142,20 +143,15 @@ def read_usage(value: Mapping[str, Any]) -> Usage | None:
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     if not isinstance(details, dict):
         details = {}
-    read = _count(details.get("cached_tokens"))
-    if not read:  # DeepSeek; Moonshot; Anthropic behind a proxy; llama.cpp
-        timings = value.get("timings")
-        read = (
-            _count(usage.get("prompt_cache_hit_tokens"))
-            or _count(usage.get("cached_tokens"))
-            or _count(usage.get("cache_read_input_tokens"))
-            or (_count(timings.get("cache_n")) if isinstance(timings, dict) else 0)
-        )
-    write = _count(details.get("cache_write_tokens")) or _count(usage.get("cache_creation_input_tokens"))
+    read = _count(details, "cached_tokens") or _count(usage, *_CACHED)
+    timings = value.get("timings")
+    if not read and isinstance(timings, dict):  # llama.cpp
+        read = _count(timings, "cache_n")
+    write = _count(details, "cache_write_tokens") or _count(usage, "cache_creation_input_tokens")
     cost = usage.get("cost")  # OpenRouter, in dollars
     return Usage(
-        _count(usage.get("prompt_tokens")) or _count(usage.get("input_tokens")),
-        _count(usage.get("completion_tokens")) or _count(usage.get("output_tokens")),
+        _count(usage, "prompt_tokens", "input_tokens"),
+        _count(usage, "completion_tokens", "output_tokens"),
         read,
         write,
         1,
@@ -163,8 +159,13 @@ def read_usage(value: Mapping[str, Any]) -> Usage | None:
     )
 
 
-def _count(given: Any) -> int:
-    return given if isinstance(given, int) and given > 0 else 0
+def _count(given: Mapping[str, Any], *names: str) -> int:
+    """The first of several fields that holds a count."""
+    for name in names:
+        found = given.get(name)
+        if isinstance(found, int) and found > 0:
+            return found
+    return 0
 
 
 # ------------------------------------------------------------------------------------------------ streams

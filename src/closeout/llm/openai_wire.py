@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from closeout.codec import encode_json
@@ -23,7 +24,7 @@ def message_encoder(reasoning: str | None) -> tuple[str, Callable[[Message], byt
     """
     if reasoning is None:
         return "openai-chat", _encode
-    return f"openai-chat+{reasoning}", lambda message: _encode(message, reasoning)
+    return f"openai-chat+{reasoning}", partial(_encode, reasoning=reasoning)
 
 
 def _encode(message: Message, reasoning: str | None = None) -> bytes:

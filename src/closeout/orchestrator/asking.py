@@ -154,8 +154,7 @@ class Asking:
     # ------------------------------------------------------------------------------------------------- reading
 
     def _read(self, reply: ModelReply) -> Reading:
-        start = repeated_tail(reply.text)
-        if start >= 0 and reply.finish_reason in ("cut", "length"):
+        if reply.finish_reason in ("cut", "length") and (start := repeated_tail(reply.text)) >= 0:
             hint = "Your last reply repeated itself. Be brief: call one tool or give the answer."
             return Reading(reply.text[:start], reply.reasoning, defects=(Defect("repeating", hint),))
         reading = self.reader().close(reply)

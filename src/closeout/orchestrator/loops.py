@@ -54,9 +54,10 @@ class LoopWatch:
         return found
 
     def _seen(self, calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> _Seen:
-        polls = bool(self._repeatable) and all(call.name in self._repeatable for call in calls)
+        polls = True
         parts: list[object] = []
         for call in calls:
+            polls = polls and call.name in self._repeatable
             parts += call.name, _canonical(call.arguments)
         if polls:
             parts += [returned.text for returned in returns]  # a poll that brings something new is no repetition

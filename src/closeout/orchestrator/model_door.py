@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from closeout.codec import shared_prefix
@@ -58,13 +59,14 @@ class JournaledClient(BaseClient):
             request = replace(request, tool_choice="none")
         call = self._calls
         intent = self._intent(call, request)
-        self._refuse_beyond_budget(intent.size)
+        if self.purpose != "act":
+            self._refuse_beyond_budget(intent.size)
         self._calls += 1
         live: list[ModelReply] = []
         self._budget.asking = True
         try:
             outcome = await self._journal.effect(
-                intent, lambda: self._ask(intent, request, on_delta or self.on_delta, on_retry, live)
+                intent, partial(self._ask, intent, request, on_delta or self.on_delta, on_retry, live)
             )
         finally:
             self._budget.asking = False
@@ -94,7 +96,7 @@ class JournaledClient(BaseClient):
 
     def _refuse_beyond_budget(self, size: int) -> None:
         """Closing may take several requests; one that would go beyond a limit is not made."""
-        limit = self._forbidden(size) if self.purpose != "act" else ""
+        limit = self._forbidden(size)
         if limit:
             raise LimitReached(limit, f"One more request to the model would go beyond the limit ({limit}).")
 

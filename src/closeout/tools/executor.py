@@ -188,7 +188,7 @@ class ToolExecutor:
             rollback,
             face.tokens,
             face.truncated,
-            images_of(output),
+            images_of(output) if output.metadata else (),
         )
         if plan.query is not None and status in ("ok", "low_quality"):
             if spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only):
