@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import reduce
+from operator import add
 from typing import Any, Literal, NoReturn
 
 from closeout.records import record
@@ -249,8 +251,19 @@ class Bill:
         return self._sum
 
     def _settle(self) -> None:
+        items = [] if self._sum is _NOTHING else [self._sum]
         while self._open:  # one by one: another thread may be adding
-            self._sum += self._open.pop()
+            items.append(self._open.pop())
+        if any(item.cost_usd is not None for item in items):
+            self._sum = reduce(add, items)
+        else:
+            self._sum = Usage(
+                sum([item.input_tokens for item in items]),
+                sum([item.output_tokens for item in items]),
+                sum([item.cache_read_tokens for item in items]),
+                sum([item.cache_write_tokens for item in items]),
+                sum([item.requests for item in items]),
+            )
 
 
 def _add_costs(a: Usage, b: Usage) -> float | None:

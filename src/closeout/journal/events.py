@@ -6,12 +6,12 @@ call that started it. Events that are written once for each thing that happens c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import Any, ClassVar
 
 from closeout.messages import ModelReply, Repair, ToolCall, ToolReturn, Usage
-from closeout.records import record
+from closeout.records import record, shallow_dict
 
 __all__ = [
     "AgentEnded",
@@ -51,6 +51,7 @@ class Event:
     # The field that tells it from its agent's other events of this kind, for those written once for each thing.
     identity: ClassVar[str] = ""
     names: ClassVar[tuple[str, ...]] = ("agent",)
+    values: ClassVar[Callable[[Any], dict[str, Any]]]  # the fields by name, called on the event: a row's content
 
     agent: str
 
@@ -380,6 +381,7 @@ def _register() -> dict[str, type[Event]]:
     types = {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, Event)}
     for kind in types.values():
         kind.names = tuple(f.name for f in fields(kind))
+        kind.values = shallow_dict(kind)
     return types
 
 

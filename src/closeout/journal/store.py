@@ -338,26 +338,21 @@ def _row(run: int, entries: Sequence[_Entry], bodies: dict[bytes, bytes]) -> tup
         # Lone surrogates and foreign objects: escapes carry the first, their text stands for the second.
         import json
 
-        return place, json.dumps(items, default=_plain).encode()
+        return place, json.dumps(items, default=str).encode()
 
 
 def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
     """What a row says of an event: itself, or without its large bodies and with their hashes."""
-    values: dict[str, Any] = {}
+    values = event.values()
     refs: dict[str, str] = {}
     for name in event.bodies:
-        text = getattr(event, name)
+        text = values[name]
         if text and len(text) > BODY_LIMIT:
             body = text.encode("utf-8", "surrogatepass")
             digest = hashlib.sha256(body).digest()
             bodies[digest] = body
-            values = values or _plain(event)
             values[name], refs[name] = "", digest.hex()
-    return (values, refs) if refs else (event,)
-
-
-def _plain(value: object) -> Any:
-    return {name: getattr(value, name) for name in value.names} if isinstance(value, Event) else str(value)
+    return (values, refs) if refs else (values,)
 
 
 def _unreadable(kind: str) -> Unknown:

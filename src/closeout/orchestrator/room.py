@@ -9,6 +9,7 @@ from closeout.context.eviction import Eviction, EvictionPolicy, best_batch
 from closeout.errors import LimitReached, ModelError
 from closeout.journal.events import Compacted, Evicted, Noted
 from closeout.llm.pricing import find_price
+from closeout.messages import Step
 from closeout.orchestrator.plan import AgentPlan
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ async def make_room(orchestrator: Orchestrator) -> None:
     """Evict or sum up if the policy says so. The next prompt is the last one, as counted, and what was added since."""
     history, scope, counter = orchestrator.history, orchestrator.scope, orchestrator.counter
     _learn(orchestrator)
-    added = round(sum(returned.tokens for returned in history.steps[-1].returns) * counter.scale)
+    added = round(_tokens(history.steps[-1]) * counter.scale)
     scope.budget.added = added
     tokens = orchestrator.asking.client.prompt_tokens + scope.budget.last.output_tokens + added
     eviction = orchestrator.eviction.decide(history.steps, history.evicted_before, tokens, counter.scale)
@@ -67,11 +68,20 @@ def _learn(orchestrator: Orchestrator) -> None:
     steps = orchestrator.history.steps
     if characters == 0 or len(steps) < 2:
         return
-    returns = steps[-2].returns
-    shown = sum(len(returned.text) for returned in returns)
-    if shown <= characters <= 2 * shown and not any(returned.images for returned in returns):
-        estimated = sum(returned.tokens for returned in returns)
-        orchestrator.counter.calibrate(estimated * characters / shown, tokens)
+    step = steps[-2]
+    shown = 0
+    for returned in step.returns:
+        shown += len(returned.text)
+    if shown <= characters <= 2 * shown and not any(returned.images for returned in step.returns):
+        orchestrator.counter.calibrate(_tokens(step) * characters / shown, tokens)
+
+
+def _tokens(step: Step) -> int:
+    """What the results of a step were estimated at."""
+    tokens = 0
+    for returned in step.returns:
+        tokens += returned.tokens
+    return tokens
 
 
 async def _compact(orchestrator: Orchestrator, eviction: Eviction) -> bool:
