@@ -64,6 +64,24 @@ def test_emptiness_is_declared_per_tool() -> None:
     assert judge({"rows": []}, ToolPolicy()) is GOOD
 
 
+@pytest.mark.parametrize(
+    ("value", "is_empty"),
+    [
+        ({}, True),
+        ({"searchParameters": {"q": "x"}, "credits": 1}, True),
+        ('{"_type": "SearchResponse", "queryContext": {"originalQuery": "x"}}', True),
+        ({"results": [], "total": 0}, True),
+        ({"results": [{"title": "x"}]}, False),
+        ('{"news": [{"title": "x"}]}', False),
+        ({"searchParameters": {"q": "x"}, "answerBox": {"answer": "42"}}, False),
+        ({"text": "1. x"}, False),
+    ],
+)
+def test_where_the_declared_place_is_missing_other_places_count(value: Any, is_empty: bool) -> None:
+    judgement = judge(value, SEED_POLICIES["google_search"], "google_search")
+    assert (judgement.quality == "empty") is is_empty
+
+
 @pytest.mark.parametrize("value", [{"organic": [1]}, {"results": [], "items": [1]}, [0], 0, False, "x", {"count": 0}])
 def test_results_with_something_in_them(value: Any) -> None:
     assert judge(value, ToolPolicy()) is GOOD
@@ -110,6 +128,25 @@ def test_a_tools_own_policy_comes_before_the_shipped_one() -> None:
     other = ToolSpec("something_else")
     assert governed(other) is other
     assert not governed(ToolSpec("scrape", policy=ToolPolicy(destructive=True))).policy.read_only
+
+
+def test_a_shipped_policy_speaks_of_the_tools_own_parameters() -> None:
+    def shipped_for(name: str, *parameters: str) -> ToolPolicy:
+        schema = {"type": "object", "properties": {parameter: {"type": "string"} for parameter in parameters}}
+        return governed(ToolSpec(name, "", schema)).policy
+
+    search = shipped_for("google_search", "query", "page")
+    assert (search.duplicate_key, search.aliases) == (
+        ("query",),
+        {"query": ("q", "keyword", "keywords", "search_query")},
+    )
+    assert shipped_for("google_search", "q", "query").duplicate_key == ("q",)
+    assert shipped_for("google_search", "terms").duplicate_key is None
+    assert shipped_for("scrape_and_extract_info", "link", "description").duplicate_key == ("link", "description")
+    assert shipped_for("scrape_and_extract_info", "link").duplicate_key is None
+    code = shipped_for("run_python_code", "code")
+    assert (dict(code.aliases), dict(code.defaults)) == ({"code": ("code_block",)}, {})
+    assert shipped_for("run_python_code", "code_block", "sandbox_id") == SEED_POLICIES["run_python_code"]
 
 
 @given(

@@ -43,8 +43,10 @@ def query_key(tool_name: str, arguments: Mapping[str, Any], policy: ToolPolicy) 
     """
     if policy.repeatable:
         return None
-    if policy.duplicate_key is not None:
-        key = "_".join((tool_name, *(_plain(arguments.get(name)) for name in policy.duplicate_key)))
+    names = policy.duplicate_key
+    # Calls that leave the key out and differ in the rest are not the same call.
+    if names is not None and (not names or not arguments or not arguments.keys().isdisjoint(names)):
+        key = "_".join((tool_name, *(_plain(arguments.get(name)) for name in names)))
     else:
         key = f"{tool_name}_{_canonical(arguments)}"
     return key if len(key) <= _MAX_KEY else f"{tool_name}_{hashlib.sha256(key.encode('utf-8', 'replace')).hexdigest()}"

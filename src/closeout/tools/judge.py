@@ -35,6 +35,8 @@ _ERROR_WORDS = ("Error:", "ERROR:", "Traceback (most recent call last)", "[ERROR
 _ITEM_KEYS = ("organic", "results", "items", "hits", "documents", "matches", "search_results", "webPages")
 _TEXT_KEYS = ("text", "content", "markdown", "extracted_info", "body", "html")
 
+_OTHER_KEYS = frozenset((*_ITEM_KEYS, *_TEXT_KEYS, "answer", "answerBox", "data", "knowledgeGraph", "result"))
+
 _SHORT_PAGE = 1_500  # characters; an article that mentions a captcha is longer than the wall that asks for one
 _MAX_PARSED = 20_000  # characters of JSON text that are parsed to be judged; longer results are not empty
 
@@ -109,7 +111,7 @@ def _judge_emptiness(value: Any, policy: ToolPolicy, tool_name: str) -> Judgemen
         return GOOD
     if policy.empty_at:
         found = _parsed(value, policy.empty_at) if isinstance(value, str) else value
-        if isinstance(found, Mapping) and all(is_empty(found.get(key)) for key in policy.empty_at):
+        if isinstance(found, Mapping) and _brought_nothing(found, policy.empty_at):
             return Judgement("empty", f"{tool_name} found nothing: ask with other words.", ask_again=True)
     if not isinstance(value, str) and isinstance(value, Mapping):
         keys = [key for key in _ITEM_KEYS if key in value]
@@ -118,6 +120,14 @@ def _judge_emptiness(value: Any, policy: ToolPolicy, tool_name: str) -> Judgemen
     if value is None or value in ("", "[]", "{}") or (isinstance(value, list | tuple | dict) and not value):
         return Judgement("empty", f"{tool_name} returned nothing.", ask_again=bool(policy.empty_at))
     return GOOD
+
+
+def _brought_nothing(found: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    """Whether the declared places hold nothing; where there are none of them, whether others hold nothing either."""
+    if any(key in found for key in keys):
+        return all(is_empty(found.get(key)) for key in keys)
+    # Services leave an empty place out; but a tool may also answer in another shape than was declared for its name.
+    return not any(items if isinstance(items, list) else key in _OTHER_KEYS and items for key, items in found.items())
 
 
 def is_empty(items: Any) -> bool:

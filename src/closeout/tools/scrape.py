@@ -51,7 +51,7 @@ def has_no_organic_results(result: Any) -> bool:
             return False
     if not isinstance(result, Mapping):
         return False
-    organic = result.get("organic", [])
+    organic = result.get("organic")  # a result without that key is no list of hits that is empty
     return isinstance(organic, list | dict) and not organic
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from types import MappingProxyType
+from typing import Any
 
 from closeout.messages import ToolPolicy, ToolSpec
 
@@ -43,6 +44,7 @@ def governed(spec: ToolSpec) -> ToolSpec:
     shipped = SEED_POLICIES.get(spec.name)
     if shipped is None:
         return spec
+    shipped = _in_its_words(shipped, spec.parameters.get("properties"))
     added = {
         name: getattr(shipped, name)
         for name in _FIELDS
@@ -51,3 +53,24 @@ def governed(spec: ToolSpec) -> ToolSpec:
     if spec.policy.destructive:  # what is known to destroy is never taken for harmless because of its name
         added = {name: value for name, value in added.items() if name not in ("read_only", "idempotent", "retries")}
     return replace(spec, policy=replace(spec.policy, **added)) if added else spec
+
+
+def _in_its_words(shipped: ToolPolicy, properties: Any) -> ToolPolicy:
+    """The policy under the tool's own names for its parameters: by a key that it lacks, all calls would be the same."""
+    if not isinstance(properties, Mapping) or not properties:
+        return shipped
+    own: dict[str, str] = {}  # the shipped name of a parameter → this tool's
+    for name in (*(shipped.duplicate_key or ()), *shipped.aliases, *shipped.defaults):
+        known_as = (name, *shipped.aliases.get(name, ()))
+        own.update((name, each) for each in known_as[::-1] if each in properties)
+    key = shipped.duplicate_key or ()
+    return replace(
+        shipped,
+        duplicate_key=tuple(own[name] for name in key) if key and own.keys() >= set(key) else None,
+        aliases={
+            own[name]: tuple(each for each in (name, *others) if each != own[name])
+            for name, others in shipped.aliases.items()
+            if name in own
+        },
+        defaults={own[name]: value for name, value in shipped.defaults.items() if name in own},
+    )
