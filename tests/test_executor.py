@@ -146,6 +146,23 @@ async def test_the_same_call_again_asks_for_a_rollback_and_does_not_run() -> Non
     assert executor.used_queries == {"main_google_search": {"google_search_x": 1}}
 
 
+async def test_a_search_of_that_name_with_its_own_parameter_and_shape_is_not_taken_for_the_shipped_one() -> None:
+    query = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    tools = Source(tool("google_search", lambda query: {"results": [{"title": f"About {query}"}]}, query))
+    executor = ToolExecutor(tools)
+    outcomes = [await one(executor, "google_search", {"query": asked}) for asked in ("tides", "moons", "tides")]
+    assert [(each.status, each.rollback) for each in outcomes] == [("ok", False), ("ok", False), ("duplicate", True)]
+    assert (await one(executor, "google_search", {"q": "craters"})).call.arguments == {"query": "craters"}
+    assert executor.used_queries["main_google_search"].keys() >= {"google_search_tides", "google_search_moons"}
+
+
+async def test_calls_that_leave_an_optional_duplicate_key_out_are_told_apart_by_the_rest() -> None:
+    both = {"type": "object", "properties": {"title": {"type": "string"}, "author": {"type": "string"}}}
+    executor = ToolExecutor(Source(tool("find", lambda author: [author], both, duplicate_key=("title",))))
+    outcomes = [await one(executor, "find", {"author": name}) for name in ("Ada", "Emmy", "Ada")]
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok", "duplicate"]
+
+
 async def test_when_rollbacks_are_spent_a_read_only_call_is_given_its_earlier_result() -> None:
     tools = source()
     executor = ToolExecutor(tools)
@@ -415,6 +432,32 @@ def test_fixing_arguments_returns_a_copy() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "fixed"), [(None, {}), ([1], {}), ("no object", {}), ('{"code": "1",}', {"code_block": "1"}), ({}, {})]
+)
+def test_arguments_that_are_no_object_are_fixed_as_far_as_they_can_be_read(given: Any, fixed: dict[str, Any]) -> None:
+    assert ToolExecutor().fix_tool_call_arguments("run_python_code", given) == {"sandbox_id": "default", **fixed}
+    assert ToolExecutor(source()).fix_tool_call_arguments("google_search", 5) in ({}, {"q": "5"})
+
+
+def test_a_tool_of_a_sub_agent_is_known_by_its_own_rules() -> None:
+    key: dict[str, Any] = {"type": "object", "properties": {"isbn": {"type": "string"}, "note": {"type": "string"}}}
+    key["required"] = ["isbn"]
+    library = Source(tool("borrow", lambda isbn: isbn, key, duplicate_key=("isbn",), empty_at=("books",)))
+    executor = ToolExecutor(source(), {"librarian": library})
+    assert executor.fix_tool_call_arguments("borrow", {"ISBN": 5}) == {"isbn": "5"}
+    assert executor.get_query_str_from_tool_call("borrow", {"isbn": "5", "note": "x"}) == "borrow_5"
+    assert executor.should_rollback_result("borrow", {"books": []}, {"result": {"books": []}})
+
+
+async def test_a_manager_that_can_only_execute_is_enough_for_the_designs_methods() -> None:
+    executor = ToolExecutor(Manager())  # type: ignore[arg-type]
+    assert executor.fix_tool_call_arguments("scrape_and_extract_info", {"description": "d"}) == {"info_to_extract": "d"}
+    assert executor.get_query_str_from_tool_call("google_search", {"q": "x"}) == "google_search_x"
+    assert not executor.should_rollback_result("google_search", "found", {"result": "found"})
+    assert (await executor.execute_single_tool_call(Manager(), "web", "search", {})).tool_result["result"] == "found"
+
+
+@pytest.mark.parametrize(
     ("name", "arguments", "key"),
     [
         ("google_search", {"q": "a b", "num": 3}, "google_search_a b"),
@@ -424,9 +467,12 @@ def test_fixing_arguments_returns_a_copy() -> None:
         ("scrape_and_extract_info", {"url": "u", "info_to_extract": "i"}, "scrape_and_extract_info_u_i"),
         ("search_and_browse", {"subtask": "s"}, "search_and_browse_s"),
         ("other", {"b": 1, "a": [2]}, 'other_{"a":[2],"b":1}'),
+        ("google_search", {"text": "x"}, 'google_search_{"text":"x"}'),  # the key is not among them: all of them count
+        ("google_search", '{"q": "a b"}', "google_search_a b"),
+        ("google_search", None, "google_search_"),
     ],
 )
-def test_query_keys(name: str, arguments: dict[str, Any], key: str) -> None:
+def test_query_keys(name: str, arguments: Any, key: str) -> None:
     assert ToolExecutor().get_query_str_from_tool_call(name, arguments) == key
 
 
@@ -453,6 +499,7 @@ def test_empty_google_results() -> None:
     assert not is_empty("google_search", {"result": {"organic": [{"title": "x"}]}})
     assert not is_empty("google_search", {"result": "not json"})
     assert not is_empty("google_search", {"result": "[]"})
+    assert not is_empty("google_search", {"result": {"answerBox": {"answer": "42"}}})
     assert not is_empty("google_search", {"error": "x"})
     assert not is_empty("sogou_search", {"result": '{"organic": []}'})
 
@@ -483,6 +530,7 @@ def test_results_are_shortened_in_demo_mode_only(monkeypatch: pytest.MonkeyPatch
         ("any", "Error executing tool x: boom", True),
         ("google_search", '{"organic": []}', True),
         ("google_search", '{"organic": [{"title": "x"}]}', False),
+        ("google_search", {"results": [{"title": "x"}]}, False),
         ("scrape_website", "Please enable JavaScript to continue", True),
         ("any", "Please enable JavaScript to continue", False),
         ("any", "fine", False),
@@ -537,6 +585,23 @@ async def test_a_single_call_that_fails_brings_an_error_and_does_not_raise() -> 
     assert log.steps[0][0] == "error"
     nothing = await ToolExecutor().execute_single_tool_call(None, "web", "x", {}, "main", 1)
     assert "error" in nothing.tool_result
+
+    class Leaves:
+        async def execute_tool_call(self, *call: Any) -> None:
+            raise SystemExit(3)
+
+    left = await ToolExecutor().execute_single_tool_call(Leaves(), "web", "x", {})
+    assert left.tool_result["error"] == "Tool call failed: 3"
+
+
+@pytest.mark.parametrize("bare", ["found", None, ["a"]])
+async def test_a_manager_that_returns_the_bare_result_has_it_named(bare: Any) -> None:
+    class Bare:
+        async def execute_tool_call(self, server_name: str, tool_name: str, arguments: dict[str, Any]) -> Any:
+            return bare
+
+    result, _, (record,) = await ToolExecutor().execute_single_tool_call(Bare(), "web", "search", {})
+    assert result == record["result"] == {"server_name": "web", "tool_name": "search", "result": bare}
 
 
 def test_results_become_message_parts() -> None:

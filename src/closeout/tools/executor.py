@@ -19,6 +19,7 @@ from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.outputs.models import ToolOutput
 from closeout.outputs.present import present
 from closeout.repair.arguments import repair_arguments
+from closeout.repair.json_text import repair_json
 from closeout.tools.duplicates import CallMemory, DuplicateCheck, cache_name, query_key
 from closeout.tools.judge import judge, says_tool_failed
 from closeout.tools.outcome import CallOutcome, Status
@@ -273,6 +274,14 @@ class ToolExecutor:
             return self._toolbox
         return self._toolboxes.get(agent) or self._toolboxes.get(agent.rsplit(":", 1)[-1]) or self._toolbox
 
+    def _toolbox_with(self, tool_name: str) -> Toolbox:
+        """The toolbox that holds a tool, whichever agent it is for: the methods below are not told which."""
+        toolboxes = (self._toolbox, *self._toolboxes.values())
+        return next((toolbox for toolbox in toolboxes if toolbox.named(tool_name) is not None), self._toolbox)
+
+    def _policy(self, tool_name: str) -> ToolPolicy:
+        return self._toolbox_with(tool_name).policy(tool_name)
+
     # ------------------------------------------------------------------------------------ the seed design's methods
 
     @property
@@ -283,20 +292,22 @@ class ToolExecutor:
     def fix_tool_call_arguments(self, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """A copy of the arguments, put right as the tool's policy and schema allow; the given ones stay as they are.
 
-        Arguments that cannot be made valid come back with their declared aliases and defaults applied and no more.
+        Arguments that cannot be made valid come back with their declared aliases and defaults applied and no more; of
+        what is no object and no text for one, nothing is left.
         """
-        spec = self._toolbox.named(tool_name)
+        toolbox = self._toolbox_with(tool_name)
+        spec = toolbox.named(tool_name)
         if spec is not None:
             repaired = repair_arguments(
-                arguments, self._toolbox.rules(spec), spec.policy.aliases, defaults=spec.policy.defaults
+                arguments, toolbox.rules(spec), spec.policy.aliases, defaults=spec.policy.defaults
             )
             if repaired.ok:
                 return dict(repaired.arguments)
-        return _renamed(arguments, self._toolbox.policy(tool_name))
+        return _renamed(_as_object(arguments), self._policy(tool_name))
 
     def get_query_str_from_tool_call(self, tool_name: str, arguments: dict[str, Any]) -> str | None:
         """What makes two calls the same, `google_search_<q>` for instance; None if the tool may be repeated."""
-        return query_key(tool_name, arguments, self._toolbox.policy(tool_name))
+        return query_key(tool_name, _as_object(arguments), self._policy(tool_name))
 
     def is_duplicate_query(self, cache_name: str, query_str: str) -> DuplicateCheck:
         """Whether the query was recorded in that cache ("main_google_search"), and how often."""
@@ -326,7 +337,7 @@ class ToolExecutor:
             return True
         if tool_result.get("error"):
             return False
-        return judge(tool_result.get("result", result), self._toolbox.policy(tool_name), tool_name).ask_again
+        return judge(tool_result.get("result", result), self._policy(tool_name), tool_name).ask_again
 
     async def execute_single_tool_call(
         self,
@@ -342,15 +353,13 @@ class ToolExecutor:
         record: dict[str, Any] = {"server_name": server_name, "tool_name": tool_name, "arguments": arguments}
         try:
             found = await tool_manager.execute_tool_call(server_name, tool_name, arguments)
+            if not isinstance(found, Mapping):  # the bare result
+                found = {"server_name": server_name, "tool_name": tool_name, "result": found}
             tool_result = self.post_process_tool_call_result(tool_name, found)
             record["result"] = tool_result
             level, message = "info", f"Tool {tool_name} completed in {{}}ms"
-        except Exception as error:
-            tool_result = {
-                "error": f"Tool call failed: {error}",
-                "server_name": server_name,
-                "tool_name": tool_name,
-            }
+        except (Exception, SystemExit) as error:
+            tool_result = {"error": f"Tool call failed: {error}", "server_name": server_name, "tool_name": tool_name}
             record["error"] = str(error)
             level, message = "error", f"Tool {tool_name} failed to execute after {{}}ms: {error}"
         duration_ms = int((time.perf_counter() - began) * 1000)
@@ -365,6 +374,12 @@ class ToolExecutor:
         if self.output_formatter is not None:
             return dict(self.output_formatter.format_tool_result_for_user(tool_result))
         return formatted_as_text(tool_result, self.result_budget)
+
+
+def _as_object(arguments: Any) -> Mapping[str, Any]:
+    """Arguments that may still be the model's text, or nothing."""
+    value = repair_json(arguments).value if isinstance(arguments, str) else arguments
+    return value if isinstance(value, Mapping) else {}
 
 
 def _renamed(arguments: Mapping[str, Any], policy: ToolPolicy) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class Toolbox:
     """A view of a tool manager that follows it: servers that start late add their tools."""
 
     def __init__(self, source: ToolSource | None) -> None:
-        self.source = source
+        # A manager that can only execute calls leaves the rules that go by a tool's name.
+        self.source = source if hasattr(source, "specs") else None
         self._offered: Sequence[ToolSpec] = ()
         self._specs: list[ToolSpec] = []
         self._by_name: dict[str, ToolSpec] = {}
