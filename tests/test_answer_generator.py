@@ -183,6 +183,23 @@ async def test_a_response_box_is_opened_and_its_warning_shown() -> None:
     assert made.stream.errors == ["nearly out of credit"]
 
 
+@pytest.mark.parametrize("failing", [lambda text: 1 / 0, None])
+async def test_a_stream_that_fails_costs_neither_the_reply_nor_the_failure_its_form(failing: Any) -> None:
+    made = generator(ResponseBox("hello", {"warning_msg": "low"}), ErrorBox("down"), ModelTimeout("late"))
+    made.stream = SimpleNamespace(show_error=failing)
+    assert (await call(made, HISTORY)).response_text == "hello"
+    for _ in range(2):
+        assert (await call(made, HISTORY))[:3] == ("", False, None)
+    assert made.task_log.names("warning") == ["Stream Error"] * 3
+
+
+async def test_a_client_that_loses_the_history_has_failed() -> None:
+    made = generator("hello")
+    made.llm_client.process_llm_response = lambda response, history, agent_type: (response, False, None)
+    failed = await call(made, HISTORY)
+    assert (failed.response_text, failed.message_history) == ("", HISTORY)
+
+
 async def test_cancellation_and_a_broken_journal_are_no_failed_calls() -> None:
     for failure in (asyncio.CancelledError(), JournalFull("no space left")):
         with pytest.raises(type(failure)):
@@ -494,7 +511,8 @@ def test_the_fallback_takes_the_last_answer_seen() -> None:
         "3",
     )
     assert made.handle_no_context_management_fallback("text", "summary", "4") == ("text", "summary", "4")
-    assert made.handle_no_context_management_fallback("text", "summary", None).final_boxed_answer == "3"
+    for missing in (None, ""):
+        assert made.handle_no_context_management_fallback("text", "summary", missing).final_boxed_answer == "3"
 
 
 def test_the_fallback_may_take_a_vote() -> None:

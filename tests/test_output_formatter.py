@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,11 @@ def test_missing_names_are_no_error() -> None:
     assert made.format_tool_result_for_user({"result": "r"})["text"] == "r"
 
 
+@pytest.mark.parametrize(("outcome", "text"), [("found", "found"), (["a"], '["a"]'), (None, "Tool call to an unnamed")])
+def test_what_is_no_record_is_a_result_and_no_error(outcome: Any, text: str) -> None:
+    assert OutputFormatter().format_tool_result_for_user(outcome)["text"].startswith(text)
+
+
 def test_a_result_that_is_no_text_is_written_as_json() -> None:
     assert json.loads(result(result={"a": [1, "北京"]})) == {"a": [1, "北京"]}
     assert "北京" in result(result=["北京"])
@@ -83,6 +89,15 @@ def test_without_a_client_the_usage_is_not_known(client: Any) -> None:
     assert usage == "Token usage information not available."
     assert usage in summary
     assert boxed == "42"
+
+
+@pytest.mark.parametrize("summarise", [lambda: "no pair", lambda: None, lambda: 1 / 0])
+def test_a_bill_that_cannot_be_made_out_does_not_cost_the_answer(summarise: Any) -> None:
+    client = SimpleNamespace(format_token_usage_summary=summarise)
+    formatted = OutputFormatter().format_final_summary_and_log("\\boxed{42}", client)
+    assert formatted.boxed_result == "42"
+    assert formatted.log_string.startswith("Token usage information not available. (")
+    assert formatted.log_string in formatted.summary_text
 
 
 def test_a_text_without_an_answer_gives_the_format_error() -> None:

@@ -85,13 +85,16 @@ class OutputFormatter:
         """The content of the last box of a text, whatever the contract; "" when there is none."""
         return extract_boxed(text)
 
-    def format_tool_result_for_user(self, tool_call_execution_result: Mapping[str, Any]) -> dict[str, str]:
+    def format_tool_result_for_user(self, tool_call_execution_result: Mapping[str, Any] | Any) -> dict[str, str]:
         """The outcome of a tool call as a message part, `{"type": "text", "text": …}`.
 
         Takes `server_name`, `tool_name` (a text stands in for one that is missing) and `error` or `result`. A result
         that is no text is written as JSON; one longer than TOOL_RESULT_MAX_LENGTH characters is cut and says so.
+        What is no such record is a result itself.
         """
         outcome = tool_call_execution_result
+        if not isinstance(outcome, Mapping):
+            outcome = {"result": outcome}
         called = f"Tool call to {outcome.get('tool_name') or 'an unnamed tool'}"
         if outcome.get("server_name"):
             called += f" on {outcome['server_name']}"
@@ -110,7 +113,7 @@ class OutputFormatter:
         """The closing text of a run as (summary for a person, the answer, the bill in one line).
 
         The answer is FORMAT_ERROR_MESSAGE when the text does not satisfy the contract. `client` needs
-        `format_token_usage_summary()`; without it the bill says that it is not known.
+        `format_token_usage_summary()` → (lines, log string); without it, or if it fails, the bill is not known.
         """
         summary = self.final_summary(final_answer_text, client)
         return FormattedAnswer(summary.text, summary.boxed_result, summary.usage_log)
@@ -128,5 +131,9 @@ def _usage_of(client: Any) -> tuple[tuple[str, ...], str]:
     summarise = getattr(client, "format_token_usage_summary", None)
     if summarise is None:
         return (NO_USAGE,), NO_USAGE
-    lines, log = summarise()
-    return tuple(lines), log
+    try:
+        lines, log = summarise()
+        return tuple(str(line) for line in lines), str(log)
+    except Exception as error:  # an answer is not lost for its bill
+        unknown = f"{NO_USAGE} ({type(error).__name__}: {error})"
+        return (unknown,), unknown

@@ -130,6 +130,7 @@ class AnswerGenerator:
                 return Call.failed(message_history, error)
             text, should_break, history = self.llm_client.process_llm_response(response, list(history), agent_type)
             tool_calls = self.llm_client.extract_tool_calls_info(response, text)
+            result = Call(text, should_break, tool_calls, list(history))
         except JournalError:
             raise
         except Exception as error:  # a failed request is a value here; what kind it is decides what follows
@@ -138,7 +139,6 @@ class AnswerGenerator:
                 await self._show(str(error))
             return Call.failed(message_history, error)
         self._log("info", f"{purpose} | LLM Call", "completed successfully")
-        result = Call(text, should_break, tool_calls, list(history))
         result.cut = getattr(response, "finish_reason", None) == "length"
         return result
 
@@ -309,7 +309,7 @@ class AnswerGenerator:
             self._log("error", _ANSWER_STEP, "Unable to generate final answer after all retries")
             return FallbackAnswer(NO_ANSWER, NO_ANSWER, FORMAT_ERROR_MESSAGE)
         self._log("info", _ANSWER_STEP, f"Final answer content:\n\n{text}")
-        return FallbackAnswer(text, summary, FORMAT_ERROR_MESSAGE if boxed is None else boxed)
+        return FallbackAnswer(text, summary, boxed or FORMAT_ERROR_MESSAGE)
 
     # ------------------------------------------------------------------------------------------- all of it
 
@@ -365,9 +365,15 @@ class AnswerGenerator:
         return FinalizedAnswer(summary, boxed, experience, usage_log, history)
 
     async def _show(self, text: str) -> None:
-        shown = self.stream.show_error(text)
-        if inspect.isawaitable(shown):
-            await shown
+        """Tell whoever watches. That nobody can be told changes nothing about the answer."""
+        try:
+            shown = self.stream.show_error(text)
+            if inspect.isawaitable(shown):
+                await shown
+        except JournalError:
+            raise
+        except Exception as error:
+            self._log("warning", "Stream Error", f"Could not be shown ({type(error).__name__}: {error}): {text}")
 
     def _log(self, level: str, step: str, message: str) -> None:
         self.task_log.log_step(level, step, message)
