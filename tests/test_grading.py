@@ -36,6 +36,8 @@ from closeout.messages import ModelReply, ModelRequest
         ("choice", "(b) Rome", "B", True),
         ("choice", "The answer is C.", "C", True),
         ("choice", "D", "C", False),
+        ("choice", "A, B", "A", False),
+        ("choice", "Not Rome", "Rome", False),
         ("choice", "Yes.", "yes", True),
         ("math", r"\frac{1}{2}", "0.5", True),
         ("math", "(x+1)^2", "x^2+2x+1", True),

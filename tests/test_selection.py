@@ -51,6 +51,7 @@ def test_vote_takes_what_most_agree_on() -> None:
 
 def test_of_equals_the_later_wins() -> None:
     assert select_answer(["4", "5"], "vote").answer == "5"
+    assert select_answer(["1.5 million", "1,500,000", "1.5"], "vote").answer == "1,500,000"
     assert select_answer(["4", "5", "5", "4"], "vote").answer == "4"
 
 

@@ -26,6 +26,7 @@ _ANSWER_LINE = re.compile(
     r"[ \t*_]{0,8}([^\s*_][^\n]{0,300}?)[ \t*_]{0,8}$",
     re.IGNORECASE | re.MULTILINE,
 )
+_DENIAL = re.compile(r"\b(?:not|neither|nor|never|none|except)\b|n['’]t\b|不|非|除了")
 _SHORT = 200  # characters of a reply that may be the answer and nothing else
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|operatorname|boxed|mbox)\s*\{([^{}]*)\}")
 _LATEX_BLANKS = re.compile(r"\\[,;:! ]|\\q?quad\b|~")
@@ -127,14 +128,28 @@ class Choice:
                 return label
         by_length = sorted(self.meanings, key=len, reverse=True)
         for label in by_length:
-            if re.match(rf"(?:option|choice)?\s*[(\[（]?{re.escape(_fold(label))}[)\]）.:：,、]", folded):
-                return label
+            start = re.match(rf"(?:option|choice)?\s*[(\[（]?{re.escape(_fold(label))}[)\]）.:：,、](?!\d)", folded)
+            if start:
+                others = [_fold(other) for other in by_length if other != label]
+                return None if _lists(folded[start.end() :], others) else label
         named = [label for label in by_length if _names(folded, label, self.meanings[label])]
-        return named[0] if loose and len(named) == 1 else None
+        return named[0] if loose and len(named) == 1 and not _denies(folded, named[0]) else None
 
 
 def _fold(text: str) -> str:
     return " ".join(text.casefold().split()).strip("()[]（）")
+
+
+def _lists(rest: str, labels: Sequence[str]) -> bool:
+    """Whether what follows a label goes on to another one: "a, b", "a. paris, b. rome". A word alone is no label."""
+    joined = "|".join(map(re.escape, labels))
+    ends = r"\s*(?:[)\]）.:：,、;]|(?:and|or|&|和|或)(?!\w)|\Z)"
+    return re.search(rf"(?:\A|[,、;]|(?<!\w)(?:and|or|&|和|或))\s*[(\[（]?(?:{joined}){ends}", rest) is not None
+
+
+def _denies(answer: str, label: str) -> bool:
+    """Whether an answer that names one option names it as the wrong one."""
+    return _DENIAL.search(answer.replace(_fold(label), " ")) is not None
 
 
 def _names(answer: str, label: str, meaning: str) -> bool:
@@ -148,8 +163,8 @@ class Number:
     r"""A number, an int where it is whole and a float else; the text is plain digits ("1234.5").
 
     Reads thousand separators, percent and currency signs (dropped), LaTeX fractions and powers of ten, full-width
-    digits. `unit`: the unit the number must be in; an answer may leave it out, another one is refused. `minimum` and
-    `maximum` are inclusive. `integer` refuses fractions.
+    digits, "million" and "万" (unless the unit says so itself). `unit`: the unit the number must be in; an answer may
+    leave it out, another one is refused. `minimum` and `maximum` are inclusive. `integer` refuses fractions.
     """
 
     unit: str | None = None
@@ -177,7 +192,7 @@ class Number:
 
     def read(self, text: str) -> ContractReading:
         given = _answer_in(text)
-        parsed = parse_number(given.text)
+        parsed = parse_number(given.text, scaled=_MAGNITUDE.match(self.unit or "") is None)
         if given.place == "whole" and not _STARTS_WITH_NUMBER.match(given.text):
             parsed = None  # a sentence that mentions a number
         if parsed is None and given.place != "box":
@@ -214,26 +229,38 @@ _NUMBER = re.compile(
     r"(?:\s*/\s*(?P<over>\d+(?:\.\d+)?))?"
     r"(?:\s*(?:\\times|\\cdot|[x×*·])\s*10\s*\^\s*\{?\s*(?P<power>[-+−]?\d{1,3})\s*\}?|[eE](?P<exponent>[-+]?\d{1,3}))?)"
 )
+# Words that are part of the number. 千米, 千克 and the like are units.
+_MAGNITUDE = re.compile(
+    r"\s*(?:(?P<word>hundred|thousand|million|mln|mn|billion|bn|trillion)s?\b(?:\s+of\b)?"
+    r"|(?P<times>[十百千]?)(?P<ten>万亿|亿|万)|(?P<bare>[百千])(?![分米克瓦卡焦帕赫伏安字]))",
+    re.IGNORECASE,
+)
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "mln": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12}
+_POWERS |= {"十": 1, "百": 2, "千": 3, "万": 4, "亿": 8, "万亿": 12}
 _MOST_POWER = 300  # of ten; beyond it a number is a slip, and a float cannot hold it
 
 
-def parse_number(text: str) -> tuple[int | float, str] | None:
-    """The number of a short text and what stands beside it (a unit); None when there is none or more than one."""
+def parse_number(text: str, *, scaled: bool = True) -> tuple[int | float, str] | None:
+    """The number of a short text and what stands beside it (a unit); None when there is none or more than one.
+
+    `scaled`: a word such as "million" behind it is part of the number, else of what stands beside it.
+    """
     plain = plain_text(text.translate(_FULL_WIDTH).replace("{,}", ","))
     found = _NUMBER.search(plain)
     if found is None or len(plain) > 300:
         return None
-    rest = (plain[: found.start()] + " " + plain[found.end() :]).strip()
+    magnitude = _MAGNITUDE.match(plain, found.end()) if scaled else None
+    rest = (plain[: found.start()] + " " + plain[(magnitude or found).end() :]).strip()
     if any(character.isdigit() for character in rest) or any(sign in rest for sign in "\\^="):
         rest = re.sub(r"\A.*=\s*\Z|\^?\s*\\?(?:circ|degree)\b|\^\{?\\?circ\}?", "", rest).strip()
         rest = re.sub(r"\A[A-Za-z]\w?\s*=\s*", "", rest).strip()
         if any(character in "0123456789\\=" for character in rest):
             return None
-    value = _exact(found)
+    value = _exact(found, magnitude)
     return None if value is None else (value, _ABOUT.sub("", rest).strip(" .%$€£¥￥()"))
 
 
-def _exact(found: re.Match[str]) -> int | float | None:
+def _exact(found: re.Match[str], magnitude: re.Match[str] | None) -> int | float | None:
     try:
         if found["top"]:
             exact = Fraction(found["top"].strip("{} ")) / Fraction(found["bottom"].strip("{} "))
@@ -245,6 +272,9 @@ def _exact(found: re.Match[str]) -> int | float | None:
             if abs(power) > _MOST_POWER:
                 return None
             exact *= Fraction(10) ** power
+        if magnitude:
+            words = [part for part in magnitude.groups() if part]
+            exact *= 10 ** sum(_POWERS[word.lower()] for word in words)
         if found["sign"] and found["sign"] != "+":
             exact = -exact
         return int(exact) if exact.denominator == 1 else float(exact)
