@@ -182,6 +182,22 @@ def test_an_unclosed_answer_is_marked() -> None:
     assert not Tagged().read("<answer>4").complete
 
 
+@pytest.mark.parametrize("contract", [Boxed(), Choice(["1", "2"]), Number()])
+def test_boxes_that_are_never_closed_are_together_no_longer_than_the_reply(contract: AnswerContract) -> None:
+    reply = "\\boxed{1, or " * 1_000 + "\\boxed{2"
+    candidates = contract.read(reply).candidates
+    assert [candidate.text for candidate in candidates] == ["1, or"] * 1_000 + ["2"]
+    assert not any(candidate.complete for candidate in candidates)
+    assert sum(candidate.end - candidate.start for candidate in candidates) == len(reply)
+
+
+def test_yaml_that_nests_too_deeply_is_refused_before_it_is_read() -> None:
+    reading = Yaml().read("```yaml\na: " + "[" * 101 + "]" * 101 + "\n```")
+    assert (reading.ok, reading.kind) == (False, "unreadable")
+    assert "nested too deeply" in reading.problem
+    assert Yaml().read("```yaml\na: " + "[" * 60 + "]" * 60 + "\n```").ok
+
+
 def test_all_candidates_are_given_in_reading_order() -> None:
     text = r"\boxed{1} then \boxed{2}"
     assert [(c.text, text[c.start : c.end]) for c in Boxed().read(text).candidates] == [
@@ -261,6 +277,11 @@ HOSTILE += [
     "a: " * 20_000,
     "- " * 20_000,
     "{\\" * 20_000,
+]
+HOSTILE += [
+    "```yaml\n" + "[" * 40_000 + "\n```",
+    "\\boxed{x " * 10_000,
+    "\\boxed{" * 9_000 + "x" + "}" * 9_000 + "\\boxed{y",
 ]
 HOSTILE += ["1," * 50_000, "\\frac{" * 20_000, "Answer: " * 20_000, "\n" * 100_000, "(" * 50_000, "\ud800\0{" * 1000]
 HOSTILE += ["\\boxed{" + "9" * 100_000 + "}", "\\boxed{" + "1e9" * 1000 + "}", "*" * 100_000, '"\\\n' * 20_000]

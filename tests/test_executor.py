@@ -483,6 +483,18 @@ def test_the_key_of_a_large_call_is_short_and_its_own() -> None:
     assert all(len(key or "") < 100 for key in keys)
 
 
+def test_any_arguments_have_a_key() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    cycle: dict[Any, Any] = {1: "x", "y": 2}
+    cycle["z"] = cycle
+    executor = ToolExecutor()
+    keys = [executor.get_query_str_from_tool_call("t", arguments) for arguments in (deep, cycle, {"a": "\ud800"})]
+    assert all(key and key.startswith("t_") for key in keys)
+    assert len(set(keys)) == 3
+
+
 def test_recorded_queries_are_duplicates_within_their_cache() -> None:
     executor = ToolExecutor()
     assert executor.is_duplicate_query("main_google_search", "k") == (False, 0)

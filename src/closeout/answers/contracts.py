@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes, reasoning_regions
-from closeout.answers.reading import AnswerContract, Candidate, ContractReading
+from closeout.answers.reading import AnswerContract, Candidate, ContractReading, box_candidates
 from closeout.answers.structured import Json, Yaml
 from closeout.answers.values import Choice, Number
 from closeout.errors import UsageError
@@ -62,10 +62,10 @@ class Boxed:
         boxes = find_boxes(text)
         if not boxes:
             return _NO_BOX
-        candidates = tuple(Candidate(b.content, b.start, b.end, b.complete) for b in boxes if not b.enclosed)
+        candidates = box_candidates(boxes, text)
         content = extract_boxed(text, blacklist=())
         if content and content not in self.blacklist:
-            closed = any(b.complete and content in b.content for b in boxes)
+            closed = any(candidate.complete and content in candidate.text for candidate in candidates)
             return ContractReading(content, content, True, candidates=candidates, complete=closed)
         if content:
             problem = f"The box holds only a placeholder ({content})."

@@ -6,13 +6,24 @@ The contracts themselves are in `contracts`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal, Protocol
 
-from closeout.answers.boxed import reasoning_regions
+from closeout.answers.boxed import Box, reasoning_regions
 from closeout.messages import Constraint
 
-__all__ = ["AnswerContract", "Candidate", "ContractReading", "Problem", "fenced_blocks", "said", "shorten"]
+__all__ = [
+    "AnswerContract",
+    "Candidate",
+    "ContractReading",
+    "Problem",
+    "box_candidates",
+    "fenced_blocks",
+    "said",
+    "shorten",
+]
 
 Problem = Literal["", "missing", "empty", "placeholder", "unreadable", "violation"]
 """What is wrong with a reply. "missing": the form is not there at all, so that only the wrapper may be lacking."""
@@ -66,6 +77,20 @@ class AnswerContract(Protocol):
 
     def constraint(self) -> Constraint | None:
         """What the answer alone, in its wrapper, must match, for servers that constrain decoding; None: no rule."""
+
+
+def box_candidates(boxes: Sequence[Box], text: str) -> tuple[Candidate, ...]:
+    """The boxes of a text that stand in no other. An unclosed one ends before the next, so that none is told twice:
+    thousands of them, each with all that follows, would be the text squared."""
+    standing = [box for box in boxes if not box.enclosed]
+    candidates = []
+    for box, behind in zip_longest(standing, standing[1:]):
+        if behind is not None and behind.start < box.end:
+            content = text[box.content_start : behind.start].strip()
+            candidates.append(Candidate(content, box.start, behind.start, box.complete))
+        else:
+            candidates.append(Candidate(box.content, box.start, box.end, box.complete))
+    return tuple(candidates)
 
 
 def said(text: str) -> str:

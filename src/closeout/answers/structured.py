@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from closeout.answers.reading import Candidate, ContractReading, Problem, fenced_blocks, said, shorten
@@ -24,6 +25,8 @@ _TOKEN = re.compile(r'"(?:[^"\\\n]++|\\.|\\\Z)*+(?:"|(?=\n)|\Z)|[{}\[\]]', re.DO
 _MOST_PLACES = 100  # of JSON in one reply, the last ones
 _LONGEST_VALUE = 10_000  # characters of a reply that is one bare value
 _MOST_TRIES = 8  # candidates that are read and checked, the last ones first
+_BRACKET = re.compile(r"[\[\]{}]")
+_DEEPEST_YAML = 100  # brackets; the YAML reader's time grows with the square of their depth
 _MOST_YAML = 50_000  # characters; the YAML reader needs half a second for as many
 
 
@@ -238,11 +241,18 @@ class Yaml:
         return _failed(*problem, candidates)
 
 
+def _deepest(text: str) -> int:
+    """How many brackets stand open at once, those in strings too."""
+    return max(accumulate(1 if bracket in "[{" else -1 for bracket in _BRACKET.findall(text)), default=0)
+
+
 def _load_yaml(text: str) -> tuple[Any, str]:
     import yaml
 
     if len(text) > _MOST_YAML:
         return None, f"The YAML in the reply is longer than {_MOST_YAML:,} characters."
+    if _deepest(text) > _DEEPEST_YAML:
+        return None, "The YAML in the reply is nested too deeply."
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             return None, "The YAML in the reply uses anchors; write every value out."

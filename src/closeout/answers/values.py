@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Literal
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes
-from closeout.answers.reading import Candidate, ContractReading, Problem, said, shorten
+from closeout.answers.reading import Candidate, ContractReading, Problem, box_candidates, said, shorten
 from closeout.errors import UsageError
 from closeout.messages import Constraint
 
@@ -57,7 +57,7 @@ class _Given:
 
 def _answer_in(text: str) -> _Given:
     """The box, else the line that says it is the answer, else all of a short reply."""
-    boxes = tuple(Candidate(b.content, b.start, b.end, b.complete) for b in find_boxes(text) if not b.enclosed)
+    boxes = box_candidates(find_boxes(text), text)
     if boxes:
         return _Given(extract_boxed(text, blacklist=()), "box", boxes, boxes[-1].complete)
     visible = said(text)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import to_json
 
 from closeout.messages import ToolPolicy
+from closeout.outputs.normal import compact_json, normalise
 
 if TYPE_CHECKING:
     from closeout.tools.outcome import CallOutcome
@@ -70,8 +71,8 @@ def _canonical(value: Any) -> str:
             pass
     try:
         return _ENCODER.encode(value)
-    except (TypeError, ValueError, RecursionError):  # keys of several types, cycles: not JSON, still comparable
-        return repr(value)
+    except (TypeError, ValueError, RecursionError):  # keys of several types, cycles, depth: not JSON, still comparable
+        return compact_json(normalise(value))
 
 
 class CallMemory:
