@@ -24,7 +24,7 @@ __all__ = ["Follower", "Journal", "Listener", "Progress", "RunListener", "new_ru
 
 # How long an event may wait for others to be committed with. A kill within that time costs at most what was just heard
 # from the model, which is then asked again; calls that may not be made again do not wait.
-COMMIT_SECONDS = 0.01
+COMMIT_SECONDS = 0.025
 
 
 @dataclass(frozen=True, slots=True)

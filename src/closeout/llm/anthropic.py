@@ -10,7 +10,7 @@ from closeout.codec import encode_json
 from closeout.llm import transport
 from closeout.llm.anthropic_wire import conversation, tools_json, uses_tools
 from closeout.llm.building import ReplyBuilder
-from closeout.llm.http import COMMON_HEADERS, HTTPClient, StreamReader
+from closeout.llm.http import HTTPClient, StreamReader
 from closeout.llm.pricing import Price
 from closeout.llm.retry import RetryPolicy
 from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
@@ -74,7 +74,7 @@ class AnthropicClient(HTTPClient):
             sampling=(temperature, top_p), max_tokens=max_tokens, prices=prices,
         )  # fmt: skip
         self.capabilities = capabilities or Capabilities(json_schema=own_host, images=True, known=True)
-        sent = {**COMMON_HEADERS, "anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}
+        sent = {"anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}
         self._messages = transport.Endpoint(f"{base}/v1/messages", {**sent, **(headers or {})})
         self._most_tokens: int | None = None  # what the model allows, once it has said so
         self._cache = cache

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from closeout import __version__
 from closeout.codec import decode_json
 from closeout.errors import ContextOverflow, ModelError, ModelUnreachable, ServerFailed, StreamDropped
 from closeout.llm import transport
@@ -22,13 +21,8 @@ from closeout.llm.retry import RetryPolicy, complete_with_retries
 from closeout.llm.sse import EventReader
 from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
 
-__all__ = ["COMMON_HEADERS", "HTTPClient", "StreamReader", "bearer"]
+__all__ = ["HTTPClient", "StreamReader", "bearer"]
 
-COMMON_HEADERS: Mapping[str, str] = {
-    "Content-Type": "application/json",
-    "Accept-Encoding": "identity",  # replies are short: unpacking them costs more than it saves
-    "User-Agent": f"closeout/{__version__}",
-}
 ONE_REQUEST = Usage(requests=1)
 # Where a server counts nothing (a stream that broke off, one that was cut): four bytes a token.
 BYTES_PER_TOKEN = 4

@@ -12,7 +12,7 @@ from closeout.codec import decode_json, encode_json
 from closeout.llm import transport
 from closeout.llm.building import ReplyBuilder
 from closeout.llm.failures import failure
-from closeout.llm.http import COMMON_HEADERS, HTTPClient, StreamReader, bearer
+from closeout.llm.http import HTTPClient, StreamReader, bearer
 from closeout.llm.openai_replies import OpenAIStream, read_completion, reasoning_field
 from closeout.llm.openai_wire import ServerKind, constraint_options, message_encoder, tools_json
 from closeout.llm.pricing import Price
@@ -67,7 +67,7 @@ class OpenAIClient(HTTPClient):
             "openai", model, base, own_host=self._own_host, extra_body=extra_body, timeout=timeout, retry=retry,
             sampling=(temperature, top_p), max_tokens=max_tokens, prices=prices,
         )  # fmt: skip
-        sent = {**COMMON_HEADERS, **bearer(api_key), **(headers or {})}
+        sent = {**bearer(api_key), **(headers or {})}
         self._chat = transport.Endpoint(f"{base}/chat/completions", sent)
         self._completions = transport.Endpoint(f"{base}/completions", sent)
         self._models = transport.Endpoint(f"{base}/models", sent)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from weakref import WeakKeyDictionary
 
+from closeout import __version__
 from closeout.errors import (
     ConfigError,
     ModelError,
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "Response", "close_pool", "get", "post"]
 
+# What every request carries, where its endpoint does not say otherwise.
+COMMON_HEADERS: Mapping[str, str] = {
+    "Content-Type": "application/json",
+    "Accept-Encoding": "identity",  # replies are short: unpacking them costs more than it saves
+    "User-Agent": f"closeout/{__version__}",
+}
 # Half of the 1,024 file descriptors that a process usually may open.
 POOL_LIMIT = 512
 CONNECT_SECONDS = 30.0
@@ -62,17 +69,18 @@ class Endpoint:
     def route(self) -> tuple[Any, dict[str, Any]]:
         """The parsed URL and what every request passes to aiohttp."""
         if self._route is None:
+            from multidict import CIMultiDict
             from yarl import URL
 
             # A redirect would carry the key to an address that nobody configured: none is followed.
-            options: dict[str, Any] = {"headers": self.headers, "allow_redirects": False}
+            options: dict[str, Any] = {"headers": CIMultiDict(self.headers), "allow_redirects": False}
             proxy, login = _proxy_for(urlsplit(self.url))
             if proxy is not None:
                 options["proxy"] = proxy
             if login and self.url.startswith("https:"):
                 options["proxy_headers"] = login
             elif login:  # without TLS there is no tunnel: the request itself is what the proxy reads
-                options["headers"] = {**self.headers, **login}
+                options["headers"] = CIMultiDict({**self.headers, **login})
             self._route = (URL(self.url), options)
         return self._route
 
@@ -311,6 +319,7 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=POOL_LIMIT, keepalive_timeout=30.0),
         cookie_jar=aiohttp.DummyCookieJar(),
+        headers=COMMON_HEADERS,
     )
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, Field, field_serializer
 
 from closeout.outputs.escape import escape_markers
 from closeout.outputs.normal import SURROGATE, compact_json, normalise
 
-__all__ = ["ResponseFormat", "ToolOutput", "ToolTelemetry", "format_observation", "observation_of"]
+__all__ = ["ResponseFormat", "ToolOutput", "ToolTelemetry", "format_observation", "observation_of", "unvalidated"]
 
 
 class ResponseFormat(StrEnum):
@@ -105,6 +105,14 @@ class ToolOutput(BaseModel):
         """The name under which the whole result is stored, for `read_result`; "" where it is not."""
         return str(self.metadata.get("handle", ""))
 
+    @classmethod
+    def of(cls, result: Any, summary: str, telemetry: ToolTelemetry) -> Self:
+        """The output of a tool that brought a plain value."""
+        return unvalidated(
+            cls, _BLANK, result=result, summary=summary, observation=observation_of(summary), telemetry=telemetry,
+            metadata={},
+        )  # fmt: skip
+
     def to_record(self) -> dict[str, Any]:
         """Everything as a JSON-able dict: the fields' names, `telemetry` and `metadata` too, values normalised."""
         return {
@@ -123,6 +131,26 @@ class ToolOutput(BaseModel):
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The output that `to_record` wrote. Fields that are missing get their defaults, unknown ones are ignored."""
         return cls.model_validate(dict(record))
+
+
+_M = TypeVar("_M", bound=BaseModel)
+_set = object.__setattr__
+
+
+def unvalidated(kind: type[_M], blank: Mapping[str, Any], **fields: Any) -> _M:
+    """A model of fields that are right by their making, over a `blank` one's: a tenth of `kind(**fields)`.
+
+    What pydantic's `model_construct` does, without its look at each field. Mutable fields have to be among `fields`.
+    """
+    made = kind.__new__(kind)
+    _set(made, "__dict__", {**blank, **fields})
+    _set(made, "__pydantic_fields_set__", set(fields))
+    _set(made, "__pydantic_extra__", None)
+    _set(made, "__pydantic_private__", None)
+    return made
+
+
+_BLANK = dict(ToolOutput())
 
 
 def format_observation(output: ToolOutput) -> str:

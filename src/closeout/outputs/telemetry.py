@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from closeout.errors import UsageError
-from closeout.outputs.models import ToolTelemetry
+from closeout.outputs.models import ToolTelemetry, unvalidated
 
 __all__ = ["CallMeter", "TelemetryCollector"]
 
@@ -47,6 +47,9 @@ def _now() -> str:
     return f"{_second(seconds)}.{micro:06d}+00:00"
 
 
+_BLANK = dict(ToolTelemetry())
+
+
 class CallMeter:
     """Measures one call: made when the call begins, told when a try of the tool begins and ends, read at the end.
 
@@ -79,7 +82,9 @@ class CallMeter:
         self, tool_name: str, *, input_tokens: int = 0, output_tokens: int = 0, **fields: Any
     ) -> ToolTelemetry:
         """The measured call as a record; `fields` are further fields of ToolTelemetry."""
-        record = ToolTelemetry(
+        record = unvalidated(
+            ToolTelemetry,
+            _BLANK,
             tool_name=tool_name,
             execution_id=os.urandom(16).hex(),
             timestamp=self.timestamp,
@@ -87,7 +92,7 @@ class CallMeter:
             duration_ms=(time.perf_counter() - self._begun) * 1000,
             memory_mb=self.memory_mb,
             cpu_percent=self.cpu_percent,
-            **fields,
+            **{"metrics": {}, **fields},
         )
         if input_tokens or output_tokens:
             record.count_tokens(input_tokens, output_tokens)

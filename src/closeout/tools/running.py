@@ -120,8 +120,7 @@ def _succeeded(spec: ToolSpec, value: Any, meter: CallMeter, retries: int) -> To
     if isinstance(value, ToolOutput):  # the tool speaks for itself; what was measured here is the outside view
         output = value.model_copy(update={"telemetry": _joined(value.telemetry, telemetry)})
     else:
-        summary = summarise(value)
-        output = ToolOutput(result=value, summary=summary, observation=observation_of(summary), telemetry=telemetry)
+        output = ToolOutput.of(value, summarise(value), telemetry)
     if is_demo_cut(spec.name):
         output.result = shorten_scrape(output.result)
     return output
