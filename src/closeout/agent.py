@@ -166,18 +166,23 @@ class Agent:
 
     def store(self) -> Store | None:
         """Where this agent's runs are kept; None for memory only. Raises JournalError."""
-        if self._home is False:
-            return None
-        from closeout.config import home_folder
         from closeout.journal.store import open_store
 
+        folder = self._kept_in()
+        return None if folder is None else open_store(folder)
+
+    def _kept_in(self) -> Path | None:
+        if self._home is False:
+            return None
         if self._home in (None, True):
-            return open_store(home_folder())
+            from closeout.config import home_folder
+
+            return home_folder()
         if self._folder is None:
             from pathlib import Path
 
             self._folder = Path(str(self._home)).absolute()
-        return open_store(self._folder)
+        return self._folder
 
     def plan(self, streamed: bool = False) -> AgentPlan:
         """What the agent is, settled: made once. Raises ConfigError, ToolDefinitionError."""
@@ -247,8 +252,16 @@ class Agent:
             return "cot_completion"
         if not capabilities.native_tools:
             return "cot_chat"
-        store = None if capabilities.known else self.store()
-        return (store and store.noted(endpoint)) or "function_call"
+        return (None if capabilities.known else self._noted(endpoint)) or "function_call"
+
+    def _noted(self, endpoint: str) -> str | None:
+        from closeout.journal.readonly import open_to_read
+
+        folder = self._kept_in()
+        if folder is None:
+            return None
+        with open_to_read(folder) as store:
+            return store.noted(endpoint)
 
     def _remember(self, endpoint: str, dialect: str) -> None:
         store = self.store()

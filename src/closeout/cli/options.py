@@ -46,9 +46,10 @@ def recorded_options(run_id: str) -> RunOptions:
     """The options that a run was started with. Raises RunNotFound, and UsageError where it has none."""
     from closeout.config import home_folder
     from closeout.journal.events import RunStarted
-    from closeout.journal.store import open_store
+    from closeout.journal.readonly import open_to_read
 
-    started = next(open_store(home_folder()).rows(run_id), None)
+    with open_to_read(home_folder()) as store:
+        started = next(store.rows(run_id), None)
     event = started.event if started is not None else None
     if not isinstance(event, RunStarted) or not event.origin:
         raise UsageError(

@@ -58,12 +58,14 @@ def resume_command(
 
 def replay_command(run_id: str, *, as_json: bool) -> int:
     """Run a record again; 0 if it comes out as it was, 1 if it departs."""
+    from closeout.config import home_folder
+    from closeout.journal.readonly import open_to_read
     from closeout.orchestrator.run import replay
 
-    agent = make_agent(recorded_options(run_id), api_key="not needed")
-    store = agent.store()
-    assert store is not None
-    result, departure = asyncio.run(replay(agent.plan(), run_id, list(store.rows(run_id))))
+    plan = replace(make_agent(recorded_options(run_id), api_key="not needed").plan(), remember_dialect=None)
+    with open_to_read(home_folder()) as store:
+        rows = list(store.rows(run_id))
+    result, departure = asyncio.run(replay(plan, run_id, rows))
     if as_json:
         print_json({**result.to_dict(), "departure": departure})
         return 1 if departure else 0

@@ -26,7 +26,8 @@ from closeout.journal.events import (
 )
 from closeout.journal.journal import Progress
 from closeout.journal.ledger import Ledger
-from closeout.journal.store import Row, RunRecord, open_store
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import Row, RunRecord
 
 __all__ = ["list_runs", "show_run"]
 
@@ -55,7 +56,8 @@ REQUESTS = (
 
 def list_runs(limit: int, *, as_json: bool) -> int:
     """The latest runs, newest first."""
-    records = open_store(home_folder()).runs(limit)
+    with open_to_read(home_folder()) as store:
+        records = store.runs(limit)
     if as_json:
         print_json([asdict(record) for record in records])
     elif records:
@@ -67,8 +69,8 @@ def list_runs(limit: int, *, as_json: bool) -> int:
 
 def show_run(run_id: str, *, as_json: bool) -> int:
     """One run: what happened, and what each request cost."""
-    store = open_store(home_folder())
-    rows, record = list(store.rows(run_id)), store.run(run_id)
+    with open_to_read(home_folder()) as store:
+        rows, record = list(store.rows(run_id)), store.run(run_id)
     if as_json:
         events = [{"seq": r.seq, "time": r.time, "type": type(r.event).__name__, **_body(r.event)} for r in rows]
         print_json({**asdict(record), **_counts(rows), "requests": list(_requests(rows)), "events": events})

@@ -10,20 +10,23 @@ import sys
 import time
 from pathlib import Path
 
-from closeout.errors import JournalLocked
+from closeout.errors import JournalError, JournalLocked
 
 __all__ = ["RunLocks"]
 
 # Whoever lists runs locks a byte for some microseconds, to see whether it is free. That is no leader: ask again.
 _TRIES = 20
 _BETWEEN = 0.01  # seconds
+_ABSENT = -1  # in place of a file: there is none, so nobody leads a run
+_SEALED = -2  # there is one that may not be read, so what the record says of a run stands
 
 
 class RunLocks:
     """Locks on runs, by their numbers. One file handle a process: closing any handle would drop all its POSIX locks."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """`read_only` is for who only looks: nothing is made, and no run can be taken."""
+        self._file = _opened_to_read(path) if read_only else _opened(path)
         self._held: set[int] = set()
 
     def take(self, run_id: str, number: int) -> None:
@@ -47,14 +50,33 @@ class RunLocks:
     def held_anywhere(self, number: int) -> bool:
         if number in self._held:
             return True
+        if self._file < 0:
+            return self._file == _SEALED
         if not _lock(self._file, number, shared=True):  # two that look at once are not in each other's way
             return True
         _unlock(self._file, number)
         return False
 
     def close(self) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
         self._held.clear()
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise JournalError(f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own.") from None
+
+
+def _opened_to_read(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return _ABSENT
+    except OSError:
+        return _SEALED
 
 
 if sys.platform == "win32":

@@ -24,11 +24,12 @@ from closeout.errors import JournalError, RunNotFound
 from closeout.journal.events import Event, RunStarted, Unknown, event_from
 from closeout.journal.forks import closed_while_forking
 from closeout.journal.runlock import RunLocks
-from closeout.journal.trouble import LOCK_SECONDS, explained, journal_error, unless_locked
+from closeout.journal.trouble import LOCK_SECONDS, explained, journal_error, make_folder, unless_locked
 
 __all__ = ["Row", "RunRecord", "Store", "open_store"]
 
 FILE_NAME = "journal.sqlite3"
+LOCKS_NAME = "journal.locks"
 VERSION = 2  # 1 had a row for each event
 BODY_LIMIT = 1024  # characters: a field longer than this is kept once, by hash
 # A row holds what one run had to say in one commit: a JSON list of [time, type, fields], and where bodies are kept
@@ -88,15 +89,16 @@ class Store:
         self._pending: dict[int, list[_Entry]] = {}  # by run
         self._insert = _INSERT_EVENTS
         self._known: set[bytes] = set()  # hashes that this process has written
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise JournalError(
-                f"Cannot make the folder {folder} for the record of runs ({error.strerror}). "
-                "Set CLOSEOUT_HOME to one you own."
-            ) from None
+        self._open(folder)
+
+    def _open(self, folder: Path) -> None:
+        make_folder(folder)
         self._connect()
-        self._locks = RunLocks(folder / "journal.locks")
+        try:
+            self._locks = RunLocks(folder / LOCKS_NAME)
+        except BaseException:
+            self._db.close()
+            raise
 
     def _connect(self) -> None:
         with explained(self.path):
@@ -110,7 +112,11 @@ class Store:
     def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if self._version(db) < VERSION:
+            db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
+
+    def _version(self, db: sqlite3.Connection) -> int:
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
         if version > VERSION:
             raise JournalError(f"{self.path} is of a newer Closeout. Install that, or set another CLOSEOUT_HOME.")
         columns = [name for _, name, *_ in db.execute("PRAGMA table_info(events)")]
@@ -119,8 +125,7 @@ class Store:
                 f"{self.path} is of an earlier Closeout, whose runs are not read any more. "
                 "Move it away, or set another CLOSEOUT_HOME."
             )
-        if version < VERSION:
-            db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
+        return version
 
     # -------------------------------------------------------------------------------------------- writing
 

@@ -1,4 +1,4 @@
-"""What SQLite complains of, as sentences that tell the next step. What is done about it is in `store`."""
+"""What SQLite and the disk complain of, as sentences that tell the next step. What is done about it is in `store`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
 
-__all__ = ["LOCK_SECONDS", "explained", "journal_error", "unless_locked"]
+__all__ = ["LOCK_SECONDS", "explained", "journal_error", "make_folder", "unless_locked"]
 
 LOCK_SECONDS = 20.0  # how long a commit waits for another process's
 
@@ -39,6 +39,16 @@ def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
     if "readonly" in text or "unable to open" in text:
         return JournalError(f"Cannot write {path} ({text}). Set CLOSEOUT_HOME to a folder you own.")
     return JournalError(f"The journal {path} failed: {text}.")
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JournalError(
+            f"Cannot make the folder {folder} for the record of runs ({error.strerror}). "
+            "Set CLOSEOUT_HOME to one you own."
+        ) from None
 
 
 def unless_locked(act: Callable[[], None]) -> None:

@@ -24,7 +24,8 @@ from closeout.journal.events import (
     RunStarted,
     event_from,
 )
-from closeout.journal.store import Row, open_store
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import Row
 from closeout.llm.base import OnDelta, OnRetry
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
 from closeout.orchestrator.model_door import error_of, message_size
@@ -50,7 +51,7 @@ def recorded(run: str | Path, home: str | Path | None = None) -> Recording:
         return _load(path)
     if isinstance(run, Path) or path.suffix == ".jsonl" or path.name != str(run):
         raise UsageError(f"There is no file {path}. `closeout.testing.export_run(run_id, path)` writes one.")
-    return Recording(str(run), tuple(open_store(_folder(home)).rows(str(run))))
+    return Recording(str(run), _rows(str(run), home))
 
 
 def export_run(run_id: str, path: str | Path, home: str | Path | None = None) -> Path:
@@ -60,7 +61,7 @@ def export_run(run_id: str, path: str | Path, home: str | Path | None = None) ->
     Raises RunNotFound, OSError.
     """
     target = Path(path)
-    rows = tuple(open_store(_folder(home)).rows(run_id))
+    rows = _rows(run_id, home)
     part = target.with_name(f"{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -226,8 +227,9 @@ def _shape(request: ModelRequest) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------ files
 
 
-def _folder(home: str | Path | None) -> Path:
-    return home_folder() if home is None else Path(home)
+def _rows(run_id: str, home: str | Path | None) -> tuple[Row, ...]:
+    with open_to_read(home_folder() if home is None else Path(home)) as store:
+        return tuple(store.rows(run_id))
 
 
 def _record(row: Row) -> dict[str, Any]:
