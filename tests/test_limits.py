@@ -132,6 +132,19 @@ def test_sub_agents_at_work_together_leave_each_other_room() -> None:
     assert one.reached(0) == "", "what is done needs nothing any more"
 
 
+def test_sub_agents_leave_their_caller_room_for_their_reports() -> None:
+    top = budget(max_tokens=22_000)
+    spend(top, 1000)
+    one, two = budget(parent=top), budget(parent=top)
+    spend(one, 3000)
+    spend(two, 4000)
+    assert one.reached(0) == "", (
+        "8,000 spent, 6,400 for what it does next, 4,400 for the other, 2,200 to close with two reports"
+    )
+    top.added += 3000  # a report has come, and waits for the others
+    assert one.reached(0) == "max_tokens"
+
+
 def test_a_first_request_is_expected_before_it_is_counted() -> None:
     own = budget(max_tokens=1000)
     own.expect(700)
@@ -329,6 +342,29 @@ async def test_sub_agents_together_stay_within_their_callers_limit(calls: int) -
     assert result.answer == "done", "and leave it room to answer"
     assert result.usage.total_tokens <= 30_000
     assert result.usage.total_tokens >= 10_000
+
+
+@pytest.mark.parametrize("words", [60, 250])
+@pytest.mark.parametrize("calls", [2, 3, 5])
+async def test_reports_that_come_back_together_leave_their_caller_room_to_close_on_them(calls: int, words: int) -> None:
+    """The reports are far longer than anything that was written before, and arrive at the same time."""
+
+    def clerk(view: RequestView) -> Turn:
+        if "closing turn" in view.last:
+            return Turn("It is known. " * (words // 3), answer="x")
+        return Turn(calls=[call("look", key=f"k{view.number}")])
+
+    def chief(view: RequestView) -> Turn:
+        if view.number == 1:
+            return Turn(calls=[call("clerk", task=f"look up things of kind {n}") for n in range(calls)])
+        return answer("informed" if view.text.count("It is known.") >= calls else "from nothing")
+
+    for limit in (8000, 11_000, 14_000, 20_000, 29_000):
+        clerks = Agent(ScriptedClient(clerk, by=lambda view: view.question), [look], max_turns=10_000)
+        tools = [clerks.as_tool("clerk", "Looks.")]
+        config = {"agent": {"max_tokens": limit}}
+        result = await Agent(ScriptedClient(chief), tools, home=False, config=config).run("What?")
+        assert (result.answer, result.usage.total_tokens <= limit) == ("informed", True), limit
 
 
 async def test_a_sub_agent_has_limits_of_its_own_within_them() -> None:

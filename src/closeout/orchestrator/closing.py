@@ -19,6 +19,8 @@ from closeout.journal.events import Noted
 from closeout.journal.stream import StreamHandler
 from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import Message, Reading
+from closeout.orchestrator.model_door import JournaledClient
+from closeout.outputs.budgets import cut_text, largest_fit
 
 if TYPE_CHECKING:
     from closeout.orchestrator.orchestrator import Orchestrator
@@ -123,6 +125,7 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
     messages = agent.asking.messages(agent.history)
     if not client.can_close(messages):  # the last results are more than what is left of the budget
         messages = agent.asking.shrunk(agent.history, agent.attempt, "budget") or messages
+        messages = _cut_to_room(client, messages)
     history: list[dict[str, Any]] = [*messages]
     if text:
         history.append(Message(role="assistant", content=text))
@@ -159,6 +162,27 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
     account = ended.failure_experience_summary
     experience = experience_from(account, _facts(agent.facts), reason=stop.reason, reply=text or "")
     return _unanswered(stop, generator.failure, ended.final_summary, experience)
+
+
+def _cut_to_room(client: JournaledClient, messages: list[Message]) -> list[Message]:
+    """The messages with the last results, several reports of sub-agents for instance, cut to what the budget allows."""
+    if client.can_close(messages):
+        return messages
+    begin = max((index + 1 for index, message in enumerate(messages) if message.role == "assistant"), default=0)
+    results = messages[begin:] if begin else []
+    longest = max((len(message.text) for message in results), default=0)
+
+    def cut(length: int) -> list[Message]:
+        return [*messages[:begin], *(_shortened(message, length) for message in results)]
+
+    return largest_fit(0, longest, cut, client.can_close) or messages
+
+
+def _shortened(message: Message, length: int) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str) or len(content) <= length:
+        return message
+    return Message(message, content=cut_text(content, length).text)
 
 
 def _unanswered(stop: Stop, failure: Exception | None, summary: str, experience: FailureExperience) -> Closed:

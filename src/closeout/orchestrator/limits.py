@@ -29,7 +29,7 @@ class Budget:
 
     A reserve is kept for the closing turn: a limit counts as reached while one more request like the last one, plus the
     closing one, would go beyond it. Within its parent's limits an agent leaves room for what the others there have
-    under way, and for the parent's own closing.
+    under way, and for the parent's own closing with the reports that it will then have got.
     """
 
     limits: Limits
@@ -123,7 +123,10 @@ class Budget:
         """Tokens and cost of so many requests to come, the last of them for closing; nothing where nothing is known."""
         if not self.last.total_tokens:
             return 0, 0.0
-        tokens = requests * (self.last.total_tokens + self.added) + self.last.output_tokens + self.closing
+        prompt = self.last.total_tokens + self.added
+        if self.children:  # each will hand back a report, about as long as its closing
+            prompt += sum(child.last.output_tokens + child.closing for child in self.children)
+        tokens = requests * prompt + self.last.output_tokens + self.closing
         cost = self.last.cost_usd
         return tokens, tokens * (self.price if cost is None else cost / self.last.total_tokens)
 

@@ -10,6 +10,8 @@ from closeout.journal.events import AgentEnded, AgentStarted
 from closeout.messages import ToolPolicy
 from closeout.orchestrator.scope import MAX_DEPTH, current_scope
 from closeout.outputs.artifacts import read_result as read_stored
+from closeout.outputs.budgets import DEFAULT_BUDGET
+from closeout.outputs.tokens import estimate_tokens
 from closeout.tools.manager import AnyTool, is_tool
 from closeout.tools.tool import Tool, tool
 
@@ -67,6 +69,8 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[], AgentPlan]
             agent = Orchestrator(plan, below, task)
             closed = await agent.run()
         report = report_of(agent, closed)
+        if scope.budget.limited:  # others may be at work still, and leave the caller room for this one too
+            scope.budget.added += min(estimate_tokens(report), DEFAULT_BUDGET)
         below.journal.append(AgentEnded(below.path, closed.stop_reason, report))
         if closed.answer is None:
             raise ToolError(report)
