@@ -371,8 +371,13 @@ async def test_a_remote_server_works_alike(transport: str, path: str) -> None:
             assert (
                 await asyncio.gather(*(result_of(manager, "wait", seconds=0.2) for _ in range(10))) == ["waited"] * 10
             )
-            if transport == "streamable-http":  # the library reads SSE events of up to 1 MB
+            if transport == "streamable-http":
                 assert await result_of(manager, "big", megabytes=5) == "x" * 5_000_000
+            else:  # what the library does not read is told, and the session is there again for the next call
+                told = await error_of(manager, "big", megabytes=2)
+                assert "more than 1 MB over SSE" in told
+                assert "the call of big was lost with it. Ask for less at once, or connect over streamable HTTP" in told
+                assert await result_of(manager, "add", a=1, b=2) == 3
             told = await error_of(manager, "crash")
             assert "ended during the call of crash" in told
             assert "could not be reached" in told

@@ -17,7 +17,7 @@ from closeout.errors import ToolError
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_result import McpResult
-from closeout.tools.mcp_transport import ErrorTail, ServerFailed, open_transport, reason
+from closeout.tools.mcp_transport import ErrorTail, ServerFailed, open_transport, overflowed, reason
 from closeout.tools.schema import without_titles
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["McpServer"]
 
 PROBE_SECONDS = 3.0  # for a server that let a call time out to show that it still answers
+BROKEN_SECONDS = 0.5  # for a stream that broke to say why
 MAX_PAGES = 200  # of a server's list of tools
 
 
@@ -113,6 +114,7 @@ class _Session:
         self._ready: asyncio.Future[None] = self.loop.create_future()
         self._stop = asyncio.Event()
         self._doubtful = False  # a call timed out: the server may hang
+        self._overflowed = False  # it ended of a result that the library does not read
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -145,9 +147,11 @@ class _Session:
         request = asyncio.ensure_future(client.call_tool(name, dict(arguments), read_timeout_seconds=timeout))
         try:
             result = await self._unless_ended(request)
+        except _Died:
+            raise await self._lost(name) from None
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                raise _Died(await self._last_words()) from None
+                raise await self._lost(name) from None
             if error.code == REQUEST_TIMEOUT:
                 self._doubtful = True
                 raise ToolError(
@@ -175,7 +179,19 @@ class _Session:
                 request.cancel()
                 with suppress(Exception, asyncio.CancelledError):
                     await asyncio.wait((request,))
-        raise _Died(self._errors.quoted())
+        raise _Died
+
+    async def _lost(self, name: str) -> Exception:
+        """What to raise of a call that was under way when the session ended."""
+        if self.config.transport == "sse" and self._task is not None:
+            await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # it knows why
+        if not self._overflowed:
+            return _Died(await self._last_words())
+        return ToolError(
+            f"MCP server {self.config.name!r} sent a result of more than 1 MB over SSE, which the mcp library does not "
+            f"read, and the call of {name} was lost with it. Ask for less at once, or connect over streamable HTTP (a "
+            "URL that usually ends in /mcp)."
+        )
 
     async def answers(self) -> bool:
         """Whether the server still speaks; asked only after a call that timed out."""
@@ -223,6 +239,7 @@ class _Session:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
+            self._overflowed = overflowed(error)
             if not self._ready.done():
                 self._ready.set_exception(self._failure(error, await self._last_words()))
         finally:

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from closeout.errors import ToolError, UsageError
 from closeout.tools.mcp_config import McpServerConfig
 
-__all__ = ["ErrorTail", "ServerFailed", "open_transport", "reason", "require_mcp"]
+__all__ = ["ErrorTail", "ServerFailed", "open_transport", "overflowed", "reason", "require_mcp"]
 
 STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
 STDERR_SHOWN = 600  # characters of it in a message
@@ -112,6 +112,11 @@ def reason(error: BaseException, status: int | None = None) -> str:
     if text and text[0] == "Connection closed":
         return "it ended before it was ready"
     return text[0][:300] if text else type(cause).__name__
+
+
+def overflowed(error: BaseException) -> bool:
+    """Whether a stream ended of an event longer than the HTTP library reads: 1 MB."""
+    return any(type(cause).__name__ == "SSEError" and "limit" in str(cause) for cause in _leaves(error))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
