@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -48,7 +49,7 @@ REQUESTS = (
     Column("tokens in", right=True),
     Column("cached", right=True),
     Column("out", right=True),
-    Column("same start", right=True),
+    Column("same start", right=True, rank=1),
     Column("cost", right=True, rank=2),
     Column("time", right=True, rank=1),
 )
@@ -57,11 +58,14 @@ REQUESTS = (
 def list_runs(limit: int, *, as_json: bool) -> int:
     """The latest runs, newest first."""
     with open_to_read(home_folder()) as store:
-        records = store.runs(limit)
+        found = store.runs(limit + 1)
+    records = found[:limit]
     if as_json:
         print_json([asdict(record) for record in records])
     elif records:
         _print_table(make_console(), RUNS, [_run_cells(record) for record in records])
+        if len(found) > limit:
+            print(f"The latest {limit:,}. More: closeout runs --limit {10 * limit}", file=sys.stderr)
     else:
         print('No runs yet. Try: closeout run "What is 17 % of 2,340?"')
     return 0

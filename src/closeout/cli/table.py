@@ -14,11 +14,13 @@ __all__ = ["Column", "fitted"]
 
 GAP = 2  # spaces between columns
 WIDEST = 200  # columns of a cell where nothing limits it
+NARROWEST = 4  # columns that are left of a shortened one where the whole ones take nearly all
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`least` None: always whole. A number: may be shortened to so many columns of the terminal.
+    """`least` None: always whole. A number: may be shortened to so many columns of the terminal, or to four where even
+    that is too wide.
 
     `rank` 0: always there; the higher the rank, the sooner it is left out where room is short.
     """
@@ -53,6 +55,11 @@ def _sizes(columns: Sequence[Column], natural: Sequence[int], width: int) -> dic
             continue
         sizes[index] = size
         left -= size + GAP
+    for index in sizes:
+        if columns[index].least is not None and left + GAP < 0:
+            given = min(max(sizes[index] - NARROWEST, 0), -(left + GAP))
+            sizes[index] -= given
+            left += given
     spare = max(left + GAP, 0)
     for index in sorted(sizes, key=lambda i: natural[i] - sizes[i]):  # who wants least is satisfied first
         hungry = sum(natural[i] > sizes[i] for i in sizes)
@@ -70,4 +77,5 @@ def _line(columns: Sequence[Column], sizes: dict[int, int], cells: Sequence[Cell
         line.append(padding + text if columns[index].right else text, cells[index][1])
         if position < len(sizes) - 1:
             line.append(" " * GAP if columns[index].right else padding + " " * GAP)
+    line.rstrip()
     return line
