@@ -81,6 +81,7 @@ def test_boxes_inside_boxes(text: str, answer: str) -> None:
         pytest.param(r"<think>so \boxed{1</think> It is one.", "1", id="an open box ends with the reasoning"),
         pytest.param(r"<thinking>\boxed{1}</thinking> \boxed{2}", "2", id="the longer tag"),
         pytest.param(r"<think>\boxed{1}</think> \boxed 2", "2", id="even without braces"),
+        pytest.param(r"Not \boxed{1}: a `<think>` tag opens. \boxed{2}", "2", id="a tag that is only spoken of"),
     ],
 )
 def test_a_box_in_reasoning_counts_only_if_none_stands_outside(text: str, answer: str) -> None:

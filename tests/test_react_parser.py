@@ -193,6 +193,31 @@ def test_rule_8_a_tag_in_backticks_is_text():
     assert action(f"Thought: one writes `<tool_call>{CALL}</tool_call>`\nFinal Answer: 1") is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "They write `<think>…</think>` first.",
+        "They write `text <think> more </think> text` first.",
+        "Write ``<think>`` and `</think>`.",
+        "`a`, then `<think>`.",
+    ],
+)
+@pytest.mark.parametrize(
+    "before", ["", "<think>hm</think>", "Final Answer: ", "Thought: `<think>` it is\nFinal Answer: "]
+)
+def test_rule_8_an_answer_that_explains_the_tags_is_whole(before, text):
+    assert answer(before + text) == text
+
+
+@pytest.mark.parametrize(
+    "inner", ["the `<think>` tag", "the `</think>` tag", "`<think>…</think>`", "don`t", "`a` <think>b</think>"]
+)
+def test_rule_8_a_tag_in_backticks_neither_nests_nor_ends_reasoning(inner):
+    events = parse(f"<think>{inner}</think>It is `42`")
+    assert answer(f"<think>{inner}</think>It is `42`") == "It is `42`"
+    assert "".join(e.text for e in of_kind(events, "reasoning")) == inner
+
+
 def test_rule_8_without_an_opening_tag_all_before_turns_out_to_be_reasoning():
     text = "Let me see.\nThought: hm\n</think>\nThe answer is 4."
     turned = next(e for e in parse(text) if e.kind == "reasoning" and e.span)

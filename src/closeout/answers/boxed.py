@@ -55,7 +55,8 @@ _BARE_VALUE = (
 _BARE = re.compile(rf"\\(?:boxed|fbox)(?![A-Za-z]|\\boxed|\\fbox)[ \t]*+({_BARE_VALUE})")
 # The tags that `dialects.thinking` knows, behind one "<" that is searched for in C; repeated tags are one.
 _TAG = r"(?i:think(?:ing)?|thought|reasoning|seed:think)\s?>"
-_REASONING_TAG = re.compile(rf"<(?:{_TAG}(?:<{_TAG})*+|/{_TAG}(?:</{_TAG})*+)")
+# Behind a backtick a tag is only spoken of: `<think>`.
+_REASONING_TAG = re.compile(rf"<(?<!`<)(?:{_TAG}(?:<{_TAG})*+|/{_TAG}(?:</{_TAG})*+)")
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)", re.MULTILINE)
 
 _NO_BACKSLASH = re.compile(r"[^\\]")

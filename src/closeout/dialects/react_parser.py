@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from closeout.dialects.quoting import CodeQuotes
 from closeout.dialects.react_action_scan import ActionScan
 from closeout.dialects.react_events import CotEvent, Lane, PlainLane, Tape
 from closeout.dialects.react_json_form import Form, Limits
@@ -54,6 +55,8 @@ class CotAgentOutputParser:
         self._prose.at_line_start(newline=False)
         self._attempts: Counter[Form] = Counter()
         self._depth = 1 if reasoning_open else 0  # of reasoning tags
+        self._code = CodeQuotes()  # of the reasoning that is being read
+        self._reasoned: list[str] = []  # and what of it is not walked over yet
         self._action: ActionScan | None = None
         self._answer: Prose | None = None
         self._answer_text: list[str] = []
@@ -91,7 +94,7 @@ class CotAgentOutputParser:
         if self._action is not None:
             return self._action.lane()
         if self._depth:
-            return PlainLane(_TAG_OPENS, "reasoning")
+            return PlainLane(_TAG_OPENS, "reasoning", "", self._reasoned)
         return (self._answer or self._prose).lane()
 
     def close(self, finish_reason: str | None = "stop") -> list[CotEvent]:
@@ -216,26 +219,48 @@ class CotAgentOutputParser:
         self._prose.at_line_start()
 
     def _reason(self, last: bool) -> bool:
-        """Inside reasoning tags, which may be nested."""
+        """Inside reasoning tags, which may be nested. Tags in backticks are text there as well."""
         tape = self._tape
         while True:
             found = _TAG_BEGINS.search(tape.text, tape.position)
             if found is None:
-                tape.take("reasoning", len(tape.text))
+                self._reason_on(len(tape.text))
                 return False
-            tape.take("reasoning", found.start())
+            self._reason_on(found.start())
             tag = tag_at(tape.text, found.start(), last=last)
             if tag == HOLD:
                 return False
             if not isinstance(tag, Tag) or not tag.thinking:
-                tape.take("reasoning", found.start() + 1)
+                self._reason_on(found.start() + 1)
+                continue
+            quoted = self._is_quoted_in_reasoning(tag, last)
+            if quoted is None:
+                return False
+            if quoted:
+                self._reason_on(tag.end)
                 continue
             self._depth += -1 if tag.closing else 1
             tape.take("reasoning", tag.end, text=None if self._depth else "")
             if not self._depth:
+                self._code = CodeQuotes()
                 target = self._answer or self._prose
                 target.at_line_start()
                 return tape.position < len(tape.text)
+
+    def _reason_on(self, end: int) -> None:
+        tape = self._tape
+        self._reasoned.append(tape.text[tape.position : end])
+        tape.take("reasoning", end)
+
+    def _is_quoted_in_reasoning(self, tag: Tag, last: bool) -> bool | None:
+        """None: the next character must tell."""
+        code, text = self._code, self._tape.text
+        before = "".join(self._reasoned)
+        self._reasoned.clear()
+        code.walk(before, 0, len(before), fences=False)
+        if tag.closing and code.in_span and tag.end == len(text) and not last:
+            return None
+        return code.quotes_so_far(closing=tag.closing, enclosed=text[tag.end : tag.end + 1] == "`")
 
     def _walk_answer(self, answer: Prose, last: bool) -> bool:
         """The final answer streams; a thought or an observation behind it is no part of it."""

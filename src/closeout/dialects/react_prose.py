@@ -9,6 +9,7 @@ import re
 from enum import Enum, auto
 from functools import lru_cache
 
+from closeout.dialects.quoting import CodeQuotes
 from closeout.dialects.react_events import EventKind, Lane, PlainLane, Tape
 from closeout.dialects.react_markers import HOLD, Marker, Markers, Tag, tag_at
 
@@ -67,6 +68,8 @@ class Prose:
         self._tags = tags
         self._inline = inline
         self._kept = keep
+        self._walked = len(keep) if keep else 0  # pieces of it that `_code` has seen
+        self._code = CodeQuotes()
         self._newline_seen = False
         self._fence = ""  # the open fence's characters
         self._in_info = False  # on the fence's opening line
@@ -207,8 +210,7 @@ class Prose:
         return Stop.MARKER
 
     def _tag(self, at: int, last: bool) -> Stop | None:
-        text, size = self.tape.text, len(self.tape.text)
-        found = tag_at(text, at, last=last)
+        found = tag_at(self.tape.text, at, last=last)
         if found == HOLD:
             return Stop.MORE
         if found is None:
@@ -216,20 +218,31 @@ class Prose:
             self._take(at + 1)
             return None
         assert isinstance(found, Tag)
-        if self._behind_backtick(at):
-            if found.thinking and found.end == size and not last:
-                return Stop.MORE
-            if not found.thinking or text[found.end : found.end + 1] == "`":  # quoted: `<think>`, `<tool_call>{…}`
-                self.line_start = False
-                self._take(found.end)
-                return None
+        self._take(at)
+        quoted = self._quotes(found, last)
+        if quoted is None:
+            return Stop.MORE
+        if quoted:
+            self.line_start = False
+            self._take(found.end)
+            return None
         self.tag = found
         return Stop.TAG
 
-    def _behind_backtick(self, at: int) -> bool:
-        if at > self.tape.told:
-            return self.tape.text[at - 1] == "`"
-        return bool(self._kept) and self._kept[-1][-1:] == "`"  # type: ignore[index]
+    def _quotes(self, tag: Tag, last: bool) -> bool | None:
+        """Whether a tag stands in a code span: `<think>`, or right behind a backtick: `<tool_call>{…}`."""
+        self._tell()
+        kept = self._kept or []
+        if self._walked < len(kept):
+            line = "".join(kept[self._walked :])
+            self._code.walk(line, 0, len(line), fences=False)
+            self._walked = len(kept)
+        if not tag.thinking:
+            return bool(kept) and kept[-1][-1:] == "`"
+        text = self.tape.text
+        if tag.closing and self._code.in_span and tag.end == len(text) and not last:
+            return None
+        return self._code.quotes_so_far(closing=tag.closing, enclosed=text[tag.end : tag.end + 1] == "`")
 
     def _onward(self, size: int, last: bool) -> Stop | None:
         """Within a line: on to the next line that may begin with something, or to a tag."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from closeout.dialects.quoting import CodeQuotes
 from closeout.dialects.thinking import THINKING_TAGS
 
 __all__ = ["WRAPPER_TAGS", "Thinking", "has_mark", "plain_content", "split_reasoning"]
@@ -52,20 +53,26 @@ def split_reasoning(text: str, shields: Sequence[tuple[int, int]] = ()) -> Think
     """What is thought and what is said. Marks inside a shield `[start, end)` are data, such as an argument's.
 
     A closing mark that nothing opens ends reasoning which the prompt began. An opening mark that nothing closes makes
-    all behind it reasoning.
+    all behind it reasoning. Marks that are quoted as code are data too.
     """
     thought: list[str] = []
     said: list[str] = []
     opener, at, nested, cut = "", 0, 0, None
+    code, walked = CodeQuotes(), 0
     shielded = 0  # shields passed; both they and the marks are in order
     for mark in _MARK.finditer(text):
         while shielded < len(shields) and shields[shielded][1] <= mark.start():
+            code.walk(text, walked, shields[shielded][0], fences=not opener)
+            walked = max(walked, shields[shielded][1])
             shielded += 1
         if shielded < len(shields) and shields[shielded][0] <= mark.start():
             continue
-        if text[mark.end() : mark.end() + 1] == "`" == text[mark.start() - 1 : mark.start()]:  # quoted: `<think>`
+        token = mark[0]
+        code.walk(text, walked, mark.start(), fences=not opener)
+        walked = mark.end()
+        if code.quotes(text, *mark.span(), closing=token not in _PAIRS):
             continue
-        token, piece = mark[0], text[at : mark.start()]
+        piece = text[at : mark.start()]
         if token in _PAIRS:
             (thought if opener else said).append(piece)
             nested += bool(opener)
@@ -80,6 +87,7 @@ def split_reasoning(text: str, shields: Sequence[tuple[int, int]] = ()) -> Think
         else:
             said.append(piece)
         at = mark.end()
+        code.begin()
     (thought if opener else said).append(text[at:])
     reasoning = "\n".join(filter(None, map(str.strip, thought)))
     return Thinking(_CITATION.sub("", reasoning) if "</co" in reasoning else reasoning, "".join(said), cut)
