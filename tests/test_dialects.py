@@ -111,7 +111,7 @@ def test_a_replaced_completion_template_may_place_the_slots_as_it_likes():
     dialect = get_dialect("cot_completion", {"cot_completion": template})
     prompt = dialect.render(view([step(1)]), Capabilities()).prompt
     assert prompt.startswith("Be {{ good }}.|[")
-    assert "|Question: Why {{ tools }}?\nThought: Thought: I look." in prompt
+    assert "|Question: Why {{ tools }}?\nThought: I look." in prompt
     assert prompt.endswith("Thought:!")
 
 

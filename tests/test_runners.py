@@ -103,6 +103,24 @@ def test_the_completion_form_fills_a_template_with_all_slots_in_one_pass():
     assert message["content"].startswith("Be {{tools}} good.\nQuestion: Who?\n\nIt was Ada.\n\nQuestion: Why {{agent")
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{instruction}}\n{{historic_messages}}\n{{query}}\n{{agent_scratchpad}}\nThought:",
+        "{{instruction}}\n{{historic_messages}}\nQuestion: {{query}}\nThought: {{agent_scratchpad}}\n",
+        "{{instruction}}\n{{historic_messages}}\nQuestion: {{query}}\n{{agent_scratchpad}}",
+    ],
+)
+def test_label_and_primer_stand_once_whoever_wrote_them(template):
+    made = prepared(CotCompletionAgentRunner, prompts={"first_prompt": template})
+    (message,) = made._organize_prompt_messages()
+    assert message["content"].count("Question: Why") == 1
+    assert message["content"].rstrip().endswith("\nFinal Answer: 42\nThought:")
+    made._agent_scratchpad = None
+    (message,) = made._organize_prompt_messages()
+    assert message["content"].rstrip().endswith("Question: Why {{agent_scratchpad}}?\nThought:")
+
+
 def test_the_chat_form_ends_in_the_scratchpad_and_a_short_message():
     messages = prepared(CotChatAgentRunner)._organize_prompt_messages()
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
@@ -175,6 +193,25 @@ async def test_a_subclass_writes_its_own_prompts():
     client = ScriptedClient([answer("1")])
     await play(Own(client, home=False), "What?")
     assert client.requests[0].prompt == "It's mine: action_input\n(a long story)\nQuestion: What?\nThought:"
+
+
+async def test_a_subclass_builds_on_the_messages_it_is_given():
+    class Own(CotCompletionAgentRunner):
+        def _organize_historic_prompt(self, current_session_messages=None):
+            messages = self._organize_historic_prompt_messages(current_session_messages)
+            return "".join(f"{m['role']}: {m['content']}\r\n" for m in messages)
+
+    history = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It was 'Ada'."}]
+    client = ScriptedClient([answer("1")])
+    await play(Own(client, history=history, home=False), "What?")
+    assert "user: Who?\r\nassistant: It was 'Ada'.\r\n" in client.requests[0].prompt
+
+
+@pytest.mark.parametrize("name", ["messages", "current_session_messages"])
+def test_the_messages_of_a_historic_prompt_have_two_names(name):
+    made = prepared(CotCompletionAgentRunner)
+    assert made._organize_historic_prompt(**{name: [{"role": "user", "content": "Hm?"}]}) == "Question: Hm?\n\n"
+    assert made._organize_historic_prompt([]) == ""
 
 
 def test_the_cot_runner_is_a_template_for_others():

@@ -44,7 +44,7 @@ class CotCompletion:
     def prompt(self, view: HistoryView, scratchpad: str, *, weak: bool = False) -> str:
         """The whole text, with this scratchpad in it, up to the primer."""
         before, after = self._rendered_frame(view, weak)
-        return f"{before}{scratchpad}{PRIMER}{after}"
+        return f"{before}{scratchpad}{after}"
 
     def instruction_prompt(self, view: HistoryView, *, weak: bool = False) -> str:
         """The template with the instructions and tools in it; its later slots stand as they are written."""
@@ -55,7 +55,7 @@ class CotCompletion:
         return ReactReader(primed=True)
 
     def _rendered_frame(self, view: HistoryView, weak: bool) -> tuple[str, str]:
-        """The prompt before and behind the scratchpad."""
+        """The prompt before and behind the scratchpad. The primer is in the second, once, whoever wrote it."""
         key = (weak, view.instructions, view.question, view.tools, view.earlier)
         if self._frame is None or self._frame[0] != key:
             # Places are found by a mark that nobody can have written; it never reaches the model.
@@ -73,6 +73,10 @@ class CotCompletion:
                 label = "" if head.rstrip().endswith("Question:") else "Question: "
                 text = f"{head}{label}{view.question}{tail}"
             before, _, after = text.partition(mark)
+            if before.rstrip().endswith(f"\n{PRIMER}"):  # the scratchpad brings it
+                before = before.rstrip().removesuffix(PRIMER)
+            own = after.rstrip()
+            after = (own if own.strip() != PRIMER else PRIMER) if own.endswith(PRIMER) else PRIMER + after
             self._frame = key, (before, after)
         return self._frame[1]
 

@@ -147,9 +147,12 @@ class BaseAgentRunner(ABC):
         """Templates that a subclass's own methods stand for."""
         return {}
 
-    def _organize_historic_prompt_messages(self) -> tuple[Message, ...]:
-        """The conversation so far, whole turns, as many of the newest as the budget allows."""
-        return fit_history(self._history, self._history_budget, count_tokens)
+    def _organize_historic_prompt_messages(
+        self, current_session_messages: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Message, ...]:
+        """The conversation so far, or the one given, in whole turns, as many of the newest as the budget allows."""
+        messages = self._history if current_session_messages is None else current_session_messages
+        return fit_history(messages, self._history_budget, count_tokens)
 
     def _view(self, steps: Sequence[Step] = ()) -> HistoryView:
         return HistoryView(
@@ -172,9 +175,18 @@ class CotAgentRunner(BaseAgentRunner):
     def _organize_instruction_prompt(self) -> str:
         """The first prompt with `{{instruction}}`, `{{tools}}` and `{{tool_names}}` filled."""
 
-    def _organize_historic_prompt(self, messages: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The conversation as text: `Question: …` for the user's part, the assistant's as it is; text parts only."""
-        return historic_prompt(self._organize_historic_prompt_messages() if messages is None else messages)
+    def _organize_historic_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        current_session_messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as text: `Question: …` for the user's part, the assistant's as it is; text parts only.
+
+        `messages` instead of the conversation so far, by either name.
+        """
+        given = current_session_messages if messages is None else messages
+        return historic_prompt(self._organize_historic_prompt_messages() if given is None else given)
 
     def _overrides(self, method: str) -> bool:
         """Whether a subclass outside this module has its own form of a method."""
@@ -216,7 +228,7 @@ class CotCompletionAgentRunner(CotAgentRunner):
     def _organize_prompt_messages(self) -> list[Message]:
         """One user message: instruction, history, question and scratchpad, ending in `Thought:`."""
         dialect = CotCompletion({**self._prompts, **self._own_prompts()})
-        prompt = dialect.prompt(self._view(), scratchpad_text(self._agent_scratchpad))
+        prompt = dialect.prompt(self._view(), scratchpad_text(self._agent_scratchpad or ()))
         return [Message(role="user", content=prompt)]
 
     def _own_prompts(self) -> dict[str, str]:
@@ -250,5 +262,5 @@ def _as_template(text: str) -> str:
 
 def _literal(text: str) -> str:
     """A Jinja expression for exactly this text."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
     return f"{{{{ '{escaped}' }}}}" if text else ""
