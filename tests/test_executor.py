@@ -10,7 +10,8 @@ import pytest
 
 from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
-from closeout.outputs.models import ToolOutput, ToolTelemetry
+from closeout.outputs.models import ResponseFormat, ToolOutput, ToolTelemetry
+from closeout.outputs.wrapper import UnifiedToolWrapper
 from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, CallOutcome, ToolExecutor
 
 SEARCH = {"type": "object", "properties": {"q": {"type": "string"}, "num": {"type": "integer"}}, "required": ["q"]}
@@ -405,6 +406,23 @@ async def test_a_tools_own_output_is_kept_with_its_images() -> None:
     outcome = await one(ToolExecutor(Source(tool("draw", lambda: made))), "draw")
     assert (outcome.text, outcome.images, outcome.output.state_update) == ("a chart", (image,), {"n": 1})
     assert outcome.output.telemetry.tool_name == "draw"
+
+
+async def test_an_output_without_a_result_is_shown_by_its_summary() -> None:
+    outcome = await one(ToolExecutor(Source(tool("write", lambda: ToolOutput(summary="3 rows updated")))), "write")
+    assert (outcome.text, outcome.status) == ("3 rows updated", "ok")
+
+
+async def test_a_wrapped_function_is_a_tool_like_any_other() -> None:
+    def read(path: str) -> dict[str, Any]:
+        return {"": {}[path]} if path == "none" else {"rows": 1000}
+
+    wrapped = UnifiedToolWrapper.wrap_tool(read, "read", ResponseFormat.STANDARD)
+    executor = ToolExecutor(Source(tool("read", wrapped, PATH)))
+    outcome = await one(executor, "read", {"path": "a"})
+    assert (outcome.text, outcome.output.result) == ('{"rows":1000}', {"rows": 1000})
+    outcome = await one(executor, "read", {"path": "none"})
+    assert (outcome.status, outcome.text, outcome.output.telemetry.error_code) == ("error", "Error: 'none'", "KeyError")
 
 
 async def test_the_text_stays_within_the_budget_and_names_the_handle() -> None:

@@ -20,8 +20,10 @@ from closeout.integrations.langgraph import AgentState, StateOutput, ToolOutputN
 from closeout.messages import ToolPolicy
 from closeout.outputs.artifacts import MemoryArtifacts
 from closeout.outputs.encoding import encode
+from closeout.outputs.models import ResponseFormat, ToolOutput, ToolTelemetry
 from closeout.outputs.telemetry import TelemetryCollector
 from closeout.outputs.tokens import count_tokens
+from closeout.outputs.wrapper import UnifiedToolWrapper
 
 
 @tool
@@ -196,3 +198,52 @@ def test_a_policy_is_by_tool_name_and_no_result_forges_a_marker() -> None:
     assert "Observation:" not in content
     assert "</tool_response>" not in content
     assert "hacked" in content
+
+
+def test_a_tool_that_returns_an_output_speaks_for_itself() -> None:
+    def reader(path: str) -> ToolOutput:
+        """Read a file."""
+        telemetry = ToolTelemetry(cache_hit=True, metrics={"pages": 2.0})
+        return ToolOutput(result=[1], summary="读取了", state_update={"at": 1}, checkpoint="c1", telemetry=telemetry)
+
+    def refuser(path: str) -> ToolOutput:
+        """Read a file."""
+        return ToolOutput(summary="no such file", telemetry=ToolTelemetry(success=False, error_code="NotFound"))
+
+    state = graph(ToolOutputNode([reader, refuser])).invoke(asking(call("reader", path="a"), call("refuser", path="b")))
+    read, refused = state["messages"][1:]
+    assert (read.content, read.status) == ("[1]", "success")
+    assert (refused.content, refused.status) == ("Error: no such file", "error")
+    one, other = state["tool_outputs"]
+    assert (one.summary, one.state_update, one.checkpoint) == ("读取了", {"at": 1}, "c1")
+    assert one.telemetry.cache_hit
+    assert one.telemetry.metrics == {"pages": 2.0}
+    assert one.telemetry.latency_ms > 0
+    assert (other.telemetry.success, other.telemetry.error_code) == (False, "NotFound")
+    assert [each["success"] for each in state["telemetry_summary"]["tool_calls"]] == [True, False]
+
+
+def test_a_wrapped_tool_is_unwrapped_and_its_handle_can_be_read() -> None:
+    store = MemoryArtifacts()
+
+    @UnifiedToolWrapper.wrap_tool(tool_name="cities", store=store)
+    def cities(country: str) -> list[dict[str, str]]:
+        """All cities of a country."""
+        return [{"name": f"{country} {number}"} for number in range(50)]
+
+    @UnifiedToolWrapper.wrap_tool(tool_name="file_reader", response_format=ResponseFormat.STANDARD)
+    def file_reader(path: str) -> dict[str, Any]:
+        """Read a file."""
+        return {"rows": 1000} if path else {}[path]
+
+    app = graph(ToolOutputNode([cities, file_reader], store=store))
+    state = app.invoke(
+        asking(call("cities", country="U"), call("file_reader", path="a"), call("file_reader", "2", path=""))
+    )
+    listed, read, failed = state["messages"][1:]
+    assert listed.content == '50 rows × 1 columns: name\nThe whole result: read_result("cities-1")'
+    (more,) = app.invoke(asking(call("read_result", handle="cities-1", path="[49].name")))["messages"][1:]
+    assert more.content == "U 49"
+    assert read.content == '{"rows":1000}'
+    assert (failed.content, failed.status) == ("Error: ''", "error")
+    assert [output.telemetry.success for output in state["tool_outputs"]] == [True, True, False]

@@ -440,6 +440,19 @@ def test_an_exception_becomes_an_output() -> None:
     assert collector.aggregated["error_rate"] == 1.0
 
 
+def test_a_function_that_returns_an_output_speaks_for_itself() -> None:
+    collector = TelemetryCollector()
+    own = ToolTelemetry(success=False, error_code="NotFound", cache_hit=True, metrics={"pages": 2.0})
+    shown = UnifiedToolWrapper.wrap_tool(
+        lambda: ToolOutput(summary="gone", telemetry=own), "read", collector=collector
+    )()
+    telemetry = shown.telemetry
+    assert (telemetry.success, telemetry.error_code, telemetry.cache_hit) == (False, "NotFound", True)
+    assert telemetry.metrics == {"pages": 2.0}
+    assert (telemetry.tool_name, telemetry.output_tokens > 0, telemetry.duration_ms > 0) == ("read", True, True)
+    assert collector.aggregated["error_rate"] == collector.aggregated["cache_hit_rate"] == 1.0
+
+
 def test_cancellation_passes_through() -> None:
     @UnifiedToolWrapper.wrap_tool
     async def wait() -> None:

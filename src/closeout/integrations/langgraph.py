@@ -28,8 +28,9 @@ from closeout.outputs.models import ToolOutput
 from closeout.outputs.normal import compact_json, normalise
 from closeout.outputs.present import Presented, present
 from closeout.outputs.summary import summarise
-from closeout.outputs.telemetry import CallMeter, TelemetryCollector
+from closeout.outputs.telemetry import CallMeter, TelemetryCollector, joined_telemetry
 from closeout.outputs.tokens import estimate_tokens
+from closeout.outputs.wrapper import WrappedOutput
 
 __all__ = ["AgentState", "StateOutput", "ToolOutputNode", "add_telemetry", "tool_outputs"]
 
@@ -93,7 +94,8 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
     Every result becomes a ToolMessage with the model's face of it (`outputs.present`: cheapest form, budget, nothing
     that could pass for a marker). Beside `messages` the node gives the state `tool_outputs` (`StateOutput` each) and
     `telemetry_summary` (`total_tokens`, `total_latency_ms`, `tool_calls`); a state without these keys does without.
-    A tool's exception becomes a message with status "error"; interrupts and Commands pass.
+    A tool's exception becomes a message with status "error"; interrupts and Commands pass. A tool that returns a
+    ToolOutput, or is wrapped by UnifiedToolWrapper, speaks for itself.
 
     `tools` are LangChain tools or functions. `policies` are by tool name. With a `store`, whole results are kept and
     `read_result` joins the tools: bind `node.tools` to the model.
@@ -180,21 +182,35 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
             result = call.results[-1]
             if isinstance(result, tuple) and len(result) == 2 and message.artifact is not None:
                 result = result[0]  # response_format="content_and_artifact"
-        output = result if isinstance(result, ToolOutput) else None
-        value = result if output is None else output.summary if output.result is None else output.result
-        if call.failure is None and message.status == "error":  # LangChain's own words: no such tool
+        if isinstance(result, WrappedOutput):
+            result = result.output
+        own = result if isinstance(result, ToolOutput) else None
+        value = result if own is None else self._said(own)
+        if own is not None and not own.success:
+            message = message.model_copy(update={"status": "error"})
+        if call.failure is None and own is None and message.status == "error":  # LangChain's own words: no such tool
             call.failure = ToolException(str(message.content))
-        handle = self._kept(value, call) if call.failure is None and call.name != "read_result" else ""
+        keep = call.failure is None and call.name != "read_result" and (own is None or own.result is not None)
+        handle = self._kept(value, call) if keep else ""
         face = self._face(value, call, handle)
         if isinstance(message.content, str):
             message = message.model_copy(update={"content": face.text})
-        return message, self._output(value, call, face, handle)
+        return message, self._output(value, call, face, handle, own)
+
+    def _said(self, own: ToolOutput) -> Any:
+        """What of a tool's own output the model is to read: the result, else the summary and where the result is."""
+        if not own.success:
+            return f"Error: {own.telemetry.error_message or own.summary}"
+        if own.result is not None:
+            return own.result
+        stored = own.handle and self._store is not None and self._store.get(own.handle) is not None
+        return own.observation.removeprefix("Observation: ") if stored else own.summary
 
     def _face(self, value: Any, call: _Call, handle: str) -> Presented:
         policy = self._policies.get(call.name, ToolPolicy())
         return present(value, tool_name=call.name, policy=policy, budget=self._budget, handle=handle, model=self._model)
 
-    def _output(self, value: Any, call: _Call, face: Presented, handle: str) -> StateOutput:
+    def _output(self, value: Any, call: _Call, face: Presented, handle: str, own: ToolOutput | None) -> StateOutput:
         failure = call.failure
         telemetry = call.meter.telemetry(
             call.name,
@@ -204,16 +220,20 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
             error_code=None if failure is None else type(failure).__name__,
             error_message=None if failure is None else str(failure),
         )
+        own = own or ToolOutput()
+        telemetry = joined_telemetry(own.telemetry, telemetry)
+        telemetry.count_tokens(telemetry.input_tokens, face.tokens)
         if self._collector is not None:
             self._collector.record(telemetry)
-        summary = summarise(value, self._language)
         return StateOutput(
             result=None if handle else normalise(value),
-            summary=summary,
+            summary=own.summary or summarise(value, self._language),
             observation=f"Observation: {face.text}",
             compressed=face.truncated,
             telemetry=telemetry,
-            metadata={"handle": handle} if handle else {},
+            metadata=own.metadata | ({"handle": handle} if handle else {}),
+            state_update=own.state_update,
+            checkpoint=own.checkpoint,
         )
 
     def _kept(self, value: Any, call: _Call) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from closeout.errors import UsageError
 from closeout.outputs.models import ToolTelemetry, unvalidated
 
-__all__ = ["CallMeter", "TelemetryCollector"]
+__all__ = ["CallMeter", "TelemetryCollector", "joined_telemetry"]
 
 try:
     import resource
@@ -97,6 +97,12 @@ class CallMeter:
         if input_tokens or output_tokens:
             record.count_tokens(input_tokens, output_tokens)
         return record
+
+
+def joined_telemetry(own: ToolTelemetry, measured: ToolTelemetry) -> ToolTelemetry:
+    """What a tool says of its call itself, such as a cache hit or metrics; of all else what was measured."""
+    unset = {name: value for name, value in measured if name not in own.model_fields_set}
+    return own.model_copy(update=unset)
 
 
 _LINES = {

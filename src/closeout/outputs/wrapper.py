@@ -15,7 +15,7 @@ from closeout.outputs.escape import escape_markers
 from closeout.outputs.models import ResponseFormat, ToolOutput, format_observation
 from closeout.outputs.normal import compact_json, normalise
 from closeout.outputs.summary import summarise
-from closeout.outputs.telemetry import CallMeter, TelemetryCollector
+from closeout.outputs.telemetry import CallMeter, TelemetryCollector, joined_telemetry
 from closeout.outputs.tokens import estimate_tokens
 
 __all__ = ["UnifiedToolWrapper", "WrappedOutput"]
@@ -85,6 +85,7 @@ class UnifiedToolWrapper:
         The wrapped function keeps name, docstring and signature and returns a `WrappedOutput`. An exception becomes an
         output with `telemetry.success` False and the exception's type as `error_code`; cancellation passes through.
         CONCISE keeps the data out of the output: with a `store` it is kept there, and the observation names its handle.
+        A function that returns a ToolOutput speaks for itself, also with telemetry of its own (`cache_hit`, `metrics`).
         Each call is recorded in `collector`, if there is one. `tool_name` defaults to the function's name.
         """
         if tool_func is None:
@@ -185,12 +186,14 @@ class _Calls:
         shown = output.observation or output.summary
         if output.response_format in (ResponseFormat.STANDARD, ResponseFormat.RAW) and output.result is not None:
             shown += compact_json(normalise(output.result))
-        output.telemetry = meter.telemetry(
+        measured = meter.telemetry(
             self.name,
             input_tokens=estimate_tokens(compact_json(normalise(arguments))),
             output_tokens=estimate_tokens(shown),
             **fields,
         )
+        own = output.telemetry
+        output.telemetry = joined_telemetry(own, measured) if own.model_fields_set else measured
         output.observation = output.observation or format_observation(output)
         if self.collector is not None:
             self.collector.record(output.telemetry)

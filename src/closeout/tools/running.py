@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from closeout.errors import ToolError, UsageError
 from closeout.messages import ToolPolicy, ToolSpec
-from closeout.outputs.models import ToolOutput, ToolTelemetry, observation_of
+from closeout.outputs.models import ToolOutput, observation_of
 from closeout.outputs.summary import summarise
-from closeout.outputs.telemetry import CallMeter
+from closeout.outputs.telemetry import CallMeter, joined_telemetry
+from closeout.outputs.wrapper import WrappedOutput
 from closeout.tools.scrape import is_demo_cut, shorten_scrape
 
 __all__ = ["ToolSource", "failed_output", "images_of", "run_tool"]
@@ -117,18 +118,17 @@ def _copied(value: Any) -> Any:
 
 def _succeeded(spec: ToolSpec, value: Any, meter: CallMeter, retries: int) -> ToolOutput:
     telemetry = meter.telemetry(spec.name, retry_count=retries)
+    if isinstance(value, WrappedOutput):
+        value = value.output
     if isinstance(value, ToolOutput):  # the tool speaks for itself; what was measured here is the outside view
-        output = value.model_copy(update={"telemetry": _joined(value.telemetry, telemetry)})
+        result = value.summary or None if value.result is None else value.result
+        own = joined_telemetry(value.telemetry, telemetry)
+        output = value.model_copy(update={"telemetry": own, "result": result})
     else:
         output = ToolOutput.of(value, summarise(value), telemetry)
     if is_demo_cut(spec.name):
         output.result = shorten_scrape(output.result)
     return output
-
-
-def _joined(own: ToolTelemetry, measured: ToolTelemetry) -> ToolTelemetry:
-    unset = {name: value for name, value in measured if name not in own.model_fields_set}
-    return own.model_copy(update=unset)
 
 
 def _may_repeat(policy: ToolPolicy) -> bool:
