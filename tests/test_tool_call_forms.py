@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from closeout import tool
 from closeout.dialects.forms import ToolCallsRead, families, forms_of, read_tool_calls
 from closeout.dialects.thinking import THINKING_TAGS, ThinkingSplitter, split_thinking
 from closeout.messages import ToolSpec
@@ -372,3 +373,19 @@ def test_names_of_parsers_and_models_lead_to_their_family() -> None:
 )
 def test_a_name_leads_to_all_the_ways_in_which_its_model_writes(name: str, text: str) -> None:
     assert calls(read_tool_calls(text, TOOLS, name)) == ONE
+
+
+def test_tools_are_taken_as_an_agent_takes_them():
+    @tool
+    def lookup(key: str) -> str:
+        """Look a key up."""
+        return key
+
+    text = "<tool_call><function=lookup><parameter=key>5</parameter></function></tool_call>"
+    openai = {"type": "function", "function": {"name": "lookup", "parameters": lookup.spec.parameters}}
+    for tools in ([lookup], [lookup.spec], [openai]):
+        assert read_tool_calls(text, tools).calls[0].arguments == {"key": "5"}
+
+
+def test_content_that_a_server_left_out_holds_nothing():
+    assert read_tool_calls(None) == read_tool_calls("")

@@ -9,7 +9,7 @@ from closeout.dialects.forms.reasoning import WRAPPER_TAGS, has_mark, plain_cont
 from closeout.dialects.forms.records import Block, Form, Found, ToolCallsRead
 from closeout.dialects.forms.source import Source
 from closeout.dialects.forms.table import BARE, MARKED, WHOLE, forms_of
-from closeout.dialects.forms.toolbox import Toolbox
+from closeout.dialects.forms.toolbox import HasSpec, Toolbox
 from closeout.messages import Defect, Repair, ToolSpec
 
 __all__ = ["detect_forms", "read_tool_calls"]
@@ -18,8 +18,8 @@ _MAX_CALLS = 1000  # in one reply; more is a model in a loop
 
 
 def read_tool_calls(
-    text: str,
-    tools: Iterable[ToolSpec | Mapping[str, Any]] | None = None,
+    text: str | None,
+    tools: Iterable[ToolSpec | HasSpec | Mapping[str, Any]] | None = None,
     family: str | None = None,
     *,
     split: bool = True,
@@ -27,14 +27,15 @@ def read_tool_calls(
 ) -> ToolCallsRead:
     """The tool calls that a model wrote as text, in whatever form, and the text without them.
 
-    `tools` (ToolSpec, or dicts in the OpenAI shape) give the types of parameters that are written as plain text, and
+    `text` may be None, as a server's `content` may. `tools` (what `@tool` makes, ToolSpec, or dicts in the OpenAI
+    shape) give the types of parameters that are written as plain text, and
     confirm names where a form has no mark of its own. `family` names the form: a family, a vLLM or SGLang parser, or
     a model; None, or a name that is not known, detects it by its marks. `split=False` leaves reasoning marks in the
     content, as servers do that were asked not to separate them; `unfence=True` takes content that is one code fence out
     of it, as servers do when the reply was asked for as JSON. Nothing is executed or evaluated, nothing is raised for
     any text, and the time is linear in its length.
     """
-    read = _read_text(text, Toolbox(tools), family, split)
+    read = _read_text(text or "", Toolbox(tools), family, split)
     return read._replace(content=plain_content(read.content, unfence=True)) if unfence else read
 
 

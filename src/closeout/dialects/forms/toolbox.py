@@ -1,15 +1,22 @@
-"""The tools at hand as the forms need them: names, parameter schemas, servers. Knows both ToolSpec and OpenAI dicts."""
+"""The tools at hand as the forms need them: names, schemas, servers. Knows ToolSpec, `@tool` and OpenAI dicts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from closeout.messages import ToolSpec
 
-__all__ = ["Toolbox"]
+__all__ = ["HasSpec", "Toolbox"]
 
 _NAMESPACES = ("functions.", "default_api.", "tools.", "tool.")
+
+
+class HasSpec(Protocol):
+    """A function that `@tool` made a tool of."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
 
 
 class Toolbox:
@@ -17,7 +24,7 @@ class Toolbox:
 
     __slots__ = ("_parameters", "_servers")
 
-    def __init__(self, tools: Iterable[ToolSpec | Mapping[str, Any]] | None = None) -> None:
+    def __init__(self, tools: Iterable[ToolSpec | HasSpec | Mapping[str, Any]] | None = None) -> None:
         self._parameters: dict[str, Mapping[str, Any]] = {}
         self._servers: dict[str, str | None] = {}
         for tool in tools or ():
@@ -67,6 +74,7 @@ class Toolbox:
 
 def _described(tool: object) -> Iterator[tuple[str, Mapping[str, Any], str | None]]:
     """(name, parameters, server) of each tool in a description; one that is not understood yields nothing."""
+    tool = getattr(tool, "spec", tool)
     if isinstance(tool, ToolSpec):
         yield tool.name, tool.parameters, tool.server_name
         return
