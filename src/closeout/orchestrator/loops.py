@@ -110,7 +110,7 @@ class LoopWatch:
 
 
 def _canonical(arguments: Mapping[str, Any] | str) -> str:
-    return repr(arguments if isinstance(arguments, str) else sorted(arguments.items()))
+    return repr(sorted(arguments.items()) if len(arguments) > 1 and not isinstance(arguments, str) else arguments)
 
 
 # ------------------------------------------------------------------------------------------- within one reply

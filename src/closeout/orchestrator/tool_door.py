@@ -20,8 +20,6 @@ INTERRUPTED = (
     "Interrupted: the program stopped while this call was under way. It may or may not have taken effect; "
     "check before you make it again."
 )
-BLANK = ToolOutput().to_record()  # what a record need not say
-BLANK_TELEMETRY = BLANK["telemetry"]
 OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and what is left is needed to answer."
 
 
@@ -89,10 +87,8 @@ class ToolDoor:
 
 def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:
     ms = round((time.perf_counter() - began) * 1000, 3)
-    telemetry, record = output.telemetry, output.to_record()
-    measured = {field: value for field, value in record["telemetry"].items() if value != BLANK_TELEMETRY[field]}
-    whole = {field: value for field, value in record.items() if value != BLANK[field]} | {"telemetry": measured}
-    return ToolFinished(agent, handle, name, telemetry.success, _json_text(whole), ms, telemetry.error_message or "")
+    telemetry, record = output.telemetry, _json_text(output.lean_record())
+    return ToolFinished(agent, handle, name, telemetry.success, record, ms, telemetry.error_message or "")
 
 
 def _failed(name: str, text: str, code: str) -> ToolOutput:

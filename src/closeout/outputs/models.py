@@ -15,7 +15,15 @@ from pydantic import BaseModel, Field, field_serializer
 from closeout.outputs.escape import escape_markers
 from closeout.outputs.normal import SURROGATE, compact_json, normalise
 
-__all__ = ["ResponseFormat", "ToolOutput", "ToolTelemetry", "format_observation", "observation_of", "unvalidated"]
+__all__ = [
+    "BLANK_TELEMETRY",
+    "ResponseFormat",
+    "ToolOutput",
+    "ToolTelemetry",
+    "format_observation",
+    "observation_of",
+    "unvalidated",
+]
 
 
 class ResponseFormat(StrEnum):
@@ -127,6 +135,27 @@ class ToolOutput(BaseModel):
             "checkpoint": self.checkpoint,
         }
 
+    def lean_record(self) -> dict[str, Any]:
+        """`to_record` without what is as in a blank output, which `from_record` need not be told."""
+        record: dict[str, Any] = {} if self.result is None else {"result": normalise(self.result)}
+        record["summary"] = self.summary
+        record["observation"] = self.observation
+        if self.response_format is not ResponseFormat.CONCISE:
+            record["response_format"] = str(self.response_format)
+        if self.compressed:
+            record["compressed"] = True
+        if self.metadata:
+            record["metadata"] = normalise(self.metadata)
+        if self.state_update is not None:
+            record["state_update"] = normalise(self.state_update)
+        if self.checkpoint is not None:
+            record["checkpoint"] = self.checkpoint
+        measured = self.telemetry.__dict__.items()
+        record["telemetry"] = {name: value for name, value in measured if value != BLANK_TELEMETRY[name]}
+        if self.telemetry.metrics:
+            record["telemetry"]["metrics"] = normalise(self.telemetry.metrics)
+        return record
+
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The output that `to_record` wrote. Fields that are missing get their defaults, unknown ones are ignored."""
@@ -150,6 +179,7 @@ def unvalidated(kind: type[_M], blank: Mapping[str, Any], **fields: Any) -> _M:
     return made
 
 
+BLANK_TELEMETRY = dict(ToolTelemetry())
 _BLANK = dict(ToolOutput())
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from closeout.errors import UsageError
-from closeout.outputs.models import ToolTelemetry, unvalidated
+from closeout.outputs.models import BLANK_TELEMETRY, ToolTelemetry, unvalidated
 
 __all__ = ["CallMeter", "TelemetryCollector", "joined_telemetry"]
 
@@ -45,9 +45,6 @@ def _now() -> str:
     """The time in ISO 8601, as `datetime.now(UTC).isoformat()` writes it at twice the cost."""
     seconds, micro = divmod(time.time_ns() // 1000, 1_000_000)
     return f"{_second(seconds)}.{micro:06d}+00:00"
-
-
-_BLANK = dict(ToolTelemetry())
 
 
 class CallMeter:
@@ -84,7 +81,7 @@ class CallMeter:
         """The measured call as a record; `fields` are further fields of ToolTelemetry."""
         record = unvalidated(
             ToolTelemetry,
-            _BLANK,
+            BLANK_TELEMETRY,
             tool_name=tool_name,
             execution_id=os.urandom(16).hex(),
             timestamp=self.timestamp,

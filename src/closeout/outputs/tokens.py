@@ -67,8 +67,9 @@ def estimate_tokens(text: str, *, digits: int = 3, sample_over: int = ESTIMATE_L
     """
     if len(text) > sample_over:
         return _sampled(text, sample_over, lambda part: estimate_tokens(part, digits=digits))
-    pieces = len(_pieces(digits).findall(text))
-    return pieces if text.isascii() else pieces - int(_CJK_MERGED * len(_cjk().findall(text)))
+    if text.isascii():
+        return len(_pieces(digits, re.ASCII).findall(text))  # at two thirds of the time for prose
+    return len(_pieces(digits).findall(text)) - int(_CJK_MERGED * len(_cjk().findall(text)))
 
 
 def vocabulary_of(model: str | None) -> str | None:
@@ -157,8 +158,8 @@ def _tokenizer(vocabulary: str | None) -> Any | None:
 
 
 @cache
-def _pieces(digits: int) -> re.Pattern[str]:
-    return re.compile(_PIECE % digits)
+def _pieces(digits: int, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
+    return re.compile(_PIECE % digits, flags)
 
 
 @cache
