@@ -32,6 +32,7 @@ class Plain:
 @record
 class Deep(Point):
     z: int = 3
+    kind: str = "a name that what makes it might use itself"
 
 
 @record(kw_only=True)
@@ -46,10 +47,11 @@ class Named:
 def test_it_is_made_as_the_dataclass_is() -> None:
     assert repr(Point(1, 5, ["a"])) == repr(Plain(1, 5, ["a"])).replace("Plain", "Point")
     assert Point(1) == Point(x=1, y=2, tags=[])
-    assert Deep(1, z=9) == Deep(1, 2, [], 9)
+    assert Deep(1, z=9, kind="own") == Deep(1, 2, [], 9, "own")
+    assert Deep(1, kind="own").kind == "own"
     assert str(inspect.signature(Point)) == str(inspect.signature(Plain))
     assert replace(Point(1), y=7).y == 7
-    assert [each.name for each in fields(Deep)] == ["x", "y", "tags", "z"]
+    assert [each.name for each in fields(Deep)] == ["x", "y", "tags", "z", "kind"]
 
 
 def test_a_default_that_is_made_anew_is_no_one_elses() -> None:
@@ -78,6 +80,22 @@ def test_names_only_and_checks_of_its_own() -> None:
         make(4)
     with pytest.raises(ValueError, match="width"):
         Named(width=0)
+
+
+def test_subclasses_that_are_no_records() -> None:
+    class Labelled(Point):
+        label = ""
+
+    class Bare(Point):
+        __slots__ = ()
+
+    labelled = Labelled(1, tags=["a"])
+    labelled.__dict__["label"] = "mine"
+    assert (labelled.x, labelled.tags, labelled.label, type(labelled)) == (1, ["a"], "mine", Labelled)
+    bare: Any = Bare(4)
+    assert (bare.x, bare.y, type(bare)) == (4, 2, Bare)
+    with pytest.raises(FrozenInstanceError):
+        bare.x = 2
 
 
 def test_copies_and_pickles() -> None:
