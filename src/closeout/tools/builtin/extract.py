@@ -157,7 +157,7 @@ def _markdown_table(rows: list[list[str]]) -> str:
 
 
 def _markdown_row(cells: list[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
 def _joined(pieces: Iterator[str]) -> str:
