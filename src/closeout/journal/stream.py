@@ -36,8 +36,9 @@ class StreamHandler:
     listens. A queue that is full or a listener that fails never disturbs the run: `dropped` counts what was lost.
 
     Events: start_of_workflow, end_of_workflow, start_of_agent, end_of_agent, start_of_llm, end_of_llm, message (a
-    delta), tool_call (also as it is written, and with its result), show_error. The methods may be called by anybody;
-    as a listener on a journal (`journal.listen(handler)`) it tells a whole run by itself.
+    delta), tool_call (also as it is written, and with its result), discard (what was told of this message does not
+    count: the reply was asked for again), show_error. The methods may be called by anybody; as a listener of a run
+    (`agent.run(…, listeners=[handler])`) it tells all of it by itself.
     """
 
     def __init__(self, stream_queue: Any = None) -> None:

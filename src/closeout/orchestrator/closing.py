@@ -160,7 +160,8 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
         value = agent.values.get(answer, generator.reading.value)
         return _chosen(agent, Closed(answer, stop.reason, value, ended.final_summary))
     account = ended.failure_experience_summary
-    experience = experience_from(account, _facts(agent.facts), reason=stop.reason, reply=text or "")
+    reason = _without_answer(stop)
+    experience = experience_from(account, _facts(agent.facts), reason=reason, reply=text or "")
     return _unanswered(stop, generator.failure, ended.final_summary, experience)
 
 
@@ -187,12 +188,17 @@ def _shortened(message: Message, length: int) -> Message:
 
 def _unanswered(stop: Stop, failure: Exception | None, summary: str, experience: FailureExperience) -> Closed:
     """Closing brought no answer: what `stop` says, or else what closing failed of."""
-    reason = "no_answer" if stop.reason == "answered" else stop.reason
+    reason = _without_answer(stop)
     if isinstance(failure, ModelError):
         reason = "context_overflow" if isinstance(failure, ContextOverflow) else "model_failed"
     if failure is not None and not stop.error:
         stop = Stop.failed(reason, failure)
     return Closed(None, reason, None, summary, experience, stop.error, stop.error_kind)
+
+
+def _without_answer(stop: Stop) -> str:
+    """Why there is no answer: a reply that meant to be one, and was not accepted, is none."""
+    return "no_answer" if stop.reason == "answered" else stop.reason
 
 
 def _ends_of(messages: Sequence[Mapping[str, Any]]) -> list[Message] | None:
