@@ -218,6 +218,21 @@ def test_config_shows_every_value_and_never_the_key() -> None:
     assert "very-secret" not in done.out + as_json.out
 
 
+def test_config_shows_mcp_servers_without_what_they_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "servers.yaml"
+    file.write_text(
+        "tools:\n  mcp_servers:\n"
+        "    shop: {command: node, args: [shop.js], env: {KEY: very-secret}}\n"
+        "    web: {url: https://example.org/mcp, headers: {Authorization: very-secret}}\n"
+    )
+    plain, as_json = here("config", "-c", str(file)), here("config", "-c", str(file), "--json")
+    shown = as_json.json["tools"]["mcp_servers"]
+    assert shown["shop"] == {"command": "node", "args": ["shop.js"], "env": {"KEY": "(set)"}}
+    assert shown["web"]["headers"] == {"Authorization": "(set)"}
+    assert '"env": {"KEY": "(set)"}' in plain.out
+    assert "very-secret" not in plain.out + as_json.out
+
+
 def test_a_key_given_as_a_setting_is_not_kept_with_the_run(server: ScriptedServer, home: Path) -> None:
     here(*asked(server, "Secret?", "-c", "llm.api_key=very-secret", "-q"))
     assert all(b"very-secret" not in file.read_bytes() for file in home.iterdir())

@@ -44,6 +44,64 @@ def test_max_turns_means_the_main_agents_and_sub_agents_have_their_own() -> None
 
 
 @pytest.mark.parametrize(
+    "source",
+    [
+        {"agent": {"max_turns": 7, "max_rollbacks": 3}},
+        {"agent.max_turns": 7, "agent.max_rollbacks": 3},
+        {"agent": {"main_agent": {"max_turns": 7}, "max_turns": 9}, "agent.max_rollbacks": 3},
+    ],
+)
+def test_a_mapping_takes_the_short_key_and_dotted_keys_too(source: dict[str, Any]) -> None:
+    found = load_config(source, environment=NONE).agent
+    assert (found.main_agent.max_turns, found.max_rollbacks) == (7, 3)
+    assert load_config(source, ["agent.max_turns=8"], NONE).agent.main_agent.max_turns == 8
+
+
+def test_a_section_whose_keys_are_commented_out_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("agent:\n  # max_turns: 7\nprompts:\ndialect: cot_chat\n")
+    assert load_config(tmp_path / "a.yaml", environment=NONE) == Config(dialect="cot_chat")
+
+
+@pytest.mark.parametrize(
+    "text", ["agent: {max_rollbacks: 1}\nllm: {}\nagent: {max_tokens: 9}\n", "x: 1\nb: [{x: 1}]\nx: 2"]
+)
+def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"a\.yaml has '(agent|x)' a second time at line 3"):
+        load_config(tmp_path / "a.yaml", environment=NONE)
+
+
+def test_one_name_in_several_places_of_a_file_and_anchors_are_fine(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("agent:\n  sub_agents: {a: &few {max_turns: 3}, b: *few}\n  max_turns: 5\n")
+    found = load_config(tmp_path / "a.yaml", environment=NONE).agent
+    assert [found.sub_agents["b"].max_turns, found.main_agent.max_turns] == [3, 5]
+    (tmp_path / "a.yaml").write_text("agent: &all [*all]\n")
+    with pytest.raises(ConfigError, match="'agent' is a section"):
+        load_config(tmp_path / "a.yaml", environment=NONE)
+
+
+@pytest.mark.parametrize(
+    "servers",
+    [
+        "python server.py",
+        ["python server.py", {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer x"}}],
+        {"shop": {"command": "python", "args": ["server.py"], "env": {"KEY": "x"}}},
+    ],
+)
+def test_mcp_servers_are_set_in_every_form_that_an_agent_takes(servers: Any) -> None:
+    found = load_config({"tools": {"mcp_servers": servers}}, environment=NONE).tools.mcp_servers
+    assert found == ([servers] if isinstance(servers, str) else servers)
+    for wrong in (3, [3], {"shop": 3}):
+        with pytest.raises(ConfigError, match="Give a list of commands, URLs or mappings"):
+            load_config({"tools": {"mcp_servers": wrong}}, environment=NONE)
+
+
+def test_what_is_no_configuration_is_told() -> None:
+    with pytest.raises(ConfigError, match="7 is no configuration"):
+        load_config(7, environment=NONE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("override", "named"),
     [
         ("agent.max_rolbacks=3", "Did you mean 'agent.max_rollbacks'"),

@@ -159,6 +159,10 @@ def test_the_usual_json_and_single_entries_are_read() -> None:
     )
     assert [(config.name, config.transport) for config in configs] == [("files", "stdio"), ("web", "http")]
     assert configs[0].env == {"A": "1"}
+    assert (
+        read_servers({"mcpServers": {"files": {"command": "node", "args": ["f.js"], "env": {"A": 1}}}}) == configs[:1]
+    )
+    assert read_servers(configs) == configs
     assert read_servers("node a.js")[0].name == read_servers({"command": "node a.js"})[0].name == "a"
     assert [config.name for config in read_servers(["node a.js", "node b/a.js", "node a.js"])] == ["a", "a-2", "a-3"]
 

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from closeout.errors import ConfigError
 
 __all__ = ["AgentLimits", "AgentSettings", "Config", "LLMSettings", "ToolSettings", "home_folder", "load_config"]
 
 ENV_PREFIX = "CLOSEOUT_"
+_MAX_TURNS = ("agent", "main_agent", "max_turns")  # what `agent.max_turns`, the key that everybody types first, means
 # Environment names that are not settings: where runs are kept, and switches of the design's own world.
 _NOT_SETTINGS = frozenset({"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG"})
 
@@ -78,9 +79,21 @@ class LLMSettings(_Section):
 class ToolSettings(_Section):
     """Which tools there are beside those given in code."""
 
-    mcp_servers: list[str] = []
+    mcp_servers: list[str | dict[str, Any]] | dict[str, Any] = Field(
+        [], description="commands, URLs, mappings with env or headers; or, as a mapping, one of these by its name"
+    )
     blacklist: list[str] = Field([], description='tools that are not offered: "name" or "server/name"')
     allow_private_addresses: bool = False
+
+    @field_validator("mcp_servers", mode="plain")
+    @classmethod
+    def _servers(cls, given: Any) -> Any:
+        entries = given.values() if isinstance(given, Mapping) else given
+        if isinstance(given, str):
+            return [given]
+        if isinstance(entries, Iterable) and all(isinstance(entry, str | Mapping) for entry in entries):
+            return given
+        raise ValueError('Give a list of commands, URLs or mappings, such as ["python server.py"]')
 
 
 _AGENT, _LLM, _TOOLS = AgentSettings(), LLMSettings(), ToolSettings()
@@ -127,9 +140,13 @@ def load_config(
     if isinstance(source, Config):
         tree: dict[str, Any] = source.model_dump(exclude_unset=True)
     elif isinstance(source, Mapping):
-        tree = _copied(source)
+        tree = _sections(source)
+    elif isinstance(source, str | os.PathLike):
+        tree = _sections(_read_yaml(Path(source)))
+    elif source is None:
+        tree = {}
     else:
-        tree = _read_yaml(Path(source)) if source is not None else {}
+        raise ConfigError(f"{source!r:.80} is no configuration. Give a mapping, the path of a YAML file, or a Config.")
     for name, text in _settings_in(os.environ if environment is None else environment):
         _put(tree, name.split("__"), text, name)
     for override in overrides:
@@ -149,6 +166,20 @@ def load_config(
         raise ConfigError(_explain(error)) from None
 
 
+def _sections(source: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy by sections: dotted keys put into theirs, sections that hold nothing left out."""
+    given = _copied(source)
+    tree = {key: value for key, value in given.items() if "." not in key and value is not None}
+    for key, value in given.items():
+        if "." in key:
+            _branch(tree, key.split("."), key)[key.rpartition(".")[2]] = value
+    agent = tree.get("agent")
+    if isinstance(agent, dict) and "max_turns" in agent:
+        turns = agent.pop("max_turns")
+        _branch(tree, _MAX_TURNS, "agent.max_turns").setdefault("max_turns", turns)
+    return tree
+
+
 def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): _copied(value) if isinstance(value, Mapping) else value for key, value in source.items()}
 
@@ -157,7 +188,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
+        loader = yaml.SafeLoader(path.read_text("utf-8"))
+        node = loader.get_single_node()
+        twice = _given_twice(node)
+        tree = loader.construct_document(node) if node is not None else None
     except OSError as error:
         raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
@@ -165,11 +199,36 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         where = f" at line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
         raise ConfigError(f"The configuration file {path} is not valid YAML{where}.") from None
+    if twice is not None:
+        raise ConfigError(
+            f"The configuration file {path} has '{twice.value}' a second time at line {twice.start_mark.line + 1}, "
+            "and only the last would count. Put what belongs to it in one place."
+        )
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"The configuration file {path} must hold keys and values, such as 'agent:' and 'llm:'.")
-    return _copied(tree)
+    return tree
+
+
+def _given_twice(root: Any) -> Any:
+    """A key of a YAML tree that its own mapping has already, or None. Anchors may make the tree a circle."""
+    waiting, met = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node.id == "scalar" or id(node) in met:
+            continue
+        met.add(id(node))
+        if node.id == "sequence":
+            waiting += node.value
+            continue
+        names = set()
+        for key, value in node.value:
+            if key.id == "scalar" and key.value in names:
+                return key
+            names.add(key.value if key.id == "scalar" else None)
+            waiting.append(value)
+    return None
 
 
 def _settings_in(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
@@ -181,9 +240,8 @@ def _settings_in(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 def _put(tree: dict[str, Any], path: list[str], text: str, name: str) -> None:
     import yaml
 
-    # `agent.max_turns` is what everybody types first; it means the main agent's.
     if path == ["agent", "max_turns"]:
-        path = ["agent", "main_agent", "max_turns"]
+        path = list(_MAX_TURNS)
     branch = _branch(tree, path, name)
     try:
         branch[path[-1]] = yaml.safe_load(text)
@@ -210,7 +268,8 @@ def _explain(error: ValidationError) -> str:
             return f"The setting '{dotted}' takes keys with values, such as {{a: 1}} (it is {first['input']!r:.80})."
         return f"'{dotted}' is a section with keys of its own, such as '{_first_key(dotted)}'."
     if first["type"] != "extra_forbidden":
-        return f"The setting '{dotted}' does not fit: {first['msg']} (it is {first['input']!r:.80})."
+        wrong = first["msg"].removeprefix("Value error, ")
+        return f"The setting '{dotted}' does not fit: {wrong} (it is {first['input']!r:.80})."
     near = difflib.get_close_matches(dotted, [*known_keys(), "agent.max_turns"], n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else " `closeout config` lists the keys."
     return f"There is no setting '{dotted}'.{hint}"

@@ -44,11 +44,12 @@ async def _found(options: RunOptions) -> tuple[list[Any], list[str]]:
 
 
 def show_config(settings: tuple[str, ...], *, as_json: bool) -> int:
-    """Every setting with its value; of the key only whether it is set."""
+    """Every setting with its value; of the key and of what servers are sent only whether it is set."""
     config = read_settings(settings)
     if as_json:
         tree = config.model_dump(mode="json")
         tree["llm"]["api_key"] = "set" if config.llm.api_key else None
+        tree["tools"]["mcp_servers"] = _without_secrets(tree["tools"]["mcp_servers"])
         print_json({"home": str(home_folder()), **tree})
         return exits.OK
     print(f"# runs are kept in {home_folder()}")
@@ -67,5 +68,17 @@ def _values(config: Config) -> list[tuple[str, Any]]:
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part)
-        found.append((key, value))
+        found.append((key, _without_secrets(value) if key == "tools.mcp_servers" else value))
     return found
+
+
+def _without_secrets(servers: Any) -> Any:
+    """MCP servers as they are set, without the values of their environment and headers."""
+    if isinstance(servers, dict):
+        return {
+            key: dict.fromkeys(value, "(set)")
+            if key in ("env", "headers") and isinstance(value, dict)
+            else _without_secrets(value)
+            for key, value in servers.items()
+        }
+    return [_without_secrets(server) for server in servers] if isinstance(servers, list) else servers

@@ -17,8 +17,6 @@ from closeout.errors import ConfigError
 
 __all__ = ["McpEntry", "McpServerConfig", "read_servers"]
 
-McpEntry = str | Mapping[str, Any]  # a command, a URL, or a mapping with the keys of `McpServerConfig`
-
 START_SECONDS = 60.0  # for a server to start and list its tools: package runners download it first
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout",
@@ -69,12 +67,20 @@ class McpServerConfig:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
+# A command, a URL, a mapping with the keys of `McpServerConfig`, or what was read of one.
+McpEntry = str | Mapping[str, Any] | McpServerConfig
+
+
 def read_servers(entries: McpEntry | Mapping[str, McpEntry] | Iterable[McpEntry]) -> tuple[McpServerConfig, ...]:
-    """Read one entry, a list of them, or a mapping of names to them (the usual `mcpServers` JSON).
+    """Read one entry, a list of them, or a mapping of names to them (the usual `mcpServers` JSON, whole too).
 
     Every server has a name of its own afterwards. Raises `ConfigError` that says which entry is wrong and how.
     """
-    if isinstance(entries, str) or (isinstance(entries, Mapping) and ("command" in entries or "url" in entries)):
+    if isinstance(entries, Mapping) and list(entries) == ["mcpServers"]:
+        entries = entries["mcpServers"]
+    if isinstance(entries, str | McpServerConfig) or (
+        isinstance(entries, Mapping) and ("command" in entries or "url" in entries)
+    ):
         entries = [entries]
     if isinstance(entries, Mapping):
         configs = [_read(entry, str(name)) for name, entry in entries.items()]
