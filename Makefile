@@ -43,6 +43,7 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy tests/public_types.py
 	@$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.dev

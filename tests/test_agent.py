@@ -24,7 +24,18 @@ from closeout.journal.journal import Progress
 from closeout.journal.store import open_store
 from closeout.orchestrator.loops import POLLS
 from closeout.orchestrator.run import replay
-from closeout.testing import MISBEHAVIOURS, RequestView, ScriptedServer, Turn, answer, call, once, say, serve_script
+from closeout.testing import (
+    MISBEHAVIOURS,
+    RequestView,
+    ScriptedClient,
+    ScriptedServer,
+    Turn,
+    answer,
+    call,
+    once,
+    say,
+    serve_script,
+)
 
 DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
 
@@ -435,6 +446,14 @@ async def test_a_stream_tells_names_thoughts_and_answer_while_they_are_written()
     assert stream.result.answer == "42"
 
 
+async def test_a_stream_has_listeners_too() -> None:
+    heard: list[Any] = []
+    async with world([answer("42")]) as w:
+        streamed = [event async for event in w.agent.stream("What?", listeners=[heard.append])]
+    assert heard == streamed
+    assert any(isinstance(event, ev.RunEnded) for event in heard)
+
+
 async def test_breaking_off_a_stream_cancels_the_run(home: Path) -> None:
     async with world([call("look", key="a")] * 50, max_turns=50) as w:
         stream = w.agent.stream("What?")
@@ -620,6 +639,10 @@ def test_memory_only_runs_touch_no_disk(home: Path) -> None:
         ({"answer": int}, "is no contract"),
         ({"tools": len}, "tools=<built-in function len> is no list. Write it like tools=[look_up]."),
         ({"mcp_servers": "python server.py"}, 'is no list. Write it like mcp_servers=["python server.py"].'),
+        ({"mcp_servers": {"shop": {"comand": "a"}}}, "'shop': there is no key 'comand'. Did you mean 'command'?"),
+        ({"instructions": ["Be brief."]}, "instructions=['Be brief.'] is no text"),
+        ({"home": 7}, "home=7 is no folder"),
+        ({"config": 7}, "7 is no configuration"),
         ({"model": 5}, "5 is no model: give a client, or a name"),
     ],
 )
@@ -627,3 +650,49 @@ def test_what_is_of_the_wrong_kind_is_told_by_name(given: dict[str, Any], senten
     with pytest.raises((ConfigError, UsageError)) as raised:
         Agent(**{"model": "openai:x", "base_url": "http://127.0.0.1:9/v1", **given}).plan()
     assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "sentence"),
+    [
+        (["What?"], {}, "The task is ['What?']. Give a text; what was said before goes into history=."),
+        (" ", {}, "The task is empty"),
+        ("What?", {"history": "before"}, "history='before' is no list"),
+        ("What?", {"history": ["before"]}, "history holds 'before'. Write each message as"),
+        ("What?", {"history": [{"role": "bot", "content": "before"}]}, "history holds {'role': 'bot'"),
+        ("What?", {"listeners": print}, "is no list. Write it like listeners=[print]."),
+    ],
+)
+def test_what_a_run_cannot_take_is_told_before_it_begins(
+    task: Any, given: dict[str, Any], sentence: str, home: Path
+) -> None:
+    agent = Agent("openai:x", base_url="http://127.0.0.1:9/v1", api_key="k", dialect="function_call")
+    with pytest.raises(UsageError) as raised:
+        agent.run_sync(task, **given)
+    assert sentence in str(raised.value)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_servers_are_given_by_their_names_as_json_has_them(whole: bool) -> None:
+    server_file = Path(__file__).parent / "mcp_servers" / "everything.py"
+    named: dict[str, Any] = {"sums": {"command": sys.executable, "args": [str(server_file)]}}
+    with serve_script([call("add", a=2, b=3), answer("5")]) as server:
+        agent = Agent(
+            "openai:x", mcp_servers={"mcpServers": named} if whole else named, base_url=server.base_url, api_key="k",
+            dialect="function_call",
+        )  # fmt: skip
+        assert agent.run_sync("What is 2 + 3?").answer == "5"
+
+
+def test_settings_and_arguments_name_servers_side_by_side() -> None:
+    settings = {"tools": {"mcp_servers": {"one": {"command": "a"}}}}
+    manager = Agent("openai:x", mcp_servers=["b", {"url": "https://c/mcp"}], base_url="http://x/v1", config=settings)
+    assert [server.name for server in manager.plan().manager._servers] == ["one", "b", "c"]
+
+
+async def test_an_attempt_whose_answer_was_not_accepted_is_not_told_as_answered() -> None:
+    model = ScriptedClient(lambda request: say("Hard to tell."))
+    result = await Agent(model, answer=Choice(["yes", "no"]), home=False).run("Is it?")
+    assert (result.status, result.stop_reason) == ("unanswered", "no_answer")
+    assert "without an accepted answer (no_answer)" in (result.failure_experience_summary or "")

@@ -5,15 +5,18 @@ Imports wait until they are needed, so that `from closeout import Agent` costs n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar
 
 from closeout.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
+    from typing import Unpack
 
-    from closeout.answers.contracts import AnswerContract
+    from closeout.answers.reading import AnswerContract, Value
     from closeout.config import Config
     from closeout.journal.events import Event
     from closeout.journal.journal import Listener, Progress
@@ -24,18 +27,34 @@ if TYPE_CHECKING:
     from closeout.orchestrator.run import Task
     from closeout.tools.tool import Tool
 
-__all__ = ["Agent", "RunStream"]
+else:  # type checkers see the one that has a default; here nothing heavy is imported
+    Value = TypeVar("Value", covariant=True)
+
+__all__ = ["Agent", "RunKeywords", "RunStream"]
 
 
-class Agent:
+class RunKeywords(TypedDict, total=False):
+    """What `Agent.run` takes beside the task, for `run_sync` and `stream`, which hand it on."""
+
+    files: Sequence[str | Path]
+    history: Sequence[Mapping[str, Any]]
+    task_id: str
+    ground_truth: str | None
+    run_id: str
+    origin: Mapping[str, Any] | None
+    listeners: Sequence[Listener]
+
+
+class Agent(Generic[Value]):
     """An agent: give it a task with `run`, `run_sync` or `stream`; continue a run that was cut off with `resume`.
 
     model: `openai:NAME` (any OpenAI-compatible `base_url`), `anthropic:NAME`, `local` (embedded), or a client.
     tools: functions, `@tool` functions, `Tool`s, other agents made tools with `as_tool`.
-    mcp_servers: commands (`"python server.py"`), URLs, or mappings with `command`/`args`/`env` or `url`/`headers`.
+    mcp_servers: commands (`"python server.py"`), URLs, or mappings with `command`/`args`/`env` or `url`/`headers`; or
+        a mapping of names to these, such as the usual `mcpServers` JSON.
     dialect: `function_call`, `cot_chat`, `cot_completion`, `mcp_xml`, or `auto`.
     instructions: what the agent is to know beside the task; the answer contract adds its own line.
-    answer: an answer contract, None means `Boxed()`.
+    answer: an answer contract, None means `Boxed()`. Its type is that of `result.value`: of `answer=Json(Moon)` a Moon.
     config: a `Config`, a mapping, or the path of a YAML file; arguments given here win over it.
     home: the folder in which runs are kept, None means `CLOSEOUT_HOME` or the user's data folder; False keeps runs in
     memory only, so that they cannot be resumed.
@@ -48,7 +67,7 @@ class Agent:
         self,
         model: str | BaseClient = "local",
         tools: Sequence[Callable[..., Any] | Tool[..., Any]] = (),
-        mcp_servers: Sequence[str | Mapping[str, Any]] = (),
+        mcp_servers: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
         dialect: str | None = None,
         instructions: str | None = None,
         base_url: str | None = None,
@@ -56,7 +75,7 @@ class Agent:
         max_turns: int | None = None,
         context_compress_limit: int | None = None,
         keep_tool_result: int | None = None,
-        answer: AnswerContract | None = None,
+        answer: AnswerContract[Value] | None = None,
         stream: bool = False,
         config: Config | Mapping[str, Any] | str | Path | None = None,
         *,
@@ -77,12 +96,20 @@ class Agent:
         self._base_url = base_url
         self._api_key = api_key
         self._tools = _several("tools", "[look_up]", tools)
-        self._mcp_servers = _several("mcp_servers", '["python server.py"]', mcp_servers)
+        self._mcp_servers = (
+            mcp_servers
+            if isinstance(mcp_servers, Mapping)
+            else _several("mcp_servers", '["python server.py"]', mcp_servers)
+        )
+        if not isinstance(instructions, str | None):
+            raise UsageError(f"instructions={instructions!r:.80} is no text. Join what the agent is to know into one.")
         self._instructions = instructions or ""
         if answer is not None and (isinstance(answer, type) or not hasattr(answer, "instruction")):
             raise UsageError(f"answer={answer!r:.80} is no contract. Give one as it is made: Boxed(), Number(), ….")
         self._answer = answer
         self._stream = stream
+        if not isinstance(home, str | os.PathLike | bool | None):
+            raise UsageError(f"home={home!r:.80} is no folder. Give its path, or False to keep runs in memory only.")
         self._home = home
         self._made: AgentPlan | None = None
         self._folder: Path | None = None  # where `home` is, once it was asked for
@@ -100,7 +127,7 @@ class Agent:
         run_id: str = "",
         origin: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
-    ) -> RunResult:
+    ) -> RunResult[Value]:
         """Lead the task to its end. Every end is a RunResult; raised are only misuse (UsageError) and cancellation.
 
         files: documents, tables, images; their text is put before the task within a budget.
@@ -111,27 +138,30 @@ class Agent:
         """
         from closeout.orchestrator.run import lead
 
+        listeners = _several("listeners", "[print]", listeners)
         plan = self.plan(streamed=bool(listeners))
         prepared = await self._task(plan, task, files, history, task_id, ground_truth, origin)
         return await lead(plan, prepared, self.store(), listeners, run_id)
 
-    def run_sync(self, task: str, **options: Any) -> RunResult:
+    def run_sync(self, task: str, **options: Unpack[RunKeywords]) -> RunResult[Value]:
         """`run` for code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
         import asyncio
 
         _refuse_running_loop()
         return asyncio.run(self.run(task, **options))
 
-    def stream(self, task: str, **options: Any) -> RunStream:
+    def stream(self, task: str, **options: Unpack[RunKeywords]) -> RunStream[Value]:
         """The run as it happens: iterate over its events and pieces of progress; then `result` is there.
 
         Options are those of `run`. Breaking off the iteration cancels the run.
         """
-        return RunStream(lambda listener: self.run(task, listeners=(listener,), **options))
+        given: dict[str, Any] = {**options}
+        others = _several("listeners", "[print]", given.pop("listeners", ()))
+        return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **given))
 
     async def resume(
         self, run_id: str, *, despite_changes: bool = False, listeners: Sequence[Listener] = ()
-    ) -> RunResult:
+    ) -> RunResult[Value]:
         """Lead a recorded run on from where it stopped; what it did already is not done again.
 
         Raises RunNotFound; JournalLocked while it is being led; ResumeRefused with what differs where this agent is
@@ -202,6 +232,7 @@ class Agent:
         from closeout.orchestrator.plan import AgentPlan
         from closeout.orchestrator.subagents import as_tool, read_result_tool
         from closeout.tools.manager import ToolManager
+        from closeout.tools.mcp_config import read_servers
 
         config, settings = self.config, self.config.agent
         client = connect(self._model, self._base_url, self._api_key, config.llm)
@@ -211,14 +242,15 @@ class Agent:
         problem = serves(dialect, client.capabilities)
         if problem and client.capabilities.known:
             raise ConfigError(problem)
-        own = self._tools or self._mcp_servers or config.tools.mcp_servers
+        servers = (*read_servers(config.tools.mcp_servers), *read_servers(self._mcp_servers))
+        own = self._tools or servers
         return AgentPlan(
             name=self.name,
             client=client,
             dialect=dialect,
             manager=ToolManager(
                 [as_tool(each) for each in (*self._tools, read_result_tool)] if own else (),
-                (*config.tools.mcp_servers, *self._mcp_servers),
+                servers,
                 blacklist=tuple(config.tools.blacklist),
             ),
             contract=self._answer or Boxed(),
@@ -284,7 +316,9 @@ class Agent:
         from closeout.orchestrator.files import Prepared, prepare
         from closeout.orchestrator.run import Task
 
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str):
+            raise UsageError(f"The task is {text!r:.80}. Give a text; what was said before goes into history=.")
+        if not text.strip():
             raise UsageError("The task is empty. Say what the agent is to find out or do.")
         client = plan.client
         given = Prepared(text)
@@ -297,7 +331,7 @@ class Agent:
             ground_truth,
             given.names,
             given.images,
-            tuple(map(Message.of, history)),
+            tuple(map(Message.of, _conversation(history))),
             origin or {},
             given.texts,
             given.notes,
@@ -314,15 +348,28 @@ def _several(name: str, such_as: str, given: Any) -> tuple[Any, ...]:
     raise UsageError(f"{name}={given!r:.80} is no list. Write it like {name}={such_as}.")
 
 
-class RunStream:
+def _conversation(history: Any) -> Sequence[Mapping[str, Any]]:
+    """The messages before the task; what is none would be refused by the model's server, if at all."""
+    messages: tuple[Any, ...] = _several("history", '[{"role": "user", "content": "…"}]', history)
+    for message in messages:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ("system", "developer", "user", "assistant", "tool"):
+            raise UsageError(
+                f"history holds {message!r:.80}. Write each message as "
+                '{"role": "user", "content": "…"}, or with "assistant".'
+            )
+    return messages
+
+
+class RunStream(Generic[Value]):
     """A run as it happens. `async for event in stream` yields journal events and `Progress`; then `stream.result`."""
 
     def __init__(self, start: Callable[[Listener], Any]) -> None:
         self._start = start
-        self._result: RunResult | None = None
+        self._result: RunResult[Value] | None = None
 
     @property
-    def result(self) -> RunResult:
+    def result(self) -> RunResult[Value]:
         """Raises UsageError before the run has ended."""
         if self._result is None:
             raise UsageError("The run has not ended yet: iterate over the stream first.")

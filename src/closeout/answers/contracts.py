@@ -10,9 +10,10 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Generic
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes, reasoning_regions
-from closeout.answers.reading import AnswerContract, Candidate, ContractReading, box_candidates
+from closeout.answers.reading import AnswerContract, Candidate, ContractReading, Value, box_candidates
 from closeout.answers.structured import Json, Yaml
 from closeout.answers.values import Choice, Number
 from closeout.errors import UsageError
@@ -36,7 +37,7 @@ content ::= ([^{}\n] | "{" content "}")+
 """
 
 
-_NO_BOX = ContractReading(problem=r"There is no \boxed{} in the reply.", kind="missing")
+_NO_BOX: ContractReading[str] = ContractReading(problem=r"There is no \boxed{} in the reply.", kind="missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Boxed:
     def constraint(self) -> Constraint | None:
         return Constraint("grammar", BOXED_GRAMMAR, "boxed_answer")
 
-    def read(self, text: str) -> ContractReading:
+    def read(self, text: str) -> ContractReading[str]:
         boxes = find_boxes(text)
         if not boxes:
             return _NO_BOX
@@ -104,7 +105,7 @@ class Tagged:
     def _tags(self) -> re.Pattern[str]:
         return re.compile(rf"<(/?){re.escape(self.tag)}(?:\s[^<>]{{0,200}})?>", re.IGNORECASE)
 
-    def read(self, text: str) -> ContractReading:
+    def read(self, text: str) -> ContractReading[str]:
         inside: list[Candidate] = []
         outside: list[Candidate] = []
         for region in reasoning_regions(text):
@@ -136,10 +137,10 @@ class Tagged:
         return found
 
 
-class OneOf:
+class OneOf(Generic[Value]):
     """Any of several contracts; the first that a reply satisfies is the one that reads it."""
 
-    def __init__(self, *contracts: AnswerContract) -> None:
+    def __init__(self, *contracts: AnswerContract[Value]) -> None:
         if not contracts:
             raise UsageError("OneOf needs at least one contract, for example OneOf(Number(), Boxed()).")
         self.contracts = contracts
@@ -160,7 +161,7 @@ class OneOf:
     def constraint(self) -> Constraint | None:
         return self.contracts[0].constraint() if len(self.contracts) == 1 else None
 
-    def read(self, text: str) -> ContractReading:
+    def read(self, text: str) -> ContractReading[Value]:
         readings = [contract.read(text) for contract in self.contracts]
         for reading in readings:
             if reading.ok:

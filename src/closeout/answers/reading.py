@@ -9,16 +9,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from closeout.answers.boxed import Box, reasoning_regions
 from closeout.messages import Constraint
+
+if TYPE_CHECKING:  # a default, so that `AnswerContract`, `Agent` and `RunResult` may be written without their type
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Value = TypeVarWithDefault("Value", covariant=True, default=Any)
+else:
+    Value = TypeVar("Value", covariant=True)
 
 __all__ = [
     "AnswerContract",
     "Candidate",
     "ContractReading",
     "Problem",
+    "Value",
     "box_candidates",
     "fenced_blocks",
     "said",
@@ -42,7 +50,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class ContractReading:
+class ContractReading(Generic[Value]):
     """What a contract reads in a reply.
 
     With `ok` there is an answer: `value` in the contract's own type, `text` the same as normalised text. Without it
@@ -50,7 +58,7 @@ class ContractReading:
     for an answer whose wrapper was never closed. `candidates` are all places that have the form, in reading order.
     """
 
-    value: Any = None
+    value: Value | None = None
     text: str = ""
     ok: bool = False
     problem: str = ""
@@ -59,8 +67,11 @@ class ContractReading:
     complete: bool = True
 
 
-class AnswerContract(Protocol):
-    """The form that the final answer must have. Contracts hold no state: one serves any number of runs."""
+class AnswerContract(Protocol[Value]):
+    """The form that the final answer must have; `Value` is the type of what it reads.
+
+    Contracts hold no state: one serves any number of runs.
+    """
 
     @property
     def finish_prefix(self) -> str:
@@ -72,7 +83,7 @@ class AnswerContract(Protocol):
     def finishing(self) -> str:
         """What a model whose reply only lacks the form is told: write the answer alone, in the form."""
 
-    def read(self, text: str) -> ContractReading:
+    def read(self, text: str) -> ContractReading[Value]:
         """What the reply holds. Never raises, and takes time linear in the length of the text."""
 
     def constraint(self) -> Constraint | None:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Generic, overload
 
-from closeout.answers.reading import Candidate, ContractReading, Problem, fenced_blocks, said, shorten
+from closeout.answers.reading import Candidate, ContractReading, Problem, Value, fenced_blocks, said, shorten
 from closeout.errors import UsageError
 from closeout.messages import Constraint
 from closeout.outputs.normal import compact_json, normalise
@@ -93,17 +93,26 @@ def _by_type(wanted: Any, owner: str) -> tuple[Mapping[str, Any], Callable[[Any]
     return schema, check
 
 
-def _failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading:
+def _failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading[Any]:
     return ContractReading(problem=problem, kind=kind, candidates=candidates)
 
 
-class Json:
+class Json(Generic[Value]):
     """The answer as JSON, alone, in a code fence or in prose; the last that fits wins.
 
     `wanted`: a JSON Schema as a dict, a pydantic model or any type that pydantic knows (`list[int]`), or None for any
     JSON. The value is the parsed JSON or, with a type, its instance. Text that is not strict JSON is repaired, and
     counts only if it then fits. Raises UsageError for a schema that is none.
     """
+
+    @overload
+    def __init__(self: Json[Any]) -> None: ...
+
+    @overload
+    def __init__(self, wanted: type[Value]) -> None: ...
+
+    @overload
+    def __init__(self: Json[Any], wanted: Any) -> None: ...
 
     def __init__(self, wanted: Any = None) -> None:
         self._checker = _Checker(wanted, "Json")
@@ -133,7 +142,7 @@ class Json:
     def constraint(self) -> Constraint | None:
         return Constraint("json_schema", self.schema, "answer") if self.schema else None
 
-    def read(self, text: str) -> ContractReading:
+    def read(self, text: str) -> ContractReading[Value]:
         visible = said(text)
         candidates = _json_places(visible)
         problem: tuple[Problem, str] = ("missing", "There is no JSON in the reply.")
@@ -189,12 +198,21 @@ def _brackets(text: str) -> tuple[list[tuple[int, int]], int | None]:
     return spans, stack[0][1] if stack else None
 
 
-class Yaml:
+class Yaml(Generic[Value]):
     """The answer as a YAML mapping or list, in a code fence or alone; the last fence wins.
 
     `wanted` as in `Json`. The value is what the safe loader makes of it (dates are dates), the text is the YAML as
     written. Anchors are refused: they can blow a short text up without bound.
     """
+
+    @overload
+    def __init__(self: Yaml[Any]) -> None: ...
+
+    @overload
+    def __init__(self, wanted: type[Value]) -> None: ...
+
+    @overload
+    def __init__(self: Yaml[Any], wanted: Any) -> None: ...
 
     def __init__(self, wanted: Any = None) -> None:
         self._checker = _Checker(wanted, "Yaml")
@@ -220,7 +238,7 @@ class Yaml:
     def constraint(self) -> Constraint | None:
         return None
 
-    def read(self, text: str) -> ContractReading:
+    def read(self, text: str) -> ContractReading[Value]:
         visible = said(text)
         blocks = [block for language, block in fenced_blocks(visible) if language in ("yaml", "yml", "")]
         if not blocks and re.match(r"\s*(?:---\s*\n|- |[\w.-]{1,60}\s*:(?:\s|\Z))", visible):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes
 from closeout.answers.reading import Candidate, ContractReading, Problem, box_candidates, said, shorten
@@ -70,7 +70,7 @@ def _answer_in(text: str) -> _Given:
     return _Given()
 
 
-def _failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading:
+def _failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading[Any]:
     return ContractReading(problem=problem, kind=kind, candidates=candidates)
 
 
@@ -108,7 +108,7 @@ class Choice:
         options = " | ".join(json.dumps(label, ensure_ascii=False) for label in self.meanings)
         return Constraint("grammar", f'root ::= "\\\\boxed{{" ({options}) "}}"\n', "choice")
 
-    def read(self, text: str) -> ContractReading:
+    def read(self, text: str) -> ContractReading[str]:
         given = _answer_in(text)
         option = self._option(plain_text(given.text), loose=given.place != "whole")
         if option is not None:
@@ -190,7 +190,7 @@ class Number:
         fraction = "" if self.integer else ' ("." [0-9]+)?'
         return Constraint("grammar", f'root ::= "\\\\boxed{{" "-"? [0-9]+{fraction} "}}"\n', "number")
 
-    def read(self, text: str) -> ContractReading:
+    def read(self, text: str) -> ContractReading[int | float]:
         given = _answer_in(text)
         parsed = parse_number(given.text, scaled=_MAGNITUDE.match(self.unit or "") is None)
         if given.place == "whole" and not _STARTS_WITH_NUMBER.match(given.text):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
+from closeout.answers.reading import Value
 from closeout.errors import PermanentModelError, error_type
 from closeout.journal.task_log import TaskLog
 from closeout.messages import Repair, Usage
@@ -17,22 +18,22 @@ Status = Literal["answered", "unanswered", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
+class RunResult(Generic[Value]):
     """How a run ended.
 
     `answer`: the answer as text, by the rules of its contract, or None. `value`: the same as the contract's own type
-    (a number, an object). `stop_reason`: "answered", or what ended it: max_turns, max_tokens, max_cost, max_seconds,
-    rollbacks, loop, context_overflow, model_failed, journal_failed, no_answer, cancelled. `candidates`: other answers
-    seen, best first, each with its share of the vote. `error` says what failed, `error_kind` is the name of the
-    exception that it was (of `closeout.errors`, as a rule), if it was one. `turns`: replies that were acted on, and
-    the one that answered.
+    (a number, an object), None where there is no answer. `stop_reason`: "answered", or what ended it: max_turns,
+    max_tokens, max_cost, max_seconds, rollbacks, loop, context_overflow, model_failed, journal_failed, no_answer,
+    failed, cancelled. `candidates`: other answers seen, best first, each with its share of the vote. `error` says what
+    failed, `error_kind` is the name of the exception that it was (of `closeout.errors`, as a rule), if it was one.
+    `turns`: replies that were acted on, and the one that answered. `seconds`: wall clock of the whole run.
     """
 
     answer: str | None
     status: Status
     stop_reason: str
     run_id: str
-    value: Any = None
+    value: Value | None = None
     error: str = ""
     error_kind: str = ""
     final_summary: str = ""

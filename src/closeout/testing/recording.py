@@ -33,6 +33,7 @@ from closeout.testing.client import EVERYTHING, ScriptedClient
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
+    from closeout.answers.reading import Value
     from closeout.orchestrator.result import RunResult
 
 __all__ = ["RecordedClient", "Recording", "export_run", "recorded"]
@@ -111,7 +112,7 @@ class Recording:
         """A model that says what the recorded one said; see RecordedClient. Each call gives a new one."""
         return RecordedClient(self, strict=strict, capabilities=capabilities)
 
-    async def follow(self, agent: Agent) -> RunResult:
+    async def follow(self, agent: Agent[Value]) -> RunResult[Value]:
         """Lead the agent through the record: no model, no tools, no network. Returns the result.
 
         Raises AssertionError that names the first event at which the agent departs from what is recorded, and what of
@@ -129,7 +130,7 @@ class Recording:
             raise AssertionError(f"{text}\nWhat differs: {'; '.join(changed)}" if changed else text)
         return result
 
-    def follow_sync(self, agent: Agent) -> RunResult:
+    def follow_sync(self, agent: Agent[Value]) -> RunResult[Value]:
         """`follow` for tests that are not async."""
         return asyncio.run(self.follow(agent))
 

@@ -77,7 +77,7 @@ class ToolManager:
 
     def __init__(
         self,
-        tools: Iterable[AnyTool] = (),
+        tools: Iterable[AnyTool | Tool[..., Any]] = (),
         mcp_servers: McpEntry | Mapping[str, McpEntry] | Iterable[McpEntry] = (),
         blacklist: Iterable[str | tuple[str, str]] = (),
     ) -> None:

@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from closeout.errors import ToolDefinitionError
 from closeout.messages import ToolPolicy, ToolSpec
@@ -24,6 +24,8 @@ __all__ = ["PolicyFields", "Tool", "tool"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Bound = ParamSpec("Bound")  # the parameters of a method without its `self`
+Owner = TypeVar("Owner")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # what every vendor's API accepts
 
@@ -128,6 +130,14 @@ class Tool(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Tool[P, R]: ...
+
+    @overload
+    def __get__(
+        self: Tool[Concatenate[Owner, Bound], R], instance: Owner, owner: type | None = None
+    ) -> Tool[Bound, R]: ...
 
     def __get__(self, instance: object, owner: type | None = None) -> Tool[..., R]:
         """A tool written as a method: read from an instance, it is bound to it."""

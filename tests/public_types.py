@@ -1,0 +1,80 @@
+"""What type checkers say of the public vocabulary, as a strict script meets it. `make check` reads it; nothing runs it.
+
+Each `ignore` is a mistake that a checker must find: an unused one is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+from closeout import Agent, Boxed, Choice, Json, Number, OneOf, RunResult, ToolManager, tool
+from closeout.journal.events import Event
+from closeout.journal.journal import Progress
+
+
+@dataclass
+class Moon:
+    name: str
+
+
+@tool
+def look_up(key: str, limit: int = 5) -> list[str]:
+    """Look up a key."""
+    return [key] * limit
+
+
+@tool(read_only=True)
+async def count(key: str) -> int:
+    """Count a key."""
+    return len(key)
+
+
+class Shop:
+    @tool
+    def price(self, item: str) -> float:
+        """The price of an item."""
+        return float(len(item))
+
+
+def of_any_kind(agent: Agent, result: RunResult) -> None:
+    """Neither needs its type argument."""
+    assert_type(result.value, Any | None)
+
+
+async def tools_keep_their_signatures() -> None:
+    assert_type(look_up("a", 2), list[str])
+    assert_type(await count("a"), int)
+    assert_type(Shop().price("tea"), float)
+    look_up(3)  # type: ignore[arg-type]
+    look_up(keyy="a")  # type: ignore[call-arg]
+    Shop().price(3)  # type: ignore[arg-type]
+    tool(read_onlyy=True)  # type: ignore[call-overload]
+    ToolManager([look_up, count, Shop().price])
+
+
+async def the_answers_type_is_the_contracts() -> None:
+    moons = Agent("openai:x", [look_up, count], answer=Json(Moon))
+    assert_type(moons, Agent[Moon])
+    assert_type((await moons.run("Which?")).value, Moon | None)
+    assert_type(moons.run_sync("Which?", files=["a.csv"]).value, Moon | None)
+    assert_type((await moons.resume("run")).value, Moon | None)
+    of_any_kind(moons, moons.run_sync("Which?"))
+    assert_type(Agent(answer=Json(list[int])).run_sync("Which?").value, list[int] | None)
+    assert_type(Agent(answer=Json({"type": "object"})).run_sync("Which?").value, Any | None)
+    assert_type(Agent(answer=Json(int | str)).run_sync("Which?").value, Any | None)
+    assert_type(Agent(answer=Number()).run_sync("How many?").value, int | float | None)
+    assert_type(Agent(answer=Choice(["a", "b"])).run_sync("Which?").value, str | None)
+    assert_type(Agent(answer=OneOf(Boxed(), Choice(["a"]))).run_sync("Which?").value, str | None)
+    assert_type(Agent().run_sync("Which?").value, Any | None)
+
+
+async def a_run_takes_what_it_takes() -> None:
+    agent = Agent(answer=Boxed())
+    agent.run_sync("Which?", file=["a.csv"])  # type: ignore[call-arg]
+    stream = agent.stream("Which?", history=[{"role": "user", "content": "Before."}])
+    async for event in stream:
+        assert_type(event, Event | Progress)
+    assert_type(stream.result, RunResult[str])
+    async with agent as opened:
+        assert_type(opened, Agent[str])
