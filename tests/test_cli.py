@@ -253,3 +253,19 @@ def test_help_and_version_load_nothing_heavy() -> None:
     code = "import sys, closeout.cli.main; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"aiohttp", "yaml", "jinja2", "sqlite3", "closeout.agent", "closeout.config"}.intersection(loaded)
+
+
+def test_an_interrupt_while_the_command_is_being_loaded_is_no_traceback() -> None:
+    code = """
+import runpy, sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module("closeout", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "closeout: stopped.\n")

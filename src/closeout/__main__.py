@@ -1,5 +1,19 @@
-"""`python -m closeout` is the command line."""
+"""`closeout` and `python -m closeout`: the command line. Ctrl-C is one sentence from the first import on."""
 
-from closeout.cli.main import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """The entry point. Exit codes: see docs/cli.md."""
+    try:
+        from closeout.cli.main import main as command_line
+    except KeyboardInterrupt:
+        print("closeout: stopped.", file=sys.stderr)
+        sys.exit(130)  # as cli.exits says; nothing of ours is loaded yet
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

@@ -192,5 +192,5 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 
 def main() -> None:
-    """The entry point. Exit codes: see docs/cli.md."""
+    """The command line. Exit codes: see docs/cli.md."""
     app()
