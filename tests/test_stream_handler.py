@@ -40,6 +40,17 @@ async def test_a_run_is_told_in_pairs_that_open_and_close() -> None:
     assert of(heard, "start_of_workflow")[0]["workflow_id"] == of(heard, "end_of_workflow")[0]["workflow_id"]
 
 
+async def test_a_resumed_run_is_told_in_pairs_too() -> None:
+    agent = Agent(ScriptedClient([answer("42")]), home=True)
+    first = await agent.run("What?")
+    heard: list[dict[str, Any]] = []
+    await agent.resume(first.run_id, listeners=[StreamHandler(heard.append)])
+    (start,), (end,) = of(heard, "start_of_workflow"), of(heard, "end_of_workflow")
+    assert (heard[0]["event"], heard[-1]["event"]) == ("start_of_workflow", "end_of_workflow")
+    assert start["workflow_id"] == end["workflow_id"] != ""
+    assert end["answer"] == "42"
+
+
 async def test_what_the_model_writes_is_told_while_it_writes_it() -> None:
     heard = await lead([answer("42", "All is known.")])
     pieces = [data["delta"]["content"] for data in of(heard, "message")]

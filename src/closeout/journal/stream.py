@@ -17,6 +17,7 @@ from closeout.journal.events import (
     ModelRequested,
     Noted,
     RunEnded,
+    RunResumed,
     RunStarted,
     ToolFinished,
     ToolStarted,
@@ -35,10 +36,10 @@ class StreamHandler:
     `stream_queue`: anything with `put_nowait` (an `asyncio.Queue`) or a function that takes the dict; None: nobody
     listens. A queue that is full or a listener that fails never disturbs the run: `dropped` counts what was lost.
 
-    Events: start_of_workflow, end_of_workflow, start_of_agent, end_of_agent, start_of_llm, end_of_llm, message (a
-    delta), tool_call (also as it is written, and with its result), discard (what was told of this message does not
-    count: the reply was asked for again), show_error. The methods may be called by anybody; as a listener of a run
-    (`agent.run(…, listeners=[handler])`) it tells all of it by itself.
+    Events: start_of_workflow (its `input` is empty where a run is resumed), end_of_workflow, start_of_agent,
+    end_of_agent, start_of_llm, end_of_llm, message (a delta), tool_call (also as it is written, and with its result),
+    discard (what was told of this message does not count: the reply was asked for again), show_error. The methods may
+    be called by anybody; as a listener of a run (`agent.run(…, listeners=[handler])`) it tells all of it by itself.
     """
 
     def __init__(self, stream_queue: Any = None) -> None:
@@ -157,9 +158,9 @@ class StreamHandler:
 
     def _tell_agents(self, event: Event) -> None:
         match event:
-            case RunStarted():
+            case RunStarted() | RunResumed():
                 self._workflow = str(uuid.uuid4())
-                content = [{"role": "user", "content": event.task}]
+                content = [{"role": "user", "content": event.task}] if isinstance(event, RunStarted) else []
                 self.send("start_of_workflow", {"workflow_id": self._workflow, "input": content})
             case AgentStarted() | AttemptStarted():
                 if event.agent not in self._agents:
