@@ -261,6 +261,8 @@ def test_json_is_constrained_by_its_schema() -> None:
         (lambda: Json("name, age"), "JSON Schema"),
         (lambda: Tagged("not a name"), "XML name"),
         (lambda: Choice(["only"]), "two or more"),
+        (lambda: Choice("yes or no"), "two or more different options"),
+        (lambda: Number(minimum=5, maximum=1), "from 5 up to 1. Swap"),
         (lambda: OneOf(), "at least one"),
     ],
 )

@@ -6,7 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given, settings
@@ -42,6 +44,7 @@ from closeout.testing import (
     sometimes,
 )
 from closeout.testing.misbehaviour import CONNECTION_FAULTS, REPLY_FAULTS
+from closeout.testing.serve import main as serve
 from closeout.testing.serve import read_misbehaviour
 
 TOOLS = (ToolSpec("lookup"), ToolSpec("other"))
@@ -468,6 +471,35 @@ def test_a_misbehaviour_that_cannot_be_read_is_an_error():
     for text in ("", "em pty", "nothing"):
         with pytest.raises(UsageError):
             read_misbehaviour(text)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("{", "Expecting property name"),
+        ('"say this"', "A script is a list of turns"),
+        ("[5]", "A turn is a text, or an object"),
+        (
+            '[{"calls": [{"nme": "look_up"}]}]',
+            'The calls of a turn are a list of objects: {"name": …, "arguments": {…}}.',
+        ),
+        ('[{"calls": "look_up"}]', "The calls of a turn are a list of objects"),
+    ],
+)
+def test_a_script_that_cannot_be_read_is_one_sentence(
+    script: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "script.json").write_text(script)
+    with pytest.raises(SystemExit) as ended:
+        serve([str(tmp_path / "script.json")])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_one_sentence(capsys: pytest.CaptureFixture[str]):
+    with serve_script(SCRIPT) as server, pytest.raises(SystemExit):
+        serve(["--port", str(urlsplit(server.base_url).port)])
+    assert "address already in use" in capsys.readouterr().err
 
 
 async def test_garbage_requests_get_an_error_not_a_crash():

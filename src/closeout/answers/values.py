@@ -83,7 +83,11 @@ class Choice:
 
     def __init__(self, options: Sequence[str] | Mapping[str, str]) -> None:
         meanings = dict(options) if isinstance(options, Mapping) else dict.fromkeys(options, "")
-        if len(meanings) < 2 or not all(isinstance(label, str) and label.strip() for label in meanings):
+        if (
+            isinstance(options, str)
+            or len(meanings) < 2
+            or not all(isinstance(label, str) and label.strip() for label in meanings)
+        ):
             raise UsageError("Choice needs two or more different options, each a text, for example Choice(['A', 'B']).")
         self.meanings = meanings
 
@@ -171,6 +175,10 @@ class Number:
     minimum: float | None = None
     maximum: float | None = None
     integer: bool = False
+
+    def __post_init__(self) -> None:
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise UsageError(f"No number is from {self.minimum:g} up to {self.maximum:g}. Swap minimum and maximum.")
 
     @property
     def finish_prefix(self) -> str:

@@ -43,7 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         plan = [read_misbehaviour(text) for text in options.misbehave]
     except (UsageError, OSError, ValueError) as error:
         parser.error(str(error))
-    asyncio.run(_serve(script, plan, options.by, options.port))
+    try:
+        asyncio.run(_serve(script, plan, options.by, options.port))
+    except (OSError, OverflowError) as error:
+        parser.error(f"--port {options.port}: {error}")
 
 
 async def _serve(script: Script, plan: Sequence[Misbehaviour], by: Any, port: int) -> None:
@@ -67,6 +70,8 @@ def read_script(path: Path) -> Script:
     given = decode_json(path.read_bytes())
     if isinstance(given, dict):
         return {str(question): [_turn(item) for item in turns] for question, turns in given.items()}
+    if not isinstance(given, list):
+        raise UsageError("A script is a list of turns, or an object from pieces of questions to lists of turns.")
     return [_turn(item) for item in given]
 
 
@@ -75,8 +80,10 @@ def _turn(item: Any) -> Turn:
         return Turn(text=item)
     if not isinstance(item, dict) or not {"thought", "calls", "answer", "text", "reasoning"}.issuperset(item):
         raise UsageError("A turn is a text, or an object of thought, calls, answer, text, reasoning.")
-    calls = tuple(ToolCall(call["name"], call.get("arguments") or {}) for call in item.pop("calls", ()))
-    return Turn(calls=calls, **item)
+    calls = item.pop("calls", [])
+    if not isinstance(calls, list) or not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise UsageError('The calls of a turn are a list of objects: {"name": …, "arguments": {…}}.')
+    return Turn(calls=tuple(ToolCall(call["name"], call.get("arguments") or {}) for call in calls), **item)
 
 
 def read_misbehaviour(text: str) -> Misbehaviour:
