@@ -5,10 +5,10 @@ Imports wait until they are needed, so that `from closeout import Agent` costs n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar
 
+from closeout import given
 from closeout.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -85,32 +85,27 @@ class Agent(Generic[Value]):
         from closeout.config import load_config
 
         self.name = name
-        given = {
+        arguments = {
             "dialect": dialect,
             "agent.main_agent.max_turns": max_turns,
             "agent.context_compress_limit": context_compress_limit,
             "agent.keep_tool_result": keep_tool_result,
         }
-        self.config = load_config(config, values={key: value for key, value in given.items() if value is not None})
+        self.config = load_config(config, values={key: value for key, value in arguments.items() if value is not None})
         self._model = model
         self._base_url = base_url
         self._api_key = api_key
-        self._tools = _several("tools", "[look_up]", tools)
+        self._tools = given.several("tools", "[look_up]", tools)
         self._mcp_servers = (
             mcp_servers
             if isinstance(mcp_servers, Mapping)
-            else _several("mcp_servers", '["python server.py"]', mcp_servers)
+            else given.several("mcp_servers", '["python server.py"]', mcp_servers)
         )
-        if not isinstance(instructions, str | None):
-            raise UsageError(f"instructions={instructions!r:.80} is no text. Join what the agent is to know into one.")
-        self._instructions = instructions or ""
-        if answer is not None and (isinstance(answer, type) or not hasattr(answer, "instruction")):
-            raise UsageError(f"answer={answer!r:.80} is no contract. Give one as it is made: Boxed(), Number(), ….")
+        self._instructions = given.a_text("instructions", instructions)
+        given.a_contract(answer)
         self._answer = answer
         self._stream = stream
-        if not isinstance(home, str | os.PathLike | bool | None):
-            raise UsageError(f"home={home!r:.80} is no folder. Give its path, or False to keep runs in memory only.")
-        self._home = home
+        self._home = given.a_folder(home)
         self._made: AgentPlan | None = None
         self._folder: Path | None = None  # where `home` is, once it was asked for
 
@@ -138,7 +133,7 @@ class Agent(Generic[Value]):
         """
         from closeout.orchestrator.run import lead
 
-        listeners = _several("listeners", "[print]", listeners)
+        listeners = given.listeners_in(listeners)
         plan = self.plan(streamed=bool(listeners))
         prepared = await self._task(plan, task, files, history, task_id, ground_truth, origin)
         return await lead(plan, prepared, self.store(), listeners, run_id)
@@ -155,9 +150,9 @@ class Agent(Generic[Value]):
 
         Options are those of `run`. Breaking off the iteration cancels the run.
         """
-        given: dict[str, Any] = {**options}
-        others = _several("listeners", "[print]", given.pop("listeners", ()))
-        return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **given))
+        keywords: dict[str, Any] = {**options}
+        others = given.listeners_in(keywords.pop("listeners", ()))
+        return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **keywords))
 
     async def resume(
         self, run_id: str, *, despite_changes: bool = False, listeners: Sequence[Listener] = ()
@@ -316,49 +311,25 @@ class Agent(Generic[Value]):
         from closeout.orchestrator.files import Prepared, prepare
         from closeout.orchestrator.run import Task
 
-        if not isinstance(text, str):
-            raise UsageError(f"The task is {text!r:.80}. Give a text; what was said before goes into history=.")
-        if not text.strip():
-            raise UsageError("The task is empty. Say what the agent is to find out or do.")
+        given.a_task(text)
         client = plan.client
-        given = Prepared(text)
+        prepared = Prepared(text)
         if files:  # in a thread, because a large PDF takes seconds
-            given = await asyncio.to_thread(prepare, text, files, capabilities=client.capabilities, model=client.name)
+            prepared = await asyncio.to_thread(
+                prepare, text, files, capabilities=client.capabilities, model=client.name
+            )
         return Task(
             text,
-            given.question,
+            prepared.question,
             task_id,
             ground_truth,
-            given.names,
-            given.images,
-            tuple(map(Message.of, _conversation(history))),
+            prepared.names,
+            prepared.images,
+            tuple(map(Message.of, given.conversation(history))),
             origin or {},
-            given.texts,
-            given.notes,
+            prepared.texts,
+            prepared.notes,
         )
-
-
-def _several(name: str, such_as: str, given: Any) -> tuple[Any, ...]:
-    """One thing in place of a list of things is told by name; a text would pass for a list of its letters."""
-    try:
-        if not isinstance(given, (str, bytes)):
-            return tuple(given)
-    except TypeError:
-        pass
-    raise UsageError(f"{name}={given!r:.80} is no list. Write it like {name}={such_as}.")
-
-
-def _conversation(history: Any) -> Sequence[Mapping[str, Any]]:
-    """The messages before the task; what is none would be refused by the model's server, if at all."""
-    messages: tuple[Any, ...] = _several("history", '[{"role": "user", "content": "…"}]', history)
-    for message in messages:
-        role = message.get("role") if isinstance(message, Mapping) else None
-        if role not in ("system", "developer", "user", "assistant", "tool"):
-            raise UsageError(
-                f"history holds {message!r:.80}. Write each message as "
-                '{"role": "user", "content": "…"}, or with "assistant".'
-            )
-    return messages
 
 
 class RunStream(Generic[Value]):
