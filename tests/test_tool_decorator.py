@@ -549,3 +549,19 @@ async def test_a_written_schema_is_offered_as_it_is_and_arguments_pass_through()
 
     assert parameters_of(record) == schema
     assert await record.call({"when": "2024-02-29", "more": 1}) == {"when": "2024-02-29", "more": 1}
+
+
+@pytest.mark.parametrize("inline", [False, True])
+async def test_an_iterator_is_no_result(inline: bool) -> None:
+    @tool(inline=inline)
+    def doubled(numbers: list[int]) -> Any:
+        return map(lambda number: number * 2, numbers)
+
+    @tool
+    async def halves(numbers: list[int]) -> Any:
+        return (number / 2 for number in numbers)
+
+    with pytest.raises(ToolError, match=r"doubled returned a map, which holds no values\. Return a list\."):
+        await doubled.call({"numbers": [1]})
+    with pytest.raises(ToolError, match="halves returned a generator"):
+        await halves.call({"numbers": [1]})

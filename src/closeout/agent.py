@@ -167,6 +167,7 @@ class Agent(Generic[Value]):
         store = self.store()
         if store is None:
             raise UsageError("This agent keeps its runs in memory (home=False), so there is none to resume.")
+        listeners = given.listeners_in(listeners)
         plan = self.plan(streamed=bool(listeners))
         return await resume(plan, store, run_id, listeners, despite_changes=despite_changes)
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from closeout.errors import ToolDefinitionError
+from closeout.errors import ToolDefinitionError, ToolError
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.tools.docstrings import read_docstring
 from closeout.tools.schema import Binding, bind_as_given, build_binding, check_signature, readable_signature
@@ -115,18 +115,22 @@ class Tool(Generic[P, R]):
         """Call the function with arguments as a model gives them, each turned into its hinted type.
 
         A synchronous function runs in a thread unless the tool is `inline`. Raises `ToolError` if an argument does
-        not fit, and whatever the function raises.
+        not fit or the result is an iterator, and whatever the function raises.
         """
         positional, keywords = self._binding.bind(self.name, arguments)
         function: Callable[..., Any] = self.function
         if self._is_async:
-            return await function(*positional, **keywords)
-        if self.inline:
+            result = await function(*positional, **keywords)
+        elif self.inline:
             result = function(*positional, **keywords)
         else:
             result = await run_in_thread(functools.partial(function, *positional, **keywords))
         # As `inspect.isawaitable`, without asking an abstract class: nearly every result is none.
-        return await result if hasattr(result, "__await__") else result
+        if hasattr(result, "__await__"):
+            result = await result
+        if hasattr(result, "__next__"):  # a map, a generator, an open file: whoever reads the trace sees no value in it
+            raise ToolError(f"{self.name} returned a {type(result).__name__}, which holds no values. Return a list.")
+        return result
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
