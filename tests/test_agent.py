@@ -454,6 +454,16 @@ async def test_a_stream_has_listeners_too() -> None:
     assert any(isinstance(event, ev.RunEnded) for event in heard)
 
 
+async def test_a_stream_is_one_run() -> None:
+    async with world([answer("42")]) as w:
+        stream = w.agent.stream("What?")
+        _ = [event async for event in stream]
+        with pytest.raises(UsageError, match=r"begun already. agent\.stream\(…\) gives another"):
+            _ = [event async for event in stream]
+        assert len(w.server.requests) == 1
+    assert stream.result.answer == "42"
+
+
 async def test_breaking_off_a_stream_cancels_the_run(home: Path) -> None:
     async with world([call("look", key="a")] * 50, max_turns=50) as w:
         stream = w.agent.stream("What?")

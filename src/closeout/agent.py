@@ -337,7 +337,7 @@ class RunStream(Generic[Value]):
     """A run as it happens. `async for event in stream` yields journal events and `Progress`; then `stream.result`."""
 
     def __init__(self, start: Callable[[Listener], Any]) -> None:
-        self._start = start
+        self._start: Callable[[Listener], Any] | None = start
         self._result: RunResult[Value] | None = None
 
     @property
@@ -350,8 +350,11 @@ class RunStream(Generic[Value]):
     async def __aiter__(self) -> AsyncIterator[Event | Progress]:
         import asyncio
 
+        start, self._start = self._start, None
+        if start is None:
+            raise UsageError("A stream is one run, and this one was begun already. agent.stream(…) gives another.")
         queue: asyncio.Queue[Event | Progress | None] = asyncio.Queue()
-        task = asyncio.ensure_future(self._start(queue.put_nowait))
+        task = asyncio.ensure_future(start(queue.put_nowait))
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (event := await queue.get()) is not None:
