@@ -672,6 +672,7 @@ def test_what_is_of_the_wrong_kind_is_told_by_name(given: dict[str, Any], senten
         ("What?", {"history": [{"role": "bot", "content": "before"}]}, "history holds {'role': 'bot'"),
         ("What?", {"listeners": print}, "is no list. Write it like listeners=[print]."),
         ("What?", {"listeners": [5]}, "listeners holds 5, which cannot be told of events."),
+        ("What?", {"listeners": [asyncio.sleep]}, "which is async, and events are told without waiting."),
         ("What?", {"listeners": [StreamHandler]}, "or a listener as it is made: JsonLogListener()."),
     ],
 )

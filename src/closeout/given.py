@@ -69,10 +69,19 @@ def conversation(given: Any) -> Sequence[Mapping[str, Any]]:
 def listeners_in(given: Any) -> tuple[Listener, ...]:
     """A class in place of a listener would be called with each event, and nothing would be heard."""
     listeners = several("listeners", "[print]", given)
+    if not listeners:
+        return ()
+    from inspect import iscoroutinefunction
+
     for listener in listeners:
         if isinstance(listener, type) or not (callable(listener) or hasattr(listener, "follow")):
             raise UsageError(
                 f"listeners holds {listener!r:.80}, which cannot be told of events. "
                 "Give a function, or a listener as it is made: JsonLogListener()."
+            )
+        if iscoroutinefunction(listener) or iscoroutinefunction(getattr(listener, "__call__", None)):  # noqa: B004
+            raise UsageError(
+                f"listeners holds {listener!r:.80}, which is async, and events are told without waiting. "
+                "Give a plain function, asyncio.Queue().put_nowait for example, or use agent.stream(…)."
             )
     return listeners
