@@ -15,7 +15,8 @@ from closeout import Agent, RunResult, tool
 from closeout.journal import events as ev
 from closeout.messages import Usage
 from closeout.orchestrator.limits import RESERVE, Budget, Limits
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
+from closeout.orchestrator.model_door import UNPRICED
+from closeout.testing import RequestView, ScriptedClient, Turn, always, answer, call, say
 
 
 class Clock:
@@ -396,3 +397,23 @@ def test_whatever_the_limit_it_is_not_exceeded(limit: int, attempts: int, boxes:
     config = {"agent": {"max_tokens": limit}}
     result = asyncio.run(run(script, context_compress_limit=attempts, max_turns=6, config=config))
     assert result.usage.total_tokens <= limit
+
+
+async def test_a_reply_that_outlasts_the_time_is_the_end_of_the_time_not_a_failure_of_the_model() -> None:
+    model = ScriptedClient(endless, misbehave=always("slow", seconds=5))
+    result = await Agent(model, [look], home=False, config={"agent": {"max_seconds": 0.4}}).run("What?")
+    assert (result.status, result.stop_reason) == ("unanswered", "max_seconds")
+    assert "max_seconds" in result.error
+
+
+async def test_a_cost_that_cannot_be_counted_is_warned_of_once() -> None:
+    notes: list[str] = []
+
+    def hear(event: Any) -> None:
+        if isinstance(event, ev.Noted) and event.level == "warning":
+            notes.append(event.message)
+
+    for script in (endless, priced(endless)):
+        agent = Agent(ScriptedClient(script), [look], home=False, max_turns=4, config={"agent": {"max_cost": 100}})
+        assert (await agent.run("What?", listeners=[hear])).stop_reason == "max_turns"
+    assert notes == [UNPRICED.format("scripted")]

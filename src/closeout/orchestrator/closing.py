@@ -14,7 +14,7 @@ from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, OutputFormatter
 from closeout.answers.generator import AnswerGenerator
 from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
-from closeout.errors import ContextOverflow, ModelError
+from closeout.errors import ContextOverflow, ModelError, ModelTimeout
 from closeout.journal.events import Noted
 from closeout.journal.stream import StreamHandler
 from closeout.journal.task_log import StepLog, TaskLog
@@ -189,7 +189,8 @@ def _shortened(message: Message, length: int) -> Message:
 def _unanswered(stop: Stop, failure: Exception | None, summary: str, experience: FailureExperience) -> Closed:
     """Closing brought no answer: what `stop` says, or else what closing failed of."""
     reason = _without_answer(stop)
-    if isinstance(failure, ModelError):
+    out_of_time = stop.reason == "max_seconds" and isinstance(failure, ModelTimeout)
+    if isinstance(failure, ModelError) and not out_of_time:
         reason = "context_overflow" if isinstance(failure, ContextOverflow) else "model_failed"
     if failure is not None and not stop.error:
         stop = Stop.failed(reason, failure)

@@ -11,6 +11,7 @@ __all__ = ["CLOSING_TOKENS", "Budget", "Limits"]
 
 CLOSING_TOKENS = 400  # of the closing instruction and a short answer
 RESERVE = 0.1  # of the time allowed that is kept for closing, at least
+CLOCK_STEP = 0.02  # seconds by which the moments of a journal and a deadline may differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,11 @@ class Budget:
         own = self.limits.max_tokens is not None or self.limits.max_cost is not None
         return own or (self.parent is not None and self.parent.limited)
 
+    @property
+    def limits_cost(self) -> bool:
+        """Whether cost is limited, here or above."""
+        return self.limits.max_cost is not None or (self.parent is not None and self.parent.limits_cost)
+
     # ------------------------------------------------------------------------------------------ what is left
 
     def reached(self, turns: int) -> str:
@@ -150,6 +156,12 @@ class Budget:
             return ""
         held_tokens, held_cost = self.parent._held(self) if self.parent.limited else (0, 0.0)
         return self.parent._spent(tokens + held_tokens, cost + held_cost, seconds)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether there is no time left for another turn."""
+        left = self.seconds_left(closing=False)
+        return left is not None and left < CLOCK_STEP
 
     def seconds_left(self, *, closing: bool) -> float | None:
         """Until the time of this agent or of one above it runs out; None: no limit. The reserve is for closing only.

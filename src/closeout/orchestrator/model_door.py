@@ -11,7 +11,7 @@ from typing import Any
 
 from closeout.codec import shared_prefix
 from closeout.errors import LimitReached, ModelError, ModelTimeout, error_type
-from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ModelRetried, usage_record
+from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ModelRetried, Noted, usage_record
 from closeout.journal.journal import Journal
 from closeout.llm.base import BaseClient, CreatedMessage, OnDelta, OnRetry, RetryNote
 from closeout.messages import Message, ModelReply, ModelRequest, Usage
@@ -19,6 +19,10 @@ from closeout.orchestrator.limits import Budget
 
 __all__ = ["JournaledClient", "error_of", "message_size"]
 
+UNPRICED = (
+    "max_cost cannot be kept: the price of {} is not known. Limit max_tokens or max_seconds, "
+    "or give a client that knows it: OpenAIClient(…, prices=…)."
+)
 USUAL_DENSITY = 0.3  # tokens for a character of a prompt, before the server has counted one
 
 
@@ -77,6 +81,8 @@ class JournaledClient(BaseClient):
         assert isinstance(outcome, ModelReplied)
         reply = live[0] if live else outcome.reply()
         self._charge(reply.usage, outcome.ms)
+        if call == 0 and reply.usage.cost_usd is None and self._budget.limits_cost:
+            self._journal.append(Noted(self._agent, "warning", "Budget", UNPRICED.format(self.name)))
         self._learn(intent, reply.usage)
         return reply
 

@@ -125,7 +125,9 @@ class Orchestrator:
         except ContextOverflow as error:
             stop = Stop.failed("context_overflow", error)
         except ModelError as error:
-            stop = Stop.failed(self.scope.budget.reached(self.turn) or "model_failed", error)
+            budget = self.scope.budget
+            late = "max_seconds" if budget.out_of_time else "model_failed"
+            stop = Stop.failed(budget.reached(self.turn) or late, error)
         is_final = number == plan.settings.context_compress_limit or stop.reason in FINAL_STOPS
         self.closed = closed = await close_attempt(self, stop, is_final=is_final)
         experience = closed.experience.text() if closed.experience else ""
