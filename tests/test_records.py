@@ -33,6 +33,7 @@ class Plain:
 class Deep(Point):
     z: int = 3
     kind: str = "a name that what makes it might use itself"
+    type: str = "another"
 
 
 @record(kw_only=True)
@@ -47,11 +48,11 @@ class Named:
 def test_it_is_made_as_the_dataclass_is() -> None:
     assert repr(Point(1, 5, ["a"])) == repr(Plain(1, 5, ["a"])).replace("Plain", "Point")
     assert Point(1) == Point(x=1, y=2, tags=[])
-    assert Deep(1, z=9, kind="own") == Deep(1, 2, [], 9, "own")
+    assert Deep(1, z=9, kind="own") == Deep(1, 2, [], 9, "own", "another")
     assert Deep(1, kind="own").kind == "own"
     assert str(inspect.signature(Point)) == str(inspect.signature(Plain))
     assert replace(Point(1), y=7).y == 7
-    assert [each.name for each in fields(Deep)] == ["x", "y", "tags", "z", "kind"]
+    assert [each.name for each in fields(Deep)] == ["x", "y", "tags", "z", "kind", "type"]
 
 
 def test_a_default_that_is_made_anew_is_no_one_elses() -> None:

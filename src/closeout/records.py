@@ -70,7 +70,7 @@ _FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 def _init(cls: type) -> Callable[..., None]:
     twin = type(cls)(f"_Open{cls.__name__}", (cls,), {"__slots__": (), **_OPEN, "__module__": cls.__module__})
-    names: dict[str, Any] = {"_FACTORY": _FACTORY, "_become": _become, "_open": twin}
+    names: dict[str, Any] = {"_FACTORY": _FACTORY, "_become": _become, "_open": twin, "_type": type}
     positional: list[str] = ["self"]
     keywords: list[str] = []
     made: list[str] = []
@@ -87,7 +87,7 @@ def _init(cls: type) -> Callable[..., None]:
     else:
         body = [
             *made,
-            "    _kind = type(self)",
+            "    _kind = _type(self)",
             "    try:",
             "        _become(self, _open)",
             "    except TypeError:  # a subclass with attributes of its own",
