@@ -384,6 +384,11 @@ def test_a_table_keeps_its_head_in_every_passage() -> None:
     assert passages[-1].last_line == 104
 
 
+def test_an_indented_hash_is_no_heading_and_loses_nothing() -> None:
+    (passage,) = cut("To count:\n\n    # add one\n    n = n + 1\n")
+    assert "# add one\n    n = n + 1" in passage.text
+
+
 @given(st.text(alphabet="ab #|\n-。中文.x\x00\ud800", max_size=400))
 @settings(max_examples=100)
 def test_cutting_loses_no_words_and_keeps_to_the_lines(text: str) -> None:

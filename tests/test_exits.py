@@ -273,12 +273,19 @@ async def test_a_listener_that_fails_at_once_is_no_different() -> None:
     assert (await run([answer("42")], listeners=[fails])).answer == "42"
 
 
-async def test_a_listener_that_would_have_to_be_awaited_is_told_so_once() -> None:
-    async def waits(event: object) -> None:
-        raise AssertionError("never called")
+async def test_a_follower_that_would_have_to_be_awaited_is_told_so_once() -> None:
+    class Waits:
+        async def __call__(self, event: object) -> None:
+            raise AssertionError("never called")
+
+        def close(self) -> None: ...
+
+    class Follows:
+        def follow(self, journal: object) -> Waits:
+            return Waits()
 
     others: list[Any] = []
-    assert (await run([call("look", key="a"), answer("42")], listeners=[others.append, waits])).answer == "42"
+    assert (await run([call("look", key="a"), answer("42")], listeners=[others.append, Follows()])).answer == "42"
     (note,) = [event.message for event in others if isinstance(event, ev.Noted)]
     assert "a listener is a plain function, and this one is async" in note
 

@@ -41,6 +41,7 @@ class _Block:
     lines: list[str]
     first: int
     table: bool
+    heading: re.Match[str] | None = None
 
 
 def title_of(text: str, fallback: str) -> str:
@@ -72,7 +73,7 @@ def cut(text: str, *, table: bool = False) -> Iterator[Passage]:
             size = 0
 
     for block in _blocks(text, table):
-        found = None if block.table else _HEADING.match(block.lines[0].strip())
+        found = block.heading
         if found:
             yield from flush()
             level = len(found[1])
@@ -96,12 +97,13 @@ def _blocks(text: str, table: bool) -> Iterator[_Block]:
     block: _Block | None = None
     for number, line in enumerate(lines, 1):
         is_row = _TABLE_ROW.match(line) is not None
-        is_heading = line.startswith("#") and _HEADING.match(line.strip()) is not None
-        if block and (not line.strip() or is_heading or is_row != block.table):
+        # One that is indented is code, a comment of it as a rule.
+        heading = _HEADING.match(line.strip()) if line.startswith("#") else None
+        if block and (not line.strip() or heading or is_row != block.table):
             yield block
             block = None
-        if is_heading:
-            yield _Block([line], number, table=False)
+        if heading:
+            yield _Block([line], number, table=False, heading=heading)
         elif line.strip():
             if block is None:
                 block = _Block([], number, is_row)
