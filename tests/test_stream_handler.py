@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from closeout import Agent, StreamHandler, tool
-from closeout.testing import ScriptedClient, Turn, answer, call, once
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, say
 
 
 async def lead(script: Any, **client: Any) -> list[dict[str, Any]]:
@@ -40,17 +41,6 @@ async def test_a_run_is_told_in_pairs_that_open_and_close() -> None:
     assert of(heard, "start_of_workflow")[0]["workflow_id"] == of(heard, "end_of_workflow")[0]["workflow_id"]
 
 
-async def test_a_resumed_run_is_told_in_pairs_too() -> None:
-    agent = Agent(ScriptedClient([answer("42")]), home=True)
-    first = await agent.run("What?")
-    heard: list[dict[str, Any]] = []
-    await agent.resume(first.run_id, listeners=[StreamHandler(heard.append)])
-    (start,), (end,) = of(heard, "start_of_workflow"), of(heard, "end_of_workflow")
-    assert (heard[0]["event"], heard[-1]["event"]) == ("start_of_workflow", "end_of_workflow")
-    assert start["workflow_id"] == end["workflow_id"] != ""
-    assert end["answer"] == "42"
-
-
 async def test_what_the_model_writes_is_told_while_it_writes_it() -> None:
     heard = await lead([answer("42", "All is known.")])
     pieces = [data["delta"]["content"] for data in of(heard, "message")]
@@ -67,6 +57,65 @@ async def test_a_call_is_told_with_its_name_arguments_and_result() -> None:
 async def test_a_reply_that_does_not_count_is_taken_back() -> None:
     heard = await lead([call("look", key="a"), answer("42")], misbehave=once("empty"))
     assert [data["reason"] for data in of(heard, "discard")] == ["empty"]
+
+
+async def test_one_handler_tells_runs_that_are_led_at_once_each_under_its_own_name() -> None:
+    heard: list[dict[str, Any]] = []
+    agent = Agent(ScriptedClient(lambda view: answer(view.question), by="question"), home=False)
+    handler = StreamHandler(heard.append)
+    await asyncio.gather(*(agent.run(task, listeners=[handler]) for task in ("one", "two", "three")))
+
+    starts, ends = of(heard, "start_of_workflow"), of(heard, "end_of_workflow")
+    asked = {data["workflow_id"]: data["input"][0]["content"] for data in starts}
+    assert sorted(asked.values()) == ["one", "three", "two"]
+    assert {data["workflow_id"]: data["answer"] for data in ends} == asked
+    for kind in ("start_of_agent", "end_of_agent", "start_of_llm"):
+        assert {data["workflow_id"] for data in of(heard, kind)} == set(asked)
+
+
+async def test_a_resumed_run_begins_with_what_it_was_asked(home: Path) -> None:
+    agent = Agent(ScriptedClient([answer("42")]), home=home)
+    await agent.run("What?", run_id="r1")
+    heard: list[dict[str, Any]] = []
+    await agent.resume("r1", listeners=[StreamHandler(heard.append)])
+    start, end = heard[0], heard[-1]
+    assert (start["event"], end["event"]) == ("start_of_workflow", "end_of_workflow")
+    assert start["data"]["input"] == [{"role": "user", "content": "What?"}]
+    assert (start["data"]["run_id"], start["data"]["resumed"]) == ("r1", True)
+    assert start["data"]["workflow_id"] == end["data"]["workflow_id"] != ""
+
+
+async def test_agents_at_work_when_a_run_is_broken_off_are_told_to_have_ended() -> None:
+    heard: list[dict[str, Any]] = []
+    clerk = Agent(ScriptedClient([answer("42")], misbehave="hang"))
+    chief = Agent(ScriptedClient([call("clerk", task="find out")]), [clerk.as_tool("clerk", "Finds out.")], home=False)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await chief.run("What?", listeners=[StreamHandler(heard.append)])
+    begun, ended = of(heard, "start_of_agent"), of(heard, "end_of_agent")
+    assert {data["agent_id"] for data in begun} == {data["agent_id"] for data in ended}
+    assert len(begun) == 2
+    assert heard[-1]["data"]["status"] == "cancelled"
+
+
+async def test_messages_of_further_attempts_have_names_of_their_own() -> None:
+    def script(view: RequestView) -> Any:
+        if "attempt ends here" in view.text:
+            return say("Failure type: incomplete\nUseful findings: it is 42")
+        return answer("42") if "it is 42" in view.question else Turn("Hm.", calls=[call("look", key=str(view.number))])
+
+    @tool(read_only=True)
+    async def look(key: str) -> str:
+        """Look up a key."""
+        return f"known of {key}"
+
+    heard: list[dict[str, Any]] = []
+    agent = Agent(ScriptedClient(script), [look], home=False, max_turns=1, context_compress_limit=1)
+    assert (await agent.run("What?", listeners=[StreamHandler(heard.append)])).attempts == 2
+    texts: dict[str, str] = {}
+    for data in of(heard, "message"):
+        texts[data["message_id"]] = texts.get(data["message_id"], "") + data["delta"]["content"]
+    assert texts == {"main:0:0": "Hm.", "main:1:0": "The answer is \\boxed{42}."}
 
 
 @pytest.mark.parametrize("put", [None, lambda event: 1 / 0])

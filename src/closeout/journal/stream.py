@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from closeout.journal.events import (
     AgentEnded,
@@ -25,6 +25,9 @@ from closeout.journal.events import (
 )
 from closeout.journal.journal import Progress
 
+if TYPE_CHECKING:
+    from closeout.journal.journal import Journal
+
 __all__ = ["StreamHandler"]
 
 _Put = Callable[[dict[str, Any]], Any]
@@ -36,17 +39,16 @@ class StreamHandler:
     `stream_queue`: anything with `put_nowait` (an `asyncio.Queue`) or a function that takes the dict; None: nobody
     listens. A queue that is full or a listener that fails never disturbs the run: `dropped` counts what was lost.
 
-    Events: start_of_workflow (its `input` is empty where a run is resumed), end_of_workflow, start_of_agent,
-    end_of_agent, start_of_llm, end_of_llm, message (a delta), tool_call (also as it is written, and with its result),
-    discard (what was told of this message does not count: the reply was asked for again), show_error. The methods may
-    be called by anybody; as a listener of a run (`agent.run(…, listeners=[handler])`) it tells all of it by itself.
+    Events: start_of_workflow, end_of_workflow, start_of_agent, end_of_agent, start_of_llm, end_of_llm, message (a
+    delta), tool_call (also as it is written, and with its result), show_error, discard (what was told of a message does
+    not count). The methods may be called by anybody; as a listener (`agent.run(…, listeners=[handler])`) it tells
+    whole runs by itself, several at once too: each under a workflow_id of its own, which all its events carry.
     """
 
     def __init__(self, stream_queue: Any = None) -> None:
         self.dropped = 0
         self._put: _Put | None = getattr(stream_queue, "put_nowait", stream_queue)
         self._workflow = ""
-        self._agents: dict[str, str] = {}
 
     def send(self, event_type: str, data: Mapping[str, Any]) -> None:
         """Put one event into the stream; never waits and never raises."""
@@ -115,11 +117,28 @@ class StreamHandler:
     def _tool_call(self, call_id: str, name: str, **content: Any) -> None:
         self.send("tool_call", {"tool_call_id": call_id, "tool_name": name, **content})
 
-    # ------------------------------------------------------------------------------------ as a view of a journal
+    def follow(self, journal: Journal) -> _Follower:
+        """As a listener: who tells one run."""
+        return _Follower(self, journal)
+
+
+class _Follower:
+    """Tells one run from its journal, in its handler's stream."""
+
+    def __init__(self, handler: StreamHandler, journal: Journal) -> None:
+        self._handler = handler
+        self._journal = journal
+        self._workflow = str(uuid.uuid4())
+        self._agents: dict[str, str] = {}
+        self._attempts: dict[str, int] = {}  # of each agent, the present one: turns are counted anew in each
+
+    def send(self, event_type: str, data: Mapping[str, Any]) -> None:
+        self._handler.send(event_type, {"workflow_id": self._workflow, **data})
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def __call__(self, event: Event | Progress) -> None:
-        if self._put is None:
-            return
         if isinstance(event, Progress):
             self._tell_progress(event)
         elif isinstance(event, (ModelRequested, ModelReplied, ModelFailed)):
@@ -130,7 +149,7 @@ class StreamHandler:
             self._tell_agents(event)
 
     def _tell_progress(self, piece: Progress) -> None:
-        message_id = f"{piece.agent}:{piece.turn}"
+        message_id = self._message_id(piece.agent, piece.turn)
         if piece.kind in ("thought", "text", "answer", "reasoning"):
             data = {"message_id": message_id, "delta": {"content": piece.text}, "kind": piece.kind}
             self.send("message", data)
@@ -140,6 +159,9 @@ class StreamHandler:
             self._tool_call(f"{message_id}.{piece.index}", "", delta_input=piece.text)
         else:
             self.send("discard", {"message_id": message_id})
+
+    def _message_id(self, agent: str, turn: int) -> str:
+        return f"{agent}:{self._attempts.get(agent, 0)}:{turn}"
 
     def _tell_model(self, event: ModelRequested | ModelReplied | ModelFailed) -> None:
         if isinstance(event, ModelRequested):
@@ -159,10 +181,13 @@ class StreamHandler:
     def _tell_agents(self, event: Event) -> None:
         match event:
             case RunStarted() | RunResumed():
-                self._workflow = str(uuid.uuid4())
-                content = [{"role": "user", "content": event.task}] if isinstance(event, RunStarted) else []
-                self.send("start_of_workflow", {"workflow_id": self._workflow, "input": content})
+                started = self._journal.started
+                content = [{"role": "user", "content": started.task if started is not None else ""}]
+                resumed = {"resumed": True} if isinstance(event, RunResumed) else {}
+                self.send("start_of_workflow", {"run_id": self._journal.run_id, "input": content, **resumed})
             case AgentStarted() | AttemptStarted():
+                if isinstance(event, AttemptStarted):
+                    self._attempts[event.agent] = event.attempt
                 if event.agent not in self._agents:
                     name = event.name if isinstance(event, AgentStarted) else event.agent
                     self._agents[event.agent] = agent_id = str(uuid.uuid4())
@@ -170,15 +195,19 @@ class StreamHandler:
             case AgentEnded():
                 self._end_agent(event.agent)
             case TurnRolledBack():
-                self.send("discard", {"message_id": f"{event.agent}:{event.turn}", "reason": event.reason})
+                message_id = self._message_id(event.agent, event.turn)
+                self.send("discard", {"message_id": message_id, "reason": event.reason})
             case Noted(level="error" | "warning"):
                 self.send("show_error", {"error": event.message})
             case RunEnded():
-                self._end_agent("main")
-                data = {"workflow_id": self._workflow, "status": event.status, "answer": event.answer}
-                self.send("end_of_workflow", data)
+                for agent in [*self._agents]:  # those below, too, where the run was broken off
+                    self._end_agent(agent)
+                self.send("end_of_workflow", {"status": event.status, "answer": event.answer})
 
     def _end_agent(self, agent: str) -> None:
         agent_id = self._agents.pop(agent, None)
         if agent_id is not None:
             self.send("end_of_agent", {"agent_name": agent, "agent_id": agent_id})
+
+    def _tool_call(self, call_id: str, name: str, **content: Any) -> None:
+        self.send("tool_call", {"tool_call_id": call_id, "tool_name": name, **content})
