@@ -11,6 +11,7 @@ import pytest
 
 from closeout import Agent, tool
 from closeout.journal import events as ev
+from closeout.journal.journal import Progress
 from closeout.journal.store import open_store
 from closeout.orchestrator.scope import MAX_DEPTH
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
@@ -154,3 +155,18 @@ async def test_sub_agents_called_together_are_told_apart_in_the_journal(home: Pa
     events = [row.event for row in open_store(home).rows(result.run_id)]
     ended = {event.agent: event.report for event in events if isinstance(event, ev.AgentEnded)}
     assert ended == {f"main/r{n + 1}:clerk": f"The answer is \\boxed{{{n}}}." for n in range(calls)}
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_who_watches_a_run_sees_what_its_sub_agents_write_while_they_write_it(watched: bool) -> None:
+    clerk = Agent(ScriptedClient([answer("long", "I count the canals.")]))
+    agent, _ = chief(clerk)
+    heard: list[Progress] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, Progress):
+            heard.append(event)
+
+    await agent.run("What?", listeners=[listen] if watched else [])
+    said = "".join(piece.text for piece in heard if piece.agent == "main/r1:clerk")
+    assert said == ("I count the canals.\n\nThe answer is \\boxed{long}." if watched else "")

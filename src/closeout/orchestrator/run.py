@@ -153,7 +153,7 @@ async def _lead(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequen
     ledger.attempts = 0
     leave = [journal.listen(ledger), *(journal.invite(listener) for listener in listeners)]
     budget = Budget(plan.limits, lambda: journal.elapsed)
-    scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents)
+    scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents, stream=plan.stream)
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     try:
         journal.announce()

@@ -34,6 +34,7 @@ class Scope:
     artifacts: MemoryArtifacts = field(default_factory=MemoryArtifacts)
     handle: str = ""  # of the call that is being made
     sub_agents: Mapping[str, AgentLimits] = field(default_factory=dict)  # limits of sub-agents by name, from settings
+    stream: bool = False  # somebody watches: replies are asked for as streams, those of sub-agents too
     shared: dict[str, Artifact] = field(default_factory=dict)  # what every agent of the run may look up: its files
 
     def child(self, name: str, limits: Limits) -> Scope:
@@ -42,7 +43,7 @@ class Scope:
             limits = replace(limits, max_turns=self.sub_agents[name].max_turns)
         budget = Budget(limits, lambda: self.journal.elapsed, self.budget)
         path = f"{self.path}/{self.handle}:{name}"
-        below = Scope(self.journal, budget, path, self.depth + 1, sub_agents=self.sub_agents)
+        below = Scope(self.journal, budget, path, self.depth + 1, sub_agents=self.sub_agents, stream=self.stream)
         below.share(self.shared.items())
         return below
 

@@ -47,10 +47,11 @@ def as_tool(something: Any) -> AnyTool:
     raise ToolDefinitionError(f"{something!r:.80} is no tool. Give a function, a @tool function, or agent.as_tool(…).")
 
 
-def sub_agent_tool(name: str, description: str, plan_of: Callable[[], AgentPlan]) -> Tool[..., Any]:
+def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentPlan]) -> Tool[..., Any]:
     """An agent as a tool that takes a `task` and gives back the agent's report.
 
-    A resumed run calls it again, and it then replays what it did: its effects are in the same journal.
+    `plan_of(streamed)` says what the agent is. A resumed run calls it again, and it then replays what it did: its
+    effects are in the same journal.
     """
 
     async def delegate(task: str) -> str:
@@ -62,7 +63,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[], AgentPlan]
         from closeout.orchestrator.closing import report_of
         from closeout.orchestrator.orchestrator import Orchestrator
 
-        plan = plan_of()
+        plan = plan_of(scope.stream)
         below = scope.child(name, plan.limits)
         below.journal.append(AgentStarted(below.path, name, task, plan.client.name))
         async with plan.manager:
