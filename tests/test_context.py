@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,19 @@ from closeout.context.compaction import is_due, summary_of
 from closeout.context.eviction import MIN_KEPT, STUB_TOKENS, Eviction, EvictionPolicy, best_batch
 from closeout.context.history import History, stub_text
 from closeout.dialects.protocol import get_dialect
-from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, TurnAccepted, TurnRolledBack
+from closeout.journal.events import (
+    AttemptStarted,
+    Compacted,
+    Event,
+    Evicted,
+    ServerAsked,
+    ServerTold,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.journal.store import open_store
 from closeout.messages import Capabilities, Message, Step, ToolCall, ToolReturn, ToolSpec, Usage
-from closeout.testing import RequestView, ScriptedClient, Turn
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, recorded, serve_script
 
 
 def step(turn: int, *tokens: int) -> Step:
@@ -321,3 +332,48 @@ def test_the_view_grows_at_its_end_but_for_evictions_and_summaries(kinds: list[s
         last = now
     folded = get_dialect(name).render(History("Be exact.", "Which canal?").after(events).view(), Capabilities())
     assert last is None or last == ([folded.prompt] if folded.prompt else [dict(m) for m in folded.messages])
+
+
+# ------------------------------------------------------------------------------------------------ how long it is
+
+
+async def test_a_server_that_tells_its_context_needs_no_setting_and_a_record_keeps_what_it_told(home: Path) -> None:
+    @tool(read_only=True)
+    async def page(number: int) -> str:
+        """Read a page."""
+        return f"[page {number}] " + "what stands on it " * 60
+
+    def reader(view: RequestView) -> Any:
+        return answer("read") if view.number > 14 else call("page", number=view.number)
+
+    async with serve_script(reader, max_context=6000) as server:
+        agent = Agent("openai:m", [page], base_url=server.base_url, api_key="k", home=home)
+        result = await agent.run("Read on.", run_id="told")
+    events = [row.event for row in open_store(home).rows("told")]
+    assert result.answer == "read"
+    told = [event for event in events if isinstance(event, ServerTold)]
+    assert [(event.what, event.value) for event in told] == [("context", 6000)]
+    evicted = [event.reason for event in events if isinstance(event, Evicted)]
+    assert evicted
+    assert set(evicted) == {"budget"}
+
+    again = await agent.resume("told")  # its server is gone
+    assert (again.answer, again.usage) == ("read", result.usage)
+    assert (await recorded("told").follow(Agent(recorded("told").client(), [page], home=False))).answer == "read"
+
+
+async def test_a_short_run_asks_for_nothing_but_replies() -> None:
+    heard: list[Any] = []
+    async with serve_script([answer("4")], max_context=6000) as server:
+        agent = Agent("openai:m", base_url=server.base_url, api_key="k", home=False)
+        await agent.run("How many?", listeners=[heard.append])
+    assert not [event for event in heard if isinstance(event, (ServerAsked, ServerTold))]
+
+
+async def test_files_are_shared_out_over_the_context_that_the_server_tells(tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text("a line of a long file\n" * 5000)
+    async with serve_script([answer("4")], max_context=4000) as server:
+        agent = Agent("openai:m", base_url=server.base_url, api_key="k", home=False)
+        result = await agent.run("How many lines?", files=[file])
+    assert result.usage.input_tokens < 1500, "a quarter of the context, and the task"

@@ -541,6 +541,45 @@ async def test_discovery_learns_what_a_server_says_of_itself(answer: bytes, expe
     assert (found.completions, found.grammar, found.max_context) == expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (http({"data": [{"id": "m", "max_model_len": 4096}]}), 4096),
+        (http({"data": [{"id": "m", "meta": {"n_ctx": 2048}}]}), 2048),
+        (http({"data": [{"id": "x"}, {"id": "m", "context_length": 131072}]}), 131072),
+        (http({"data": [{"id": "m", "context_window": 8192}]}), 8192),
+        (http({"data": [{"id": "m", "max_model_len": "long"}]}), None),
+        (http("not found", 404, "text/plain"), None),
+        (http({"error": "no key"}, 401), None),
+        (http("junk"), None),
+        (b"", None),
+    ],
+)
+async def test_the_context_is_asked_for_once_whatever_the_server_says(answer: bytes, expected: int | None):
+    async with raw_server(answer) as seen:
+        model = client(f"{seen.url}/v1")
+        assert [await model.context_length() for _ in range(3)] == [expected] * 3
+    assert [head.split()[1] for head in seen.heads] == ["/v1/models"]
+    assert model.capabilities == Capabilities(), "what a server was asked for is no part of what is known without"
+
+
+async def test_a_server_that_is_not_there_has_no_context_and_nobody_waits_for_it_twice():
+    model = OpenAIClient("m", "http://127.0.0.1:9/v1")
+    assert [await model.context_length() for _ in range(2)] == [None, None]
+
+
+async def test_the_context_of_known_models_is_not_asked_for():
+    from closeout.llm.anthropic import AnthropicClient
+
+    contexts = [
+        await made.context_length() for made in (OpenAIClient("gpt-5-2025-08-07"), AnthropicClient("claude-haiku-4-5"))
+    ]
+    assert contexts == [272_000, 200_000]
+    assert await OpenAIClient("gpt-unheard-of").context_length() is None
+    assert await AnthropicClient("claude-haiku-4-5", "http://127.0.0.1:9").context_length() is None
+    assert await OpenAIClient("m", "http://127.0.0.1:9", capabilities=Capabilities(max_context=9)).context_length() == 9
+
+
 async def test_discovery_keeps_what_only_the_user_knows():
     async with raw_server(http({"data": [{"id": "m", "owned_by": "vllm"}]})) as seen:
         model = OpenAIClient(
@@ -552,7 +591,7 @@ async def test_discovery_keeps_what_only_the_user_knows():
 
 def test_openais_own_host_is_known():
     model = OpenAIClient("gpt-5", api_key="k")
-    assert model.capabilities == Capabilities(json_schema=True, images=True, known=True)
+    assert model.capabilities == Capabilities(json_schema=True, images=True, known=True, max_context=272_000)
     assert (model.name, model.base_url) == ("openai:gpt-5", "https://api.openai.com/v1")
     body = model._body(request(max_tokens=5, messages=HISTORY), stream=False)
     assert b'"max_completion_tokens":5' in body

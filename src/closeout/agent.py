@@ -307,6 +307,7 @@ class Agent(Generic[Value]):
         origin: Mapping[str, Any] | None,
     ) -> Task:
         import asyncio
+        from dataclasses import replace
 
         from closeout.messages import Message
         from closeout.orchestrator.files import Prepared, prepare
@@ -316,9 +317,8 @@ class Agent(Generic[Value]):
         client = plan.client
         prepared = Prepared(text)
         if files:  # in a thread, because a large PDF takes seconds
-            prepared = await asyncio.to_thread(
-                prepare, text, files, capabilities=client.capabilities, model=client.name
-            )
+            can = replace(client.capabilities, max_context=await client.context_length())
+            prepared = await asyncio.to_thread(prepare, text, files, capabilities=can, model=client.name)
         return Task(
             text,
             prepared.question,

@@ -31,6 +31,8 @@ __all__ = [
     "RunEnded",
     "RunResumed",
     "RunStarted",
+    "ServerAsked",
+    "ServerTold",
     "ToolFinished",
     "ToolStarted",
     "TurnAccepted",
@@ -222,6 +224,23 @@ class ModelFailed(Event):
     usage: Mapping[str, Any] = field(default_factory=dict)
     status: int | None = None
     ms: float = 0.0
+
+
+@record
+class ServerAsked(Event):
+    """Intent: the model's server is asked for something beside replies. `what`: "context", the tokens it takes."""
+
+    identity = "what"
+    what: str
+
+
+@record
+class ServerTold(Event):
+    """Outcome: what the server, or its client, knew; None: nothing."""
+
+    identity = "what"
+    what: str
+    value: Any = None
 
 
 @record

@@ -20,7 +20,12 @@ from closeout.journal.store import Row
 
 __all__ = ["Past"]
 
-_INTENT_OF = {"ModelReplied": "ModelRequested", "ModelFailed": "ModelRequested", "ToolFinished": "ToolStarted"}
+_INTENT_OF = {
+    "ModelReplied": "ModelRequested",
+    "ModelFailed": "ModelRequested",
+    "ServerTold": "ServerAsked",
+    "ToolFinished": "ToolStarted",
+}
 
 
 @dataclass(frozen=True, slots=True)

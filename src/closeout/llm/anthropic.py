@@ -10,6 +10,7 @@ from closeout.codec import encode_json
 from closeout.llm import transport
 from closeout.llm.anthropic_wire import conversation, tools_json, uses_tools
 from closeout.llm.building import ReplyBuilder
+from closeout.llm.contexts import known_context
 from closeout.llm.http import HTTPClient, StreamReader
 from closeout.llm.pricing import Price
 from closeout.llm.retry import RetryPolicy
@@ -73,7 +74,9 @@ class AnthropicClient(HTTPClient):
             "anthropic", model, base, own_host=own_host, extra_body=extra_body, timeout=timeout, retry=retry,
             sampling=(temperature, top_p), max_tokens=max_tokens, prices=prices,
         )  # fmt: skip
-        self.capabilities = capabilities or Capabilities(json_schema=own_host, images=True, known=True)
+        self.capabilities = capabilities or Capabilities(
+            json_schema=own_host, images=True, known=True, max_context=known_context(model) if own_host else None
+        )
         sent = {"anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}
         self._messages = transport.Endpoint(f"{base}/v1/messages", {**sent, **(headers or {})})
         self._most_tokens: int | None = None  # what the model allows, once it has said so

@@ -80,6 +80,13 @@ class BaseClient(ABC):
         and the reply, as far as it got, has finish_reason "cut". Raises ModelError; its `usage` is what was spent.
         """
 
+    async def context_length(self) -> int | None:
+        """Tokens that prompt and reply may have together, as far as is known or the server says. Never raises for that.
+
+        A server is asked once; a value that it told is not in `capabilities`, which say what is known without asking.
+        """
+        return self.capabilities.max_context
+
     async def aclose(self) -> None:  # noqa: B027  most clients hold nothing
         """Frees what the client holds. Safe to call twice."""
 

@@ -9,8 +9,10 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from closeout.codec import decode_json, encode_json
+from closeout.errors import ModelError
 from closeout.llm import transport
 from closeout.llm.building import ReplyBuilder
+from closeout.llm.contexts import known_context
 from closeout.llm.failures import failure
 from closeout.llm.http import HTTPClient, StreamReader, bearer
 from closeout.llm.openai_replies import OpenAIStream, read_completion, reasoning_field
@@ -29,6 +31,9 @@ _OPTIONAL = frozenset({
     "grammar", "ebnf", "regex", "stream",
 })  # fmt: skip
 _HEADS_KEPT = 1024
+CONTEXT_SECONDS = 5.0  # that a run waits to hear how long its model's context is
+# vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
+_CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
 _OWNERS: Mapping[str, ServerKind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 
 
@@ -73,6 +78,10 @@ class OpenAIClient(HTTPClient):
         self._models = transport.Endpoint(f"{base}/models", sent)
         self._kind: ServerKind | None = "openai" if self._own_host else None if server == "auto" else server
         self.capabilities = capabilities or _assumed(self._own_host, self._kind)
+        if capabilities is None and self._own_host:
+            self.capabilities = replace(self.capabilities, max_context=known_context(model))
+        self._context: int | None = None  # what the server said, once it was asked
+        self._context_asked = self._own_host  # OpenAI's list of models does not tell
         # api.openai.com has refused max_tokens for its reasoning models since o1; other servers know nothing else.
         self._limit_name = "max_completion_tokens" if self._own_host else "max_tokens"
         self._send_reasoning = not self._own_host if send_reasoning == "auto" else send_reasoning
@@ -190,6 +199,17 @@ class OpenAIClient(HTTPClient):
 
     # -------------------------------------------------------------------------------- discovery
 
+    async def context_length(self) -> int | None:
+        if self.capabilities.max_context is None and not self._context_asked:
+            try:
+                response = await transport.get(self._models, timeout=min(self._timeout, CONTEXT_SECONDS))
+                data = await (response.read() if response.status == 200 else response.read_start())
+                self._context = _context(_entry(data, self.model))
+            except ModelError:  # the server need not have such a list; what is wrong with it, a request will tell
+                self._context = None
+            self._context_asked = True
+        return self.capabilities.max_context or self._context
+
     async def discover(self) -> Capabilities:
         """Asks the server once what it is and how long its context; what is learned is kept in `capabilities`.
 
@@ -240,9 +260,9 @@ def _entry(data: bytes, model: str) -> dict[str, Any]:
 
 
 def _context(entry: Mapping[str, Any]) -> int | None:
-    """The context length that a server states: vLLM and SGLang `max_model_len`, llama.cpp `meta.n_ctx`."""
+    """The context length that a server states: under `meta` llama.cpp, as one of `_CONTEXT_FIELDS` others."""
     meta = entry.get("meta")
-    candidates = (entry.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, dict) else None)
+    candidates = (*map(entry.get, _CONTEXT_FIELDS), meta.get("n_ctx") if isinstance(meta, dict) else None)
     return next((n for n in candidates if isinstance(n, int) and n > 0), None)
 
 

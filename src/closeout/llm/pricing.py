@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from closeout.messages import Usage
 
-__all__ = ["AS_OF", "PRICES", "Price", "find_price", "price"]
+__all__ = ["AS_OF", "PRICES", "Price", "find_price", "price", "undated"]
 
 AS_OF = "2026-10"
 
@@ -58,7 +58,7 @@ def find_price(model: str, prices: Mapping[str, Price | Sequence[float]] | None 
 
     `prices` (input, output[, cache read[, cache write]] per million tokens) goes before the known ones.
     """
-    for name in (model, _undated(model)):
+    for name in (model, undated(model)):
         for known in (prices or {}, PRICES):
             found = known.get(name)
             if found is not None:
@@ -72,7 +72,7 @@ def price(model: str, usage: Usage, prices: Mapping[str, Price | Sequence[float]
     return replace(usage, cost_usd=None) if found is None else found.of(usage)
 
 
-def _undated(model: str) -> str:
+def undated(model: str) -> str:
     """The name without a trailing `-2024-08-06`, `-20250929` or `-latest`."""
     stem, _, last = model.rpartition("-")
     if last == "latest" or (len(last) == 8 and last.isdigit()):

@@ -29,6 +29,8 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.ModelRetried: ("call", "reason", "wait"),
     ev.ModelReplied: ("call", "finish_reason", "model", "ms", "usage"),
     ev.ModelFailed: ("call", "kind", "error", "status", "ms", "usage"),
+    ev.ServerAsked: ("what",),
+    ev.ServerTold: ("what", "value"),
     ev.ToolStarted: ("handle", "name", "turn", "call_id", "server_name"),
     ev.ToolFinished: ("handle", "name", "ok", "ms"),
     ev.Repaired: ("turn", "kind", "where"),
@@ -53,7 +55,7 @@ _CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.AnswerSeen: ("answer",),
     ev.Compacted: ("summary",),
 }
-_QUIET = (ev.ModelRequested, ev.ToolStarted, ev.AttemptStarted)
+_QUIET = (ev.ModelRequested, ev.ServerAsked, ev.ToolStarted, ev.AttemptStarted)
 _WARNINGS = (ev.ModelRetried, ev.ModelFailed, ev.TurnRolledBack)
 
 

@@ -70,6 +70,7 @@ class Orchestrator:
             model=plan.client.name.rpartition(":")[2],
         )
         self.eviction = eviction_policy(plan)
+        self.context_asked = False  # its server, how long the model's context is
         self.counter = TokenCounter(plan.client.name)
         self.candidates: list[str] = []  # answers in the form asked for, seen on the way
         self.values: dict[str, Any] = {}  # the same as their contract's type

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from closeout.context.compaction import COMPACTION_PROMPT, is_due, summary_of
 from closeout.context.eviction import Eviction, EvictionPolicy, best_batch
-from closeout.errors import LimitReached, ModelError
-from closeout.journal.events import Compacted, Evicted, Noted
+from closeout.errors import JournalError, LimitReached, ModelError
+from closeout.journal.events import Compacted, Evicted, Noted, ServerAsked, ServerTold
 from closeout.llm.pricing import find_price
 from closeout.messages import Step
 from closeout.orchestrator.plan import AgentPlan
@@ -19,6 +20,7 @@ __all__ = ["eviction_policy", "make_room"]
 
 USUAL_RATIO = 0.1
 REPLY_TOKENS = 2048  # kept free for the reply where its limit is not set
+WORTH_ASKING = 1000  # tokens of a prompt from which on it matters how long the context is
 
 
 def eviction_policy(plan: AgentPlan) -> EvictionPolicy:
@@ -49,6 +51,8 @@ async def make_room(orchestrator: Orchestrator) -> None:
     added = round(_tokens(history.steps[-1]) * counter.scale)
     scope.budget.added = added
     tokens = orchestrator.asking.client.prompt_tokens + scope.budget.last.output_tokens + added
+    if tokens > WORTH_ASKING and orchestrator.eviction.max_context is None and not orchestrator.context_asked:
+        await _ask_for_context(orchestrator)
     eviction = orchestrator.eviction.decide(history.steps, history.evicted_before, tokens, counter.scale)
     if eviction is None:
         return
@@ -57,6 +61,24 @@ async def make_room(orchestrator: Orchestrator) -> None:
     scope.journal.append(
         Evicted(scope.path, orchestrator.attempt, eviction.before, eviction.results, eviction.tokens, eviction.reason)
     )
+
+
+async def _ask_for_context(orchestrator: Orchestrator) -> None:
+    """How long the model's context is, from its server. In the journal, since what is evicted depends on it."""
+    orchestrator.context_asked = True
+    scope, client = orchestrator.scope, orchestrator.plan.client
+
+    async def ask() -> ServerTold:
+        return ServerTold(scope.path, "context", await client.context_length())
+
+    try:
+        told = await scope.journal.effect(ServerAsked(scope.path, "context"), ask)
+    except JournalError:
+        if scope.journal.replay_only:
+            return  # a record of an agent that knew it
+        raise
+    if isinstance(told, ServerTold) and isinstance(told.value, int):
+        orchestrator.eviction = replace(orchestrator.eviction, max_context=told.value)
 
 
 def _learn(orchestrator: Orchestrator) -> None:
