@@ -80,6 +80,29 @@ async def test_cancelling_closes_the_connection():
         await asyncio.wait_for(seen.hung_up.wait(), 5)
 
 
+@pytest.mark.parametrize("how", ["read", "read_start"])
+async def test_cancelling_in_the_middle_of_a_body_of_unknown_length_closes_the_connection(how: str):
+    begun = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n'
+    async with raw_server(begun) as seen:
+        response = await post(Endpoint(seen.url), b"{}", timeout=30)
+        task = asyncio.ensure_future(getattr(response, how)())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(seen.hung_up.wait(), 5)
+
+
+async def test_a_deadline_in_the_middle_of_a_body_closes_the_connection():
+    begun = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n'
+    async with raw_server(begun) as seen:
+        response = await post(Endpoint(seen.url), b"{}", timeout=0.2)
+        with pytest.raises(ModelTimeout) as told:
+            await response.read()
+        await asyncio.wait_for(seen.hung_up.wait(), 5)
+        assert told
+
+
 async def test_a_deadline_is_a_model_timeout():
     async with raw_server(None) as seen:
         with pytest.raises(ModelTimeout, match=r"in time.*llm\.timeout"):

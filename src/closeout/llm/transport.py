@@ -160,7 +160,11 @@ class Response:
                 return await self._raw.read()
             return await self._read_pieces(limit)
         except Exception as error:
+            self.close()
             raise _translated(error, self._origin, reading=True) from error
+        except BaseException:  # cancelled: what the server still writes is for nobody
+            self.close()
+            raise
 
     async def _read_pieces(self, limit: int) -> bytes:
         pieces, size = [], 0
@@ -176,14 +180,18 @@ class Response:
     async def read_start(self, limit: int = MAX_ERROR_BODY) -> bytes:
         """The first `limit` bytes of a body, however it ends: what an error says. The connection is closed."""
         pieces: list[bytes] = []
-        with suppress(Exception):
-            while limit > 0 and (piece := await self._raw.content.read(limit)):
-                pieces.append(piece)
-                limit -= len(piece)
-        if limit > 0:
-            self._raw.release()
-        else:
-            self.close()
+        whole = False
+        try:
+            with suppress(Exception):
+                while limit > 0 and (piece := await self._raw.content.read(limit)):
+                    pieces.append(piece)
+                    limit -= len(piece)
+                whole = limit > 0
+        finally:
+            if whole:
+                self._raw.release()
+            else:
+                self.close()
         return b"".join(pieces)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
