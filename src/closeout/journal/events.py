@@ -6,10 +6,11 @@ call that started it. Events that are written once for each thing that happens c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any, ClassVar
+from typing import Any
 
+from closeout.journal.event import Event
 from closeout.messages import ModelReply, Repair, ToolCall, ToolReturn, Usage
 from closeout.records import record, shallow_dict
 
@@ -40,27 +41,6 @@ __all__ = [
     "Unknown",
     "event_from",
 ]
-
-
-@record
-class Event:
-    """Something that happened. Field values are JSON values, so that an event is a row and a row is an event."""
-
-    # Fields that may be large: kept once by content hash when they are.
-    bodies: ClassVar[tuple[str, ...]] = ()
-    # Written again when a resumed run comes by the same place: outcomes of the moment, not of the run.
-    momentary: ClassVar[bool] = False
-    # The field that tells it from its agent's other events of this kind, for those written once for each thing.
-    identity: ClassVar[str] = ""
-    names: ClassVar[tuple[str, ...]] = ("agent",)
-    values: ClassVar[Callable[[Any], dict[str, Any]]]  # the fields by name, called on the event: a row's content
-
-    agent: str
-
-    @property
-    def key(self) -> str:
-        """What makes the event the same event when the run is replayed; empty: its place among its agent's others."""
-        return str(getattr(self, self.identity)) if self.identity else ""
 
 
 @record
