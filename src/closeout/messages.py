@@ -5,7 +5,7 @@ All are frozen. A `Message` is a dict in the OpenAI chat shape, so that every se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import reduce
 from operator import add
@@ -44,12 +44,13 @@ class Message(dict[str, Any]):
     `name`, `reasoning_content`.
     """
 
-    __slots__ = ("_protocol", "_wire")
+    __slots__ = ("_protocol", "_through", "_wire")
 
     def __init__(self, *args: Any, **keys: Any) -> None:
         super().__init__(*args, **keys)
         self._protocol = ""
         self._wire = b""
+        self._through: tuple[str, list[Message], bytes] | None = None  # see `joined`
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Message:
@@ -79,11 +80,22 @@ class Message(dict[str, Any]):
         return self._wire
 
     @staticmethod
-    def joined(messages: Iterable[Message], protocol: str, encode: Callable[[Message], bytes]) -> bytes:
-        """The bytes of many messages, with commas between them."""
-        return b",".join(
-            [message._wire if message._protocol is protocol else message.wire(protocol, encode) for message in messages]
-        )
+    def joined(messages: Sequence[Message], protocol: str, encode: Callable[[Message], bytes]) -> bytes:
+        """The bytes of messages, with commas between them.
+
+        What was joined is kept with the last of them, so that a conversation that goes on is only added to.
+        """
+        conversation = list(messages)
+        start, parts = _joined_before(conversation, protocol)
+        parts += [
+            message._wire if message._protocol is protocol else message.wire(protocol, encode)
+            for message in conversation[start:]
+        ]
+        joined = b",".join(parts)
+        if conversation:
+            last = conversation.pop()  # left out, since what holds itself is freed late
+            last._through = (protocol, conversation, joined)
+        return joined
 
     def _frozen(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("A Message is frozen: build a new one, for example Message({**message, 'content': …}).")
@@ -100,6 +112,18 @@ class Message(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Message, (dict(self),)
+
+
+_ADDED = 16  # messages that a conversation grows by between two requests, at most as a rule
+
+
+def _joined_before(conversation: list[Message], protocol: str) -> tuple[int, list[bytes]]:
+    """How many messages at the start were joined already, and to what."""
+    for index in range(len(conversation) - 1, max(len(conversation) - 1 - _ADDED, -1), -1):
+        found, conversation[index]._through = conversation[index]._through, None
+        if found is not None and found[0] == protocol and found[1] == conversation[:index]:
+            return index + 1, [found[2]]
+    return 0, []
 
 
 @record
