@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from pydantic import BaseModel, Field
 from closeout.errors import ToolDefinitionError, ToolError
 from closeout.messages import ToolPolicy
 from closeout.tools.docstrings import read_docstring
+from closeout.tools.schema import is_json_schema
 from closeout.tools.threads import run_in_thread
 from closeout.tools.tool import PolicyFields, Tool, tool
 
@@ -565,3 +567,16 @@ async def test_an_iterator_is_no_result(inline: bool) -> None:
         await doubled.call({"numbers": [1]})
     with pytest.raises(ToolError, match="halves returned a generator"):
         await halves.call({"numbers": [1]})
+
+
+def test_a_schema_that_names_an_address_is_refused_and_nothing_is_fetched(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/schema"
+        for place in (address, (tmp_path / "schema.json").as_uri()):
+            for schema in ({"$schema": place}, {"properties": {"a": {"$ref": place}}}, {"$dynamicRef": f"{place}#a"}):
+                assert not is_json_schema({"type": "object", **schema})
+                with pytest.raises(ToolDefinitionError, match="no JSON Schema"):
+                    tool(lambda: 1, name="one", description="One.", parameters={"type": "object", **schema}).spec  # noqa: B018
+        with pytest.raises(BlockingIOError):
+            listening.accept()

@@ -55,7 +55,7 @@ def _by_schema(schema: Mapping[str, Any], owner: str) -> Callable[[Any], tuple[A
     import jsonschema_rs
 
     try:
-        validator = jsonschema_rs.validator_for(dict(schema))
+        validator = jsonschema_rs.validator_for(dict(schema), offline=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         raise UsageError(f"{owner} was given a schema that is no JSON Schema: {shorten(str(error), 200)}") from None
 

@@ -168,7 +168,8 @@ class ToolManager:
         broken = [spec.name for spec in offered if not is_json_schema(spec.parameters)]
         if broken:
             self._problems[server.name] = (
-                f"MCP server {server.name!r}: the parameters of {', '.join(broken)} are no JSON Schema; not offered."
+                f"MCP server {server.name!r}: the parameters of {', '.join(broken)} are no JSON Schema that stands "
+                "alone; not offered."
             )
         return tuple(spec for spec in offered if spec.name not in broken)
 

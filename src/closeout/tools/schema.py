@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, get_origin, get_type_hints
 
 from closeout.errors import ToolDefinitionError, ToolError
-from closeout.repair.schema import fits_plainly
+from closeout.repair.schema import SchemaRules, fits_plainly
 from closeout.tools.docstrings import Docstring
 
 if TYPE_CHECKING:
@@ -99,13 +99,11 @@ def check_signature(tool: str, signature: inspect.Signature) -> None:
 
 def bind_as_given(tool: str, parameters: Mapping[str, Any]) -> Binding:
     """A binding for a JSON Schema that the caller wrote; arguments reach the function as they are."""
-    import jsonschema_rs
-
     schema = dict(parameters)
     try:
-        jsonschema_rs.meta.validate(schema)
-    except (ValueError, TypeError) as error:  # jsonschema_rs.ValidationError is a ValueError
-        reason = getattr(error, "message", None) or error
+        SchemaRules.of(schema)
+    except ToolDefinitionError as error:
+        reason = str(error).removeprefix("The schema is no JSON Schema: ")
         raise ToolDefinitionError(f"Tool {tool!r}: parameters is no JSON Schema: {reason}") from None
     if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), Mapping):
         raise ToolDefinitionError(
@@ -116,13 +114,15 @@ def bind_as_given(tool: str, parameters: Mapping[str, Any]) -> Binding:
 
 
 def is_json_schema(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema keeps to the JSON Schema draft that it names, or the latest."""
-    import jsonschema_rs
+    """Whether a schema keeps to the JSON Schema draft that it names, or the latest, and refers to nothing outside it.
 
+    Nothing is fetched to find out: a schema comes from a server, and may name any address or file.
+    """
     try:
-        return bool(jsonschema_rs.meta.is_valid(dict(schema)))
-    except (ValueError, TypeError):  # a draft that nobody knows
+        SchemaRules.of(schema)
+    except ToolDefinitionError:
         return False
+    return True
 
 
 def build_binding(
