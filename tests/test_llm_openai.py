@@ -184,6 +184,8 @@ def test_finish_reasons(given_reason: Any, ours: str):
         ({"cache_read_input_tokens": 2, "cache_creation_input_tokens": 3}, Usage(9, 4, 2, 3, 1)),
         ({"prompt_tokens_details": None, "cost": 0.25}, Usage(9, 4, 0, 0, 1, 0.25)),
         ({"prompt_tokens": None, "input_tokens": 9, "cost": True}, Usage(9, 4, 0, 0, 1)),
+        ({"prompt_tokens": 10**400, "input_tokens": 9, "cost": 10**400}, Usage(9, 4, 0, 0, 1)),
+        ({"cost": float("inf")}, Usage(9, 4, 0, 0, 1)),
         ({"prompt_tokens": -1, "completion_tokens": "4"}, Usage(0, 0, 0, 0, 1)),
     ],
 )

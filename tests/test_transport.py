@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import ssl
 import subprocess
 import sys
@@ -145,6 +146,24 @@ async def test_a_body_without_end_is_bounded():
         response = await post(Endpoint(seen.url), b"{}", timeout=5)
         with pytest.raises(ServerFailed, match="more than 1 MiB"):
             await response.read(limit=2**20)
+
+
+async def test_a_small_body_that_unpacks_to_a_large_one_is_bounded():
+    packed = gzip.compress(bytes(2 * 2**20))
+    async with raw_server(http(packed, Content_Encoding="gzip")) as seen:
+        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        with pytest.raises(ServerFailed, match="more than 1 MiB"):
+            await response.read(limit=2**20)
+
+
+async def test_a_stream_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transport, "MAX_STREAM", 2**20)
+    endless = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", *[b": wait\n\n" * 8192] * 40]
+    async with raw_server(endless) as seen:
+        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        with pytest.raises(ServerFailed, match="more than 1 MiB"):
+            async for _ in response.chunks():
+                pass
 
 
 async def test_redirects_are_not_followed_with_the_key():

@@ -9,7 +9,7 @@ from typing import Any
 from closeout.codec import encode_json
 from closeout.llm import transport
 from closeout.llm.anthropic_wire import conversation, tools_json, uses_tools
-from closeout.llm.building import ReplyBuilder
+from closeout.llm.building import MOST_COUNTED, ReplyBuilder
 from closeout.llm.contexts import known_context
 from closeout.llm.http import HTTPClient, StreamReader
 from closeout.llm.pricing import Price
@@ -191,7 +191,7 @@ def _usage(given: Any, before: Usage) -> Usage:
 
 
 def _count(given: Any, before: int) -> int:
-    return given if isinstance(given, int) and given >= 0 else before
+    return given if isinstance(given, int) and 0 <= given <= MOST_COUNTED else before
 
 
 class _AnthropicStream(StreamReader):

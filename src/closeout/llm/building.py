@@ -8,7 +8,9 @@ from typing import Any
 from closeout.llm.base import OnDelta
 from closeout.messages import Delta, ModelReply, ToolCall, Usage
 
-__all__ = ["ReplyBuilder"]
+__all__ = ["MOST_COUNTED", "ReplyBuilder"]
+
+MOST_COUNTED = 10**12  # tokens or dollars of one reply; a server that counts more is not believed
 
 
 @dataclass(slots=True)

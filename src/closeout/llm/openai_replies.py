@@ -7,7 +7,7 @@ from typing import Any
 
 from closeout.codec import encode_json
 from closeout.errors import ServerFailed, StreamDropped
-from closeout.llm.building import ReplyBuilder
+from closeout.llm.building import MOST_COUNTED, ReplyBuilder
 from closeout.llm.http import StreamReader
 from closeout.messages import ModelReply, ToolCall, Usage
 
@@ -148,22 +148,26 @@ def read_usage(value: Mapping[str, Any]) -> Usage | None:
     if not read and isinstance(timings, dict):  # llama.cpp
         read = _count(timings, "cache_n")
     write = _count(details, "cache_write_tokens") or _count(usage, "cache_creation_input_tokens")
-    cost = usage.get("cost")  # OpenRouter, in dollars
     return Usage(
         _count(usage, "prompt_tokens", "input_tokens"),
         _count(usage, "completion_tokens", "output_tokens"),
         read,
         write,
         1,
-        float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) and cost >= 0 else None,
+        _dollars(usage.get("cost")),  # OpenRouter
     )
+
+
+def _dollars(given: Any) -> float | None:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    return float(given) if is_number and 0 <= given <= MOST_COUNTED else None
 
 
 def _count(given: Mapping[str, Any], *names: str) -> int:
     """The first of several fields that holds a count."""
     for name in names:
         found = given.get(name)
-        if isinstance(found, int) and found > 0:
+        if isinstance(found, int) and 0 < found <= MOST_COUNTED:
             return found
     return 0
 

@@ -43,6 +43,7 @@ POOL_LIMIT = 512
 CONNECT_SECONDS = 30.0
 # A reply is at most 64 MiB: a hundred times the longest context of today in bytes would still fit.
 MAX_BODY = 64 * 2**20
+MAX_STREAM = 256 * 2**20  # events carry some hundred bytes for each token
 MAX_ERROR_BODY = 64 * 2**10
 DRAIN_SECONDS = 0.25
 # aiohttp warns about raw bytes above this size; a file object is sent in pieces.
@@ -156,7 +157,7 @@ class Response:
         """The whole body. One longer than `limit` bytes is a ServerFailed."""
         try:
             length = self._raw.content_length
-            if length is not None and length <= limit:
+            if length is not None and length <= limit and "Content-Encoding" not in self.headers:
                 return await self._raw.read()
             return await self._read_pieces(limit)
         except Exception as error:
@@ -196,8 +197,13 @@ class Response:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes in. Read to its end, the connection goes back to the pool; broken off, it is closed."""
+        size = 0
         try:
             async for piece in self._raw.content.iter_any():
+                size += len(piece)
+                if size > MAX_STREAM:
+                    self.close()
+                    raise ServerFailed(f"{self._origin} sent more than {MAX_STREAM // 2**20} MiB in one reply.")
                 yield piece
         except Exception as error:
             raise _translated(error, self._origin, reading=True) from error
