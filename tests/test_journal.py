@@ -535,6 +535,19 @@ def test_a_journal_of_an_earlier_or_a_later_form_is_named(columns: str, home: Pa
         open_store(home)
 
 
+def test_what_is_kept_of_runs_is_its_owners_alone(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    for folder in (tmp_path / "own", shared):
+        store = Store(folder)
+        store.create_run("a", "m", started())
+        kept = {path.name: path.stat().st_mode & 0o077 for path in folder.iterdir()}
+        assert {"journal.sqlite3", "journal.sqlite3-wal"} <= kept.keys()
+        assert os.name == "nt" or not any(kept.values()), kept
+        store.close()
+    assert os.name == "nt" or not (tmp_path / "own").stat().st_mode & 0o077
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="CLOSEOUT_HOME"):

@@ -92,7 +92,7 @@ class Store:
         self._open(folder)
 
     def _open(self, folder: Path) -> None:
-        make_folder(folder)
+        make_folder(folder, FILE_NAME)
         self._connect()
         try:
             self._locks = RunLocks(folder / LOCKS_NAME)

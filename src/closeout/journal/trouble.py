@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
@@ -41,9 +42,12 @@ def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
     return JournalError(f"The journal {path} failed: {text}.")
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, file: str) -> None:
+    """The folder of runs with its file. What is made is its owner's alone: questions and results stand in it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.close(os.open(folder / file, os.O_CREAT | os.O_EXCL, 0o600))  # SQLite's own files beside it follow it
     except OSError as error:
         raise JournalError(
             f"Cannot make the folder {folder} for the record of runs ({error.strerror}). "
