@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from closeout.errors import ToolError, UsageError
 from closeout.tools.builtin import document_index as index_module
 from closeout.tools.builtin import document_tools
+from closeout.tools.builtin import extract as extract_module
 from closeout.tools.builtin.document_index import DocumentIndex
 from closeout.tools.builtin.extract import decode_text
 from closeout.tools.builtin.html_text import main_text, plain_text
@@ -358,6 +360,72 @@ async def test_a_damaged_file_is_told_and_spoils_nothing(tmp_path: Path, name: s
     assert name in (await search(tmp_path, "xylophone"))["note"]
 
 
+async def test_a_sheet_that_claims_to_be_endless_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    sheet = (
+        '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">{}<sheetData>'
+        '<row r="1"><c r="A1"><v>17</v></c></row><row r="{}"><c r="A{}"><v>18</v></c></row></sheetData></worksheet>'
+    )
+    for name, size, last in (("wide.xlsx", '<dimension ref="A1:XFD1048576"/>', 1_048_576), ("deep.xlsx", "", 10**12)):
+        openpyxl_save(tmp_path / name)
+        rewrite(tmp_path / name, "xl/worksheets/sheet1.xml", sheet.format(size, last, last))
+        assert "| 17 |" in (await read(tmp_path, name))["text"]
+
+
+async def test_a_cell_that_claims_any_width_and_merged_cells_are_read(tmp_path: Path) -> None:
+    import docx
+
+    document = docx.Document()
+    table = document.add_table(rows=3, cols=3)
+    for number, row in enumerate(table.rows):
+        for cell, word in zip(row.cells, ("keeper", "lamp", "oil"), strict=True):
+            cell.text = f"{word} {number}"
+    table.cell(0, 0).merge(table.cell(2, 0))
+    document.save(str(tmp_path / "log.docx"))
+    merged = "keeper 0 keeper 1 keeper 2"
+    text = (await read(tmp_path, "log.docx"))["text"]
+    assert [line for line in text.splitlines() if "lamp" in line] == [
+        f"| {merged} | lamp {number} | oil {number} |" for number in range(3)
+    ]
+    with zipfile.ZipFile(tmp_path / "log.docx") as archive:
+        body = archive.read("word/document.xml").decode()
+    wide = body.replace("<w:tcPr>", '<w:tcPr><w:gridSpan w:val="100000000"/>', 1)
+    rewrite(tmp_path / "log.docx", "word/document.xml", wide)
+    assert "lamp 2" in (await read(tmp_path, "log.docx"))["text"]
+
+
+async def test_a_file_that_takes_too_long_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract_module, "MAX_SECONDS", 0.0)
+    openpyxl_save(tmp_path / "tides.xlsx")
+    assert "cut here: the file takes longer" in (await read(tmp_path, "tides.xlsx"))["text"]
+
+
+async def test_a_document_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import docx
+
+    monkeypatch.setattr(extract_module, "MAX_MARKUP_BYTES", 100_000)
+    docx.Document().save(str(tmp_path / "log.docx"))
+    rewrite(tmp_path / "log.docx", "word/document.xml", "<w:p/>" * 20_000)
+    with pytest.raises(ToolError, match=r"log\.docx unpacks to"):
+        await read(tmp_path, "log.docx")
+
+
+def openpyxl_save(path: Path) -> None:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.append(["port", "metres"])
+    book.save(path)
+
+
+def rewrite(path: Path, member: str, text: str) -> None:
+    """Put another text in the place of one member of a zip archive."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in {**members, member: text.encode()}.items():
+            archive.writestr(name, content)
+
+
 async def test_a_missing_reader_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "map.pdf").write_bytes(_pdf("x"))
     monkeypatch.setitem(sys.modules, "pypdf", None)
@@ -373,6 +441,11 @@ def test_chinese_text_of_any_usual_encoding_is_read(encoding: str) -> None:
 
 def test_western_text_is_not_taken_for_chinese() -> None:
     assert decode_text("Café Müller, naïve façade".encode("cp1252")) == "Café Müller, naïve façade"
+
+
+def test_a_long_head_over_short_rows_does_not_make_the_index_many_times_the_table() -> None:
+    table = "h" * 700 + "\n" + "a\n" * 20_000
+    assert sum(len(passage.text) for passage in cut(table, table=True)) < 3 * len(table)
 
 
 def test_a_table_keeps_its_head_in_every_passage() -> None:
@@ -420,7 +493,7 @@ def test_html_gives_its_main_text_with_headings_and_tables() -> None:
     "hostile",
     ["<" * 200_000, "<!--" * 100_000, "<a " * 100_000, "<p><" * 50_000, "<script>" * 50_000, "</" * 100_000,
      "&#x;" * 100_000, "<ul><li>" * 50_000, "<nav>" * 50_000 + "</aside>" * 50_000, "\ud800<b>\x00", "<title>" * 50_000,
-     "<![CDATA[" * 50_000],
+     "<![CDATA[" * 50_000, f"<title>{' ' * 501}" * 5_000],
 )  # fmt: skip
 def test_hostile_html_is_read_in_linear_time(hostile: str) -> None:
     assert isinstance(plain_text(hostile), str)

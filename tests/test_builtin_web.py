@@ -14,6 +14,7 @@ from aiohttp import web
 from closeout.errors import ToolError, UsageError
 from closeout.tools.builtin import fetch_url, web_tool
 from closeout.tools.builtin.addresses import AddressGuard, is_public
+from closeout.tools.builtin.web import _readable
 
 ARTICLE = "The canal was opened in 1832. " * 20
 
@@ -130,6 +131,11 @@ async def test_encodings_and_plain_kinds_of_text(site: Site) -> None:
     assert (await fetch(site.url("/raw/odd")))["text"] == "plain words"
 
 
+@pytest.mark.parametrize("name", ["idna", "punycode", "undefined", "raw_unicode_escape", "base64", "no-such-code"])
+def test_a_page_that_names_no_encoding_of_pages_is_read_all_the_same(name: str) -> None:
+    assert _readable("http://a", "text/plain", b"plain words " * 20, name)["text"].startswith("plain words plain")
+
+
 # ------------------------------------------------------------------------------------------------ limits
 
 
@@ -222,6 +228,8 @@ async def test_the_address_that_is_checked_is_the_one_that_is_connected_to(
         ("192.168.1.1", False), ("100.64.0.1", False), ("169.254.169.254", False),
         ("255.255.255.255", False), ("::", False), ("::1", False), ("fe80::1%eth0", False), ("fc00::1", False),
         ("::ffff:127.0.0.1", False), ("64:ff9b::7f00:1", False), ("2002:7f00:1::", False), ("ff02::1", False),
+        ("::127.0.0.1", False), ("::ffff:0:127.0.0.1", False), ("64:ff9b:1::7f00:1", False), ("fec0::1", False),
+        ("64:ff9b::808:808", True), ("168.63.129.16", False),
     ],
 )  # fmt: skip
 def test_which_addresses_are_public(address: str, public: bool) -> None:

@@ -17,6 +17,10 @@ __all__ = ["AddressGuard", "is_public"]
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
+# RFC 4291 and the IANA registry: all unicast addresses of the public internet. Outside of it lie forms that carry an
+# IPv4 address (::a.b.c.d, ::ffff:0:a.b.c.d, 64:ff9b:1::) and site-local ones, which older Pythons take for global.
+_UNICAST = ipaddress.ip_network("2000::/3")
+_AZURE_HOST = ipaddress.ip_address("168.63.129.16")  # looks public; answers each virtual machine with its settings
 
 
 def is_public(address: str) -> bool:
@@ -26,9 +30,10 @@ def is_public(address: str) -> bool:
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
         if inner is None and found in _NAT64:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is not None:
-            found = inner
-    return found.is_global and not found.is_multicast
+        if inner is None and found not in _UNICAST:
+            return False
+        found = inner or found
+    return found.is_global and not found.is_multicast and found != _AZURE_HOST
 
 
 class AddressGuard:

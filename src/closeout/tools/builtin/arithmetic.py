@@ -166,7 +166,12 @@ def _dotted(node: ast.AST) -> str:
         and node.value.id in ("math", "np", "numpy")
     ):
         return node.attr
-    return node.id if isinstance(node, ast.Name) else ast.unparse(node)
+    if isinstance(node, ast.Name):
+        return node.id
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        raise ToolError("The expression is nested too deeply. Split it into steps.") from None
 
 
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {

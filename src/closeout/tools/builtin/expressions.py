@@ -28,7 +28,7 @@ _CHINESE_UNITS = {"百": "100", "千": "1000", "万": "10000", "亿": "100000000
 _CHINESE_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([百千万亿]+)")
 _PERCENT_WORD = re.compile(r"\s*\bper\s?cent\b|(?<=\d)\s*percent", re.IGNORECASE)
 _ROOT_OF_NUMBER = re.compile(r"\bsqrt\s+(\d+(?:\.\d+)?)")
-_LAST_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+|\))\s*$")
+_LAST_NUMBER = re.compile(r"((?<!\d)\d+(?:\.\d*)?|\.\d+|\))\s*$")
 _OF = re.compile(r"(?<=[\d)])\s*of\b")
 _VULGAR_FRACTION = re.compile("(\\d+)?([¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _LETTER_TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(.-])")

@@ -6,6 +6,7 @@ The readers of PDF, Word and Excel files come with the extra `documents` and are
 from __future__ import annotations
 
 import re
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,16 @@ __all__ = ["MAX_FILE_BYTES", "TABLE_SUFFIXES", "decode_text", "extract_text", "l
 
 MAX_FILE_BYTES = 100_000_000
 MAX_UNPACKED_BYTES = 400_000_000  # of an Office file, which is a zip archive: more is taken for a bomb
+MAX_MARKUP_BYTES = 50_000_000  # of a Word document's XML, which is held in memory whole, at up to 40 times its size
 MAX_CHARACTERS = 20_000_000  # of extracted text
+MAX_SECONDS = 120.0  # for one file: what was read by then is kept. A small file can say of itself that it is endless
+MAX_CELLS = 20_000_000  # of a sheet, empty ones included: a sheet may claim 16,384 columns for each of a million rows
+ROW_COST = 16  # a row without cells takes as long as so many of them
+MAX_SPAN = 63  # columns that one cell of a Word table may take: Word's own limit
+REPEATED_CHARACTERS = 1_000  # text of a merged cell that stands in each of its places; a longer one stands once
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 
+_Pieces = Iterator[str | None]  # None: nothing of a blank row or page, but time has passed
 _HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
 
 
@@ -90,35 +98,59 @@ def _read_pdf(path: Path) -> str:
         raise ToolError(f"{path.name} cannot be read as PDF: {error}.") from None
 
 
-def _pdf_pages(reader: Any) -> Iterator[str]:
+def _pdf_pages(reader: Any) -> _Pieces:
     title = (reader.metadata.title if reader.metadata else None) or ""
     if str(title).strip():
         yield f"# {str(title).strip()}\n"
     for number, page in enumerate(reader.pages, 1):
         text = page.extract_text()
-        if text.strip():
-            yield f"## Page {number}\n\n{text.strip()}\n"
+        yield f"## Page {number}\n\n{text.strip()}\n" if text.strip() else None
 
 
 def _read_docx(path: Path) -> str:
     docx = _import("docx", path, "a Word document")
-    _refuse_bomb(path)
+    _refuse_bomb(path, MAX_MARKUP_BYTES, (".xml", ".rels"))
     try:
         return _joined(_docx_blocks(docx.Document(str(path))))
     except Exception as error:
         raise ToolError(f"{path.name} cannot be read as a Word document: {error}.") from None
 
 
-def _docx_blocks(document: Any) -> Iterator[str]:
+def _docx_blocks(document: Any) -> _Pieces:
     for block in document.iter_inner_content():
         if hasattr(block, "rows"):
-            yield _markdown_table([[cell.text for cell in row.cells] for row in block.rows])
+            yield from _docx_table(block)
             continue
         text = block.text.strip()
+        if not text:
+            yield None
+            continue
         style = (block.style.name if block.style is not None else "") or ""
         level = "1" if style == "Title" else style.removeprefix("Heading ")
-        if text:
-            yield f"{'#' * min(int(level), 6)} {text}\n" if level.isdigit() else f"{text}\n"
+        is_heading = len(level) == 1 and level.isdecimal()
+        yield f"{'#' * min(int(level), 6)} {text}\n" if is_heading else f"{text}\n"
+
+
+def _docx_table(table: Any) -> _Pieces:
+    """A line for each row. Merged cells are followed here: the library walks up a column again for each of its cells,
+    and takes any width for true.
+    """
+    from docx.table import _Cell
+
+    above: dict[int, str] = {}  # column → text
+    for number, row in enumerate(table._tbl.tr_lst):
+        cells: list[str] = []
+        columns: dict[int, str] = {}
+        for cell in row.tc_lst:
+            column = row.grid_before + len(cells)
+            text = above.get(column, "") if cell.vMerge == "continue" else _Cell(cell, table).text
+            columns[column] = repeated = text if len(text) <= REPEATED_CHARACTERS else ""
+            cells += [text] + [repeated] * (min(cell.grid_span, MAX_SPAN) - 1)
+        yield _markdown_row(cells)
+        if number == 0:
+            yield _markdown_row(["---"] * len(cells))
+        above = columns
+    yield ""
 
 
 def _read_xlsx(path: Path) -> str:
@@ -136,48 +168,53 @@ def _read_xlsx(path: Path) -> str:
         workbook.close()
 
 
-def _sheets(workbook: Any) -> Iterator[str]:
+def _sheets(workbook: Any) -> _Pieces:
     for sheet in workbook.worksheets:
         yield f"## {sheet.title}\n"
-        first = True
+        if (sheet.max_row or 1) * (sheet.max_column or 1) > MAX_CELLS:
+            sheet.reset_dimensions()  # formatted to its end, or a lie: each row is as long as what stands in it
+        first, walked = True, 0
         for row in sheet.iter_rows(values_only=True):
+            walked += len(row) + ROW_COST
+            if walked > MAX_CELLS:
+                break
             cells = ["" if value is None else str(value) for value in row]
-            if any(cells):
-                yield _markdown_row(cells)
-                if first:
-                    yield _markdown_row(["---"] * len(cells))
-                first = False
-
-
-def _markdown_table(rows: list[list[str]]) -> str:
-    lines = [_markdown_row(row) for row in rows]
-    if lines:
-        lines.insert(1, _markdown_row(["---"] * len(rows[0])))
-    return "\n".join(lines) + "\n"
+            if not any(cells):
+                yield None
+                continue
+            yield _markdown_row(cells)
+            if first:
+                yield _markdown_row(["---"] * len(cells))
+            first = False
 
 
 def _markdown_row(cells: list[str]) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _joined(pieces: Iterator[str]) -> str:
+def _joined(pieces: _Pieces) -> str:
     kept: list[str] = []
     size = 0
+    end = time.monotonic() + MAX_SECONDS
     for piece in pieces:
-        kept.append(piece)
-        size += len(piece)
+        if piece is not None:
+            kept.append(piece)
+            size += len(piece)
         if size > MAX_CHARACTERS:
+            break
+        if time.monotonic() > end:
+            kept.append(f"… [cut here: the file takes longer than {MAX_SECONDS:g} s to read]")
             break
     return "\n".join(kept)
 
 
-def _refuse_bomb(path: Path) -> None:
+def _refuse_bomb(path: Path, most: int = MAX_UNPACKED_BYTES, suffixes: tuple[str, ...] = ("",)) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            unpacked = sum(item.file_size for item in archive.infolist())
-    except (zipfile.BadZipFile, ValueError):
+            unpacked = sum(item.file_size for item in archive.infolist() if item.filename.lower().endswith(suffixes))
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
         raise ToolError(f"{path.name} is damaged: it is not the zip archive that its name says.") from None
-    if unpacked > MAX_UNPACKED_BYTES:
+    if unpacked > most:
         raise ToolError(f"{path.name} unpacks to {unpacked // 1_000_000} MB, which is more than is read.")
 
 

@@ -77,10 +77,8 @@ def _tidy(text: str) -> str:
 def _read(html: str) -> _Page:
     """Walk the tags once. Every search for an end goes on where the last one stopped, so the walk is linear."""
     page = _Page()
-    lower = html.lower()
-    if len(lower) != len(html):  # a few letters change their length: positions must agree
-        lower = html
-    at, close = 0, -1
+    lower = html.replace("\u0130", "I").lower()  # the one letter that gets longer: positions must agree
+    at, close, unended = 0, -1, False
     while True:
         tag = html.find("<", at)
         if tag < 0:
@@ -107,11 +105,11 @@ def _read(html: str) -> _Page:
         element = name[1].lower()
         if html[tag + 1] == "/":
             _end(page, element)
-        elif element == "title" and not page.title:
+        elif element == "title" and not page.title and not unended:
             end = lower.find("</title", at)
             page.title = " ".join(unescape(html[at : end if end >= 0 else at + 500]).split())[:300]
-            at = end if end >= 0 else at
-        elif element in _RAW or element == "title":
+            at, unended = (end, False) if end >= 0 else (at, True)
+        elif element in _RAW or (element == "title" and not unended):
             end = lower.find(f"</{element}", at)
             if end < 0:
                 return page

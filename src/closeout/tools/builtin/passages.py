@@ -115,12 +115,13 @@ def _blocks(text: str, table: bool) -> Iterator[_Block]:
 def _pieces(block: _Block) -> Iterator[tuple[str, int, int]]:
     """A block cut to size, each piece with its first and last line."""
     head, rows = _table_head(block)
+    most = max(PASSAGE_CHARACTERS, 2 * len(head))  # a long head takes half a passage at most: it stands in each
     start = block.first + len(block.lines) - len(rows)
     held: list[str] = []
     first, size = start, len(head)
     for number, line in enumerate(rows, start):
         for part in _parts(line):
-            if held and size + len(part) > PASSAGE_CHARACTERS:
+            if held and size + len(part) > most:
                 yield head + "\n".join(held), first, max(first, number - 1)
                 held, first, size = [], number, len(head)
             held.append(part)

@@ -25,6 +25,8 @@ MAX_CHARACTERS = 200_000  # of a page's text
 USER_AGENT = "Mozilla/5.0 (compatible; closeout)"
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.-]{1,40})", re.IGNORECASE)
 _TEXT_TYPES = re.compile(r"text/|application/(?:[\w.-]+\+)?(?:json|xml|yaml|javascript|x-ndjson)", re.IGNORECASE)
+# Python's own codecs that no page is written in. Two take time that grows with the square of the text.
+_NO_CHARSET = re.compile(r"(?i)idna|puny|undefined|(?:raw_)?unicode[_-]?escape")
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # the same request may succeed later
 _DOCUMENTS = {
     "application/pdf": ".pdf",
@@ -156,10 +158,10 @@ def _readable(url: str, content_type: str, body: bytes, charset: str) -> dict[st
 def _decoded(body: bytes, charset: str) -> str:
     found = _META_CHARSET.search(body[:4_096])
     for name in (charset, found[1].decode("ascii", "replace") if found else ""):
-        if name:
+        if name and not _NO_CHARSET.match(name):
             try:
                 return body.decode(name, "replace")
-            except LookupError:  # no such encoding
+            except (LookupError, UnicodeError):  # no such encoding, or not of these bytes
                 continue
     return decode_text(body)
 
