@@ -114,6 +114,18 @@ def test_no_color_and_escape_sequences_in_an_answer_leave_a_terminal_as_it_is() 
     assert "\x1b]0;" not in screen
     assert "4[31m2" in screen
     assert piped.out == "4\x1b[31m2\n"  # a program gets what the model said
+    shown = here("runs", here("runs", "--json").json[0]["run_id"]).out
+    assert "answer: 4[31m2" in shown
+    assert "\x1b" not in shown
+
+
+def test_an_error_that_a_server_wrote_reaches_the_terminal_without_escape_sequences(tmp_path: Path) -> None:
+    server = tmp_path / "server.py"
+    server.write_text("import sys\nsys.exit('\\x1b]52;c;aGk=\\x07no \\x1b[2Jkey')\n")
+    told = here("tools", "--mcp", f"{sys.executable} {server}")
+    assert "no [2Jkey" in told.err
+    assert "\x1b" not in told.err
+    assert "\x07" not in told.err
 
 
 # ------------------------------------------------------------------------------------------------- runs
@@ -235,6 +247,7 @@ def test_config_shows_mcp_servers_without_what_they_are_told(tmp_path: Path) -> 
 
 def test_a_key_given_as_a_setting_is_not_kept_with_the_run(server: ScriptedServer, home: Path) -> None:
     here(*asked(server, "Secret?", "-c", "llm.api_key=very-secret", "-q"))
+    here(*asked(server, "Secret?", "-c", "llm={api_key: very-secret, max_tokens: 99}", "-q"))
     assert all(b"very-secret" not in file.read_bytes() for file in home.iterdir())
 
 

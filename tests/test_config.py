@@ -76,7 +76,7 @@ def test_one_name_in_several_places_of_a_file_and_anchors_are_fine(tmp_path: Pat
     found = load_config(tmp_path / "a.yaml", environment=NONE).agent
     assert [found.sub_agents["b"].max_turns, found.main_agent.max_turns] == [3, 5]
     (tmp_path / "a.yaml").write_text("agent: &all [*all]\n")
-    with pytest.raises(ConfigError, match="'agent' is a section"):
+    with pytest.raises(ConfigError, match="its aliases stand for more than"):
         load_config(tmp_path / "a.yaml", environment=NONE)
 
 
@@ -127,13 +127,38 @@ def test_a_value_is_not_a_section() -> None:
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("agent: [", "is not valid YAML at line"), ("- a\n- b\n", "must hold keys and values"), ("a: \x00", "YAML")],
+    [
+        ("agent: [", "is not valid YAML at line"),
+        ("- a\n- b\n", "must hold keys and values"),
+        ("a: \x00", "YAML"),
+        ("agent: {max_rollbacks: 2026-13-01}", "is not valid YAML: month must be"),
+        ("[" * 5_000, "is not valid YAML"),
+        ("agent: &a {sub_agents: *a}", "aliases stand for more than 100,000 values"),
+        ("a: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 60)), "aliases"),
+        ("a: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1},' * 9}]}}" for n in range(1, 20)), "aliases"),
+        ("x" * 1_000_001, "more than 1,000,000 bytes"),
+    ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=named):
         load_config(file, environment=NONE)
+
+
+def test_aliases_of_everyday_size_are_written_out(tmp_path: Path) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text("llm:\n  extra_body: {a: &a {x: 1}, b: *a, c: {<<: *a, y: 2}}\n")
+    assert load_config(file, environment=NONE).llm.extra_body == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+
+
+def test_a_key_of_digits_is_text_and_a_key_that_does_not_fit_is_not_shown(tmp_path: Path) -> None:
+    assert load_config(None, ["llm.api_key=0123456789"], NONE).llm.api_key == "0123456789"
+    assert load_config(None, environment={"CLOSEOUT_LLM__API_KEY": "12345"}).llm.api_key == "12345"
+    (tmp_path / "a.yaml").write_text("llm: {api_key: 987654321}")
+    with pytest.raises(ConfigError, match="put it in quotes") as refused:
+        load_config(tmp_path / "a.yaml", environment=NONE)
+    assert "987654321" not in str(refused.value)
 
 
 def test_a_missing_an_empty_and_a_binary_file(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from closeout.errors import ConfigError
 __all__ = ["AgentLimits", "AgentSettings", "Config", "LLMSettings", "ToolSettings", "home_folder", "load_config"]
 
 ENV_PREFIX = "CLOSEOUT_"
+MAX_FILE_BYTES = 1_000_000
+MAX_VALUES = 100_000  # of a configuration, aliases written out
+_KEY = ["llm", "api_key"]
 _MAX_TURNS = ("agent", "main_agent", "max_turns")  # what `agent.max_turns`, the key that everybody types first, means
 # Environment names that are not settings: where runs are kept, and switches of the design's own world.
 _NOT_SETTINGS = frozenset({"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG"})
@@ -185,25 +188,18 @@ def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        loader = yaml.SafeLoader(path.read_text("utf-8"))
-        node = loader.get_single_node()
-        twice = _given_twice(node)
-        tree = loader.construct_document(node) if node is not None else None
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)  # a device may have no end
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"The configuration file {path} has more than {MAX_FILE_BYTES:,} bytes. Is it one?")
+        tree = _parsed(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"The configuration file {path} is not UTF-8 text.") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        where = f" at line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
-        raise ConfigError(f"The configuration file {path} is not valid YAML{where}.") from None
-    if twice is not None:
-        raise ConfigError(
-            f"The configuration file {path} has '{twice.value}' a second time at line {twice.start_mark.line + 1}, "
-            "and only the last would count. Put what belongs to it in one place."
-        )
+    except _NotYaml as error:
+        raise ConfigError(f"The configuration file {path} {error}.") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -211,8 +207,47 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
+class _NotYaml(Exception):
+    """A text that is no YAML, or none to be read: what of it, ready to follow its name."""
+
+
+def _parsed(text: str) -> Any:
+    """The value of a YAML text. Raises `_NotYaml`, for one too whose aliases stand for more than they should."""
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > MAX_VALUES:
+            raise _NotYaml(f"is not valid YAML: its aliases stand for more than {MAX_VALUES:,} values")
+        if (twice := _given_twice(node)) is not None:
+            line = twice.start_mark.line + 1
+            raise _NotYaml(
+                f"has '{twice.value}' a second time at line {line}, and only the last would count. "
+                "Put what belongs to it in one place"
+            )
+        return loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2026-13-01
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else f": {str(error).partition(chr(10))[0]}"
+        raise _NotYaml(f"is not valid YAML{where}") from None
+
+
+def _size(node: Any, known: dict[int, float]) -> float:
+    """How many values a node stands for once each alias is written out; one within itself has no end."""
+    found = known.get(id(node))
+    if found is None:
+        known[id(node)] = float("inf")
+        below = () if isinstance(node.value, str) else node.value  # of a mapping: pairs
+        parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
+        found = known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return found
+
+
 def _given_twice(root: Any) -> Any:
-    """A key of a YAML tree that its own mapping has already, or None. Anchors may make the tree a circle."""
+    """A key of a YAML tree that its own mapping has already, or None."""
     waiting, met = [root], set()
     while waiting:
         node = waiting.pop()
@@ -238,15 +273,15 @@ def _settings_in(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 
 
 def _put(tree: dict[str, Any], path: list[str], text: str, name: str) -> None:
-    import yaml
-
     if path == ["agent", "max_turns"]:
         path = list(_MAX_TURNS)
     branch = _branch(tree, path, name)
     try:
-        branch[path[-1]] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        branch[path[-1]] = text
+        value = _parsed(text)
+    except _NotYaml:
+        value = text
+    # A key of digits is no number.
+    branch[path[-1]] = text if path == _KEY and not isinstance(value, str | None) else value
 
 
 def _branch(tree: dict[str, Any], path: Sequence[str], name: str) -> dict[str, Any]:
@@ -267,6 +302,8 @@ def _explain(error: ValidationError) -> str:
         if dotted in known_keys():
             return f"The setting '{dotted}' takes keys with values, such as {{a: 1}} (it is {first['input']!r:.80})."
         return f"'{dotted}' is a section with keys of its own, such as '{_first_key(dotted)}'."
+    if path == _KEY:
+        return "The setting 'llm.api_key' does not fit: it must be text. In a file, put it in quotes."
     if first["type"] != "extra_forbidden":
         wrong = first["msg"].removeprefix("Value error, ")
         return f"The setting '{dotted}' does not fit: {wrong} (it is {first['input']!r:.80})."

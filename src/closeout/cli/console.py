@@ -9,6 +9,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
+from closeout.cli.guard import printable
 from closeout.messages import Usage
 
 __all__ = ["amount", "bill", "duration", "make_console", "one_line", "print_answer", "print_json", "width_of"]
@@ -45,7 +46,7 @@ def one_line(text: str, width: int = PIPE_WIDTH) -> str:
 def print_answer(text: str) -> None:
     """The answer on stdout: as it is for a program, without control characters (escape sequences) for a terminal."""
     if sys.stdout.isatty():
-        text = "".join(c for c in text if c.isprintable() or c in "\n\t")
+        text = printable(text)
     print(text)
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from closeout.cli import exits
 from closeout.cli.console import print_json
+from closeout.cli.guard import printable
 from closeout.cli.options import model_in, read_settings
 from closeout.config import Config
 from closeout.errors import CloseoutError
@@ -52,7 +53,7 @@ def doctor_command(model: str | None, base_url: str | None, settings: tuple[str,
     else:
         marks = MARKS if (sys.stdout.encoding or "").lower().startswith("utf") else PLAIN_MARKS
         for check in checks:
-            print(f"{marks[check.level]} {check.name}: {check.message}")
+            print(f"{marks[check.level]} {check.name}: {printable(check.message)}")
     return exits.MISUSED if any(check.level == "problem" for check in checks) else exits.OK
 
 

@@ -17,7 +17,7 @@ import typer
 from closeout.cli import exits
 from closeout.errors import CloseoutError
 
-__all__ = ["guarded", "say_error"]
+__all__ = ["guarded", "printable", "say_error"]
 
 DEBUG = "CLOSEOUT_DEBUG"
 
@@ -83,7 +83,19 @@ def _told(error: Exception) -> tuple[str, int]:
 def say_error(sentence: str) -> None:
     """A sentence for the person at the terminal; lost where stderr is closed."""
     with suppress(OSError, ValueError, AttributeError):
-        print(f"closeout: {sentence}", file=sys.stderr, flush=True)
+        print(f"closeout: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """The text without control characters: models, servers and files must not write escape sequences to a terminal.
+
+    Line breaks and tabs stay; what a stream cannot carry is the stream's business (a lone surrogate is escaped).
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" or "\ud800" <= c <= "\udfff" else " " if c.isspace() else "" for c in text
+    )
 
 
 def _settle_streams() -> None:

@@ -28,7 +28,7 @@ def list_tools(options: RunOptions, *, as_json: bool) -> int:
         for spec in specs:
             where = f"  [{spec.server_name}]" if spec.server_name else ""
             parameters = ", ".join(spec.parameters.get("properties", {}))
-            print(f"{spec.name}({parameters}){where}\n    {one_line(spec.description)}")
+            print(f"{spec.name}({one_line(parameters)}){where}\n    {one_line(spec.description)}")
     for problem in problems:
         say_error(problem)
     return exits.MISUSED if problems else exits.OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ __all__ = ["RunOptions", "make_agent", "model_in", "read_settings", "recorded_op
 TOOLS = ("fetch_url", "run_python")  # what --tool names; calculate is always there
 _SETTING = re.compile(r"[\w.]+\s*=")
 _SECRET = re.compile(r"llm\.api_key\s*=")
+_SECTION = re.compile(r"llm\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class RunOptions:
 
     def as_origin(self) -> dict[str, Any]:
         """JSON-able, for the journal: paths absolute, so that the run can be resumed from any folder; no key."""
-        settings = [c if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
+        settings = [_keyless(c) if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
         docs = None if self.docs is None else _absolute(self.docs)
         return {**asdict(self), "docs": docs, "files": [_absolute(file) for file in self.files], "config": settings}
 
@@ -172,6 +174,14 @@ def model_in(config: Config) -> str:
     if provider == "local" or (provider is None and name is None):
         return f"local:{name}" if name else "local"
     return f"{provider or 'openai'}:{name or ''}"
+
+
+def _keyless(setting: str) -> str:
+    """A setting without the API key: `llm={…}` gives the whole section at once."""
+    if not _SECTION.match(setting):
+        return setting
+    kept = load_config(None, [setting], {}).llm.model_dump(mode="json", exclude_unset=True, exclude={"api_key"})
+    return f"llm={json.dumps(kept)}"
 
 
 def _absolute(path: str) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from closeout.cli.console import amount, bill, duration, make_console, print_json, width_of
 from closeout.cli.display import Display
+from closeout.cli.guard import printable
 from closeout.cli.next_step import next_step
 from closeout.cli.table import Cell, Column, fitted
 from closeout.config import home_folder
@@ -81,7 +82,7 @@ def show_run(run_id: str, *, as_json: bool) -> int:
         return 0
     console = make_console()
     started = next((row.event for row in rows if isinstance(row.event, RunStarted)), None)
-    console.print(Text(started.task if started else record.task, "bold"))
+    console.print(Text(printable(started.task if started else record.task), "bold"))
     display = Display(console)
     for event in _as_it_went(rows):
         display(event)
@@ -122,8 +123,9 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
     console.print(Text(f"{record.status}{why} · {' · '.join(parts)}", STYLES.get(record.status, "")))
     ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
     if ended is not None and ended.error:
-        console.print(Text(ended.error, "red"))
-    console.print(Text("no answer" if record.answer is None else f"answer: {record.answer}", "bold"))
+        console.print(Text(printable(ended.error), "red"))
+    answer = "no answer" if record.answer is None else f"answer: {printable(record.answer)}"
+    console.print(Text(answer, "bold"))
     if record.status == "failed":
         console.print(next_step(ended.error_kind if ended is not None else "", record.run_id))
     elif record.status in RESUMABLE:
