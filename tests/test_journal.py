@@ -603,6 +603,35 @@ def test_a_damaged_row_does_not_hide_the_rest(home: Path) -> None:
     assert rows[0].time <= rows[1].time <= rows[2].time
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("text", 5), ("ms", "long"), ("usage", {"zzz": 1}), ("usage", {"input_tokens": "x"}), ("tool_calls", [1])],
+)
+def test_an_event_whose_values_cannot_be_its_is_unreadable_and_hides_nothing(
+    field: str, value: Any, home: Path
+) -> None:
+    journal = Journal.start(open_store(home), started())
+    journal.append(replied(0))
+    journal.append(replied(1))
+    journal.flush()
+    events = stored_events(home)
+    events[min(events) + 1][2][field] = value
+    store_events(home, events)
+    rows = journal.rows()
+    assert [type(row.event).__name__ for row in rows] == ["RunStarted", "Unknown", "ModelReplied"]
+    assert Ledger(row.event for row in rows).usage.requests == 1
+
+
+def test_a_run_whose_record_was_edited_stays_in_the_list(home: Path) -> None:
+    store = open_store(home)
+    Journal.start(store, started())
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute("UPDATE runs SET started = 'long ago', ended = 9e999, answer = x'00ff'")
+        db.commit()
+    (record,) = store.runs()
+    assert (record.started, record.ended, type(record.answer)) == (0.0, None, str)
+
+
 def test_a_damaged_body_does_not_hide_the_rest(home: Path) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())

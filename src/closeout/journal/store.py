@@ -21,8 +21,9 @@ from typing import Any, TypeAlias
 from pydantic_core import PydanticSerializationError, to_json
 
 from closeout.errors import JournalError, RunNotFound
-from closeout.journal.events import Event, RunStarted, Unknown, event_from
+from closeout.journal.events import Event, RunStarted
 from closeout.journal.forks import closed_while_forking
+from closeout.journal.reading import read_event, unreadable
 from closeout.journal.runlock import RunLocks
 from closeout.journal.trouble import LOCK_SECONDS, explained, journal_error, make_folder, unless_locked
 
@@ -51,6 +52,7 @@ _INSERT_EVENTS = "INSERT INTO events VALUES (?,?)"
 _REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?)"
 _INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
 _ALL = 2**63 - 1  # SQLite's largest number
+_LATEST = 2.0**37  # seconds: the year 6325. A later time was not written here, and no calendar shows it
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
 _NO_REFS: Mapping[str, str] = {}
 _Entry: TypeAlias = tuple[int, float, Event]  # seq, time
@@ -268,8 +270,9 @@ class Store:
             return self._record(self._db.execute(f"{_SELECT_RUN} WHERE id=?", (number,)).fetchone())
 
     def _record(self, row: tuple[Any, ...]) -> RunRecord:
-        number, *values = row
-        record = RunRecord(*values)
+        number, run_id, started, ended, *texts = row
+        shown: list[Any] = [text if text is None else str(text) for text in texts]
+        record = RunRecord(run_id, _time(started) or 0.0, _time(ended), *shown)
         if record.status == "running" and not self._locks.held_anywhere(number):
             return replace(record, status="interrupted")
         return record
@@ -295,15 +298,15 @@ class Store:
         try:
             return [(float(at), self._event(kind, values, *refs)) for at, kind, values, *refs in json.loads(body)]
         except (ValueError, TypeError, RecursionError):
-            return [(before, _unreadable("Unreadable"))]
+            return [(before, unreadable("Unreadable"))]
 
     def _event(self, kind: str, values: dict[str, Any], refs: Mapping[str, str] = _NO_REFS) -> Event:
         try:
             for name, digest in refs.items():
                 values[name] = self._body(bytes.fromhex(digest))
-            return event_from(kind, values)
+            return read_event(kind, values)
         except (ValueError, KeyError, AttributeError, TypeError):
-            return _unreadable(kind)
+            return unreadable(kind)
 
     def _body(self, digest: bytes) -> str:
         with self._lock:
@@ -360,8 +363,8 @@ def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
     return (values, refs) if refs else (values,)
 
 
-def _unreadable(kind: str) -> Unknown:
-    return Unknown("main", kind, {"problem": "this row of the journal cannot be read"})
+def _time(at: Any) -> float | None:
+    return at if isinstance(at, float) and 0 <= at < _LATEST else None
 
 
 def _storable(text: str) -> str:
