@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -16,6 +17,8 @@ from closeout.messages import Message, Step, ToolCall, ToolSpec
 
 __all__ = ["McpXml", "call_tags"]
 
+# What opens a tool's place in the prompt: within a description, which a server wrote, it would open another's.
+_SLOT = re.compile(r"(?im)^([ \t#]*(?:server name|tool name|input json schema)[ \t]*):")
 GO_ON = "Go on: use a tool, or give the answer."
 
 
@@ -67,7 +70,7 @@ def _by_server(tools: Sequence[ToolSpec]) -> list[tuple[str, list[dict[str, Any]
             [
                 {
                     "name": tool.name,
-                    "description": tool.description,
+                    "description": _SLOT.sub(r"\1&#58;", tool.description),
                     "schema": json.dumps(tool.parameters, ensure_ascii=False, default=dict),
                 }
                 for _, tool in group

@@ -165,6 +165,9 @@ class ToolManager:
             return None
         self._problems.pop(server.name, None)
         offered = [spec for spec in specs if not self._is_listed_out(server.name, spec.name)]
+        if not all(spec.name for spec in offered):  # an API would refuse the whole request for it
+            self._problems[server.name] = f"MCP server {server.name!r} has a tool without a name; not offered."
+            offered = [spec for spec in offered if spec.name]
         broken = [spec.name for spec in offered if not is_json_schema(spec.parameters)]
         if broken:
             self._problems[server.name] = (

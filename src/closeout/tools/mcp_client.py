@@ -13,8 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from pydantic import ValidationError
+
 from closeout.errors import ToolError
 from closeout.messages import ToolPolicy, ToolSpec
+from closeout.outputs.escape import escape_markers
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_result import McpResult
 from closeout.tools.mcp_transport import ErrorTail, ServerFailed, open_transport, overflowed, reason
@@ -29,6 +32,8 @@ __all__ = ["McpServer"]
 PROBE_SECONDS = 3.0  # for a server that let a call time out to show that it still answers
 BROKEN_SECONDS = 0.5  # for a stream that broke to say why
 MAX_PAGES = 200  # of a server's list of tools
+MAX_DESCRIPTION = 10_000  # characters: it stands in every request
+CLOSED = "Connection closed"  # how the library says so
 
 
 class McpServer:
@@ -150,7 +155,7 @@ class _Session:
         except _Died:
             raise await self._lost(name) from None
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
+            if error.code == CONNECTION_CLOSED and error.message == CLOSED:  # servers use the code for errors of theirs
                 raise await self._lost(name) from None
             if error.code == REQUEST_TIMEOUT:
                 self._doubtful = True
@@ -159,7 +164,7 @@ class _Session:
                 ) from None
             raise ToolError(error.message) from None
         except (RuntimeError, ValueError, TimeoutError) as error:  # a result that breaks the protocol or its own schema
-            raise ToolError(f"{name} gave a result that cannot be used: {error}") from None
+            raise ToolError(f"{name} gave a result that cannot be used: {_first(error)}") from None
         content = tuple(part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in result.content)
         outcome = McpResult(content, result.structured_content)
         if result.is_error:
@@ -274,16 +279,31 @@ async def _list_tools(client: Client) -> list[McpTool]:
 
 
 def _spec(config: McpServerConfig, tool: McpTool) -> ToolSpec:
-    schema = without_titles(dict(tool.input_schema or {}))
+    schema = without_titles(dict(tool.input_schema or {}), describe=_harmless)
     schema.setdefault("type", "object")
     schema.setdefault("properties", {})
     return ToolSpec(
         name=tool.name,
-        description=(tool.description or tool.title or "").strip(),
+        description=_harmless((tool.description or tool.title or "").strip()),
         parameters=schema,
         server_name=config.name,
         policy=_policy(tool),
     )
+
+
+def _harmless(description: str) -> str:
+    """A description that a server wrote: it stands in the prompt, where it must not open a turn, a call or a result."""
+    if len(description) > MAX_DESCRIPTION:
+        description = f"{description[:MAX_DESCRIPTION]} …"
+    return escape_markers(description)
+
+
+def _first(error: Exception) -> str:
+    """The first complaint of a validation, which has a page for each; another error as it is."""
+    complaints = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+    if not complaints:
+        return str(error)
+    return f"{'.'.join(map(str, complaints[0]['loc']))}: {complaints[0]['msg']}"
 
 
 def _policy(tool: McpTool) -> ToolPolicy:

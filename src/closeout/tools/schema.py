@@ -331,11 +331,17 @@ def _map_schemas(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
     return change(done)
 
 
-def without_titles(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without the titles that generators write; a parameter called "title" stays."""
+def without_titles(schema: dict[str, Any], describe: Callable[[str], str] = str) -> dict[str, Any]:
+    """The schema without the titles that generators write; a parameter called "title" stays.
+
+    `describe` makes of each description what shall stand in its place.
+    """
 
     def drop(part: dict[str, Any]) -> dict[str, Any]:  # a discriminator is OpenAPI's and points into $defs
-        return {key: value for key, value in part.items() if key not in ("title", "discriminator")}
+        kept = {key: value for key, value in part.items() if key not in ("title", "discriminator")}
+        if isinstance(kept.get("description"), str):
+            kept["description"] = describe(kept["description"])
+        return kept
 
     tidy: dict[str, Any] = _map_schemas(schema, drop)
     return tidy
