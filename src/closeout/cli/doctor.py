@@ -8,6 +8,7 @@ import platform
 import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -75,7 +76,8 @@ def _here() -> Iterator[Check]:
 
     yield Check("closeout", "ok", f"{__version__}, Python {platform.python_version()}, {sys.platform}")
     try:
-        sqlite3.connect(":memory:").execute("CREATE VIRTUAL TABLE t USING fts5(x)")
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.execute("CREATE VIRTUAL TABLE t USING fts5(x)")
         yield Check("sqlite", "ok", f"{sqlite3.sqlite_version} with full-text search")
     except sqlite3.Error:
         yield Check("sqlite", "problem", f"{sqlite3.sqlite_version} has no FTS5; use a Python whose sqlite3 has it.")
