@@ -81,7 +81,12 @@ def test_boxes_inside_boxes(text: str, answer: str) -> None:
         pytest.param(r"<think>so \boxed{1</think> It is one.", "1", id="an open box ends with the reasoning"),
         pytest.param(r"<thinking>\boxed{1}</thinking> \boxed{2}", "2", id="the longer tag"),
         pytest.param(r"<think>\boxed{1}</think> \boxed 2", "2", id="even without braces"),
-        pytest.param(r"Not \boxed{1}: a `<think>` tag opens. \boxed{2}", "2", id="a tag that is only spoken of"),
+        pytest.param("<mm:think>\\boxed{1}</mm:think> \\boxed 2", "2", id="every tag that a stream knows"),
+        pytest.param(r"Not \boxed{1}: a `<think>` tag opens. \boxed{2}", "2", id="a tag quoted in a code span"),
+        pytest.param(r"Not \boxed{1}: so it `begins <think> here`. \boxed{2}", "2", id="anywhere in the span"),
+        pytest.param("Not \\boxed{1}:\n```\n<think>\n```\n\\boxed{2}", "2", id="a tag in a code fence"),
+        pytest.param(r"It is \boxed{2}: they end with `<think>…</think>`.", "2", id="a closing tag in a code span"),
+        pytest.param(r"don`t \boxed{1}</think> It is `\boxed{2}`", "2", id="a lone backtick quotes nothing"),
     ],
 )
 def test_a_box_in_reasoning_counts_only_if_none_stands_outside(text: str, answer: str) -> None:
@@ -152,7 +157,7 @@ def test_reasoning_is_cut_at_its_tags() -> None:
 
 
 TEX = ["\\boxed{", "\\boxed {", "\\fbox{", "\\boxed", "{", "}", "}}", "\\{", "\\}", "\\\\", "\\", "\\boxed{\\boxed{"]
-PIECES = st.sampled_from([*TEX, " ", "\n", "a", "7", "é😀", "<think>", "</think>", "\\frac{1}{2}", "?"])
+PIECES = st.sampled_from([*TEX, " ", "\n", "`", "\n```\n", "a", "7", "é😀", "<think>", "</think>", "\\frac{1}{2}", "?"])
 
 
 @settings(max_examples=400)
@@ -200,6 +205,8 @@ def test_any_text_is_read_without_an_exception(text: str) -> None:
         pytest.param("\\boxed{1}" + "}" * 1_000_000, "1", id="closing braces"),
         pytest.param("<think>" * 1_000_000 + "\\boxed{1}", "1", id="tags"),
         pytest.param("<think></think>" * 300_000 + "\\boxed{1}", "1", id="pairs of tags"),
+        pytest.param("`<think>` " * 50_000 + "\\boxed{1}", "1", id="quoted tags"),
+        pytest.param("```\n</think>\n" * 50_000 + "\\boxed{1}", "1", id="tags in fences"),
         pytest.param("\\boxed" + " " * 1_000_000 + "{1}", "1", id="white space"),
     ],
 )

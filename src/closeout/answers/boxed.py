@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import indexOf
 
+from closeout.dialects.quoting import CodeQuotes
+from closeout.dialects.thinking import THINKING_TAGS
+
 __all__ = ["PLACEHOLDERS", "Box", "Region", "extract_boxed", "find_boxes", "reasoning_regions"]
 
 PLACEHOLDERS = frozenset(
@@ -53,10 +56,9 @@ _BARE_VALUE = (
     r"(?=[.,;!?*)\]`]{0,8}[ \t]*(?:\n|\Z)))"
 )
 _BARE = re.compile(rf"\\(?:boxed|fbox)(?![A-Za-z]|\\boxed|\\fbox)[ \t]*+({_BARE_VALUE})")
-# The tags that `dialects.thinking` knows, behind one "<" that is searched for in C; repeated tags are one.
-_TAG = r"(?i:think(?:ing)?|thought|reasoning|seed:think)\s?>"
-# Behind a backtick a tag is only spoken of: `<think>`.
-_REASONING_TAG = re.compile(rf"<(?<!`<)(?:{_TAG}(?:<{_TAG})*+|/{_TAG}(?:</{_TAG})*+)")
+# Behind one "<" that is searched for in C; repeated tags are one.
+_TAG = rf"(?i:{'|'.join(THINKING_TAGS)})\s?>"
+_REASONING_TAG = re.compile(rf"<(?:{_TAG}(?:<{_TAG})*+|/{_TAG}(?:</{_TAG})*+)")
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)", re.MULTILINE)
 
 _NO_BACKSLASH = re.compile(r"[^\\]")
@@ -134,12 +136,19 @@ def reasoning_regions(text: str) -> tuple[Region, ...]:
     """The text cut at `<think>` and `</think>` (`<thinking>`, `<reasoning>`, …), tags left out, empty parts too.
 
     Reasoning is what a closing tag follows, opened or not (servers may write the opening tag themselves), and what
-    follows an opening tag that is never closed.
+    follows an opening tag that is never closed. A tag that is quoted as code (`dialects.quoting`) is text.
     """
     regions: list[Region] = []
     start, opened = 0, False
+    code, walked = CodeQuotes() if "`" in text or "~~~" in text else None, 0
     for tag in _REASONING_TAG.finditer(text):
         closes = text.startswith("</", tag.start())
+        if code is not None:
+            code.walk(text, walked, tag.start(), fences=not opened)
+            walked = tag.end()
+            if code.quotes(text, *tag.span(), closing=closes):
+                continue
+            code.begin()
         if tag.start() > start:
             regions.append(Region(start, tag.start(), opened or closes))
         start, opened = tag.end(), not closes
@@ -176,6 +185,8 @@ def _reply_start(text: str) -> int:
     tag = _REASONING_TAG.match(text, max(0, text.rfind("</", max(0, len(text) - _REPLY_LENGTH))))
     if tag is None or text[tag.start() + 1] != "/" or _REASONING_TAG.search(text, tag.end()):
         return -1
+    if text.find("`", text.rfind("\n", 0, tag.start()) + 1, tag.start()) >= 0 or "```" in text or "~~~" in text:
+        return -1  # it may be quoted as code
     return tag.end()
 
 
