@@ -52,7 +52,7 @@ class CodeQuotes:
         self._quotation = False  # and it is one for certain
 
     def walk_plain(self, text: str) -> None:
-        """Over a part without line ends, backticks and tildes."""
+        """Over a part without line ends, backticks and tildes, as nearly every piece of a stream is."""
         if self._fresh or self._long or self._span_blank:
             self.walk(text, 0, len(text))
 
@@ -102,20 +102,19 @@ class CodeQuotes:
         elif len(run) == self._span and run[0] == "`":
             self._span = 0
 
-    @property
-    def in_span(self) -> bool:
-        """Whether a code span is open, as far as was walked."""
-        return self._span > 0
+    def quotes_so_far(self, text: str, end: int, *, closing: bool, last: bool) -> bool | None:
+        """Whether the tag that was walked up to stands in a code span, by no more than the character behind its `end`.
 
-    def quotes_so_far(self, *, closing: bool, enclosed: bool) -> bool:
-        """Whether the tag that was walked up to stands in a code span, told without a look at what follows it.
-
-        `enclosed`: a backtick stands right behind it. A closing tag counts as quoted if backticks enclose it, or behind
-        an opening one in the same span.
+        None: that one is still to come. A closing tag counts as quoted if backticks enclose it, or behind an opening
+        one in the same span.
         """
-        if self._span:
-            self._quotation = self._quotation or not closing or (self._span_blank and enclosed)
-        return self._span > 0 and self._quotation
+        if not self._span:
+            return False
+        if closing and end == len(text) and not last:
+            return None
+        enclosed = text[end : end + 1] == "`"
+        self._quotation = self._quotation or not closing or (self._span_blank and enclosed)
+        return self._quotation
 
     def quotes(self, text: str, start: int, end: int, *, closing: bool, last: bool = True) -> bool | None:
         """Whether the tag `text[start:end]`, which was walked up to, is quoted. None: more text must tell.

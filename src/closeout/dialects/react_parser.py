@@ -254,13 +254,10 @@ class CotAgentOutputParser:
 
     def _is_quoted_in_reasoning(self, tag: Tag, last: bool) -> bool | None:
         """None: the next character must tell."""
-        code, text = self._code, self._tape.text
         before = "".join(self._reasoned)
         self._reasoned.clear()
-        code.walk(before, 0, len(before), fences=False)
-        if tag.closing and code.in_span and tag.end == len(text) and not last:
-            return None
-        return code.quotes_so_far(closing=tag.closing, enclosed=text[tag.end : tag.end + 1] == "`")
+        self._code.walk(before, 0, len(before), fences=False)
+        return self._code.quotes_so_far(self._tape.text, tag.end, closing=tag.closing, last=last)
 
     def _walk_answer(self, answer: Prose, last: bool) -> bool:
         """The final answer streams; a thought or an observation behind it is no part of it."""

@@ -239,10 +239,7 @@ class Prose:
             self._walked = len(kept)
         if not tag.thinking:
             return bool(kept) and kept[-1][-1:] == "`"
-        text = self.tape.text
-        if tag.closing and self._code.in_span and tag.end == len(text) and not last:
-            return None
-        return self._code.quotes_so_far(closing=tag.closing, enclosed=text[tag.end : tag.end + 1] == "`")
+        return self._code.quotes_so_far(self.tape.text, tag.end, closing=tag.closing, last=last)
 
     def _onward(self, size: int, last: bool) -> Stop | None:
         """Within a line: on to the next line that may begin with something, or to a tag."""
