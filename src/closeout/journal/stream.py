@@ -48,7 +48,6 @@ class StreamHandler:
     def __init__(self, stream_queue: Any = None) -> None:
         self.dropped = 0
         self._put: _Put | None = getattr(stream_queue, "put_nowait", stream_queue)
-        self._workflow = ""
 
     def send(self, event_type: str, data: Mapping[str, Any]) -> None:
         """Put one event into the stream; never waits and never raises."""
@@ -71,10 +70,10 @@ class StreamHandler:
 
     async def start_workflow(self, user_input: str) -> str:
         """Returns the workflow's id."""
-        self._workflow = str(uuid.uuid4())
+        workflow_id = str(uuid.uuid4())
         content = [{"role": "user", "content": user_input}]
-        self.send("start_of_workflow", {"workflow_id": self._workflow, "input": content})
-        return self._workflow
+        self.send("start_of_workflow", {"workflow_id": workflow_id, "input": content})
+        return workflow_id
 
     async def end_workflow(self, workflow_id: str) -> None:
         self.send("end_of_workflow", {"workflow_id": workflow_id})
@@ -105,17 +104,14 @@ class StreamHandler:
         call_id = tool_call_id or str(uuid.uuid4())
         if streaming:
             for key, value in payload.items():
-                self._tool_call(call_id, tool_name, delta_input={key: value})
+                self.send("tool_call", _call(call_id, tool_name, delta_input={key: value}))
         else:
-            self._tool_call(call_id, tool_name, tool_input=dict(payload))
+            self.send("tool_call", _call(call_id, tool_name, tool_input=dict(payload)))
         return call_id
 
     async def show_error(self, error: str) -> None:
         """An error for people to see. The stream goes on."""
         self.send("show_error", {"error": error})
-
-    def _tool_call(self, call_id: str, name: str, **content: Any) -> None:
-        self.send("tool_call", {"tool_call_id": call_id, "tool_name": name, **content})
 
     def follow(self, journal: Journal) -> _Follower:
         """As a listener: who tells one run."""
@@ -154,9 +150,9 @@ class _Follower:
             data = {"message_id": message_id, "delta": {"content": piece.text}, "kind": piece.kind}
             self.send("message", data)
         elif piece.kind == "tool_name":
-            self._tool_call(f"{message_id}.{piece.index}", piece.text)
+            self.send("tool_call", _call(f"{message_id}.{piece.index}", piece.text))
         elif piece.kind == "tool_arguments":
-            self._tool_call(f"{message_id}.{piece.index}", "", delta_input=piece.text)
+            self.send("tool_call", _call(f"{message_id}.{piece.index}", "", delta_input=piece.text))
         else:
             self.send("discard", {"message_id": message_id})
 
@@ -174,9 +170,9 @@ class _Follower:
     def _tell_tool(self, event: ToolStarted | ToolFinished) -> None:
         call_id = f"{event.agent}:{event.handle}"
         if isinstance(event, ToolStarted):
-            self._tool_call(call_id, event.name, tool_input=event.arguments)
+            self.send("tool_call", _call(call_id, event.name, tool_input=event.arguments))
         else:
-            self._tool_call(call_id, event.name, ok=event.ok, result=event.note, ms=event.ms)
+            self.send("tool_call", _call(call_id, event.name, ok=event.ok, result=event.note, ms=event.ms))
 
     def _tell_agents(self, event: Event) -> None:
         match event:
@@ -209,5 +205,6 @@ class _Follower:
         if agent_id is not None:
             self.send("end_of_agent", {"agent_name": agent, "agent_id": agent_id})
 
-    def _tool_call(self, call_id: str, name: str, **content: Any) -> None:
-        self.send("tool_call", {"tool_call_id": call_id, "tool_name": name, **content})
+
+def _call(call_id: str, name: str, **content: Any) -> dict[str, Any]:
+    return {"tool_call_id": call_id, "tool_name": name, **content}
