@@ -565,6 +565,14 @@ async def test_the_context_is_asked_for_once_whatever_the_server_says(answer: by
     assert model.capabilities == Capabilities(), "what a server was asked for is no part of what is known without"
 
 
+async def test_what_discovery_was_told_is_not_asked_for_again():
+    async with raw_server(http({"data": [{"id": "m", "owned_by": "vllm"}]})) as seen:
+        model = client(f"{seen.url}/v1")
+        await model.discover()
+        assert await model.context_length() is None
+    assert len(seen.heads) == 1
+
+
 async def test_a_server_that_is_not_there_has_no_context_and_nobody_waits_for_it_twice():
     model = OpenAIClient("m", "http://127.0.0.1:9/v1")
     assert [await model.context_length() for _ in range(2)] == [None, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ _OPTIONAL = frozenset({
     "grammar", "ebnf", "regex", "stream",
 })  # fmt: skip
 _HEADS_KEPT = 1024
+DISCOVERY_SECONDS = 30.0  # that a request with a constraint waits to hear how its server takes it
 CONTEXT_SECONDS = 5.0  # that a run waits to hear how long its model's context is
 # vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
@@ -80,7 +82,7 @@ class OpenAIClient(HTTPClient):
         self.capabilities = capabilities or _assumed(self._own_host, self._kind)
         if capabilities is None and self._own_host:
             self.capabilities = replace(self.capabilities, max_context=known_context(model))
-        self._context: int | None = None  # what the server said, once it was asked
+        self._told_context: int | None = None  # by the server, once it was asked
         self._context_asked = self._own_host  # OpenAI's list of models does not tell
         # api.openai.com has refused max_tokens for its reasoning models since o1; other servers know nothing else.
         self._limit_name = "max_completion_tokens" if self._own_host else "max_tokens"
@@ -201,22 +203,19 @@ class OpenAIClient(HTTPClient):
 
     async def context_length(self) -> int | None:
         if self.capabilities.max_context is None and not self._context_asked:
-            try:
-                response = await transport.get(self._models, timeout=min(self._timeout, CONTEXT_SECONDS))
-                data = await (response.read() if response.status == 200 else response.read_start())
-                self._context = _context(_entry(data, self.model))
-            except ModelError:  # the server need not have such a list; what is wrong with it, a request will tell
-                self._context = None
+            # The server need not have such a list; what is wrong with it, a request will tell.
+            with suppress(ModelError):
+                _, data = await self._ask_for_models(CONTEXT_SECONDS)
+                self._told_context = _context(_entry(data, self.model))
             self._context_asked = True
-        return self.capabilities.max_context or self._context
+        return self.capabilities.max_context or self._told_context
 
     async def discover(self) -> Capabilities:
         """Asks the server once what it is and how long its context; what is learned is kept in `capabilities`.
 
         Raises ModelError where it cannot be asked; a server without a list of models is taken for one like OpenAI's.
         """
-        response = await transport.get(self._models, timeout=min(self._timeout, 30.0))
-        data = await (response.read() if response.status == 200 else response.read_start())
+        response, data = await self._ask_for_models(DISCOVERY_SECONDS)
         if response.status in {401, 403}:
             raise failure(response.status, response.headers, data, self._models.origin)
         entry = _entry(data, self.model)
@@ -225,11 +224,16 @@ class OpenAIClient(HTTPClient):
         self._heads.clear()
         before, found = self.capabilities, _assumed(self._own_host, known)
         context = _context(entry) or before.max_context
+        self._context_asked = True
         # Of what a model sees, and which dialect suits it, its server says nothing.
         self.capabilities = replace(
             found, max_context=context, preferred_dialect=before.preferred_dialect, images=before.images
         )
         return self.capabilities
+
+    async def _ask_for_models(self, seconds: float) -> tuple[transport.Response, bytes]:
+        response = await transport.get(self._models, timeout=min(self._timeout, seconds))
+        return response, await (response.read() if response.status == 200 else response.read_start())
 
 
 def _is_openai(base: str) -> bool:
