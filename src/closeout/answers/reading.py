@@ -28,6 +28,7 @@ __all__ = [
     "Problem",
     "Value",
     "box_candidates",
+    "failed",
     "fenced_blocks",
     "said",
     "shorten",
@@ -88,6 +89,11 @@ class AnswerContract(Protocol[Value]):
 
     def constraint(self) -> Constraint | None:
         """What the answer alone, in its wrapper, must match, for servers that constrain decoding; None: no rule."""
+
+
+def failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading[Any]:
+    """The reading of a reply that holds no answer: what is wrong with it, and the sentence that the model is told."""
+    return ContractReading(problem=problem, kind=kind, candidates=candidates)
 
 
 def box_candidates(boxes: Sequence[Box], text: str) -> tuple[Candidate, ...]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Generic, overload
 
-from closeout.answers.reading import Candidate, ContractReading, Problem, Value, fenced_blocks, said, shorten
+from closeout.answers.reading import Candidate, ContractReading, Problem, Value, failed, fenced_blocks, said, shorten
 from closeout.errors import UsageError
 from closeout.messages import Constraint
 from closeout.outputs.normal import compact_json, normalise
@@ -93,37 +93,37 @@ def _by_type(wanted: Any, owner: str) -> tuple[Mapping[str, Any], Callable[[Any]
     return schema, check
 
 
-def _failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading[Any]:
-    return ContractReading(problem=problem, kind=kind, candidates=candidates)
+class _Structured(Generic[Value]):
+    """What `Json` and `Yaml` have in common: a schema or a type that the answer must fit."""
+
+    @overload
+    def __init__(self: _Structured[Any]) -> None: ...
+
+    @overload
+    def __init__(self, wanted: type[Value]) -> None: ...
+
+    @overload
+    def __init__(self: _Structured[Any], wanted: Any) -> None: ...
+
+    def __init__(self, wanted: Any = None) -> None:
+        self._checker = _Checker(wanted, type(self).__name__)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({compact_json(self.schema)})"
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The JSON Schema of the answer; empty when any value will do."""
+        return self._checker.schema
 
 
-class Json(Generic[Value]):
+class Json(_Structured[Value]):
     """The answer as JSON, alone, in a code fence or in prose; the last that fits wins.
 
     `wanted`: a JSON Schema as a dict, a pydantic model or any type that pydantic knows (`list[int]`), or None for any
     JSON. The value is the parsed JSON or, with a type, its instance. Text that is not strict JSON is repaired, and
     counts only if it then fits. Raises UsageError for a schema that is none.
     """
-
-    @overload
-    def __init__(self: Json[Any]) -> None: ...
-
-    @overload
-    def __init__(self, wanted: type[Value]) -> None: ...
-
-    @overload
-    def __init__(self: Json[Any], wanted: Any) -> None: ...
-
-    def __init__(self, wanted: Any = None) -> None:
-        self._checker = _Checker(wanted, "Json")
-
-    def __repr__(self) -> str:
-        return f"Json({compact_json(self.schema)})"
-
-    @property
-    def schema(self) -> Mapping[str, Any]:
-        """The JSON Schema of the answer; empty when any JSON will do."""
-        return self._checker.schema
 
     @property
     def finish_prefix(self) -> str:
@@ -161,7 +161,7 @@ class Json(Generic[Value]):
                     )
                 if problem[0] != "violation":
                     problem = ("violation", wrong)
-        return _failed(*problem, tuple(candidates))
+        return failed(*problem, tuple(candidates))
 
 
 def _json_places(text: str) -> list[Candidate]:
@@ -198,27 +198,12 @@ def _brackets(text: str) -> tuple[list[tuple[int, int]], int | None]:
     return spans, stack[0][1] if stack else None
 
 
-class Yaml(Generic[Value]):
+class Yaml(_Structured[Value]):
     """The answer as a YAML mapping or list, in a code fence or alone; the last fence wins.
 
     `wanted` as in `Json`. The value is what the safe loader makes of it (dates are dates), the text is the YAML as
     written. Anchors are refused: they can blow a short text up without bound.
     """
-
-    @overload
-    def __init__(self: Yaml[Any]) -> None: ...
-
-    @overload
-    def __init__(self, wanted: type[Value]) -> None: ...
-
-    @overload
-    def __init__(self: Yaml[Any], wanted: Any) -> None: ...
-
-    def __init__(self, wanted: Any = None) -> None:
-        self._checker = _Checker(wanted, "Yaml")
-
-    def __repr__(self) -> str:
-        return f"Yaml({compact_json(dict(self._checker.schema))})"
 
     @property
     def finish_prefix(self) -> str:
@@ -226,8 +211,7 @@ class Yaml(Generic[Value]):
 
     @cached_property
     def _wanted(self) -> str:
-        schema = self._checker.schema
-        return f" Its content must fit this JSON Schema: {compact_json(dict(schema))}" if schema else ""
+        return f" Its content must fit this JSON Schema: {compact_json(dict(self.schema))}" if self.schema else ""
 
     def instruction(self) -> str:
         return f"End with the final answer as YAML in a ```yaml code block.{self._wanted}"
@@ -244,7 +228,7 @@ class Yaml(Generic[Value]):
         if not blocks and re.match(r"\s*(?:---\s*\n|- |[\w.-]{1,60}\s*:(?:\s|\Z))", visible):
             blocks = [Candidate(visible.strip(), 0, len(visible))]
         if not blocks:
-            return _failed("missing", "There is no ```yaml block in the reply.")
+            return failed("missing", "There is no ```yaml block in the reply.")
         candidates = tuple(blocks)
         problem: tuple[Problem, str] = ("empty", "The YAML block is empty.")
         for block in candidates[-1 : -_MOST_TRIES - 1 : -1]:
@@ -252,11 +236,11 @@ class Yaml(Generic[Value]):
             if wrong:
                 problem = ("unreadable", wrong) if problem[0] == "empty" else problem
                 continue
-            checked, wrong = self._checker.check(normalise(value) if self._checker.schema else value)
+            checked, wrong = self._checker.check(normalise(value) if self.schema else value)
             if not wrong:
                 return ContractReading(checked, block.text, True, candidates=candidates, complete=block.complete)
             problem = ("violation", wrong)
-        return _failed(*problem, candidates)
+        return failed(*problem, candidates)
 
 
 def _deepest(text: str) -> int:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes
-from closeout.answers.reading import Candidate, ContractReading, Problem, box_candidates, said, shorten
+from closeout.answers.reading import Candidate, ContractReading, box_candidates, failed, said, shorten
 from closeout.errors import UsageError
 from closeout.messages import Constraint
 
@@ -70,10 +70,6 @@ def _answer_in(text: str) -> _Given:
     return _Given()
 
 
-def _failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading[Any]:
-    return ContractReading(problem=problem, kind=kind, candidates=candidates)
-
-
 class Choice:
     """One of the options, told apart by label or by meaning.
 
@@ -118,11 +114,11 @@ class Choice:
         if option is not None:
             return ContractReading(option, option, True, candidates=given.candidates, complete=given.complete)
         if given.place != "box":
-            return _failed("missing", "The reply does not say which option it chooses.")
+            return failed("missing", "The reply does not say which option it chooses.")
         if not given.text or given.text in PLACEHOLDERS:
-            return _failed("empty", "The answer is empty.", given.candidates)
+            return failed("empty", "The answer is empty.", given.candidates)
         problem = f"'{shorten(given.text)}' is not one of: {shorten(self._listed, 300)}."
-        return _failed("violation", problem, given.candidates)
+        return failed("violation", problem, given.candidates)
 
     def _option(self, answer: str, *, loose: bool) -> str | None:
         """The option that an answer is, or whose label it starts with, or (loose) the only one that it names."""
@@ -204,15 +200,15 @@ class Number:
         if given.place == "whole" and not _STARTS_WITH_NUMBER.match(given.text):
             parsed = None  # a sentence that mentions a number
         if parsed is None and given.place != "box":
-            return _failed("missing", "The reply does not give a number as its answer.")
+            return failed("missing", "The reply does not give a number as its answer.")
         if not given.text or given.text in PLACEHOLDERS:
-            return _failed("empty", "The answer is empty.", given.candidates)
+            return failed("empty", "The answer is empty.", given.candidates)
         if parsed is None:
-            return _failed("unreadable", f"'{shorten(given.text)}' is not {self._kind}.", given.candidates)
+            return failed("unreadable", f"'{shorten(given.text)}' is not {self._kind}.", given.candidates)
         value, rest = parsed
         problem = self._violation(value, rest, given.text)
         if problem:
-            return _failed("violation", problem, given.candidates)
+            return failed("violation", problem, given.candidates)
         return ContractReading(value, _digits(value), True, candidates=given.candidates, complete=given.complete)
 
     def _violation(self, value: int | float, rest: str, answer: str) -> str:
