@@ -91,9 +91,12 @@ def test_one_name_in_several_places_of_a_file_and_anchors_are_fine(tmp_path: Pat
 def test_mcp_servers_are_set_in_every_form_that_an_agent_takes(servers: Any) -> None:
     found = load_config({"tools": {"mcp_servers": servers}}, environment=NONE).tools.mcp_servers
     assert found == ([servers] if isinstance(servers, str) else servers)
-    for wrong in (3, [3], {"shop": 3}):
-        with pytest.raises(ConfigError, match="Give a list of commands, URLs or mappings"):
-            load_config({"tools": {"mcp_servers": wrong}}, environment=NONE)
+
+
+@pytest.mark.parametrize("servers", [3, [3], {"shop": 3}])
+def test_mcp_servers_in_no_form_are_told_by_an_example(servers: Any) -> None:
+    with pytest.raises(ConfigError, match="Give a list of commands, URLs or mappings"):
+        load_config({"tools": {"mcp_servers": servers}}, environment=NONE)
 
 
 def test_what_is_no_configuration_is_told() -> None:

@@ -160,7 +160,7 @@ def load_config(
             )
         _put(tree, key.strip().split("."), text, key.strip())
     for key, value in (values or {}).items():
-        _branch(tree, key.split("."), key)[key.rpartition(".")[2]] = value
+        _set(tree, key, value)
     if not tree:
         return _DEFAULTS
     try:
@@ -175,7 +175,7 @@ def _sections(source: Mapping[str, Any]) -> dict[str, Any]:
     tree = {key: value for key, value in given.items() if "." not in key and value is not None}
     for key, value in given.items():
         if "." in key:
-            _branch(tree, key.split("."), key)[key.rpartition(".")[2]] = value
+            _set(tree, key, value)
     agent = tree.get("agent")
     if isinstance(agent, dict) and "max_turns" in agent:
         turns = agent.pop("max_turns")
@@ -261,7 +261,8 @@ def _given_twice(root: Any) -> Any:
         for key, value in node.value:
             if key.id == "scalar" and key.value in names:
                 return key
-            names.add(key.value if key.id == "scalar" else None)
+            if key.id == "scalar":
+                names.add(key.value)
             waiting.append(value)
     return None
 
@@ -282,6 +283,11 @@ def _put(tree: dict[str, Any], path: list[str], text: str, name: str) -> None:
         value = text
     # A key of digits is no number.
     branch[path[-1]] = text if path == _KEY and not isinstance(value, str | None) else value
+
+
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    path = key.split(".")
+    _branch(tree, path, key)[path[-1]] = value
 
 
 def _branch(tree: dict[str, Any], path: Sequence[str], name: str) -> dict[str, Any]:
