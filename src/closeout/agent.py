@@ -95,15 +95,14 @@ class Agent(Generic[Value]):
         self._model = model
         self._base_url = base_url
         self._api_key = api_key
-        self._tools = given.several("tools", "[look_up]", tools)
+        self._tools = given.a_list("tools", "[look_up]", tools)
         self._mcp_servers = (
             mcp_servers
             if isinstance(mcp_servers, Mapping)
-            else given.several("mcp_servers", '["python server.py"]', mcp_servers)
+            else given.a_list("mcp_servers", '["python server.py"]', mcp_servers)
         )
         self._instructions = given.a_text("instructions", instructions)
-        given.a_contract(answer)
-        self._answer = answer
+        self._answer: AnswerContract[Value] | None = given.a_contract(answer)
         self._stream = stream
         self._home = given.a_folder(home)
         self._made: AgentPlan | None = None
@@ -133,7 +132,7 @@ class Agent(Generic[Value]):
         """
         from closeout.orchestrator.run import lead
 
-        listeners = given.listeners_in(listeners)
+        listeners = given.listeners(listeners)
         plan = self.plan(streamed=bool(listeners))
         prepared = await self._task(plan, task, files, history, task_id, ground_truth, origin)
         return await lead(plan, prepared, self.store(), listeners, run_id)
@@ -151,7 +150,7 @@ class Agent(Generic[Value]):
         Options are those of `run`. Breaking off the iteration cancels the run.
         """
         keywords: dict[str, Any] = {**options}
-        others = given.listeners_in(keywords.pop("listeners", ()))
+        others = given.listeners(keywords.pop("listeners", ()))
         return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **keywords))
 
     async def resume(
@@ -167,7 +166,7 @@ class Agent(Generic[Value]):
         store = self.store()
         if store is None:
             raise UsageError("This agent keeps its runs in memory (home=False), so there is none to resume.")
-        listeners = given.listeners_in(listeners)
+        listeners = given.listeners(listeners)
         plan = self.plan(streamed=bool(listeners))
         return await resume(plan, store, run_id, listeners, despite_changes=despite_changes)
 
@@ -313,9 +312,8 @@ class Agent(Generic[Value]):
         from closeout.orchestrator.files import Prepared, prepare
         from closeout.orchestrator.run import Task
 
-        given.a_task(text)
         client = plan.client
-        prepared = Prepared(text)
+        prepared = Prepared(given.a_task(text))
         if files:  # in a thread, because a large PDF takes seconds
             can = replace(client.capabilities, max_context=await client.context_length())
             prepared = await asyncio.to_thread(prepare, text, files, capabilities=can, model=client.name)
@@ -326,7 +324,7 @@ class Agent(Generic[Value]):
             ground_truth,
             prepared.names,
             prepared.images,
-            tuple(map(Message.of, given.conversation(history))),
+            tuple(map(Message.of, given.a_conversation(history))),
             origin or {},
             prepared.texts,
             prepared.notes,
