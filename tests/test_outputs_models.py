@@ -136,7 +136,24 @@ def test_a_record_is_json_and_gives_the_whole_output_back(
         state_update={"k": [1]},
         checkpoint="c",
     )
-    assert ToolOutput.from_record(json.loads(json.dumps(whole.to_record()))) == whole
+    for record in (whole.to_record(), whole.lean_record()):
+        assert ToolOutput.from_record(json.loads(json.dumps(record))) == whole
+
+
+def test_a_lean_record_leaves_out_nothing_but_what_a_blank_output_has() -> None:
+    telemetry = ToolTelemetry(
+        tool_name="t", tool_version="2", execution_id="e", timestamp="now", latency_ms=1, duration_ms=1, input_tokens=1,
+        output_tokens=1, total_tokens=1, cache_hit=True, cache_key="k", success=False, error_code="E",
+        error_message="m", retry_count=1, memory_mb=1, cpu_percent=1, metrics={"pages": 2.0},
+    )  # fmt: skip
+    full = ToolOutput(
+        result=[1], summary="s", observation="o", response_format=ResponseFormat.RAW, compressed=True,
+        telemetry=telemetry, metadata={"handle": "r1"}, state_update={}, checkpoint="",
+    )  # fmt: skip
+    assert not [name for name, value in ToolOutput() if getattr(full, name) == value]
+    assert not [name for name, value in ToolTelemetry() if getattr(telemetry, name) == value]
+    assert full.lean_record() == full.to_record()
+    assert ToolOutput().lean_record() == {"summary": "", "observation": "", "telemetry": {}}
 
 
 def test_a_record_holds_any_value_and_survives_unknown_and_missing_fields() -> None:
