@@ -101,8 +101,6 @@ class Past:
             self.events = {place: kept for place, kept in self.events.items() if place[0] != event.agent}
 
     def has_started(self, started: Event) -> bool:
-        if not self.events:
-            return False
         recorded = self.events.get((started.agent, type(started).__name__, started.key))
         return recorded is not None and _same_call(recorded, started)
 
@@ -117,8 +115,6 @@ class Past:
 
     def outcome_of(self, started: Event) -> Event | None:
         """The recorded outcome of an effect; each is handed back once."""
-        if not self._outcomes:
-            return None
         place = (started.agent, type(started).__name__, started.key)
         found = self._outcomes.get(place)
         if found is None:

@@ -79,8 +79,8 @@ class ToolOutput(BaseModel):
     """The one shape of every tool result.
 
     `model_dump` and `model_dump_json` are the model's side: `telemetry` and `metadata` are never in them. `to_record`
-    is the whole, for the journal; `from_record` reads it back. `result` may be any Python value; in JSON it is written
-    as `outputs.normal.normalise` defines.
+    is the whole, `lean_record` as much of it as tells it from a blank one; `from_record` reads both. `result` may be
+    any Python value; in JSON it is written as `outputs.normal.normalise` defines.
     """
 
     result: Any | None = None
@@ -136,7 +136,7 @@ class ToolOutput(BaseModel):
         }
 
     def lean_record(self) -> dict[str, Any]:
-        """`to_record` without what is as in a blank output, which `from_record` need not be told."""
+        """`to_record` without what is as in a blank output: what the journal keeps."""
         record: dict[str, Any] = {} if self.result is None else {"result": normalise(self.result)}
         record["summary"] = self.summary
         record["observation"] = self.observation
@@ -158,7 +158,7 @@ class ToolOutput(BaseModel):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The output that `to_record` wrote. Fields that are missing get their defaults, unknown ones are ignored."""
+        """The output that a record is of. Fields that are missing get their defaults, unknown ones are ignored."""
         return cls.model_validate(dict(record))
 
 

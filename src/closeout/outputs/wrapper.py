@@ -192,8 +192,7 @@ class _Calls:
             output_tokens=estimate_tokens(shown),
             **fields,
         )
-        own = output.telemetry
-        output.telemetry = joined_telemetry(own, measured) if own.model_fields_set else measured
+        output.telemetry = joined_telemetry(output.telemetry, measured)
         output.observation = output.observation or format_observation(output)
         if self.collector is not None:
             self.collector.record(output.telemetry)

@@ -34,8 +34,8 @@ _FAILED = ("Unknown tool:", "Error executing tool")
 _ERROR_WORDS = ("Error:", "ERROR:", "Traceback (most recent call last)", "[ERROR]", "Exception:")
 _ITEM_KEYS = ("organic", "results", "items", "hits", "documents", "matches", "search_results", "webPages")
 _TEXT_KEYS = ("text", "content", "markdown", "extracted_info", "body", "html")
-
-_OTHER_KEYS = frozenset((*_ITEM_KEYS, *_TEXT_KEYS, "answer", "answerBox", "data", "knowledgeGraph", "result"))
+# Under any other key that holds no list services repeat the question, count, and name themselves.
+_FINDING_KEYS = frozenset((*_ITEM_KEYS, *_TEXT_KEYS, "answer", "answerBox", "data", "knowledgeGraph", "result"))
 
 _SHORT_PAGE = 1_500  # characters; an article that mentions a captcha is longer than the wall that asks for one
 _MAX_PARSED = 20_000  # characters of JSON text that are parsed to be judged; longer results are not empty
@@ -127,7 +127,7 @@ def _brought_nothing(found: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
     if any(key in found for key in keys):
         return all(is_empty(found.get(key)) for key in keys)
     # Services leave an empty place out; but a tool may also answer in another shape than was declared for its name.
-    return not any(items if isinstance(items, list) else key in _OTHER_KEYS and items for key, items in found.items())
+    return not any(items if isinstance(items, list) else key in _FINDING_KEYS and items for key, items in found.items())
 
 
 def is_empty(items: Any) -> bool:

@@ -121,7 +121,7 @@ def _succeeded(spec: ToolSpec, value: Any, meter: CallMeter, retries: int) -> To
     if isinstance(value, WrappedOutput):
         value = value.output
     if isinstance(value, ToolOutput):  # the tool speaks for itself; what was measured here is the outside view
-        result = value.summary or None if value.result is None else value.result
+        result = (value.summary or None) if value.result is None else value.result
         own = joined_telemetry(value.telemetry, telemetry)
         output = value.model_copy(update={"telemetry": own, "result": result})
     else:
