@@ -208,15 +208,16 @@ class Journal:
             self._say(self._opening, handed_back=False)
 
     def _say(self, event: Event, *, handed_back: bool) -> None:
-        outer = self.handed_back
-        self.handed_back = handed_back or self.replay_only
         kind = type(event)
         hearers = self._hearers.get(kind)
         if hearers is None:
             hearers = self._hearers[kind] = tuple(hear for each in self._listeners if (hear := _hearer(each, kind)))
-        for hear in hearers:
-            hear(event)
-        self.handed_back = outer
+        if hearers:
+            outer = self.handed_back
+            self.handed_back = handed_back or self.replay_only
+            for hear in hearers:
+                hear(event)
+            self.handed_back = outer
 
     def tell(self, progress: Progress) -> None:
         """Let listeners hear of something that is not kept."""
