@@ -599,6 +599,16 @@ async def test_discovery_keeps_what_only_the_user_knows():
     assert (found.images, found.preferred_dialect, found.grammar) == (True, "mcp_xml", True)
 
 
+async def test_discovery_keeps_what_a_refusal_has_taught():
+    refusal = http({"error": {"message": '"auto" tool choice requires --enable-auto-tool-choice to be set'}}, 400)
+    async with raw_server(refusal, http({"data": [{"id": "m", "owned_by": "vllm"}]})) as seen:
+        model = client(f"{seen.url}/v1")
+        with pytest.raises(BadRequest):
+            await model.complete(request(tools=TOOLS))
+        found = await model.discover()
+    assert (found.native_tools, found.grammar) == (False, True)
+
+
 def test_openais_own_host_is_known():
     model = OpenAIClient("gpt-5", api_key="k")
     assert model.capabilities == Capabilities(json_schema=True, images=True, known=True, max_context=272_000)

@@ -36,6 +36,8 @@ DISCOVERY_SECONDS = 30.0  # that a request with a constraint waits to hear how i
 CONTEXT_SECONDS = 5.0  # that a run waits to hear how long its model's context is
 # vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
+# What vLLM, SGLang and llama.cpp can do beside what every server can.
+_SELF_HOSTED: dict[str, Any] = {"completions": True, "json_schema": True, "grammar": True, "known": True}
 _OWNERS: Mapping[str, ServerKind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 
 
@@ -222,13 +224,11 @@ class OpenAIClient(HTTPClient):
         known = self._kind or _OWNERS.get(str(entry.get("owned_by")))
         self._kind = known or "openai"
         self._heads.clear()
-        before, found = self.capabilities, _assumed(self._own_host, known)
-        context = _context(entry) or before.max_context
         self._context_asked = True
-        # Of what a model sees, and which dialect suits it, its server says nothing.
-        self.capabilities = replace(
-            found, max_context=context, preferred_dialect=before.preferred_dialect, images=before.images
-        )
+        # What is not learned here stays: what was said of the model, and that its server has refused tools.
+        learned: dict[str, Any] = {} if self._kind == "openai" else _SELF_HOSTED
+        context = _context(entry) or self.capabilities.max_context
+        self.capabilities = replace(self.capabilities, max_context=context, **learned)
         return self.capabilities
 
     async def _ask_for_models(self, seconds: float) -> tuple[transport.Response, bytes]:
@@ -250,7 +250,7 @@ def _assumed(own_host: bool, kind: ServerKind | None) -> Capabilities:
         return Capabilities(json_schema=True, images=True, known=True)
     if kind is None or kind == "openai":
         return Capabilities()
-    return Capabilities(completions=True, json_schema=True, grammar=True, known=True)
+    return Capabilities(**_SELF_HOSTED)
 
 
 def _entry(data: bytes, model: str) -> dict[str, Any]:
