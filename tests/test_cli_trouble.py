@@ -126,6 +126,33 @@ def test_whoever_asks_for_json_gets_an_object_when_it_goes_wrong_too(arguments: 
     assert done.json == {"answer": None, "status": "failed", "error": done.sentence, "error_kind": kind}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--json"], r"(?i)Missing argument .?question"),
+        (["runs", "--limit", "0", "--json"], r"Invalid value for .?--limit"),
+        (["run", "Q", "--nosuch", "--json"], r"--nosuch"),
+        (["run", "--json", "Q", "-m"], r"-m.? requires an argument"),
+        (["nosuch", "--json"], r"nosuch"),
+        (["--json"], r"--json"),
+        (["models", "list", "--json", "more"], r"more"),
+        (["runs", "--json", "--\udcff"], r"option"),
+    ],
+)
+def test_whoever_asks_for_json_gets_an_object_for_what_the_parser_refuses(arguments: list[str], sentence: str) -> None:
+    done = here(*arguments)
+    assert done.code == 2
+    assert {**done.json, "error": ""} == {"answer": None, "status": "failed", "error": "", "error_kind": "UsageError"}
+    assert re.search(sentence, done.json["error"])
+    assert "Error: " in done.err
+
+
+def test_who_does_not_ask_for_json_gets_none_and_what_follows_two_dashes_asks_for_nothing() -> None:
+    assert here("runs", "--limit", "0").out == ""
+    assert here("run", "--nosuch", "--", "--json").out == ""
+    assert closeout("runs", "--limit", "0", "--json").json["error_kind"] == "UsageError"
+
+
 def test_json_has_no_numbers_that_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"cost": float("nan"), "most": [float("-inf"), 1.5]})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {

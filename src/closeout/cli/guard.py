@@ -6,18 +6,19 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from closeout.cli import exits
 from closeout.errors import CloseoutError
 
-__all__ = ["guarded", "printable", "say_error"]
+__all__ = ["Answering", "guarded", "printable", "say_error"]
 
 DEBUG = "CLOSEOUT_DEBUG"
 
@@ -50,17 +51,36 @@ def _ended(command: Callable[[], int], *, as_json: bool) -> int:
             traceback.print_exc()
         sentence, code = _told(error)
         if as_json:
-            _print_failure(sentence, error)
+            _print_failure(sentence, type(error).__name__)
         say_error(sentence)
         return code
 
 
-def _print_failure(sentence: str, error: Exception) -> None:
+class Answering(TyperGroup):
+    """The commands, so that whoever asks for an object gets one for arguments that the parser refuses, too."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        try:
+            return super().main(args, *more, **options)
+        except SystemExit as end:
+            refusal = getattr(end.__context__, "format_message", None)  # the parser's error, which it has shown
+            if refusal is not None and _asks_for_json(given):
+                _settle_streams()
+                _print_failure(refusal(), "UsageError")
+            raise
+
+
+def _asks_for_json(arguments: list[str]) -> bool:
+    return "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+
+
+def _print_failure(sentence: str, kind: str) -> None:
     """Whoever asked for an object gets one, here too."""
     from closeout.cli.console import print_json
 
     with suppress(OSError, ValueError):
-        print_json({"answer": None, "status": "failed", "error": sentence, "error_kind": type(error).__name__})
+        print_json({"answer": None, "status": "failed", "error": sentence, "error_kind": kind})
         sys.stdout.flush()
 
 

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from closeout.cli.guard import guarded
+from closeout.cli.guard import Answering, guarded
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="closeout",
+    cls=Answering,
     help="Run tool-using LLM agents that finish.",
     no_args_is_help=True,
     add_completion=False,
