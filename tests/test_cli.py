@@ -230,6 +230,20 @@ def test_config_shows_every_value_and_never_the_key() -> None:
     assert "very-secret" not in done.out + as_json.out
 
 
+def test_config_shows_prices_and_tells_how_they_are_written() -> None:
+    assert 'llm.prices = {"m-1.5": [0.5, 2.0]}' in here("config", "-c", "llm.prices.m-1.5=[0.5, 2]").out
+    assert here("config", "-c", "llm.prices={m: [1, 2]}", "--json").json["llm"]["prices"] == {"m": [1.0, 2.0]}
+    wrong = here("config", "-c", "llm.prices.m=3")
+    assert wrong.code == 2
+    assert "{my-model: [0.5, 2.0, 0.05]}" in wrong.sentence
+
+
+def test_a_run_on_the_command_line_costs_what_the_settings_say(server: ScriptedServer) -> None:
+    done = here(*asked(server, "What does it cost?", "-c", "llm.prices={scripted: [1000, 0]}", "--json", "-q"))
+    usage = done.json["usage"]
+    assert usage["cost_usd"] == pytest.approx(usage["input_tokens"] / 1000)
+
+
 def test_config_shows_mcp_servers_without_what_they_are_told(tmp_path: Path) -> None:
     file = tmp_path / "servers.yaml"
     file.write_text(

@@ -10,6 +10,8 @@ import pytest
 from closeout import Config, load_config
 from closeout.config import home_folder, known_keys
 from closeout.errors import ConfigError
+from closeout.llm.pricing import Price, price
+from closeout.messages import Usage
 
 NONE: dict[str, str] = {}
 
@@ -97,6 +99,50 @@ def test_mcp_servers_are_set_in_every_form_that_an_agent_takes(servers: Any) -> 
 def test_mcp_servers_in_no_form_are_told_by_an_example(servers: Any) -> None:
     with pytest.raises(ConfigError, match="Give a list of commands, URLs or mappings"):
         load_config({"tools": {"mcp_servers": servers}}, environment=NONE)
+
+
+PRICES = {"m-1.5/x": (0.5, 2.0)}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"source": {"llm": {"prices": {"m-1.5/x": [0.5, 2]}}}},
+        {"source": {"llm.prices": PRICES}},
+        {"source": {"llm.prices.m-1.5/x": (0.5, 2)}},
+        {"overrides": ["llm.prices={m-1.5/x: [0.5, 2.0]}"]},
+        {"overrides": ["llm.prices.m-1.5/x=[0.5, 2.0]"]},
+        {"environment": {"CLOSEOUT_LLM__PRICES": "{m-1.5/x: [0.5, 2.0]}"}},
+        {"values": {"llm.prices": PRICES}},
+    ],
+)
+def test_prices_are_set_in_every_place_that_settings_come_from(given: dict[str, Any]) -> None:
+    config = load_config(**{"environment": NONE, **given})
+    assert config.llm.prices == PRICES
+    assert load_config(config, environment=NONE) == config
+
+
+@pytest.mark.parametrize("cache_read", [None, 0.05])
+def test_a_price_by_its_names_and_a_price_object_mean_the_same(cache_read: float | None) -> None:
+    named = {"input": 0.5, "output": 2, "cache_read": cache_read}
+    given = {"a": named, "b": Price(0.5, 2, cache_read), "c": [0.5, 2, 0.5 if cache_read is None else cache_read]}
+    prices = load_config({"llm": {"prices": given}}, environment=NONE).llm.prices
+    usage = Usage(1000, 10, cache_read_tokens=600)
+    assert {price(model, usage, prices) for model in given} == {Price(0.5, 2, cache_read).of(usage)}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "0.5", [0.5, 2], {"m": 0.5}, {"m": [0.5]}, {"m": "05"}, {"m": [1, 2, 3, 4, 5]}, {"m": [1, -2]},
+        {"m": [1, None]}, {"m": [1, True]}, {"m": [1, float("nan")]},
+        {"m": {"input": 1}}, {"m": {"input": 1, "output": 2, "cached": 3}},
+        {"m": {"input": 1, "output": "2"}}, {"m": None}, {"m": Price},
+    ],
+)  # fmt: skip
+def test_a_price_in_no_form_that_there_is_is_told_the_forms(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'llm\.prices' does not fit: Give US dollars.*\{my-model: \[0\.5, 2\.0"):
+        load_config({"llm": {"prices": wrong}}, environment=NONE)
 
 
 def test_what_is_no_configuration_is_told() -> None:

@@ -6,8 +6,10 @@ What settings do lives in the rooms that use them.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,11 @@ MAX_FILE_BYTES = 1_000_000
 MAX_VALUES = 100_000  # of a configuration, aliases written out
 _KEY = ["llm", "api_key"]
 _MAX_TURNS = ("agent", "main_agent", "max_turns")  # what `agent.max_turns`, the key that everybody types first, means
+_PRICE_NAMES = ("input", "output", "cache_read", "cache_write")
+_PRICE_FORM = (
+    "Give US dollars per million tokens for each model, input and output, then cache read and write if they differ: "
+    "{my-model: [0.5, 2.0, 0.05]} or {my-model: {input: 0.5, output: 2.0, cache_read: 0.05}}"
+)
 # Environment names that are not settings: where runs are kept, and switches of the design's own world.
 _NOT_SETTINGS = frozenset({"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG"})
 
@@ -77,6 +84,33 @@ class LLMSettings(_Section):
     timeout: float = Field(600.0, gt=0, description="seconds for one reply")
     max_retries: int = Field(5, ge=0)
     extra_body: dict[str, Any] = {}
+    prices: dict[str, tuple[float, ...]] = Field(
+        {}, description="US dollars per million tokens: model → input, output, cache read, cache write"
+    )
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _prices(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            raise ValueError(_PRICE_FORM)
+        return {str(model): _price(entry) for model, entry in given.items()}
+
+
+def _price(entry: Any) -> tuple[float, ...]:
+    """A model's price as a tuple: from one, from a mapping, or from a `Price`. Raises ValueError."""
+    named = asdict(entry) if is_dataclass(entry) and not isinstance(entry, type) else entry
+    if isinstance(named, Mapping):
+        known = {name: value for name, value in named.items() if value is not None}
+        if not {"input", "output"} <= set(known) <= set(_PRICE_NAMES):
+            raise ValueError(_PRICE_FORM)
+        # A cache costs as input where nothing is said of it.
+        named = [known.get(name, known["input"]) for name in _PRICE_NAMES]
+    if not isinstance(named, Sequence) or isinstance(named, str) or not 2 <= len(named) <= len(_PRICE_NAMES):
+        raise ValueError(_PRICE_FORM)
+    numbers = [each for each in named if isinstance(each, int | float) and not isinstance(each, bool)]
+    if len(numbers) < len(named) or not all(0 <= number < math.inf for number in numbers):
+        raise ValueError(_PRICE_FORM)
+    return tuple(map(float, numbers))
 
 
 class ToolSettings(_Section):
@@ -158,7 +192,7 @@ def load_config(
             raise ConfigError(
                 f"'{override}' is no setting. Write key=value, for example agent.main_agent.max_turns=20."
             )
-        _put(tree, key.strip().split("."), text, key.strip())
+        _put(tree, _path(key.strip()), text, key.strip())
     for key, value in (values or {}).items():
         _set(tree, key, value)
     if not tree:
@@ -286,8 +320,14 @@ def _put(tree: dict[str, Any], path: list[str], text: str, name: str) -> None:
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
-    path = key.split(".")
+    path = _path(key)
     _branch(tree, path, key)[path[-1]] = value
+
+
+def _path(key: str) -> list[str]:
+    """A dotted key by its parts. The name of a model that has a price may have dots of its own."""
+    path = key.split(".")
+    return [*path[:2], ".".join(path[2:])] if path[:2] == ["llm", "prices"] and len(path) > 2 else path
 
 
 def _branch(tree: dict[str, Any], path: Sequence[str], name: str) -> dict[str, Any]:

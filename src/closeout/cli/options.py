@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RunOptions", "make_agent", "model_in", "read_settings", "recorded_options"]
 
 TOOLS = ("fetch_url", "run_python")  # what --tool names; calculate is always there
-_SETTING = re.compile(r"[\w.]+\s*=")
+_SETTING = re.compile(r"(?:llm\.prices\.[^=]+|[\w.]+)\s*=")
 _SECRET = re.compile(r"llm\.api_key\s*=")
 _SECTION = re.compile(r"llm\s*=")
 

@@ -56,6 +56,7 @@ def connect(
         "top_p": settings.top_p,
         "max_tokens": settings.max_tokens,
         "timeout": settings.timeout,
+        "prices": settings.prices,
         "retry": RetryPolicy(retries=settings.max_retries),
     }
     client = _openai(name, url, key, options) if provider == "openai" else _anthropic(name, url, key, options)

@@ -16,7 +16,7 @@ from closeout.llm import transport
 from closeout.llm.base import BaseClient, OnDelta, OnRetry
 from closeout.llm.building import ReplyBuilder
 from closeout.llm.failures import error_in_body, explain, failure, is_overflow, refuses_tools
-from closeout.llm.pricing import Price, find_price
+from closeout.llm.pricing import Price, find_price, undated
 from closeout.llm.retry import RetryPolicy, complete_with_retries
 from closeout.llm.sse import EventReader
 from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
@@ -85,7 +85,8 @@ class HTTPClient(BaseClient):
         self._retry = retry or RetryPolicy()
         self._temperature, self._top_p = sampling
         self._max_tokens = max_tokens
-        self._price = find_price(model, prices) if own_host or model in (prices or {}) else None
+        said = {model, undated(model)} & {*(prices or ())}
+        self._price = find_price(model, prices) if own_host or said else None
         self._dropped: set[str] = set()  # parameters that this server has refused
         self._tools: dict[int, tuple[bytes, tuple[ToolSpec, ...]]] = {}
 

@@ -21,7 +21,7 @@ __all__ = ["JournaledClient", "error_of", "message_size"]
 
 UNPRICED = (
     "max_cost cannot be kept: the price of {} is not known. Limit max_tokens or max_seconds, "
-    "or give a client that knows it: OpenAIClient(…, prices=…)."
+    "or say it with llm.prices={{MODEL: [INPUT, OUTPUT]}}, in dollars per million tokens."
 )
 USUAL_DENSITY = 0.3  # tokens for a character of a prompt, before the server has counted one
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ def eviction_policy(plan: AgentPlan) -> EvictionPolicy:
     keep = plan.settings.keep_tool_result
     return EvictionPolicy(
         keep=keep,
-        batch=best_batch(keep, _cache_ratio(plan.client.name)),
+        batch=best_batch(keep, _cache_ratio(plan.client.name, plan.llm.prices)),
         max_context=plan.llm.max_context_length or plan.client.capabilities.max_context,
         high_water=plan.settings.high_water,
         low_water=min(plan.settings.low_water, plan.settings.high_water),
@@ -36,9 +37,9 @@ def eviction_policy(plan: AgentPlan) -> EvictionPolicy:
     )
 
 
-def _cache_ratio(model: str) -> float:
+def _cache_ratio(model: str, prices: Mapping[str, Sequence[float]]) -> float:
     """The price of a cached input token beside a fresh one; where no price is known, what most vendors ask."""
-    price = find_price(model.partition(":")[2] or model)
+    price = find_price(model.partition(":")[2] or model, prices)
     if price is None or price.cache_read is None or price.input <= 0:
         return USUAL_RATIO
     return price.cache_read / price.input
