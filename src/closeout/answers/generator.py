@@ -64,9 +64,9 @@ class AnswerGenerator:
     `task_log.log_step(level, step_name, message)`; `await stream_handler.show_error(text)`;
     `cfg.agent.get("context_compress_limit", 0)`, `cfg.agent.keep_tool_result`.
 
-    `shrink_history`: called once when the prompt is longer than the model's context; returns a shorter history, or
-    None. `agent_type`: "main", or the name of a sub-agent, which reports to the agent that called it. Lists that are
-    handed in are never changed.
+    `shrink_history`: called once when the prompt is longer than the model's context; returns a shorter history or None.
+    `agent_type`: "main", or the name of a sub-agent, which reports to its caller. `on_refused`: told of each reply that
+    is not the answer, with its text if the next one finishes it, else "". Lists handed in are never changed.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class AnswerGenerator:
         *,
         shrink_history: Callable[[History], Sequence[Mapping[str, Any]] | None] | None = None,
         agent_type: str = "main",
+        on_refused: Callable[[str], object] | None = None,
     ) -> None:
         self.llm_client = llm_client
         self.output_formatter = output_formatter
@@ -94,6 +95,7 @@ class AnswerGenerator:
         self.failure: Exception | None = None  # what ended the asking, when it was the model that failed
         self.agent_type = agent_type
         self._shrink = shrink_history
+        self._refused = on_refused or (lambda kept: None)
 
     # ------------------------------------------------------------------------------------------- one call
 
@@ -139,7 +141,7 @@ class AnswerGenerator:
                 await self._show(str(error))
             return Call.failed(message_history, error)
         self._log("info", f"{purpose} | LLM Call", "completed successfully")
-        result.cut = getattr(response, "finish_reason", None) == "length"
+        result.cut = getattr(response, "finish_reason", None) in ("length", "cut")
         return result
 
     async def _unboxed(self, response: Any) -> tuple[Any, Exception | None]:
@@ -194,8 +196,7 @@ class AnswerGenerator:
         added = [_user(FAILURE_SUMMARY_PROMPT), {"role": "assistant", "content": FAILURE_SUMMARY_ASSISTANT_PREFIX}]
         purpose, step_id = "Main Agent | Failure Experience Summary", turn_count + 10
         call, history = await self._call(system_prompt, history, added, tool_definitions, step_id, purpose)
-        if isinstance(error_of(call), BadRequest):
-            # Some models refuse a reply that is begun for them.
+        if isinstance(error_of(call), BadRequest):  # some models refuse a reply that is begun for them
             call, _ = await self._call(system_prompt, history, added[:1], tool_definitions, step_id, purpose)
         account = extract_failure_experience_summary(call[0] or "")
         if not account:
@@ -203,7 +204,7 @@ class AnswerGenerator:
             return None
         if not account.lower().lstrip("#*> ").startswith("failure type"):
             account = f"{FAILURE_SUMMARY_ASSISTANT_PREFIX} {account}"
-        preview = account if len(account) <= 500 else account[:500] + "..."
+        preview = account[:500] + "..." * (len(account) > 500)
         self._log("info", _SUMMARY_STEP, f"Generated failure experience summary:\n{preview}")
         return account
 
@@ -250,6 +251,8 @@ class AnswerGenerator:
                 self._log("error", _ANSWER_STEP, f"The model is not asked again: {self.failure}")
                 break
             request = self._next_request(prompt, request, call, attempt)
+            self._refused(request.essay)
+        self._refused("")
         return FinalAnswer(text or None, summary, FORMAT_ERROR_MESSAGE, usage_log, [*base, _user(prompt)])
 
     def _next_request(self, prompt: str, last: Request, call: LLMCallResult, attempt: int) -> Request:

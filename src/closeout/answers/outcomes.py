@@ -63,7 +63,7 @@ class FinalizedAnswer(NamedTuple):
 
 
 class Call(LLMCallResult):
-    """A call's result that also knows what failed, or that the reply was cut at the token limit."""
+    """A call's result that also knows what failed, or that the reply was cut off: at a limit, or by us."""
 
     error: Exception | None = None
     cut: bool = False

@@ -176,8 +176,9 @@ class Display:
             return
         title = f"{reply.title()} · {duration(event.ms)} · {bill(Usage(**event.usage))}"
         self._print(event, title, "bold")
-        as_it_is = event.tool_calls or reply.request.purpose != "act"  # not the raw text of a ReAct turn
-        words = "".join(reply.words) if reply.heard else event.text if as_it_is else ""
+        closes = reply.request.purpose != "act"
+        as_it_is = event.tool_calls or closes  # not the raw text of a ReAct turn
+        words = "".join(reply.words) if reply.heard and not closes else event.text if as_it_is else ""
         self._say_words(event, words)
 
     def _accepted(self, event: TurnAccepted) -> None:

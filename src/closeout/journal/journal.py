@@ -31,7 +31,7 @@ COMMIT_SECONDS = 0.025
 class Progress:
     """A piece of a reply while the model writes it. Heard by listeners, never stored.
 
-    `discard` says that what was heard of this turn does not count: the reply was asked for again.
+    `discard` says that what was heard of this turn does not count: the reply failed, or is not taken as the answer.
     """
 
     agent: str

@@ -63,6 +63,7 @@ class Asking:
         self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
         self._constraints: dict[tuple[str, frozenset[str]], Constraint | None] = {}
         self._unbound = False
+        self._listener: ReplyListener | None = None  # to the last reply, where it was streamed
 
     def reader(self) -> Reader:
         return self.dialect.reader(self._tools)
@@ -127,11 +128,16 @@ class Asking:
     async def _ask(self, history: History, rollbacks: RollbackPolicy, turn: int) -> Reading:
         request = rollbacks.adjust(self.render(history, rollbacks.note, withheld=rollbacks.withheld))
         if self._streams:
-            listener = ReplyListener(self._scope.journal, self._scope.path, turn, self.reader)
-            reply = await self.client.complete(request, on_delta=listener, on_retry=listener.retried)
+            self._listener = self._new_listener(turn)
+            reply = await self.client.complete(request, on_delta=self._listener)
         else:
             reply = await self.client.complete(request)
         return self._read(reply)
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody watches replies while they are written."""
+        return self._plan.stream and self.client.capabilities.streaming
 
     @property
     def _streams(self) -> bool:
@@ -139,7 +145,22 @@ class Asking:
         capabilities = self.client.capabilities
         if not capabilities.streaming:
             return False
-        return self._plan.stream or not (self.dialect.parallel_calls or capabilities.stop)
+        return self.watched or not (self.dialect.parallel_calls or capabilities.stop)
+
+    def _new_listener(self, turn: int) -> ReplyListener:
+        return ReplyListener(self._scope.journal, self._scope.path, turn, self.reader)
+
+    def closing_listener(self, turn: int) -> ReplyListener:
+        """Who listens to closing replies: whoever heard the last reply of that turn, if anybody did."""
+        last = self._listener
+        listener = last if last is not None and last.turn == turn else self._new_listener(turn)
+        listener.closing = True
+        return listener
+
+    def taken_back(self) -> None:
+        """The last reply's turn was rolled back, and whoever heard of it was told so."""
+        if self._listener is not None:
+            self._listener.heard = False
 
     def shrunk(self, history: History, attempt: int, reason: str = "overflow") -> list[Message] | None:
         """The conversation with all tool results but the last left out; None where nothing is left to leave out."""

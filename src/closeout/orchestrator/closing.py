@@ -20,6 +20,7 @@ from closeout.journal.stream import StreamHandler
 from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import Message, Reading
 from closeout.orchestrator.model_door import JournaledClient
+from closeout.orchestrator.streaming import ReplyListener
 from closeout.outputs.budgets import cut_text, largest_fit
 
 if TYPE_CHECKING:
@@ -84,9 +85,15 @@ async def close_attempt(agent: Orchestrator, stop: Stop, *, is_final: bool) -> C
         found = agent.asking.answer_in(text)
         if found.ok:
             return _chosen(agent, Closed(found.text, stop.reason, found.value, text))
+    listener = agent.asking.closing_listener(agent.turn)
     if stop.reason == "model_failed" or agent.scope.budget.exhausted():
+        listener.refused()
         return _without_asking(agent, stop, is_final)
-    return await _asked(agent, stop, text, is_final)
+    agent.asking.client.listener = listener if agent.asking.watched else None
+    try:
+        return await _asked(agent, stop, text, listener, is_final)
+    finally:
+        agent.asking.client.listener = None
 
 
 def _chosen(agent: Orchestrator, closed: Closed) -> Closed:
@@ -118,7 +125,7 @@ def _without_asking(agent: Orchestrator, stop: Stop, is_final: bool) -> Closed:
     return fall_back(agent, closed) if is_final else closed
 
 
-async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bool) -> Closed:
+async def _asked(agent: Orchestrator, stop: Stop, text: str | None, listener: ReplyListener, is_final: bool) -> Closed:
     """One closing turn, or as many as the AnswerGenerator finds worth it."""
     client = agent.asking.client
     client.purpose, client.note = "close", ""
@@ -138,11 +145,18 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
         list(agent.candidates),
         shrink_history=lambda messages: agent.asking.shrunk(agent.history, agent.attempt) or _ends_of(messages),
         agent_type=agent.scope.path.rpartition(":")[2],
+        on_refused=listener.refused,
     )
+
+    def asked_for_the_answer(*_: object) -> None:
+        client.listener = None  # what is asked for after that is not for people
+
+    listener.refused(text or "")
     try:
         finished = await _finished(agent, generator, history, text)
         if finished is not None:
             return finished
+        listener.refused()
         ended = await generator.generate_and_finalize_answer(
             system_prompt="",
             message_history=history,
@@ -151,7 +165,7 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, is_final: bo
             task_description=agent.question,
             reached_max_turns=stop.reason != "answered",
             is_final_retry=is_final,
-            save_callback=None,
+            save_callback=asked_for_the_answer,
         )
     except ModelError as error:
         return _without_asking(agent, Stop.failed("model_failed", error), is_final)

@@ -16,6 +16,7 @@ from closeout.journal.journal import Journal
 from closeout.llm.base import BaseClient, CreatedMessage, OnDelta, OnRetry, RetryNote
 from closeout.messages import Message, ModelReply, ModelRequest, Usage
 from closeout.orchestrator.limits import Budget
+from closeout.orchestrator.streaming import ReplyListener
 
 __all__ = ["JournaledClient", "error_of", "message_size"]
 
@@ -44,7 +45,7 @@ class JournaledClient(BaseClient):
         self.growth = (0, 0)  # characters and tokens that the last request had more than the one that it extends
         self._counted = 0  # characters of the last request that the server counted
         self._density = USUAL_DENSITY
-        self.on_delta: OnDelta | None = None  # for requests made through the message-history face
+        self.listener: ReplyListener | None = None  # for requests made through the message-history face
         self.to_prompt: Callable[[Sequence[Message]], str] | None = None  # for endpoints that take text only
         self._journal = journal
         self._agent = agent
@@ -69,9 +70,7 @@ class JournaledClient(BaseClient):
         live: list[ModelReply] = []
         self._budget.asking = True
         try:
-            outcome = await self._journal.effect(
-                intent, partial(self._ask, intent, request, on_delta or self.on_delta, on_retry, live)
-            )
+            outcome = await self._journal.effect(intent, partial(self._ask, intent, request, on_delta, on_retry, live))
         finally:
             self._budget.asking = False
         if isinstance(outcome, ModelFailed):
@@ -98,7 +97,9 @@ class JournaledClient(BaseClient):
 
     async def create_message(self, *, keep_tool_result: int = -1, **options: Any) -> CreatedMessage:
         """As of any client, but with the results that the history has: what leaves it is in the journal."""
-        return await super().create_message(**options)
+        if self.listener is not None:
+            self.listener.begin()
+        return await super().create_message(on_delta=self.listener, **options)
 
     def _refuse_beyond_budget(self, size: int) -> None:
         """Closing may take several requests; one that would go beyond a limit is not made."""
@@ -133,9 +134,12 @@ class JournaledClient(BaseClient):
         live: list[ModelReply],
     ) -> ModelReplied | ModelFailed:
         call = intent.call
+        listener = on_delta if isinstance(on_delta, ReplyListener) else None
 
         def retried(note: RetryNote) -> None:
             self._journal.append(ModelRetried(self._agent, call, str(note.error), note.delay))
+            if listener is not None:
+                listener.void()
             if on_retry is not None:
                 on_retry(note)
 
@@ -148,14 +152,18 @@ class JournaledClient(BaseClient):
                 async with asyncio.timeout(seconds):
                     reply = await self.inner.complete(request, on_delta=on_delta, on_retry=retried)
         except ModelError as error:
-            return self._failure(call, error, began)
+            failed = error
         except TimeoutError:
             text = "The time allowed for this run (max_seconds) ran out while the model was writing."
             spent = self._tokens_of(intent.size)  # the server has read the prompt, whatever it wrote
             usage = Usage(spent, requests=1, cost_usd=spent * self._budget.price)
-            return self._failure(call, ModelTimeout(text, usage=usage), began)
-        live.append(reply)
-        return ModelReplied.of(self._agent, call, reply, _ms(began))
+            failed = ModelTimeout(text, usage=usage)
+        else:
+            live.append(reply)
+            return ModelReplied.of(self._agent, call, reply, _ms(began))
+        if listener is not None:
+            listener.void()
+        return self._failure(call, failed, began)
 
     def _failure(self, call: int, error: ModelError, began: float) -> ModelFailed:
         usage = usage_record(error.usage)

@@ -206,6 +206,7 @@ class Orchestrator:
         tokens = self.scope.budget.last.total_tokens
         event = TurnRolledBack(self.scope.path, self.attempt, self.turn, back.reason, back.detail, change, tokens)
         self.scope.journal.append(event)
+        self.asking.taken_back()
 
     def _accept(self, reading: Reading, outcomes: Sequence[CallOutcome]) -> None:
         self.rollbacks.succeed()
