@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from closeout import Agent, StreamHandler, tool
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, say
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, say, serve_script
+from closeout.tools.builtin import calculate
 
 
-async def lead(script: Any, **client: Any) -> list[dict[str, Any]]:
+async def lead(script: Any, agent: Any = None, **client: Any) -> list[dict[str, Any]]:
     @tool(read_only=True)
     async def look(key: str) -> str:
         """Look up a key."""
         return "known"
 
     heard: list[dict[str, Any]] = []
-    await Agent(ScriptedClient(script, **client), [look], home=False).run(
-        "What?", listeners=[StreamHandler(heard.append)]
-    )
+    made = Agent(ScriptedClient(script, **client), [look], home=False, **(agent or {}))
+    await made.run("What?", listeners=[StreamHandler(heard.append)])
     return heard
 
 
@@ -52,6 +52,83 @@ async def test_a_call_is_told_with_its_name_arguments_and_result() -> None:
     told = of(await lead([call("look", key="a"), answer("42")]), "tool_call")
     assert {data.get("tool_name") for data in told} >= {"look"}
     assert any("key" in json.dumps(data, default=str) for data in told)
+
+
+DIALECTS = ["function_call", "cot_chat", "mcp_xml"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_call_has_one_id_from_its_first_letter_to_its_result(dialect: str) -> None:
+    script = [call("look", key="a"), call("look", key="b"), answer("42")]
+    told = of(await lead(script, {"dialect": dialect}), "tool_call")
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for data in told:
+        calls.setdefault(data["tool_call_id"], []).append(data)
+    assert list(calls) == ["main:0.0", "main:1.0"]
+    for data, key, handle in zip(calls.values(), "ab", ("r1", "r2"), strict=True):
+        named, *pieces, started, ended = data
+        assert (named["tool_name"], named["message_id"]) == ("look", f"main:0:{int(handle[1]) - 1}")
+        assert json.loads("".join(piece["delta_input"] for piece in pieces)) == {"key": key}
+        assert (started["handle"], json.loads(started["tool_input"])) == (handle, {"key": key})
+        assert (ended["handle"], ended["ok"]) == (handle, True)
+
+
+async def test_calls_of_one_reply_that_run_at_once_are_told_apart() -> None:
+    script = [Turn("Both.", calls=[call("look", key="a"), call("look", key="b")]), answer("42")]
+    told = of(await lead(script), "tool_call")
+    written: dict[str, str] = {}
+    for data in told:
+        written[data["tool_call_id"]] = written.get(data["tool_call_id"], "") + data.get("delta_input", "")
+    run = {data["tool_call_id"]: data["tool_input"] for data in told if "tool_input" in data}
+    assert {place: json.loads(text) for place, text in written.items()} == {
+        "main:0.0": {"key": "a"},
+        "main:0.1": {"key": "b"},
+    }
+    assert {place: json.loads(text) for place, text in run.items()} == {
+        place: json.loads(text) for place, text in written.items()
+    }
+
+
+async def test_a_server_that_counts_its_text_in_gives_the_calls_no_other_names() -> None:
+    """Anthropic's indexes are those of content blocks: the text is the first one."""
+    heard: list[dict[str, Any]] = []
+    async with serve_script([Turn("I look.", calls=[call("calculate", expression="6*7")]), answer("42")]) as server:
+        agent = Agent("anthropic:m", [calculate], base_url=server.url, api_key="k", home=False)
+        assert (await agent.run("What?", listeners=[StreamHandler(heard.append)])).answer == "42"
+    assert {data["tool_call_id"] for data in of(heard, "tool_call")} == {"main:0.0"}
+
+
+async def test_a_call_that_is_not_run_has_an_end_too() -> None:
+    script = [Turn("", calls=[call("look", key="a"), call("nosuch", key="b")]), answer("42")]
+    last = {data["tool_call_id"]: data for data in of(await lead(script), "tool_call")}
+    refused = last["main:0.1"]
+    assert (refused["tool_name"], refused["ok"], refused["run"]) == ("nosuch", False, False)
+    assert 'no tool "nosuch"' in refused["result"]
+    assert last["main:0.0"]["ok"] is True
+    assert "run" not in last["main:0.0"]
+
+
+async def test_a_call_that_is_written_again_has_another_id() -> None:
+    heard = await lead([call("look", key="a"), answer("42")], misbehave=once("truncated"))
+    told = of(heard, "tool_call")
+    ids = {data["tool_call_id"]: data.get("message_id", "") for data in told if "message_id" in data}
+    assert [*ids] == ["main:0.0", "main:1.0"]
+    assert {data["tool_call_id"] for data in told if "handle" in data} == {"main:1.0"}
+    assert of(heard, "discard")[0]["message_id"] == ids["main:0.0"]
+
+
+async def test_a_resumed_runs_calls_have_the_ids_that_they_had(home: Path) -> None:
+    heard: list[dict[str, Any]] = []
+
+    @tool(read_only=True)
+    async def look(key: str) -> str:
+        """Look up a key."""
+        return "known"
+
+    agent = Agent(ScriptedClient([call("look", key="a"), answer("42")]), [look], home=home)
+    await agent.run("What?", run_id="r1")
+    await agent.resume("r1", listeners=[StreamHandler(heard.append)])
+    assert {data["tool_call_id"] for data in of(heard, "tool_call")} == {"main:0.0"}
 
 
 async def test_a_reply_that_does_not_count_is_taken_back() -> None:

@@ -225,7 +225,7 @@ class ServerTold(Event):
 
 @record
 class ToolStarted(Event):
-    """Intent: a tool is about to run. `handle` ("r7") names the call within its agent."""
+    """Intent: a tool is about to run. `handle` ("r7") names the call in its agent, `index` (from 0) in its reply."""
 
     identity = "handle"
     bodies = ("arguments",)
@@ -235,6 +235,7 @@ class ToolStarted(Event):
     turn: int = 0
     call_id: str = ""
     server_name: str | None = None
+    index: int = 0
 
 
 @record
@@ -270,8 +271,7 @@ class Repaired(Event):
 class TurnAccepted(Event):
     """A turn enters the history, with what the model is shown of its calls: frozen from here on.
 
-    `calls` hold id, name, arguments (an object), server_name, text; `returns` hold call (index), text, handle, ok,
-    tokens.
+    `calls` hold id, name, arguments (an object), server_name, text; `returns` call (index), text, handle, ok, tokens.
     """
 
     bodies = ("text", "raw", "reasoning")

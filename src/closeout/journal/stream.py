@@ -21,6 +21,7 @@ from closeout.journal.events import (
     RunStarted,
     ToolFinished,
     ToolStarted,
+    TurnAccepted,
     TurnRolledBack,
 )
 from closeout.journal.journal import Progress
@@ -127,6 +128,9 @@ class _Follower:
         self._workflow = str(uuid.uuid4())
         self._agents: dict[str, str] = {}
         self._attempts: dict[str, int] = {}  # of each agent, the present one: turns are counted anew in each
+        self._requests: dict[str, int] = {}  # of each agent, the last one
+        self._written: dict[str, list[int]] = {}  # of each agent, the indexes of its reply's calls in their order
+        self._calls: dict[str, str] = {}  # agent:handle → the id of a call that was run
 
     def send(self, event_type: str, data: Mapping[str, Any]) -> None:
         self._handler.send(event_type, {"workflow_id": self._workflow, **data})
@@ -149,18 +153,30 @@ class _Follower:
         if piece.kind in ("thought", "text", "answer", "reasoning"):
             data = {"message_id": message_id, "delta": {"content": piece.text}, "kind": piece.kind}
             self.send("message", data)
-        elif piece.kind == "tool_name":
-            self.send("tool_call", _call(f"{message_id}.{piece.index}", piece.text))
-        elif piece.kind == "tool_arguments":
-            self.send("tool_call", _call(f"{message_id}.{piece.index}", "", delta_input=piece.text))
-        else:
+        elif piece.kind == "discard":
+            self._written.pop(piece.agent, None)
             self.send("discard", {"message_id": message_id})
+        else:
+            written = self._written.setdefault(piece.agent, [])
+            if piece.index not in written:
+                written.append(piece.index)  # servers count text blocks in, or begin anywhere
+            call_id = self._call_id(piece.agent, written.index(piece.index))
+            if piece.kind == "tool_name":
+                self.send("tool_call", _call(call_id, piece.text, message_id=message_id))
+            else:
+                self.send("tool_call", _call(call_id, "", message_id=message_id, delta_input=piece.text))
 
     def _message_id(self, agent: str, turn: int) -> str:
         return f"{agent}:{self._attempts.get(agent, 0)}:{turn}"
 
+    def _call_id(self, agent: str, index: int) -> str:
+        """The id of a call, while it is written and while it runs: its request and its place in the reply."""
+        return f"{agent}:{self._requests.get(agent, 0)}.{index}"
+
     def _tell_model(self, event: ModelRequested | ModelReplied | ModelFailed) -> None:
         if isinstance(event, ModelRequested):
+            self._requests[event.agent] = event.call
+            self._written.pop(event.agent, None)
             self.send("start_of_llm", {"agent_name": event.agent, "purpose": event.purpose})
             return
         self.send("end_of_llm", {"agent_name": event.agent, "usage": dict(event.usage)})
@@ -168,11 +184,23 @@ class _Follower:
             self.send("show_error", {"error": event.error})
 
     def _tell_tool(self, event: ToolStarted | ToolFinished) -> None:
-        call_id = f"{event.agent}:{event.handle}"
+        place = f"{event.agent}:{event.handle}"
         if isinstance(event, ToolStarted):
-            self.send("tool_call", _call(call_id, event.name, tool_input=event.arguments))
+            call_id = self._calls[place] = self._call_id(event.agent, event.index)
+            self.send("tool_call", _call(call_id, event.name, handle=event.handle, tool_input=event.arguments))
         else:
-            self.send("tool_call", _call(call_id, event.name, ok=event.ok, result=event.note, ms=event.ms))
+            call_id = self._calls.get(place, place)
+            ended = {"ok": event.ok, "result": event.note, "ms": event.ms}
+            self.send("tool_call", _call(call_id, event.name, handle=event.handle, **ended))
+
+    def _tell_not_run(self, event: TurnAccepted) -> None:
+        """Calls that were written and answered without being run: refused, or made before."""
+        for given in event.returns:
+            if self._calls.pop(f"{event.agent}:{given['handle']}", None) is None:
+                place, ok = given["call"], given["ok"]
+                call_id = self._call_id(event.agent, place)
+                about = {"handle": given["handle"], "ok": ok, "result": "" if ok else given["text"], "run": False}
+                self.send("tool_call", _call(call_id, event.calls[place]["name"], **about))
 
     def _tell_agents(self, event: Event) -> None:
         match event:
@@ -190,6 +218,8 @@ class _Follower:
                     self.send("start_of_agent", {"agent_name": event.agent, "display_name": name, "agent_id": agent_id})
             case AgentEnded():
                 self._end_agent(event.agent)
+            case TurnAccepted():
+                self._tell_not_run(event)
             case TurnRolledBack():
                 message_id = self._message_id(event.agent, event.turn)
                 self.send("discard", {"message_id": message_id, "reason": event.reason})

@@ -178,15 +178,15 @@ class Orchestrator:
         return back
 
     async def _call(self, reading: Reading) -> Sequence[CallOutcome]:
-        first = self.calls_made
+        first = self.calls_made + 1
         self.calls_made += len(reading.calls)
-        self.door.turn = self.turn
+        self.door.turn, self.door.first = self.turn, first
         outcomes = await self.executor.execute_calls(
             reading.calls,
             agent=self.scope.path,
             allow_duplicates=self.rollbacks.spent,
             through=self.door,
-            handles=lambda index: f"r{first + index + 1}",
+            handles=lambda index: f"r{first + index}",
         )
         for outcome in outcomes:
             if outcome.repairs:

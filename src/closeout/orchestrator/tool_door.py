@@ -28,6 +28,7 @@ class ToolDoor:
 
     def __init__(self, scope: Scope) -> None:
         self.turn = 0
+        self.first = 1  # number of the first call of the reply, which the handle of a call has
         self._scope = scope
 
     async def __call__(
@@ -47,8 +48,9 @@ class ToolDoor:
             live.append(output)
             return _finished(scope.path, handle, spec.name, output, began)
 
+        index = int(handle[1:]) - self.first
         started = ToolStarted(
-            scope.path, handle, spec.name, _json_text(call.arguments), self.turn, call.id, spec.server_name
+            scope.path, handle, spec.name, _json_text(call.arguments), self.turn, call.id, spec.server_name, index
         )
         interrupted = None
         if spec.policy.crash_rule == "report":
