@@ -399,7 +399,8 @@ def test_stopped_while_the_model_writes_a_run_says_how_to_go_on_and_goes_on(
     shown = here("runs", run_id).out
     assert "cancelled · 1 turn" in shown
     again = here("resume", run_id, "--json", "-q").json
-    assert (again["answer"], again["turns"], again["usage"]["requests"]) == ("42", 2, 2)
+    assert (again["answer"], again["turns"]) == ("42", 2)
+    assert again["usage"]["requests"] == 3, "the server has had the one that was broken off, too"
 
 
 @posix_only

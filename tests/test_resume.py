@@ -9,23 +9,26 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from closeout import Agent, RunResult, tool
+from closeout import Agent, RunResult, StreamHandler, tool
 from closeout.errors import JournalLocked
 from closeout.journal import events as ev
+from closeout.journal.ledger import Ledger
 from closeout.journal.store import close_stores, open_store
+from closeout.messages import Usage
 from closeout.orchestrator.run import replay
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once
 from journal_file import store_events, stored_events
 
 TURNS = 6
 
 
-def make_agent(home: Path, ran: list[str] | None = None, **options: Any) -> Agent:
+def make_agent(home: Path, ran: list[str] | None = None, misbehave: Any = (), **options: Any) -> Agent:
     """An agent whose model looks six keys up, judged by nothing but what the request holds."""
 
     @tool(read_only=True, inline=True)
@@ -40,7 +43,8 @@ def make_agent(home: Path, ran: list[str] | None = None, **options: Any) -> Agen
         left = [f"{name}{n}" for n in range(TURNS) if f"[{name}{n}] known" not in view.text]
         return Turn(f"Next is {left[0]}.", calls=[call("look", key=left[0])]) if left else answer(f"{name} is done")
 
-    return Agent(ScriptedClient(script, by="question"), [look], home=home, **options)
+    model = ScriptedClient(script, by="question", misbehave=misbehave)
+    return Agent(model, [look], home=home, **options)
 
 
 def kinds(events: list[ev.Event]) -> list[str]:
@@ -266,3 +270,80 @@ def test_a_thousand_turns_take_ten_times_the_steps_and_memory_of_a_hundred(home:
     assert thousand - three <= per_turn * 700 * 1.15, found
     small, large = found["memory"]
     assert large <= small * 4 * 1.3, found
+
+
+# ------------------------------------------------------------------------------------------------ the bill
+
+
+def billed(home: Path) -> Usage:
+    """What the record says that the run has cost."""
+    return Ledger(events_of(home, "run")).usage
+
+
+async def cancelled(agent: Agent, start: Callable[[Agent], Any]) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await start(agent)
+
+
+async def test_a_request_that_was_cancelled_is_on_the_runs_bill_however_often_it_is_resumed(home: Path) -> None:
+    first = await make_agent(home / "other").run("Do a")
+    hang = [once("hang", at=2)]
+    await cancelled(make_agent(home, misbehave=hang), lambda agent: agent.run("Do a", run_id="run"))
+    assert (billed(home).requests, billed(home).input_tokens > 0) == (2, True)
+    await cancelled(make_agent(home, misbehave=once("hang", at=1)), lambda agent: agent.resume("run"))
+    assert billed(home).requests == 3
+
+    resumed = await make_agent(home).resume("run")
+    again = await make_agent(home).resume("run")
+    assert resumed.answer == again.answer == "a is done"
+    assert resumed.usage == again.usage == billed(home)
+    assert resumed.usage.requests == first.usage.requests + 2
+    assert resumed.usage.total_tokens > first.usage.total_tokens
+
+
+async def test_a_request_that_failed_for_good_is_on_the_bill_of_the_run_that_goes_on(home: Path) -> None:
+    first = await make_agent(home / "other").run("Do a")
+    failed = await make_agent(home, misbehave=once("server_error", at=2, times=9)).run("Do a", run_id="run")
+    assert (failed.status, failed.usage.requests) == ("failed", 2)
+    resumed = await make_agent(home).resume("run")
+    again = await make_agent(home).resume("run")
+    assert resumed.usage == again.usage == billed(home)
+    assert resumed.usage.requests == first.usage.requests + 1
+
+
+async def test_what_was_spent_on_a_cancelled_request_counts_against_the_limit(home: Path) -> None:
+    limited = {"config": {"agent": {"max_tokens": 900}}}
+    whole = await make_agent(home / "other", **limited).run("Do a")
+    hang = make_agent(home, misbehave=once("hang", at=5), **limited)
+    await cancelled(hang, lambda agent: agent.run("Do a", run_id="run"))
+    for _ in range(3):
+        hang = make_agent(home, misbehave=once("hang", at=1), **limited)
+        await cancelled(hang, lambda agent: agent.resume("run"))
+    resumed = await make_agent(home, **limited).resume("run")
+    assert (whole.stop_reason, resumed.stop_reason) == ("answered", "max_tokens")
+    assert resumed.usage.total_tokens <= 900
+
+
+async def test_a_watcher_hears_of_every_try_in_pairs(home: Path) -> None:
+    await cancelled(make_agent(home, misbehave=once("hang", at=2)), lambda agent: agent.run("Do a", run_id="run"))
+    heard: list[dict[str, Any]] = []
+    await make_agent(home).resume("run", listeners=[StreamHandler(heard.append)])
+    told = [event["event"] for event in heard if event["event"] in ("start_of_llm", "end_of_llm", "show_error")]
+    assert told == ["start_of_llm", "end_of_llm"] * (TURNS + 2)
+
+
+async def test_a_cancelled_sub_agents_request_is_on_the_bill_too(home: Path) -> None:
+    def agent(misbehave: Any = ()) -> Agent:
+        clerk = Agent(ScriptedClient([answer("42")], misbehave=misbehave))
+
+        def script(view: RequestView) -> Any:
+            return answer("42") if view.messages[-1]["role"] == "tool" else call("clerk", task="find out")
+
+        return Agent(ScriptedClient(script), [clerk.as_tool("clerk", "Finds out.")], home=home)
+
+    await cancelled(agent("hang"), lambda chief: chief.run("What?", run_id="run"))
+    resumed = await agent().resume("run")
+    again = await agent().resume("run")
+    assert resumed.usage == again.usage == billed(home)
+    assert resumed.usage.requests == 4

@@ -276,6 +276,7 @@ class Journal:
         run: Callable[[], Awaitable[Event]],
         interrupted: Callable[[], Event] | None = None,
         below: Callable[[Event], object] | None = None,
+        failed: Callable[[Event], object] | None = None,
     ) -> Event:
         """The one door: write the intent, do the effect, write the outcome, and return it.
 
@@ -283,6 +284,7 @@ class Journal:
         when the process died, `interrupted()` is the outcome if given; otherwise it is done again. An effect that may
         not be done again has its intent on disk before it begins and its outcome before anything follows from it.
         `below` is told what is recorded of agents that a handed-back call had started: they do not run again.
+        `failed` is told of failures after which the effect was tried again.
         """
         past = self._past
         started_before = past.has_started(started) if past.events else False
@@ -290,6 +292,11 @@ class Journal:
         stands = past.recognise(started) if past.events else None
         if stands is None:
             self._write(started)
+        if failed is not None and past.rows:
+            for failure in past.failures_of(started):
+                self._say(stands or started, handed_back=True)
+                self._say(failure, handed_back=True)
+                failed(failure)
         # Of a call that was under way when the process died the intent is recorded; it is made now all the same.
         self._say(stands or started, handed_back=recorded is not None)
         if recorded is not None:
@@ -300,9 +307,8 @@ class Journal:
             self._say(recorded, handed_back=True)
             return recorded
         if self.replay_only:
-            raise JournalError(
-                f"The record of run {self.run_id} ends here: it does not hold what {_place(started)} brought."
-            )
+            place = f"{type(started).__name__} {started.key} of agent {started.agent}"
+            raise JournalError(f"The record of run {self.run_id} ends here: it does not hold what {place} brought.")
         if interrupted is not None:
             if started_before:
                 return self.append(interrupted())
@@ -391,7 +397,3 @@ class _Guest:
                     self._close()
 
         return leave
-
-
-def _place(event: Event) -> str:
-    return f"{type(event).__name__} {event.key} of agent {event.agent}"

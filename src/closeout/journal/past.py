@@ -18,8 +18,9 @@ from closeout.journal.events import (
 )
 from closeout.journal.store import Row
 
-__all__ = ["Past"]
+__all__ = ["CANCELLED", "Past"]
 
+CANCELLED = "CancelledError"  # the kind of a ModelFailed that nobody waited for any more: no outcome, only its cost
 _INTENT_OF = {
     "ModelReplied": "ModelRequested",
     "ModelFailed": "ModelRequested",
@@ -50,6 +51,7 @@ class Past:
         self.departure = ""
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._outcomes: dict[tuple[str, str, str], _Recorded] = {}
+        self._failures: dict[tuple[str, str, str], list[Event]] = {}  # after which the same was tried again
         self._remember(rows)
         self._counts.clear()
 
@@ -68,10 +70,16 @@ class Past:
             intent = _INTENT_OF.get(type(event).__name__)
             if intent is None:
                 self.events[self._place(event)] = event
-            elif not (isinstance(event, ModelFailed) and row.seq > last_success):
+                continue
+            place = event.agent, intent, event.key
+            if isinstance(event, ModelFailed) and (row.seq > last_success or event.kind == CANCELLED):
                 # A failure after which nothing succeeded is not handed back: to resume is to try that again.
-                elapsed = row.time - rows[0].time - self.idle
-                self._outcomes[event.agent, intent, event.key] = _Recorded(event, elapsed)
+                self._failures.setdefault(place, []).append(event)
+                continue
+            before = self._outcomes.get(place)
+            if before is not None and isinstance(before.event, ModelFailed):
+                self._failures.setdefault(place, []).append(before.event)
+            self._outcomes[place] = _Recorded(event, row.time - rows[0].time - self.idle)
 
     def _place(self, event: Event) -> tuple[str, str, str]:
         kind = type(event).__name__
@@ -112,6 +120,10 @@ class Past:
             self.events = {place: event for place, event in self.events.items() if not place[0].startswith(prefix)}
             self._outcomes = {place: o for place, o in self._outcomes.items() if not place[0].startswith(prefix)}
         return below
+
+    def failures_of(self, started: Event) -> list[Event]:
+        """The recorded failures of an effect after which it was, or is now, tried again."""
+        return self._failures.pop((started.agent, type(started).__name__, started.key), []) if self._failures else []
 
     def outcome_of(self, started: Event) -> Event | None:
         """The recorded outcome of an effect; each is handed back once."""

@@ -25,6 +25,7 @@ from closeout.journal.events import (
     TurnRolledBack,
 )
 from closeout.journal.journal import Progress
+from closeout.journal.past import CANCELLED
 
 if TYPE_CHECKING:
     from closeout.journal.journal import Journal
@@ -180,7 +181,7 @@ class _Follower:
             self.send("start_of_llm", {"agent_name": event.agent, "purpose": event.purpose})
             return
         self.send("end_of_llm", {"agent_name": event.agent, "usage": dict(event.usage)})
-        if isinstance(event, ModelFailed):
+        if isinstance(event, ModelFailed) and event.kind != CANCELLED:
             self.send("show_error", {"error": event.error})
 
     def _tell_tool(self, event: ToolStarted | ToolFinished) -> None:

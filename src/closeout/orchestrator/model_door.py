@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from closeout.codec import shared_prefix
-from closeout.errors import LimitReached, ModelError, ModelTimeout, error_type
-from closeout.journal.events import ModelFailed, ModelReplied, ModelRequested, ModelRetried, Noted, usage_record
+from closeout.errors import JournalError, LimitReached, ModelError, ModelTimeout, error_type
+from closeout.journal.events import Event, ModelFailed, ModelReplied, ModelRequested, ModelRetried, Noted, usage_record
 from closeout.journal.journal import Journal
+from closeout.journal.past import CANCELLED
 from closeout.llm.base import BaseClient, CreatedMessage, OnDelta, OnRetry, RetryNote
 from closeout.messages import Message, ModelReply, ModelRequest, Usage
 from closeout.orchestrator.limits import Budget
@@ -70,7 +72,9 @@ class JournaledClient(BaseClient):
         live: list[ModelReply] = []
         self._budget.asking = True
         try:
-            outcome = await self._journal.effect(intent, partial(self._ask, intent, request, on_delta, on_retry, live))
+            outcome = await self._journal.effect(
+                intent, partial(self._ask, intent, request, on_delta, on_retry, live), failed=self._charge_lost
+            )
         finally:
             self._budget.asking = False
         if isinstance(outcome, ModelFailed):
@@ -125,6 +129,18 @@ class JournaledClient(BaseClient):
         self._budget.charge(usage)
         self._budget.note_request(usage, ms / 1000)
 
+    def _charge_lost(self, failed: Event) -> None:
+        """What a request cost after which the same was asked again: it says nothing of the next one's size."""
+        assert isinstance(failed, ModelFailed)
+        usage = Usage(**failed.usage)
+        self.charge(usage)
+        self._budget.charge(usage)
+
+    def _unheard(self, size: int) -> Usage:
+        """What a request costs whose reply was not waited for: the server has read the prompt, whatever it wrote."""
+        spent = self._tokens_of(size)
+        return Usage(spent, requests=1, cost_usd=spent * self._budget.price)
+
     async def _ask(
         self,
         intent: ModelRequested,
@@ -155,9 +171,14 @@ class JournaledClient(BaseClient):
             failed = error
         except TimeoutError:
             text = "The time allowed for this run (max_seconds) ran out while the model was writing."
-            spent = self._tokens_of(intent.size)  # the server has read the prompt, whatever it wrote
-            usage = Usage(spent, requests=1, cost_usd=spent * self._budget.price)
-            failed = ModelTimeout(text, usage=usage)
+            failed = ModelTimeout(text, usage=self._unheard(intent.size))
+        except asyncio.CancelledError:
+            usage = usage_record(self._unheard(intent.size))
+            lost = ModelFailed(self._agent, call, CANCELLED, "The request was cancelled.", usage, None, _ms(began))
+            self._charge_lost(lost)
+            with suppress(JournalError):
+                self._journal.append(lost)
+            raise
         else:
             live.append(reply)
             return ModelReplied.of(self._agent, call, reply, _ms(began))

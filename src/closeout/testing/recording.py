@@ -24,6 +24,7 @@ from closeout.journal.events import (
     RunStarted,
     event_from,
 )
+from closeout.journal.past import CANCELLED
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import Row
 from closeout.llm.base import OnDelta, OnRetry
@@ -212,7 +213,8 @@ class RecordedClient(ScriptedClient):
 
 def _exchanges(events: Sequence[Event]) -> Iterator[_Exchange]:
     """Requests that brought something, in the order in which they were made."""
-    brought = {(e.agent, e.call): e for e in events if isinstance(e, (ModelReplied, ModelFailed))}
+    outcomes = [e for e in events if isinstance(e, (ModelReplied, ModelFailed))]
+    brought = {(e.agent, e.call): e for e in outcomes if not (isinstance(e, ModelFailed) and e.kind == CANCELLED)}
     for event in events:
         if isinstance(event, ModelRequested) and (outcome := brought.pop((event.agent, event.call), None)) is not None:
             yield _Exchange(event, outcome)
