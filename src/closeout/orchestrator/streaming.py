@@ -51,15 +51,15 @@ class ReplyListener:
         if not self._begun:
             self._begun = True
             self._tell_kept()
-        self._tell(self._reader, delta)
+        for event in self._reader.feed(delta):
+            self.heard = True
+            self._journal.tell(Progress(self._agent, self.turn, event.kind, event.text, event.index))
         return (self._reader.complete and not self.closing) or self._repetition.feed(delta.text)
 
     def _tell_kept(self) -> None:
+        """What the reply goes on from stands before it, told again if it was taken back."""
         if not self.heard:
-            self._tell(self._make_reader(), Delta("text", self._kept))
+            for event in self._make_reader().feed(Delta("text", self._kept)):
+                self._journal.tell(Progress(self._agent, self.turn, event.kind, event.text, event.index))
+        self.heard = True
         self._journal.tell(Progress(self._agent, self.turn, "text", "\n\n"))
-
-    def _tell(self, reader: Reader, delta: Delta) -> None:
-        for event in reader.feed(delta):
-            self.heard = True
-            self._journal.tell(Progress(self._agent, self.turn, event.kind, event.text, event.index))
