@@ -28,7 +28,7 @@ from closeout.answers.outcomes import (
     error_of,
 )
 from closeout.answers.prompts import generate_agent_summarize_prompt, retry_prompt
-from closeout.answers.replies import has_tool_calls, problem_of
+from closeout.answers.replies import has_tool_calls, invents_result, problem_of
 from closeout.answers.selection import select_answer
 from closeout.errors import (
     BadRequest,
@@ -240,7 +240,7 @@ class AnswerGenerator:
             if call[0]:
                 text = request.whole(call[0])
                 summary, boxed, usage_log = self.output_formatter.format_final_summary_and_log(text, self.llm_client)
-                if boxed and boxed != FORMAT_ERROR_MESSAGE:
+                if boxed and boxed != FORMAT_ERROR_MESSAGE and not invents_result(text):
                     self._log("info", _ANSWER_STEP, f"Boxed answer found on attempt {attempt + 1}")
                     self.reading, self.failure = self.contract.read(text), None
                     return FinalAnswer(text, summary, boxed, usage_log, [*base, _user(prompt), _reply_of(call)])

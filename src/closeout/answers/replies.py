@@ -12,9 +12,9 @@ from typing import Any, Literal
 from closeout.answers.contracts import ContractReading
 from closeout.answers.reading import said
 
-__all__ = ["ReplyProblem", "has_tool_calls", "is_refusal", "problem_of"]
+__all__ = ["ReplyProblem", "has_tool_calls", "invents_result", "is_refusal", "problem_of"]
 
-Kind = Literal["empty", "tool_call", "cut", "refusal", "format_missing", "contract"]
+Kind = Literal["empty", "tool_call", "invented", "cut", "refusal", "format_missing", "contract"]
 
 _REFUSAL = re.compile(
     r"\W*(?:i'?m (?:really |very |so )?sorry|i am sorry|sorry\b|i apologi[sz]e|unfortunately"
@@ -26,7 +26,15 @@ _REFUSAL = re.compile(
 _REFUSAL_LENGTH = 700  # characters: a longer text is an answer that begins politely
 # Calls that a model writes out as text when tools are closed.
 _WRITTEN_CALL = re.compile(
-    r"<use_mcp_tool>|<tool_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>|^Action Input:", re.MULTILINE
+    r"<use_mcp_tool>|<tool_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>"
+    r"|^Action Input:|^Action:\s{0,4}(?:```(?:json)?\s{0,4})?\{",
+    re.MULTILINE,
+)
+# A result that no tool gave, written out by the model: what stands behind it is not an answer, in any dialect.
+_INVENTED = re.compile(
+    r"^[ \t>*#]*(?:observation|tool[ _](?:result|response|output)|观察|观测)\s*\d*\s*[*]*[:：]"
+    r"|^[ \t]*<(?:tool_response|tool_result|function_results?|observation)\b",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 
@@ -46,6 +54,11 @@ def has_tool_calls(info: Any) -> bool:
     return isinstance(info, list) and bool(info)
 
 
+def invents_result(text: str) -> bool:
+    """Whether a model wrote out, as a line of its own, a tool's result that no tool gave."""
+    return _INVENTED.search(text) is not None
+
+
 def is_refusal(text: str) -> bool:
     """Whether a text, without its reasoning, is short and declines the task rather than answers it."""
     visible = said(text).strip()
@@ -53,13 +66,16 @@ def is_refusal(text: str) -> bool:
 
 
 def problem_of(text: str, reading: ContractReading, *, called_tools: bool = False, cut: bool = False) -> ReplyProblem:
-    """What is wrong with a reply that the contract did not accept; the most telling thing first.
+    """What is wrong with a reply that was not accepted; the most telling thing first.
 
     `called_tools`: it made native calls. `cut`: it ended at the token limit.
     """
     if called_tools or _WRITTEN_CALL.search(text):
         hint = "Your last reply called a tool. Tools are closed now, so nothing was run: answer from what you have."
         return ReplyProblem("tool_call", hint)
+    if invents_result(text):
+        hint = "You wrote a tool result yourself. No tool was run: answer from the results that you have."
+        return ReplyProblem("invented", hint)
     if not text.strip():
         return ReplyProblem("empty", "Your last reply was empty.")
     if cut:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from closeout.answers.reading import ContractReading
+from closeout.answers.replies import invents_result
 from closeout.context.eviction import EvictionPolicy
 from closeout.context.history import History
 from closeout.dialects.constrain import action_constraint
@@ -32,12 +32,6 @@ SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect, until the run
 # Which dialect writes the form in which a salvaged call stood; other forms are native ones that the server lost.
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
-# A result that no tool gave, written out by the model: what stands behind it is not an answer, in any dialect.
-INVENTED = re.compile(
-    r"^[ \t>*#]*(?:observation|tool[ _](?:result|response|output)|观察|观测)\s*\d*\s*[*]*[:：]"
-    r"|^[ \t]*<(?:tool_response|tool_result|function_results?|observation)\b",
-    re.IGNORECASE | re.MULTILINE,
-)
 INVENTED_DEFECT = Defect(
     "invented_observation",
     "You wrote a tool result yourself. Results come only from tools: make the call and wait for what it brings.",
@@ -183,7 +177,7 @@ class Asking:
             self._foreign = 0
             return reading
         reading = self._salvaged(reading, reply) or reading
-        if not reading.calls and INVENTED.search(reading.answer or ""):
+        if not reading.calls and invents_result(reading.answer or ""):
             return replace(reading, answer=None, defects=(INVENTED_DEFECT, *reading.defects))
         return reading
 
