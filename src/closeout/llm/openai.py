@@ -102,7 +102,8 @@ class OpenAIClient(HTTPClient):
         head = self._head(request, stream)
         if request.prompt is not None:
             return b'%b"prompt":%b}' % (head, encode_json(request.prompt))
-        return b'%b"messages":[%b]}' % (head, Message.joined(request.messages, self._protocol, self._encode))
+        joined = Message.joined(request.messages, self._protocol, self._encode)
+        return b"".join((head, b'"messages":[', joined, b"]}"))  # `%` copies what is long more than once
 
     def _head(self, request: ModelRequest, stream: bool) -> bytes:
         # Identity stands for equality here; the cache holds what it has seen, so that no identity is used twice.

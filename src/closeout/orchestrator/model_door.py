@@ -214,12 +214,12 @@ class JournaledClient(BaseClient):
                 if before is not now and before != now:
                     break
                 same += 1
-        sizes = self._sizes[:same]
+        sizes = self._sizes
+        del sizes[same:]
         size = shared = sizes[-1] if sizes else 0
         for message in request.messages[same:]:
             size += message_size(message)
             sizes.append(size)
-        self._sizes = sizes
         return size, shared
 
 
