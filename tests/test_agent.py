@@ -317,14 +317,24 @@ async def test_without_an_answer_the_run_leaves_experience() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "reason"), [({"max_tokens": 2500}, "max_tokens"), ({"max_seconds": 2.0}, "max_seconds")]
+    ("limit", "reason"), [({"max_tokens": 2500}, "max_tokens"), ({"max_seconds": 3.0}, "max_seconds")]
 )
 async def test_a_budget_ends_with_a_closing_turn_within_its_reserve(limit: dict[str, Any], reason: str) -> None:
     def script(view: RequestView) -> Turn:
         key = hashlib.sha256(str(view.number).encode()).hexdigest()
-        return answer("so far") if "closing turn" in view.last else Turn(calls=[call("look", key=key)])
+        return answer("so far") if "closing turn" in view.last else Turn(calls=[call("wait", key=key)])
 
-    async with world(script, config={"agent": limit}, max_turns=5000) as w:
+    @tool(read_only=True)
+    async def wait(key: str) -> str:
+        """Wait a moment.
+
+        Args:
+            key: what for
+        """
+        await asyncio.sleep(0.05)  # few turns, so that a slow machine has a short prompt to close on
+        return f"waited for {key}"
+
+    async with world(script, tools=[wait], config={"agent": limit}, max_turns=5000) as w:
         result = await w.run()
     assert result.answer == "so far"
     assert result.stop_reason == reason
