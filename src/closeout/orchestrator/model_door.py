@@ -27,6 +27,7 @@ UNPRICED = (
     "or say it with llm.prices={{MODEL: [INPUT, OUTPUT]}}, in dollars per million tokens."
 )
 USUAL_DENSITY = 0.3  # tokens for a character of a prompt, before the server has counted one
+LEAST_DENSITY = 0.2
 
 
 class JournaledClient(BaseClient):
@@ -46,7 +47,8 @@ class JournaledClient(BaseClient):
         self.prompt_tokens = 0  # of the last request, as the server counted
         self.growth = (0, 0)  # characters and tokens that the last request had more than the one that it extends
         self._counted = 0  # characters of the last request that the server counted
-        self._density = USUAL_DENSITY
+        self._base = (0, 0)  # characters and tokens of the last prompt that the server counted
+        self._rate = USUAL_DENSITY  # tokens for a character more
         self.listener: ReplyListener | None = None  # for requests made through the message-history face
         self.to_prompt: Callable[[Sequence[Message]], str] | None = None  # for endpoints that take text only
         self._journal = journal
@@ -96,8 +98,13 @@ class JournaledClient(BaseClient):
         self.growth = (intent.size - intent.shared, usage.input_tokens - before) if extends else (0, 0)
         self._counted = 0
         if usage.requests == 1 and intent.size and usage.input_tokens:
+            characters, tokens = self.growth
+            if characters and tokens > 0:
+                self._rate = max(tokens / characters, LEAST_DENSITY)
+            elif self._base == (0, 0):  # tools and frame are in the tokens, and not in the characters
+                self._rate = min(max(usage.input_tokens / intent.size, LEAST_DENSITY), 1.0)
             self._counted = intent.size
-            self._density = usage.input_tokens / intent.size
+            self._base = (intent.size, usage.input_tokens)
 
     async def create_message(self, *, keep_tool_result: int = -1, **options: Any) -> CreatedMessage:
         """As of any client, but with the results that the history has: what leaves it is in the journal."""
@@ -111,18 +118,19 @@ class JournaledClient(BaseClient):
         if limit:
             raise LimitReached(limit, f"One more request to the model would go beyond the limit ({limit}).")
 
-    def _forbidden(self, size: int) -> str:
+    def _forbidden(self, size: int, added: int = 0) -> str:
+        """The limit that a prompt of so many characters, and tokens beside them, would go beyond; or empty."""
         budget = self._budget
-        return budget.forbids(self._tokens_of(size) + budget.last.output_tokens) if budget.limited else ""
+        return budget.forbids(self._tokens_of(size) + added + budget.last.output_tokens) if budget.limited else ""
 
     def can_close(self, messages: Sequence[Message]) -> bool:
         """Whether what is left of the budget allows a closing request with these messages."""
-        added = int(self._budget.closing / self._density)
-        return not self._forbidden(sum(map(message_size, messages)) + added)
+        return not self._forbidden(sum(map(message_size, messages)), self._budget.closing)
 
     def _tokens_of(self, size: int) -> int:
-        """Tokens of a prompt of so many characters, by what the server counted for the last one."""
-        return int(size * self._density)
+        """Tokens of a prompt of so many characters: what the server counted for the last one, and what differs."""
+        characters, tokens = self._base
+        return max(int(tokens + (size - characters) * self._rate), 0)
 
     def _charge(self, usage: Usage, ms: float) -> None:
         self.charge(usage)
