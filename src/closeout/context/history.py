@@ -58,7 +58,7 @@ class History:
         if type(event) in _SEEN:
             self.apply(event)
 
-    def hears(self, kind: type[Event]) -> Callable[[Event], None] | None:
+    def hears(self, kind: type) -> Callable[[Event], None] | None:
         """As a journal's listener: what takes in events of a type."""
         return self.apply if kind in _SEEN else None
 

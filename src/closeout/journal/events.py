@@ -15,6 +15,7 @@ from closeout.messages import ModelReply, Repair, ToolCall, ToolReturn, Usage
 from closeout.records import record, shallow_dict
 
 __all__ = [
+    "EVENT_TYPES",
     "AgentEnded",
     "AgentStarted",
     "AnswerSeen",
@@ -379,17 +380,16 @@ def _text(arguments: Any) -> str:
 def _register() -> dict[str, type[Event]]:
     types = {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, Event)}
     for kind in types.values():
-        kind.names = tuple(f.name for f in fields(kind))
-        kind.values = shallow_dict(kind)
+        kind.names, kind.values = tuple(f.name for f in fields(kind)), shallow_dict(kind)
     return types
 
 
-_TYPES = _register()
+EVENT_TYPES = _register()
 
 
 def event_from(kind: str, body: Mapping[str, Any]) -> Event:
     """The event of a row; one that this version does not know becomes `Unknown`, never an error."""
-    found = _TYPES.get(kind)
+    found = EVENT_TYPES.get(kind)
     try:
         if found is None:
             raise TypeError

@@ -59,16 +59,10 @@ _Hears: TypeAlias = Callable[[Event | Progress], Any]
 Listener: TypeAlias = _Hears | RunListener
 
 
-class Selective(Protocol):
-    """A listener that only some types of event matter to, and no progress."""
-
-    def hears(self, kind: type[Event], /) -> Callable[[Any], Any] | None:
-        """What takes in events of a type; None: nothing does."""
-
-
-def _hearer(listener: _Hears, kind: type[Event]) -> Callable[[Any], Any] | None:
-    choose = getattr(listener, "hears", None)
-    return listener if choose is None else cast(Selective, listener).hears(kind)
+def _hearer(listener: _Hears, kind: type) -> Callable[[Any], Any] | None:
+    """What of a listener takes in things of a type; one to which not all of them matter says so with `hears`."""
+    choose: Callable[[type], Callable[[Any], Any] | None] | None = getattr(listener, "hears", None)
+    return listener if choose is None else choose(kind)
 
 
 def _follower(listener: Listener, journal: Journal) -> Follower | None:
@@ -106,7 +100,7 @@ class Journal:
         self._next = rows[-1].seq + 1 if rows else 0
         self._kept: list[Row] = []  # of a run without a store
         self._listeners: list[_Hears] = []
-        self._hearers: dict[type, tuple[Callable[[Any], Any], ...]] = {}  # of events of a type: found once
+        self._hearers: dict[type, tuple[Callable[[Any], Any], ...]] = {}  # of each type: found once
         self._commit: asyncio.TimerHandle | None = None  # the next one, where one is due
         self._failure: JournalError | None = None
 
@@ -208,10 +202,9 @@ class Journal:
             self._say(self._opening, handed_back=False)
 
     def _say(self, event: Event, *, handed_back: bool) -> None:
-        kind = type(event)
-        hearers = self._hearers.get(kind)
+        hearers = self._hearers.get(type(event))
         if hearers is None:
-            hearers = self._hearers[kind] = tuple(hear for each in self._listeners if (hear := _hearer(each, kind)))
+            hearers = self._find_hearers(type(event))
         if hearers:
             outer = self.handed_back
             self.handed_back = handed_back or self.replay_only
@@ -221,8 +214,14 @@ class Journal:
 
     def tell(self, progress: Progress) -> None:
         """Let listeners hear of something that is not kept."""
-        for listener in self._listeners:
-            listener(progress)
+        hearers = self._hearers.get(Progress)
+        for hear in self._find_hearers(Progress) if hearers is None else hearers:
+            hear(progress)
+
+    def _find_hearers(self, kind: type) -> tuple[Callable[[Any], Any], ...]:
+        found = tuple(hear for each in self._listeners if (hear := _hearer(each, kind)) is not None)
+        self._hearers[kind] = found
+        return found
 
     # ------------------------------------------------------------------------------------------ what is kept
 

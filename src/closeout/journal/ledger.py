@@ -53,7 +53,7 @@ class Ledger:
         if take is not None:
             take(self, event)
 
-    def hears(self, kind: type[Event]) -> Callable[[Any], None] | None:
+    def hears(self, kind: type) -> Callable[[Any], None] | None:
         """As a journal's listener: what takes in events of a type."""
         take = _TAKES.get(kind)
         return None if take is None else partial(take, self)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from closeout.journal.events import Event, Unknown, event_from
+from closeout.journal.events import EVENT_TYPES, Event, Unknown, event_from
 from closeout.messages import Usage
 
 __all__ = ["read_event", "unreadable"]
@@ -62,4 +62,4 @@ def _fits(value: Any, allowed: tuple[type, ...], items: tuple[type, ...], is_usa
     return not items or all(isinstance(item, items) for item in inner)
 
 
-_FIELDS: Mapping[type, _Fields] = {kind: _expected(kind) for kind in Event.__subclasses__()}
+_FIELDS: Mapping[type, _Fields] = {kind: _expected(kind) for kind in EVENT_TYPES.values()}
