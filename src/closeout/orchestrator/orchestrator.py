@@ -75,7 +75,6 @@ class Orchestrator:
         self.candidates: list[str] = []  # answers in the form asked for, seen on the way
         self.values: dict[str, Any] = {}  # the same as their contract's type
         self.facts: list[CallOutcome] = []  # what the present attempt called, for its experience
-        self.calls_made = 0
         self.closed: Closed | None = None  # how the last attempt ended
 
     async def run(self) -> Closed:
@@ -178,15 +177,13 @@ class Orchestrator:
         return back
 
     async def _call(self, reading: Reading) -> Sequence[CallOutcome]:
-        first = self.calls_made + 1
-        self.calls_made += len(reading.calls)
-        self.door.turn, self.door.first = self.turn, first
+        self.door.begin(self.turn, len(reading.calls))
         outcomes = await self.executor.execute_calls(
             reading.calls,
             agent=self.scope.path,
             allow_duplicates=self.rollbacks.spent,
             through=self.door,
-            handles=lambda index: f"r{first + index}",
+            handles=self.door.handle,
         )
         for outcome in outcomes:
             if outcome.repairs:

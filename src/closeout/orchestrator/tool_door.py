@@ -27,9 +27,17 @@ class ToolDoor:
     """What a ToolExecutor sends each call through: `await door(call, spec, handle, run)`."""
 
     def __init__(self, scope: Scope) -> None:
-        self.turn = 0
-        self.first = 1  # number of the first call of the reply, which the handle of a call has
         self._scope = scope
+        self._turn = 0
+        self._first = self._next = 1  # numbers of the reply's first call, and of the one after it
+
+    def begin(self, turn: int, calls: int) -> None:
+        """So many calls of a reply are to be made."""
+        self._turn, self._first, self._next = turn, self._next, self._next + calls
+
+    def handle(self, index: int) -> str:
+        """The name of the reply's call number `index`, from 0; calls are numbered through an agent's whole run."""
+        return f"r{self._first + index}"
 
     async def __call__(
         self, call: ToolCall, spec: ToolSpec, handle: str, run: Callable[[], Awaitable[ToolOutput]]
@@ -48,9 +56,9 @@ class ToolDoor:
             live.append(output)
             return _finished(scope.path, handle, spec.name, output, began)
 
-        index = int(handle[1:]) - self.first
+        index = int(handle.removeprefix("r")) - self._first
         started = ToolStarted(
-            scope.path, handle, spec.name, _json_text(call.arguments), self.turn, call.id, spec.server_name, index
+            scope.path, handle, spec.name, _json_text(call.arguments), self._turn, call.id, spec.server_name, index
         )
         interrupted = None
         if spec.policy.crash_rule == "report":
