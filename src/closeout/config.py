@@ -281,23 +281,20 @@ def _size(node: Any, known: dict[int, float]) -> float:
 
 
 def _given_twice(root: Any) -> Any:
-    """A key of a YAML tree that its own mapping has already, or None."""
-    waiting, met = [root], set()
+    """A key of a YAML tree that its own mapping has already, or None. The tree must have an end: see `_size`."""
+    waiting = [root]
     while waiting:
         node = waiting.pop()
-        if node is None or node.id == "scalar" or id(node) in met:
-            continue
-        met.add(id(node))
         if node.id == "sequence":
             waiting += node.value
-            continue
-        names = set()
-        for key, value in node.value:
-            if key.id == "scalar" and key.value in names:
-                return key
-            if key.id == "scalar":
-                names.add(key.value)
-            waiting.append(value)
+        elif node.id == "mapping":
+            names = set()
+            for key, value in node.value:
+                if key.id == "scalar" and key.value in names:
+                    return key
+                if key.id == "scalar":
+                    names.add(key.value)
+                waiting.append(value)
     return None
 
 

@@ -204,7 +204,7 @@ class AnswerGenerator:
             return None
         if not account.lower().lstrip("#*> ").startswith("failure type"):
             account = f"{FAILURE_SUMMARY_ASSISTANT_PREFIX} {account}"
-        preview = account[:500] + "..." * (len(account) > 500)
+        preview = account if len(account) <= 500 else account[:500] + "..."
         self._log("info", _SUMMARY_STEP, f"Generated failure experience summary:\n{preview}")
         return account
 

@@ -136,17 +136,7 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, listener: Re
     history: list[dict[str, Any]] = [*messages]
     if text:
         history.append(Message(role="assistant", content=text))
-    generator = AnswerGenerator(
-        client,
-        OutputFormatter(agent.plan.contract),
-        _task_log(agent),
-        StreamHandler(),
-        agent.plan,
-        list(agent.candidates),
-        shrink_history=lambda messages: agent.asking.shrunk(agent.history, agent.attempt) or _ends_of(messages),
-        agent_type=agent.scope.path.rpartition(":")[2],
-        on_refused=listener.refused,
-    )
+    generator = _generator(agent, listener)
 
     def asked_for_the_answer(*_: object) -> None:
         client.listener = None  # what is asked for after that is not for people
@@ -177,6 +167,20 @@ async def _asked(agent: Orchestrator, stop: Stop, text: str | None, listener: Re
     reason = _without_answer(stop)
     experience = experience_from(account, _facts(agent.facts), reason=reason, reply=text or "")
     return _unanswered(stop, generator.failure, ended.final_summary, experience)
+
+
+def _generator(agent: Orchestrator, listener: ReplyListener) -> AnswerGenerator:
+    return AnswerGenerator(
+        agent.asking.client,
+        OutputFormatter(agent.plan.contract),
+        _task_log(agent),
+        StreamHandler(),
+        agent.plan,
+        list(agent.candidates),
+        shrink_history=lambda messages: agent.asking.shrunk(agent.history, agent.attempt) or _ends_of(messages),
+        agent_type=agent.scope.path.rpartition(":")[2],
+        on_refused=listener.refused,
+    )
 
 
 def _cut_to_room(client: JournaledClient, messages: list[Message]) -> list[Message]:

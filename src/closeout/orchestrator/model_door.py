@@ -27,7 +27,7 @@ UNPRICED = (
     "or say it with llm.prices={{MODEL: [INPUT, OUTPUT]}}, in dollars per million tokens."
 )
 USUAL_DENSITY = 0.3  # tokens for a character of a prompt, before the server has counted one
-LEAST_DENSITY = 0.2
+LEAST_DENSITY = 0.2  # what a counted growth is taken for at least: a repeated text has next to none
 
 
 class JournaledClient(BaseClient):

@@ -84,11 +84,11 @@ def _plain(text: str) -> str:
 
 def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:
     """Whether a turn is to be taken back for what its calls brought: only when none of them is worth keeping."""
+    if not outcomes:
+        return None
     for outcome in outcomes:
         if not outcome.rollback:
             return None
-    if not outcomes:
-        return None
     first = outcomes[0]
     tool = first.spec.name if first.spec is not None and len({outcome.call.name for outcome in outcomes}) == 1 else ""
     return RollBack(first.status, first.reason, f"{first.call.name}: {first.reason}"[:300], tool)
