@@ -1,16 +1,18 @@
 # Every target makes the virtual environment it needs. Nothing is assumed but Python >= 3.11, make and pip's package index.
 PYTHON ?= python3
 VENV   ?= .venv
+LOWEST ?= .venv-lowest
 BIN    := $(VENV)/bin
 Q      ?= How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?
 ARGS   ?=
 
-.PHONY: help run test test-models check bench bench-models format clean
+.PHONY: help run test test-lowest test-models check bench bench-models format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run Q=\"…\"     answer a question with the embedded model over examples/documents"
 	@echo "make test          run the tests"
+	@echo "make test-lowest   run the tests with the lowest versions of all dependencies"
 	@echo "make test-models   run the tests that use the embedded model (slow)"
 	@echo "make check         lint, types, layers"
 	@echo "make bench         run the benchmarks, one summary line each"
@@ -30,11 +32,24 @@ $(VENV)/.dev: pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
 	@touch $@ $(VENV)/.run
 
+# Made from scratch each time: what an earlier set of bounds installed must not stay.
+$(LOWEST)/.dev: pyproject.toml .ci/lowest.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Closeout needs Python 3.11 or newer: make test-lowest PYTHON=python3.12")'
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@echo "Installing the lowest versions into $(LOWEST) …" >&2
+	@$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[all,dev]' || \
+		{ echo "The lowest versions in pyproject.toml cannot be installed together (see above). Raise the bound that pip names." >&2; exit 1; }
+	@touch $@
+
 run: $(VENV)/.run
 	@$(BIN)/closeout run "$(Q)" --docs examples/documents $(ARGS)
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-lowest: $(LOWEST)/.dev
+	@$(LOWEST)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-models: $(VENV)/.dev
 	@$(BIN)/python -m pytest -m models -n 0 $(ARGS)
@@ -57,4 +72,4 @@ bench-models: $(VENV)/.dev
 	@$(BIN)/python bench/local_model.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from closeout.orchestrator.subagents import read_result_tool
+from closeout.run.subagents import read_result_tool
 
 QUESTION = "What is behind the last key?"
 # What the agent sends besides the question, word for word: its instruction, and the tool that reads on in results.

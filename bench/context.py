@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from closeout.context.eviction import Eviction, EvictionPolicy
 from closeout.context.history import History
+from closeout.context.policy import ContextState, Eviction, EvictionPolicy
 from closeout.dialects.protocol import get_dialect
 from closeout.journal.events import AttemptStarted, Compacted, Evicted, TurnAccepted
 from closeout.messages import Capabilities, Message, ModelRequest
-from closeout.outputs.tokens import count_tokens
+from closeout.results.tokens import count_tokens
 
 RATIOS = (0.025, 0.1, 0.25)
 WRITE = 1.25  # price of a token written into a breakpoint cache, of a fresh one's
@@ -53,7 +53,7 @@ WORDS = [
 
 
 @dataclass(slots=True)
-class Bill:
+class Totals:
     """Totals over a trajectory, in tokens; `cost` by cache kind and ratio, in prices of one fresh input token."""
 
     requests: int = 0
@@ -84,7 +84,7 @@ def turns(count: int, seed: int = 7) -> Iterator[TurnAccepted]:
         }
         result = text_of(rng, tokens)
         returned = {"call": 0, "text": result, "handle": f"r{turn}", "ok": True, "tokens": tokens_in(result)}
-        yield TurnAccepted("main", 0, turn, text_of(rng, 40), calls=(call,), returns=(returned,))
+        yield TurnAccepted("main", 0, turn, text=text_of(rng, 40), calls=(call,), returns=(returned,))
 
 
 @lru_cache(maxsize=100_000)
@@ -101,7 +101,7 @@ class Caches:
     """Prices requests one after another."""
 
     def __init__(self) -> None:
-        self.bill = Bill(cost={(kind, r): 0.0 for kind in ("blocks", "breakpoints") for r in RATIOS})
+        self.totals = Totals(cost={(kind, r): 0.0 for kind in ("blocks", "breakpoints") for r in RATIOS})
         self._last: list[Message] = []
         self._marked: list[list[Message]] = []
 
@@ -114,11 +114,15 @@ class Caches:
         read = max((len(m) for m in self._marked if _shared(m, messages) == len(m)), default=0)
         read_tokens = sum(sizes[:read])
         written = sum(sizes[: max(request.breakpoints) + 1]) - read_tokens if request.breakpoints else 0
-        bill = self.bill
-        bill.requests, bill.tokens, bill.cached = bill.requests + 1, bill.tokens + total, bill.cached + blocks
+        totals = self.totals
+        totals.requests, totals.tokens, totals.cached = (
+            totals.requests + 1,
+            totals.tokens + total,
+            totals.cached + blocks,
+        )
         for r in RATIOS:
-            bill.cost["blocks", r] += blocks * r + (total - blocks)
-            bill.cost["breakpoints", r] += (
+            totals.cost["blocks", r] += blocks * r + (total - blocks)
+            totals.cost["breakpoints", r] += (
                 read_tokens * r + max(written, 0) * WRITE + (total - read_tokens - max(written, 0))
             )
         self._last = messages
@@ -137,7 +141,7 @@ def _shared(before: list[Message], now: list[Message]) -> int:
 Decide = Callable[[History, int], Eviction | None]
 
 
-def run(count: int, decide: Decide, *, compact: bool = False) -> Bill:
+def run(count: int, decide: Decide, *, compact: bool = False) -> Totals:
     """The trajectory under one policy."""
     history = History("Answer the question with the tools.", "Which canal is the longest?")
     dialect, caches = get_dialect("function_call"), Caches()
@@ -156,15 +160,17 @@ def run(count: int, decide: Decide, *, compact: bool = False) -> Bill:
             # The model reads what is to be summed up once more, from the cache, and writes the summary.
             caches.add(dialect.render(history.view(closing="Sum up the work so far."), capabilities))
             summary = text_of(random.Random(eviction.before), SUMMARY_TOKENS)
-            history.apply(Compacted("main", 0, eviction.before, summary))
+            history.apply(Compacted("main", 0, eviction.before, summary=summary))
         else:
-            history.apply(Evicted("main", 0, eviction.before, eviction.results, eviction.tokens))
-    return caches.bill
+            history.apply(Evicted("main", 0, eviction.before, results=eviction.results, tokens=eviction.tokens))
+    return caches.totals
 
 
 def policy(keep: int, batch: int) -> Decide:
     rule = EvictionPolicy(keep=keep, batch=batch)
-    return lambda history, tokens: rule.decide(history.steps, history.evicted_before, tokens)
+    return lambda history, tokens: rule.decide(
+        ContextState(steps=history.steps, evicted_before=history.evicted_before, prompt_tokens=tokens)
+    )
 
 
 def sliding(keep: int) -> Decide:
@@ -172,7 +178,9 @@ def sliding(keep: int) -> Decide:
 
     def decide(history: History, _: int) -> Eviction | None:
         shown = [s for s in history.steps if s.turn >= history.evicted_before]
-        return Eviction(shown[-keep].turn, 1, 0, "sliding") if len(shown) > keep else None
+        if len(shown) <= keep:
+            return None
+        return Eviction(before=shown[-keep].turn, results=1, tokens=0, reason="sliding")
 
     return decide
 
@@ -181,7 +189,7 @@ def on_model(name: str) -> str:
     """Twelve turns on the embedded model: prompt tokens that its own cache served, sliding beside batched."""
     import asyncio
 
-    from closeout.llm.connect import connect
+    from closeout.models.connect import connect
 
     async def measure(decide: Decide) -> tuple[int, int]:
         history, dialect = History("Answer.", "Which canal is the longest?"), get_dialect("cot_chat")
@@ -194,11 +202,11 @@ def on_model(name: str) -> str:
             reply = await client.complete(ModelRequest(messages=request.messages, max_tokens=1))
             total += reply.usage.input_tokens
             cached += reply.usage.cache_read_tokens
-            step = TurnAccepted("main", 0, event.turn, event.text, calls=event.calls, returns=returns)
+            step = TurnAccepted("main", 0, event.turn, text=event.text, calls=event.calls, returns=returns)
             history.apply(step)
             eviction = decide(history, 0)
             if eviction is not None:
-                history.apply(Evicted("main", 0, eviction.before, eviction.results))
+                history.apply(Evicted("main", 0, eviction.before, results=eviction.results))
         await client.aclose()
         return total, cached
 
@@ -214,19 +222,19 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--model", default="")
     options = parser.parse_args()
-    bills = {
+    policies = {
         "keep all": run(options.turns, lambda *_: None),
         "sliding K=5": run(options.turns, sliding(5)),
         "batched K=1 B=8": run(options.turns, policy(1, 8)),
         "batched + compaction": run(options.turns, policy(1, 8), compact=True),
     }
-    base = bills["sliding K=5"]
+    base = policies["sliding K=5"]
     print(f"{'policy':<22}{'mean':>8}{'tokens':>12}{'cached':>8}" + "".join(
         f"{kind[:6] + ' r=' + str(r):>15}" for kind in ("blocks", "breakpoints") for r in RATIOS))  # fmt: skip
-    for name, bill in bills.items():
-        costs = "".join(f"{cost / base.cost[key]:>15.2f}" for key, cost in bill.cost.items())
-        print(f"{name:<22}{bill.mean:>8,.0f}{bill.tokens:>12,}{bill.cached / bill.tokens:>8.0%}{costs}")
-    batched = bills["batched K=1 B=8"]
+    for name, totals in policies.items():
+        costs = "".join(f"{cost / base.cost[key]:>15.2f}" for key, cost in totals.cost.items())
+        print(f"{name:<22}{totals.mean:>8,.0f}{totals.tokens:>12,}{totals.cached / totals.tokens:>8.0%}{costs}")
+    batched = policies["batched K=1 B=8"]
     shares = {key: cost / base.cost[key] for key, cost in batched.cost.items()}
     confirmed = on_model(options.model) if options.model else ""
     blocks = {r: shares["blocks", r] for r in RATIOS}

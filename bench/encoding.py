@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from closeout.messages import ToolPolicy
-from closeout.outputs.encoding import decode, encode
-from closeout.outputs.present import present
-from closeout.outputs.tokens import count_tokens, estimate_tokens
+from closeout.results.encoding import decode, encode
+from closeout.results.present import present
+from closeout.results.tokens import count_tokens, estimate_tokens
 
 PAYLOADS = Path(__file__).parent / "data" / "payloads"
 FORMS = ("json", "columns", "toon", "yaml", "xml", "raw", "compact", "csv", "markdown")

@@ -13,12 +13,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from closeout import Agent, OpenAIClient, tool
 from closeout.journal.events import ModelRetried, TurnRolledBack
-from closeout.llm.retry import RetryPolicy
-from closeout.testing import MISBEHAVIOURS, Misbehaviour, Turn, answer, call, serve_script
+from closeout.models.retry import RetryPolicy
+from closeout.testing import MISBEHAVIOURS, NON_ANSWERS, Misbehaviour, Turn, answer, call, serve_script
 
 DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
 REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
@@ -108,9 +108,16 @@ async def single_kinds() -> dict[str, Tally]:
         plans = {"once": Misbehaviour(kind, 2), "3 in a row": Misbehaviour(kind, None, 3)}
         if kind in REPAIRABLE:
             plans["always"] = Misbehaviour(kind, None, None)
+        # Each text that neither acts nor answers comes first once.
+        seeds = range(len(NON_ANSWERS)) if kind == "non_answer" else range(1)
         for times, plan in plans.items():
             tally = tallies[f"{kind}, {times}"] = Tally()
-            jobs += [(tally, dialect, 5, (plan,), stream) for dialect in DIALECTS for stream in (False, True)]
+            jobs += [
+                (tally, dialect, 5, (replace(plan, seed=seed),), stream)
+                for dialect in DIALECTS
+                for stream in (False, True)
+                for seed in seeds
+            ]
     await gather(jobs)
     return tallies
 
@@ -124,7 +131,7 @@ async def mixed(seeds: int) -> dict[str, Tally]:
             tallies[dialect],
             dialect,
             19,
-            tuple(Misbehaviour(kind, None, None, each, seed) for kind in MISBEHAVIOURS),
+            tuple(Misbehaviour(kind, times=None, share=each, seed=seed) for kind in MISBEHAVIOURS),
             seed % 2 == 1,
         )
         for dialect in DIALECTS

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from closeout import Agent
-from closeout.llm.local import LocalClient
 from closeout.messages import Message, ModelRequest, Usage
+from closeout.models.local import LocalClient
 from closeout.tools.builtin import calculate, document_tools
 from closeout.tools.tool import Tool
 

@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 
-from closeout.dialects.react_parser import CotAgentOutputParser
+from closeout.parsing.react import CotAgentOutputParser
 
 MEGABYTE = 1_000_000
 PROSE = "I should look at the second table first, because it has the totals.\nThen I compare them with the report.\n"

@@ -18,7 +18,7 @@ from typing import Any
 
 import json_repair
 
-from closeout.repair import repair_json
+from closeout import repair_json
 
 TEXTS = (
     'print("hello")\nfor x in [1, 2]:\n    print(x, "a")',

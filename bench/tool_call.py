@@ -20,13 +20,11 @@ from typing import Any
 import json_repair
 import jsonschema_rs
 
+from closeout import repair_arguments, repair_json
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
-from closeout.repair import repair_arguments, repair_json
-from closeout.tools.duplicates import CallMemory
+from closeout.tools.executor import ToolExecutor
 from closeout.tools.judge import judge
 from closeout.tools.manager import ToolManager
-from closeout.tools.planning import plan_call
-from closeout.tools.toolbox import Toolbox
 
 HERE = Path(__file__).parent
 CASES = [json.loads(line) for line in (HERE / "data/json_repair/cases.jsonl").read_text("utf-8").splitlines()]
@@ -89,11 +87,12 @@ class OneTool:
 def governance(rounds: int) -> tuple[float, float]:
     """Microseconds for a valid call: resolve, repair check, duplicate check, judge; and for the validator alone."""
     spec = ToolSpec("look_up", "", TEN, policy=ToolPolicy(read_only=True, check_content=True))
-    toolbox, memory, call = Toolbox(OneTool(spec)), CallMemory(), ToolCall("look_up", ARGUMENTS)
-    memory.record("main_look_up", "another query")
+    executor, call = ToolExecutor(OneTool(spec)), ToolCall("look_up", ARGUMENTS)
+    executor.record_query("main_look_up", "another query")
+    toolbox = executor._toolbox_of("main")
 
     def govern() -> None:
-        plan = plan_call(call, toolbox, memory, "main")
+        plan = executor._plan(call, toolbox, "main", "r1")
         assert plan.is_to_run(allow_duplicates=False)
         assert judge(RESULT, spec.policy, spec.name).quality == "good"
 

@@ -15,12 +15,15 @@ settings.register_profile("closeout", deadline=None)
 settings.load_profile("closeout")
 
 
+SEARCH = ("SEARXNG_BASE_URL", "SERPER_API_KEY", "TAVILY_API_KEY", "BRAVE_API_KEY")
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in which this test's runs are kept."""
     folder = tmp_path / "home"
     monkeypatch.setenv("CLOSEOUT_HOME", str(folder))
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "DEMO_MODE"):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "DEMO_MODE", *SEARCH):
         monkeypatch.delenv(name, raising=False)
     yield folder
     close_stores()

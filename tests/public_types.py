@@ -10,7 +10,8 @@ from typing import Any, assert_type
 
 from closeout import Agent, Boxed, Choice, Json, Number, OneOf, RunResult, ToolManager, tool
 from closeout.journal.events import Event
-from closeout.journal.journal import Progress
+from closeout.journal.subscribers import Progress
+from closeout.messages import Usage
 
 
 @dataclass
@@ -78,3 +79,8 @@ async def a_run_takes_what_it_takes() -> None:
     assert_type(stream.result, RunResult[str])
     async with agent as opened:
         assert_type(opened, Agent[str])
+
+
+def records_are_frozen(usage: Usage) -> None:
+    usage.input_tokens = 3  # type: ignore[misc]
+    Usage(1, 2, 3)  # type: ignore[call-arg]

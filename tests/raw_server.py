@@ -22,7 +22,7 @@ class Seen:
 
     @property
     def sent(self) -> list[dict]:
-        return [json.loads(body) for body in self.bodies]
+        return [json.loads(body or b"{}") for body in self.bodies]
 
 
 Answer = Callable[[int, Seen], bytes | list[bytes]]
@@ -48,6 +48,7 @@ def sse(*events: dict | str, end: bytes = b"") -> list[bytes]:
 
 
 END = b"0\r\n\r\n"
+HOLD = b"hold"  # as the last piece of a list: the connection stays open until the client closes it
 
 
 def chat(content: str | None = "hi", **message: object) -> dict:
@@ -89,6 +90,11 @@ async def raw_server(*answers: bytes | list[bytes] | Answer | None) -> AsyncIter
                     writer.write(answer)
                     await writer.drain()
                     continue
+                if answer and answer[-1] is HOLD:
+                    writer.writelines(answer[:-1])
+                    await reader.read()
+                    seen.hung_up.set()
+                    return
                 for piece in answer:
                     writer.write(piece)
                     await writer.drain()

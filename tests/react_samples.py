@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from closeout.dialects.react_events import CotEvent, joined
-from closeout.dialects.react_parser import CotAgentOutputParser
+from closeout.parsing.react import CotAgentOutputParser, CotEvent, joined
 
 CALL = '{"action": "search", "action_input": {"q": "Überraschung 😀"}}'
 

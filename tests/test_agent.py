@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import pickle
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,12 +21,20 @@ import pytest
 
 from closeout import Agent, Choice, Json, Number, RunResult, StreamHandler, tool
 from closeout.codec import shared_prefix
-from closeout.errors import ConfigError, ModelError, ResumeRefused, ToolDefinitionError, UsageError
+from closeout.errors import (
+    ConfigError,
+    ModelError,
+    PermanentModelError,
+    ResumeRefused,
+    ToolDefinitionError,
+    UsageError,
+)
 from closeout.journal import events as ev
-from closeout.journal.journal import Progress
 from closeout.journal.store import open_store
-from closeout.orchestrator.loops import POLLS
-from closeout.orchestrator.run import replay
+from closeout.journal.subscribers import Progress
+from closeout.messages import ModelReply, ModelRequest
+from closeout.run.lifecycle import replay_run
+from closeout.run.loops import POLLS
 from closeout.testing import (
     MISBEHAVIOURS,
     RequestView,
@@ -48,6 +59,7 @@ class World:
     agent: Agent
     looked: list[str]
     paid: list[int]
+    tools: Sequence[Callable[..., Any]]
 
     async def run(self, task: str = "What?", **options: Any) -> RunResult:
         return await self.agent.run(task, **options)
@@ -78,7 +90,8 @@ async def world(
 
     async with serve_script(script, **(server or {})) as scripted:
         options = {"base_url": scripted.base_url, "api_key": "k", "dialect": "function_call", **agent}
-        yield World(scripted, Agent("openai:scripted", [look, pay, *tools], **options), looked, paid)
+        own = [look, pay, *tools]
+        yield World(scripted, Agent("openai:scripted", own, **options), looked, paid, own)
 
 
 def events_of(result: RunResult, home: Path) -> list[ev.Event]:
@@ -266,7 +279,7 @@ async def test_going_in_circles_gets_a_hint_and_then_a_closing_turn() -> None:
     assert len(hinted) == 1
 
 
-async def test_an_answer_behind_an_invented_observation_is_not_accepted() -> None:
+async def test_an_answer_after_an_invented_observation_is_not_accepted() -> None:
     made_up = "I looked.\nObservation: it is 13\nSo \\boxed{13}"
     async with world([say(made_up), call("look", key="a"), answer("1")]) as w:
         result = await w.run()
@@ -376,19 +389,46 @@ async def test_a_failed_run_says_what_kind_of_failure_it_was(
     (ended,) = kinds(events_of(result, home), ev.RunEnded)
     assert (result.status, result.stop_reason) == ("failed", "model_failed")
     assert (result.error_kind, ended.error_kind, result.permanent) == (kind, kind, permanent)
+    assert result.failure is not None
+    assert (result.failure.status, ended.permanent) == (status, permanent)
+    assert type(result.failure.exception).__name__ == kind
 
 
-async def test_a_run_that_goes_well_has_no_kind_of_failure() -> None:
+async def test_a_run_that_goes_well_has_no_failure() -> None:
     async with world([answer("4")]) as w:
         result = await w.run()
-    assert (result.error, result.error_kind, result.permanent) == ("", "", False)
+    assert (result.failure, result.error, result.error_kind, result.permanent) == (None, "", "", False)
+
+
+async def test_an_exception_of_a_client_reaches_the_result_and_is_rebuilt_from_the_record(home: Path) -> None:
+    """A client's own subclass is permanent because its base class is, in this process and in a replay."""
+
+    class OutOfCredit(PermanentModelError):
+        pass
+
+    raised = OutOfCredit("No credit left.", status=402)
+
+    def refuse(request: ModelRequest) -> ModelReply:
+        raise raised
+
+    agent = Agent(ScriptedClient(refuse), home=home)
+    result = await agent.run("What?")
+    assert result.failure is not None
+    assert result.failure.exception is raised
+    again = pickle.loads(pickle.dumps(result))
+    assert (again.error, again.failure, again.usage) == (result.error, result.failure, result.usage)
+    assert again.task_log.to_dict() == result.task_log.to_dict()
+    (failed,) = kinds(events_of(result, home), ev.ModelFailed)
+    rebuilt = failed.failure().to_exception()
+    assert isinstance(rebuilt, PermanentModelError)
+    assert (str(rebuilt), rebuilt.status) == ("No credit left.", 402)
 
 
 @pytest.mark.parametrize("kind", [k for k in MISBEHAVIOURS if k not in ("hang", "slow", "rate_limited")])
 async def test_every_fault_once_still_ends_with_the_answer(kind: str) -> None:
     script = [call("look", key="a"), call("look", key="b"), answer("42")]
     from closeout import OpenAIClient
-    from closeout.llm.retry import RetryPolicy
+    from closeout.models.retry import RetryPolicy
 
     async with serve_script(script, misbehave=once(kind)) as server:
         client = OpenAIClient("scripted", server.base_url, "k", retry=RetryPolicy(first_wait=0.001))
@@ -408,7 +448,7 @@ async def test_a_server_that_takes_no_tools_is_spoken_to_in_text_and_remembered(
     async with world(script, dialect="auto", server={"native_tools": False}) as w:
         first = await w.run()
         requests = len(w.server.requests)
-        again = Agent("openai:scripted", list(w.agent._tools), base_url=w.server.base_url, api_key="k2")
+        again = Agent("openai:scripted", list(w.tools), base_url=w.server.base_url, api_key="k2")
         second = await again.run("What?")
         later = len(w.server.requests) - requests
     assert (first.answer, second.answer) == ("1", "1")
@@ -468,7 +508,7 @@ async def test_a_stream_is_one_run() -> None:
     async with world([answer("42")]) as w:
         stream = w.agent.stream("What?")
         _ = [event async for event in stream]
-        with pytest.raises(UsageError, match=r"begun already. agent\.stream\(…\) gives another"):
+        with pytest.raises(UsageError, match="can be iterated only once"):
             _ = [event async for event in stream]
         assert len(w.server.requests) == 1
     assert stream.result.answer == "42"
@@ -507,7 +547,7 @@ async def test_a_stream_queue_that_is_full_never_disturbs_the_run() -> None:
 # ------------------------------------------------------------------------------------------------ going on
 
 
-async def test_a_cancelled_run_is_led_on_without_doing_anything_twice(home: Path) -> None:
+async def test_a_cancelled_run_is_resumed_without_doing_anything_twice(home: Path) -> None:
     script = [call("pay", amount=1), call("look", key="a"), answer("42")]
     async with world(script, server={"by": "question"}) as w:
         reached = asyncio.Event()
@@ -538,7 +578,7 @@ async def test_a_finished_run_resumed_gives_the_same_result_without_a_request() 
     assert w.looked == ["a"]
 
 
-async def test_a_changed_agent_is_refused_with_what_differs_unless_told_to_go_on() -> None:
+async def test_a_changed_agent_is_refused_with_the_differences_unless_forced() -> None:
     async with world([call("look", key="a"), answer("42")]) as w:
         first = await w.run()
         other = Agent("openai:another", base_url=w.server.base_url, api_key="k", instructions="Be brief.")
@@ -566,8 +606,45 @@ def test_a_run_with_an_mcp_server_is_replayed_without_the_server(home: Path) -> 
         dialect="function_call",
     )  # fmt: skip
     rows = list(open_store(home).rows(first.run_id))
-    result, departure = asyncio.run(replay(again.plan(), first.run_id, rows))
+    result, departure = asyncio.run(replay_run(again.plan(), first.run_id, rows))
     assert (result.answer, departure) == ("5", "")
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "mcp_xml"])
+def test_tools_that_a_server_adds_during_a_run_are_offered_from_the_next_turn(dialect: Any, home: Path) -> None:
+    server_file = Path(__file__).parent / "mcp_servers" / "busy.py"
+
+    def agent(base_url: str) -> Agent:
+        command = f"{sys.executable} {server_file}"
+        return Agent("openai:x", mcp_servers=[command], base_url=base_url, api_key="k", dialect=dialect)
+
+    def offered(request: Any) -> bool:
+        return '"grown"' in json.dumps(request.json.get("tools", "")) or "name: grown" in str(request.json["messages"])
+
+    # `slow` runs until the new list has arrived, if it has not before.
+    with serve_script([call("grow"), call("slow"), call("grown")]) as server:
+        first = agent(server.base_url).run_sync("What is it?")
+        requests = server.requests
+    assert first.status == "failed"
+    shown = [offered(each) for each in requests]
+    assert shown in ([False, True, True, True], [False, False, True, True])
+    last = requests[3].json["messages"]
+    assert "grown" in last[-1]["content"], "the new tool was called"
+    assert last[1:6] == requests[2].json["messages"][1:6], "only the list of tools has changed"
+    (changed,) = kinds(events_of(first, home), ev.ToolsChanged)
+    assert (changed.request, '"grown"' in changed.tools) == (shown.index(True), True)
+
+    rows = list(open_store(home).rows(first.run_id))
+    replayed, departure = asyncio.run(replay_run(agent("http://127.0.0.1:9").plan(), first.run_id, rows))
+    assert departure == ""
+    assert replayed.turns == first.turns == 3
+
+    with serve_script([answer("it")]) as server:  # the server starts again, with the list that it began with
+        result = asyncio.run(agent(server.base_url).resume(first.run_id))
+        assert [offered(each) for each in server.requests] == [False]
+        assert server.requests[0].json["messages"][1:] == last[1:], "the results of the first process are kept"
+    assert result.answer == "it"
+    assert [event.request for event in kinds(events_of(result, home), ev.ToolsChanged)] == [shown.index(True), 3]
 
 
 # ------------------------------------------------------------------------------------------------ sub-agents
@@ -581,7 +658,7 @@ async def test_sub_agents_run_together_and_their_events_are_nested(home: Path) -
         "How many": [both, answer("7")],
     }
     async with world(script) as w:
-        clerk = Agent("openai:clerk", list(w.agent._tools)[:1], base_url=w.server.base_url, api_key="k",
+        clerk = Agent("openai:clerk", list(w.tools)[:1], base_url=w.server.base_url, api_key="k",
                       dialect="function_call")  # fmt: skip
         chief = Agent("openai:chief", [clerk.as_tool("clerk", "Counts things.")], base_url=w.server.base_url,
                       api_key="k", dialect="function_call")  # fmt: skip
@@ -616,11 +693,11 @@ async def test_agents_that_call_themselves_are_stopped() -> None:
 def test_misuse_is_named_before_anything_is_sent() -> None:
     with pytest.raises(UsageError, match="task is empty"):
         Agent("openai:x", api_key="k").run_sync("  ")
-    with pytest.raises(ConfigError, match="There is no setting"):
+    with pytest.raises(ConfigError, match="Unknown setting"):
         Agent("openai:x", config={"agent": {"max_turn": 3}})
     with pytest.raises(ConfigError):
         Agent("openai:x", api_key="k", max_turns=0)
-    with pytest.raises(ToolDefinitionError, match="is no tool"):
+    with pytest.raises(ToolDefinitionError, match="must be a function"):
         Agent("openai:x", [3], api_key="k").run_sync("What?")  # type: ignore[list-item]
 
 
@@ -655,38 +732,42 @@ def test_memory_only_runs_touch_no_disk(home: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"answer": Number}, "is no contract. Give one as it is made: Boxed(), Number()"),
-        ({"answer": int}, "is no contract"),
-        ({"tools": len}, "tools=<built-in function len> is no list. Write it like tools=[look_up]."),
-        ({"mcp_servers": "python server.py"}, 'is no list. Write it like mcp_servers=["python server.py"].'),
-        ({"mcp_servers": {"shop": {"comand": "a"}}}, "'shop': there is no key 'comand'. Did you mean 'command'?"),
-        ({"instructions": ["Be brief."]}, "instructions=['Be brief.'] is no text"),
-        ({"home": 7}, "home=7 is no folder"),
-        ({"config": 7}, "7 is no configuration"),
-        ({"model": 5}, "5 is no model: give a client, or a name"),
+        ({"answer": Number}, "answer must be an answer contract"),
+        ({"answer": int}, "Pass an instance: answer=Number()."),
+        ({"tools": len}, "tools must be a list, got <built-in function len>. Pass tools=[look_up]."),
+        ({"mcp_servers": "python server.py"}, "mcp_servers must be a list, got"),
+        ({"mcp_servers": {"shop": {"comand": "a"}}}, "MCP server 'shop': 'comand' is not a known key. Did you mean"),
+        ({"instructions": ["Be brief."]}, "instructions must be a string, got ['Be brief.']"),
+        ({"home": 7}, "home must be a path, got 7"),
+        ({"config": 7}, "config must be a mapping"),
+        ({"model": 5}, "model must be a name or a client, got 5"),
     ],
 )
-def test_what_is_of_the_wrong_kind_is_told_by_name(given: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_argument_is_refused_when_the_agent_is_made(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises((ConfigError, UsageError)) as raised:
-        Agent(**{"model": "openai:x", "base_url": "http://127.0.0.1:9/v1", **given}).plan()
+        Agent(**{"model": "openai:x", "base_url": "http://127.0.0.1:9/v1", **given})
     assert sentence in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("task", "given", "sentence"),
     [
-        (["What?"], {}, "The task is ['What?']. Give a text; what was said before goes into history=."),
+        (["What?"], {}, "The task must be a string, got ['What?']"),
         (" ", {}, "The task is empty"),
-        ("What?", {"history": "before"}, "history='before' is no list"),
-        ("What?", {"history": ["before"]}, "history holds 'before'. Write each message as"),
-        ("What?", {"history": [{"role": "bot", "content": "before"}]}, "history holds {'role': 'bot'"),
-        ("What?", {"listeners": print}, "is no list. Write it like listeners=[print]."),
-        ("What?", {"listeners": [5]}, "listeners holds 5, which cannot be told of events."),
-        ("What?", {"listeners": [asyncio.sleep]}, "which is async, and events are told without waiting."),
-        ("What?", {"listeners": [StreamHandler]}, "or a listener as it is made: JsonLogListener()."),
+        ("What?", {"history": "before"}, "history must be a list, got 'before'"),
+        ("What?", {"history": ["before"]}, "history must hold messages, got 'before'"),
+        (
+            "What?",
+            {"history": [{"role": "bot", "content": "before"}]},
+            "history must hold messages, got {'role': 'bot'",
+        ),
+        ("What?", {"listeners": print}, "listeners must be a list"),
+        ("What?", {"listeners": [5]}, "A listener must be callable, got 5."),
+        ("What?", {"listeners": [asyncio.sleep]}, "A listener must be a plain function, got the async"),
+        ("What?", {"listeners": [StreamHandler]}, "or an instance of a listener: JsonLogListener()."),
     ],
 )
-def test_what_a_run_cannot_take_is_told_before_it_begins(
+def test_invalid_arguments_of_a_run_are_refused_before_it_begins(
     task: Any, given: dict[str, Any], sentence: str, home: Path
 ) -> None:
     agent = Agent("openai:x", base_url="http://127.0.0.1:9/v1", api_key="k", dialect="function_call")
@@ -697,7 +778,7 @@ def test_what_a_run_cannot_take_is_told_before_it_begins(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_servers_are_given_by_their_names_as_json_has_them(whole: bool) -> None:
+def test_servers_can_be_passed_by_name_as_in_mcp_json(whole: bool) -> None:
     server_file = Path(__file__).parent / "mcp_servers" / "everything.py"
     named: dict[str, Any] = {"sums": {"command": sys.executable, "args": [str(server_file)]}}
     with serve_script([call("add", a=2, b=3), answer("5")]) as server:
@@ -714,8 +795,53 @@ def test_settings_and_arguments_name_servers_side_by_side() -> None:
     assert [server.name for server in manager.plan().manager._servers] == ["one", "b", "c"]
 
 
-async def test_an_attempt_whose_answer_was_not_accepted_is_not_told_as_answered() -> None:
+async def test_an_attempt_whose_answer_was_not_accepted_is_not_reported_as_answered() -> None:
     model = ScriptedClient(lambda request: say("Hard to tell."))
     result = await Agent(model, answer=Choice(["yes", "no"]), home=False).run("Is it?")
-    assert (result.status, result.stop_reason) == ("unanswered", "no_answer")
-    assert "without an accepted answer (no_answer)" in (result.failure_experience_summary or "")
+    assert (result.status, result.stop_reason) == ("unanswered", "refused")
+    assert "without an accepted answer (refused)" in (result.failure_experience_summary or "")
+
+
+BROKEN_VALIDATOR = """
+class ValidationError(Exception): ...
+class ReferencingError(Exception): ...
+def validator_for(schema, *, mask=None):
+    raise AssertionError("an old version does not know offline=")
+"""
+ONE_CALL = """
+from closeout import Agent, tool
+from closeout.testing import ScriptedClient, answer, call
+
+@tool
+def look(key: str) -> str:
+    "Look up a key."
+    raise SystemExit("it ran")
+
+result = Agent(ScriptedClient([call("look", key=3), answer("42")]), [look]).run_sync("What?")
+print(result.status, result.error_kind, result.answer, "jsonschema-rs does not work" in result.error)
+"""
+
+
+def test_a_run_whose_calls_cannot_be_validated_ends_as_failed(tmp_path: Path) -> None:
+    """Not "answered" after a run in which every tool call was refused."""
+    (tmp_path / "jsonschema_rs.py").write_text(BROKEN_VALIDATOR)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_CALL],
+        env={**os.environ, "PYTHONPATH": path, "CLOSEOUT_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "failed BrokenDependency None True", done.stderr
+
+
+async def test_a_constraint_that_the_server_cannot_enforce_is_noted_once(home: Path) -> None:
+    script = [
+        say('Thought: I look.\nAction: {"action": "look", "action_input": {"key": "a"}}'),
+        say("Final Answer: \\boxed{4}"),
+    ]
+    async with world(script, dialect="cot_chat", config={"agent": {"constrain": "on"}}) as w:
+        result = await w.run()
+    notes = [e.message for e in kinds(events_of(result, home), ev.Noted) if "are not constrained" in e.message]
+    assert (result.answer, len(notes), w.looked) == ("4", 1, ["a"])

@@ -23,8 +23,8 @@ from closeout.errors import (
     ModelTimeout,
     RateLimited,
 )
-from closeout.llm.boxes import ErrorBox, ResponseBox
 from closeout.messages import Message, ModelReply
+from closeout.models.base import ErrorBox, ResponseBox
 
 CALL = [{"server_name": "web", "tool_name": "search", "arguments": {"q": "x"}, "id": "1"}]
 HISTORY = [
@@ -176,7 +176,7 @@ async def test_an_error_box_is_shown() -> None:
     assert made.stream.errors == ["the server is down"]
 
 
-async def test_a_response_box_is_opened_and_its_warning_shown() -> None:
+async def test_a_response_box_is_unpacked_and_its_warning_shown() -> None:
     made = generator(ResponseBox("hello", {"warning_msg": "nearly out of credit"}), ResponseBox("again"))
     assert (await call(made, []))[0] == "hello"
     assert (await call(made, []))[0] == "again"
@@ -184,7 +184,7 @@ async def test_a_response_box_is_opened_and_its_warning_shown() -> None:
 
 
 @pytest.mark.parametrize("failing", [lambda text: 1 / 0, None])
-async def test_a_stream_that_fails_costs_neither_the_reply_nor_the_failure_its_form(failing: Any) -> None:
+async def test_a_failing_stream_changes_neither_replies_nor_failures(failing: Any) -> None:
     made = generator(ResponseBox("hello", {"warning_msg": "low"}), ErrorBox("down"), ModelTimeout("late"))
     made.stream = SimpleNamespace(show_error=failing)
     assert (await call(made, HISTORY)).response_text == "hello"
@@ -200,13 +200,13 @@ async def test_a_client_that_loses_the_history_has_failed() -> None:
     assert (failed.response_text, failed.message_history) == ("", HISTORY)
 
 
-async def test_cancellation_and_a_broken_journal_are_no_failed_calls() -> None:
+async def test_cancellation_and_journal_errors_are_raised() -> None:
     for failure in (asyncio.CancelledError(), JournalFull("no space left")):
         with pytest.raises(type(failure)):
             await call(generator(failure), [])
 
 
-async def test_boxes_say_what_they_are() -> None:
+async def test_boxes_identify_themselves() -> None:
     error, response = ErrorBox("down"), ResponseBox("hello", {"warning_msg": "w"})
     assert (str(error), ErrorBox.is_error_box(error), ErrorBox.is_error_box(response)) == ("down", True, False)
     assert (ResponseBox.is_response_box(response), ResponseBox.is_response_box("hello")) == (True, False)
@@ -225,7 +225,7 @@ async def test_an_answer_in_its_form_is_accepted_at_once() -> None:
     assert "requests 1" in final.usage_log
     assert r"Two: \boxed{2}" in final.final_summary
     assert [message["role"] for message in final.message_history] == ["user", "assistant", "user", "user", "assistant"]
-    assert made.reading.value == "2"
+    assert final.reading.value == "2"
     assert ("info", "Main Agent | Final Answer", "Boxed answer found on attempt 1") in made.task_log.steps
 
 
@@ -294,26 +294,26 @@ async def test_if_the_continuation_fails_too_the_whole_is_asked_for_again() -> N
     assert "not in the form" in made.llm_client.sent()[-1]["content"]
 
 
-async def test_an_answer_that_breaks_its_contract_is_told_why() -> None:
+async def test_after_an_answer_that_breaks_its_contract_the_model_is_asked_again_with_the_reason() -> None:
     made = generator(r"\boxed{Pluto}", r"\boxed{Mars}", formatter=OutputFormatter(Choice(["Mars", "Venus"])))
     final = await ask(made)
     assert final.final_boxed_answer == "Mars"
     assert "'Pluto' is not one of: Mars, Venus" in made.llm_client.sent()[-1]["content"]
 
 
-async def test_a_typed_answer_is_kept_beside_its_text() -> None:
+async def test_the_typed_answer_is_returned_beside_its_text() -> None:
     made = generator('{"moons": 2}', formatter=OutputFormatter(Json({"type": "object"})))
     final = await ask(made)
     assert final.final_boxed_answer == '{"moons":2}'
-    assert made.reading.value == {"moons": 2}
+    assert final.reading.value == {"moons": 2}
 
 
-async def test_a_tool_call_beside_a_valid_answer_does_not_spoil_it() -> None:
+async def test_a_tool_call_beside_a_valid_answer_is_ignored() -> None:
     made = generator(SimpleNamespace(text=r"\boxed{2}", calls=CALL))
     assert (await ask(made)).final_boxed_answer == "2"
 
 
-async def test_no_list_that_was_handed_in_is_changed() -> None:
+async def test_the_lists_passed_in_are_not_modified() -> None:
     history = [Message(message) for message in HISTORY]
     before = list(history)
     made = generator("nothing", "", r"\boxed{2}", EXPERIENCE, limit=1)
@@ -359,7 +359,7 @@ async def test_a_request_that_can_never_work_is_not_made_again(failure: Any) -> 
     assert made.stream.errors
 
 
-async def test_what_the_transport_has_retried_is_asked_once_more_only() -> None:
+async def test_a_transient_failure_is_tried_once_more_after_the_transport_gave_up() -> None:
     made = generator(ModelTimeout("late"), ModelTimeout("late again"))
     assert (await ask(made)).final_boxed_answer == FORMAT_ERROR_MESSAGE
     assert len(made.llm_client.requests) == 2
@@ -375,7 +375,7 @@ async def test_a_prompt_that_is_too_long_is_shortened_once() -> None:
     assert len(made.llm_client.requests) == 2
 
 
-async def test_without_any_reply_the_format_error_stands_for_the_answer() -> None:
+async def test_without_any_reply_the_answer_is_the_format_error() -> None:
     final = await ask(generator(None, None, None))
     assert final == (None, "", FORMAT_ERROR_MESSAGE, "", final.message_history)
 
@@ -409,13 +409,13 @@ async def test_a_failure_summary_is_cleaned_of_reasoning_and_calls() -> None:
 
 
 @pytest.mark.parametrize("failure", ["", None, RuntimeError("boom"), "<tool_call>{}</tool_call>"])
-async def test_a_failure_summary_that_was_not_written_is_none(failure: Any) -> None:
+async def test_without_a_failure_summary_the_result_is_none(failure: Any) -> None:
     made = generator(failure)
     assert await made.generate_failure_summary("system", HISTORY, [], 4) is None
     assert "Main Agent | Failure Summary" in made.task_log.names("warning")
 
 
-async def test_a_model_that_refuses_a_begun_reply_is_asked_without_it() -> None:
+async def test_a_model_that_refuses_a_prefix_is_asked_without_it() -> None:
     made = generator(BadRequest("prefill is not supported"), f"Failure type:{EXPERIENCE}")
     assert await made.generate_failure_summary("system", HISTORY, [], 4) == f"Failure type:{EXPERIENCE}"
     assert made.llm_client.sent()[-1]["role"] == "user"
@@ -481,12 +481,12 @@ async def test_without_context_management_and_answers_the_error_stays() -> None:
     assert (closed.final_boxed_answer, closed.failure_experience_summary) == (FORMAT_ERROR_MESSAGE, None)
 
 
-async def test_nothing_at_all_says_so() -> None:
+async def test_without_any_text_the_summary_says_that_there_is_no_answer() -> None:
     closed = await close(generator(None, None, None))
     assert (closed.final_summary, closed.final_boxed_answer) == ("No final answer generated.", FORMAT_ERROR_MESSAGE)
 
 
-async def test_an_unreachable_model_is_not_asked_for_its_experience() -> None:
+async def test_a_model_that_fails_permanently_is_not_asked_for_experience() -> None:
     made = generator(AuthenticationFailed("wrong key"), limit=2)
     closed = await close(made)
     assert (closed.final_boxed_answer, closed.failure_experience_summary) == (FORMAT_ERROR_MESSAGE, None)

@@ -14,8 +14,8 @@ from closeout.answers.generator import AnswerGenerator
 from closeout.config import AgentSettings
 from closeout.journal.stream import StreamHandler
 from closeout.journal.task_log import TaskLog
-from closeout.llm.openai import OpenAIClient
-from closeout.llm.retry import RetryPolicy
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
 from closeout.testing import RequestView, answer, call, once, serve_script
 
 HISTORY = [{"role": "user", "content": "How many moons has Mars?"}, {"role": "assistant", "content": "I looked."}]
@@ -95,12 +95,12 @@ async def test_each_request_extends_what_came_before() -> None:
 
 
 async def test_a_box_that_was_forgotten_is_asked_for_alone() -> None:
-    closed, requests, made = await close(script("Mars has two moons.", r"\boxed{2}"))
+    closed, requests, _ = await close(script("Mars has two moons.", r"\boxed{2}"))
     assert closed.final_boxed_answer == "2"
     assert requests[1][-2]["content"] == "Mars has two moons."
     assert "only the final answer" in requests[1][-1]["content"]
     assert "Mars has two moons." in closed.final_summary
-    assert made.reading.text == "2"
+    assert (closed.text, closed.value) == ("Mars has two moons.\n\n\\boxed{2}", "2")
 
 
 async def test_a_tool_call_in_the_closing_turn_is_not_run() -> None:
@@ -113,13 +113,13 @@ async def test_a_tool_call_in_the_closing_turn_is_not_run() -> None:
 @pytest.mark.parametrize(
     "fault", ["rate_limited", "server_error", "html_error", "empty_body", "garbage_body", "dropped"]
 )
-async def test_a_passing_failure_costs_nothing_but_a_request(fault: str) -> None:
+async def test_a_transient_failure_costs_one_request(fault: str) -> None:
     closed, requests, _ = await close(script(r"\boxed{2}"), faults=[once(fault)])
     assert closed.final_boxed_answer == "2"
     assert len(requests) == 2
 
 
-@pytest.mark.parametrize("fault", ["empty", "refusal", "truncated", "missing_box"])
+@pytest.mark.parametrize("fault", ["empty", "non_answer", "truncated", "missing_box"])
 async def test_a_bad_reply_is_asked_for_again(fault: str) -> None:
     closed, requests, _ = await close(
         script(answer("2", "There are two moons of Mars, as far as is known.")), faults=[once(fault)]
@@ -129,7 +129,7 @@ async def test_a_bad_reply_is_asked_for_again(fault: str) -> None:
     assert requests[0] != requests[1]
 
 
-async def test_an_unreachable_model_ends_the_asking_with_what_was_seen() -> None:
+async def test_with_an_unreachable_model_the_answer_is_one_seen_earlier() -> None:
     client = OpenAIClient("m", "http://127.0.0.1:9/v1", retry=RetryPolicy(unreachable_retries=0))
     log = TaskLog()
     cfg = SimpleNamespace(agent=AgentSettings())

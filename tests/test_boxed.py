@@ -89,7 +89,7 @@ def test_boxes_inside_boxes(text: str, answer: str) -> None:
         pytest.param(r"don`t \boxed{1}</think> It is `\boxed{2}`", "2", id="a lone backtick quotes nothing"),
     ],
 )
-def test_a_box_in_reasoning_counts_only_if_none_stands_outside(text: str, answer: str) -> None:
+def test_a_box_in_reasoning_counts_only_if_there_is_none_outside(text: str, answer: str) -> None:
     assert extract_boxed(text) == answer
 
 
@@ -111,7 +111,7 @@ def test_a_box_without_braces_is_the_last_resort(text: str, answer: str) -> None
 
 
 @pytest.mark.parametrize("placeholder", ["?", "??", "...", "…", "unknown", "None", "your answer"])
-def test_placeholders_are_no_answers(placeholder: str) -> None:
+def test_placeholders_are_not_answers(placeholder: str) -> None:
     assert extract_boxed(rf"\boxed{{ {placeholder} }}") == ""
     assert extract_boxed(rf"\boxed{{7}} \boxed{{{placeholder}}}") == "", "the last one wins, then it is judged"
     assert extract_boxed(rf"\boxed{{{placeholder}}}", blacklist=()) == placeholder, "the list is the caller's"

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout.errors import ToolError, UsageError
+from closeout.results.html_text import main_text, plain_text
 from closeout.tools.builtin import document_index as index_module
 from closeout.tools.builtin import document_tools
 from closeout.tools.builtin import extract as extract_module
-from closeout.tools.builtin.document_index import DocumentIndex
-from closeout.tools.builtin.extract import decode_text
-from closeout.tools.builtin.html_text import main_text, plain_text
-from closeout.tools.builtin.passages import PASSAGE_CHARACTERS, cut
+from closeout.tools.builtin.document_index import PASSAGE_CHARACTERS, DocumentIndex, cut
+from closeout.tools.builtin.extract import decode_text, extract_text
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "documents"
 
@@ -105,7 +105,7 @@ async def test_a_plain_passage_that_names_its_subject_goes_without_its_title(tmp
     assert await plain.call({"query": "nine"}) == "Orm Canal › Locks: Nine."
 
 
-async def test_a_passage_tells_what_it_is_about_and_where_it_stands() -> None:
+async def test_a_passage_names_its_subject_and_its_place() -> None:
     best = (await search(EXAMPLES, "Rideau Canal skating rink", limit=1))[0]
     assert list(best) == ["title", "text", "source"]
     assert best["title"] == "Rideau Canal › Today"
@@ -185,7 +185,7 @@ def test_a_cache_file_spares_reading_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoiled", ["garbage", "layout", "folder"])
-def test_a_cache_that_does_not_fit_is_built_anew(tmp_path: Path, spoiled: str) -> None:
+def test_a_cache_that_does_not_fit_is_rebuilt(tmp_path: Path, spoiled: str) -> None:
     folder, cache = write(tmp_path / "docs", {"a.txt": "alpha"}), tmp_path / "docs.sqlite"
     if spoiled == "garbage":
         cache.write_bytes(b"no database at all" * 100)
@@ -233,7 +233,7 @@ async def test_a_document_is_found_by_its_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Grayback Hut", "Grayback Hut number of beds"])
-async def test_a_name_that_fits_one_document_alone_stands_for_it(tmp_path: Path, name: str) -> None:
+async def test_a_partial_name_of_one_document_is_enough(tmp_path: Path, name: str) -> None:
     write(tmp_path, {"a.md": "# Grayback\n\nGrayback Hut has 26 beds.", "b.md": "# Storhorn\n\nStorhorn Hut has 40."})
     found = await read(tmp_path, name)
     assert found["title"] == "Grayback"
@@ -260,7 +260,7 @@ async def test_long_documents_have_pages(tmp_path: Path) -> None:
     assert "\n".join(page["text"] for page in pages) == "\n".join(lines)
     assert (await read(tmp_path, "long.txt:280-285"))["page"] == "6 of 6"
     assert (await read(tmp_path, "one-line.txt"))["page"] == "1 of 3"
-    with pytest.raises(ToolError, match="has 6 pages; there is no page 7"):
+    with pytest.raises(ToolError, match="has 6 pages; page 7 does not exist"):
         await read(tmp_path, "long.txt", page=7)
 
 
@@ -289,7 +289,7 @@ async def test_no_way_leads_out_of_the_folder(tmp_path: Path) -> None:
     await search_tool.call({"query": "inside"})
     (folder / "a.txt").unlink()
     (folder / "a.txt").symlink_to(secret)  # swapped after it was listed
-    with pytest.raises(ToolError, match=r"not there any more|no document"):
+    with pytest.raises(ToolError, match=r"no longer exists|no document"):
         await read_tool.call({"name": "a.txt"})
 
 
@@ -351,7 +351,7 @@ def _pdf(words: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["broken.pdf", "broken.docx", "broken.xlsx"])
-async def test_a_damaged_file_is_told_and_spoils_nothing(tmp_path: Path, name: str) -> None:
+async def test_a_damaged_file_is_reported_and_affects_no_other(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK\x03\x04 not really")
     write(tmp_path, {"a.txt": "fine words"})
     assert (await search(tmp_path, "fine"))[0]["source"] == "a.txt:1-1"
@@ -396,7 +396,7 @@ async def test_a_cell_that_claims_any_width_and_merged_cells_are_read(tmp_path: 
 async def test_a_file_that_takes_too_long_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract_module, "MAX_SECONDS", 0.0)
     openpyxl_save(tmp_path / "tides.xlsx")
-    assert "cut here: the file takes longer" in (await read(tmp_path, "tides.xlsx"))["text"]
+    assert "cut here: a file is read for at most" in (await read(tmp_path, "tides.xlsx"))["text"]
 
 
 async def test_a_document_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +457,7 @@ def test_a_table_keeps_its_head_in_every_passage() -> None:
     assert passages[-1].last_line == 104
 
 
-def test_an_indented_hash_is_no_heading_and_loses_nothing() -> None:
+def test_an_indented_hash_is_not_a_heading_and_loses_nothing() -> None:
     (passage,) = cut("To count:\n\n    # add one\n    n = n + 1\n")
     assert "# add one\n    n = n + 1" in passage.text
 
@@ -498,3 +498,37 @@ def test_html_gives_its_main_text_with_headings_and_tables() -> None:
 def test_hostile_html_is_read_in_linear_time(hostile: str) -> None:
     assert isinstance(plain_text(hostile), str)
     assert plain_text(f"<p>before</p>{hostile}").startswith("before")
+
+
+# ------------------------------------------------------------------------------------------------ what is not read
+
+
+async def test_databases_and_a_journals_files_are_never_opened(tmp_path: Path) -> None:
+    names = ("journal.sqlite3", "journal.sqlite3-wal", "journal.sqlite3-shm", "journal.locks", "journal.synced", "a.db")
+    for name in names:
+        (tmp_path / name).write_text("SQLite format 3 secret", "utf-8")
+    (tmp_path / "note.txt").write_text("a secret note", "utf-8")
+    opened: list[str] = []
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(str(tmp_path)):
+            opened.append(Path(arguments[0]).name)
+
+    sys.addaudithook(audit)
+    index = DocumentIndex(tmp_path)
+    assert [document.path for document in index.documents()] == ["note.txt"]
+    assert set(opened) == {"note.txt"}
+    with pytest.raises(ToolError, match="is a database"):
+        extract_text(tmp_path / "journal.sqlite3")
+
+
+def test_a_small_docx_that_unpacks_to_very_much_is_refused_with_the_bound(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.docx"
+    body = "<w:p><w:r><w:t>x</w:t></w:r></w:p>" * 700_000
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", f"<w:document><w:body>{body}</w:body></w:document>")
+    assert file.stat().st_size < 100_000
+    began = time.monotonic()
+    with pytest.raises(ToolError, match=r"unpacks to \d+ times its size; at most 250 times is read"):
+        extract_text(file)
+    assert time.monotonic() - began < 2

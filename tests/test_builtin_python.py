@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -132,3 +135,71 @@ def test_where_the_kernel_gives_no_empty_network_python_refuses(listening: int, 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "the network is switched off in run_python" in done.stderr
+
+
+PROGRAM = '''
+import asyncio, sys
+from closeout.tools.builtin import python_runner
+python_runner.GRACE_SECONDS = 0.5
+tool = python_runner.python_tool(seconds=float(sys.argv[1]))
+script = """
+import os, subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+Path(NOTE).write_text(f"{os.getpid()} {child.pid} {os.getcwd()}")
+time.sleep(60)
+""".replace("NOTE", repr(sys.argv[2]))
+asyncio.run(tool.call({"code": script}))
+'''
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks processes up in /proc")
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGSTOP])
+def test_a_script_and_what_it_started_end_with_the_program(tmp_path: Path, ending: signal.Signals) -> None:
+    """Stopped instead of ended, the program cannot end the script: its own clock does."""
+    note, temporary = tmp_path / "note", tmp_path / "temporary"
+    temporary.mkdir()
+    seconds = "1.0" if ending == signal.SIGSTOP else "50"
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, seconds, str(note)], env={**os.environ, "TMPDIR": str(temporary)}
+    )
+    try:
+        assert wait_until(lambda: note.is_file() and len(note.read_text().split()) == 3)
+        script, child, folder = note.read_text().split()
+        program.send_signal(ending)
+        assert wait_until(lambda: not is_alive(int(script)) and not is_alive(int(child)))
+    finally:
+        program.kill()
+        program.wait()
+    left = Path(folder)
+    if ending != signal.SIGKILL or not left.is_dir():
+        return
+    old = time.time() - 3600
+    in_use, lock = temporary / "closeout-python-in-use", os.open(temporary, os.O_RDONLY)
+    in_use.mkdir()
+    os.close(lock)
+    lock = os.open(in_use, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for each in (left, in_use):
+        os.utime(each, (old, old))
+    code = "import asyncio; from closeout.tools.builtin import run_python; asyncio.run(run_python.call({'code': '1'}))"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)}, check=True)
+    assert not left.exists()
+    assert in_use.is_dir()
+    os.close(lock)

@@ -1,4 +1,4 @@
-"""What a person gets from `closeout run`, `runs`, `resume`, `replay`, `tools`, `config`, `doctor` when all is well."""
+"""The commands run, runs, resume, replay, tools, config and doctor without errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_id_in(text: str) -> str:
 # ------------------------------------------------------------------------------------------------- run
 
 
-def test_the_answer_goes_to_stdout_and_what_happened_to_stderr(server: ScriptedServer) -> None:
+def test_the_answer_goes_to_stdout_and_the_progress_to_stderr(server: ScriptedServer) -> None:
     done = closeout(*asked(server, "What is 17 % of 2,340?"))
     assert (done.code, done.out) == (0, "397.8\n")
     shown = re.sub(r"· (\d+ ms|[\d.]+ s)\b", "· T", done.err).splitlines()
@@ -55,7 +55,7 @@ def test_the_answer_goes_to_stdout_and_what_happened_to_stderr(server: ScriptedS
     assert shown[1:4] == ["  I compute it first.", '  → calculate(expression="17*2340/100") · T', "    397.8"]
     assert shown[5:8] == ["  两个一起，为了确定。", '  → calculate(expression="2340*0.17") · T', "    397.8"]
     assert shown[8] == '  ✗ weigh(thing="it") · not run'
-    assert 'no tool "weigh"' in shown[9]
+    assert 'No tool is named "weigh"' in shown[9]
     assert shown[10].startswith("turn 3 (answer) · T · ")
     assert re.match(r"answered · 3 turns · 3 requests · [\d,]+ tokens in \([\d,]+ cached\), \d+ out · ", shown[-2])
     assert "\x1b" not in done.err
@@ -67,7 +67,7 @@ def test_quiet_leaves_only_the_answer_and_a_dash_reads_the_question(server: Scri
     assert closeout("runs", "--json").json[0]["task"] == "中国的首都是哪里？"
 
 
-def test_json_is_one_object_for_machines(server: ScriptedServer) -> None:
+def test_json_prints_one_object(server: ScriptedServer) -> None:
     done = here(*asked(server, "As JSON?", "--json", "-q"))
     assert done.code == 0
     assert done.json["answer"] == "397.8"
@@ -79,15 +79,15 @@ def test_no_answer_is_exit_code_1_and_says_where_to_look() -> None:
     with serve_script(never_ending, by="question", record=False) as restless:
         done = here(*asked(restless, "Ever?", "-c", "agent.max_turns=2", "-q"))
     assert (done.code, done.out) == (1, "")
-    assert re.match(r".* What was learned: closeout runs \S+$", done.sentence)
+    assert re.match(r".* To see what it learned: closeout runs \S+$", done.sentence)
     shown = here("runs", run_id_in(done.err)).out
-    assert "— no answer (max_turns); what was learned:" in shown
+    assert "— no answer (max_turns); what it learned:" in shown
     assert "calculate(1+1): 2" in shown
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize("columns", [60, 200])
-def test_on_a_terminal_a_status_line_runs_along_and_nothing_is_wider_than_the_window(columns: int) -> None:
+def test_on_a_terminal_there_is_a_status_line_and_nothing_is_wider_than_the_window(columns: int) -> None:
     thought = "I think about it at length, 慢慢地想一想, and then some more. " * 6
     sum_of_many = ToolCall("calculate", {"expression": "+".join(map(str, range(99)))})
     script = [Turn(thought, (sum_of_many,)), Turn("Done.", answer="4851")]
@@ -104,7 +104,7 @@ def test_on_a_terminal_a_status_line_runs_along_and_nothing_is_wider_than_the_wi
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_no_color_and_escape_sequences_in_an_answer_leave_a_terminal_as_it_is() -> None:
+def test_an_answer_cannot_send_escape_sequences_to_a_terminal() -> None:
     script = [Turn("\x1b]0;owned\x07Red: \x1b[31m!", answer="4\x1b[31m2")]
     with serve_script(script, record=False) as sly:
         code, screen = on_terminal(*asked(sly, "Colour?"), columns=80, env={"NO_COLOR": "1"})
@@ -119,7 +119,7 @@ def test_no_color_and_escape_sequences_in_an_answer_leave_a_terminal_as_it_is() 
     assert "\x1b" not in shown
 
 
-def test_an_error_that_a_server_wrote_reaches_the_terminal_without_escape_sequences(tmp_path: Path) -> None:
+def test_a_servers_error_cannot_send_escape_sequences_to_a_terminal(tmp_path: Path) -> None:
     server = tmp_path / "server.py"
     server.write_text("import sys\nsys.exit('\\x1b]52;c;aGk=\\x07no \\x1b[2Jkey')\n")
     told = here("tools", "--mcp", f"{sys.executable} {server}")
@@ -178,7 +178,7 @@ def test_one_run_shows_turns_calls_and_how_much_of_each_request_was_the_same(ser
     assert record["events"][0]["type"] == "RunStarted"
 
 
-def test_the_thought_of_a_turn_stands_before_its_calls_live_and_afterwards(server: ScriptedServer) -> None:
+def test_the_thought_of_a_turn_is_shown_before_its_calls(server: ScriptedServer) -> None:
     live = here(*asked(server, "In order?")).err
     later = here("runs", run_id_in(live)).out
     for text in (live, later):
@@ -192,7 +192,7 @@ def test_a_replay_needs_neither_the_server_nor_a_key() -> None:
     with serve_script(SCRIPT, record=False) as gone:
         run_id = run_id_in(here(*asked(gone, "Once more?")).err)
     done = closeout("replay", run_id, env={"OPENAI_API_KEY": ""})
-    assert (done.code, done.out, done.err) == (0, "397.8\n", "It follows its record to the end.\n")
+    assert (done.code, done.out, done.err) == (0, "397.8\n", "The replay follows the record to its end.\n")
     assert here("replay", run_id, "--json").json["departure"] == ""
 
 
@@ -206,13 +206,13 @@ def test_tools_lists_what_an_agent_would_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "plain"), [("local", True), ("local:small", True), ("openai:gpt-5", False)])
-def test_an_embedded_model_is_given_the_plain_search(tmp_path: Path, model: str, plain: bool) -> None:
+def test_an_embedded_model_gets_the_simple_search(tmp_path: Path, model: str, plain: bool) -> None:
     options = RunOptions(model=model, docs=str(tmp_path), base_url="http://localhost:9/v1")
     (search,) = (tool for tool in make_agent(options).plan().offered_tools() if tool.name == "search_documents")
     assert ("limit" not in search.parameters["properties"]) == plain
 
 
-def test_a_server_that_does_not_start_is_told_and_the_others_are_listed() -> None:
+def test_a_server_that_does_not_start_is_reported_and_the_others_are_listed() -> None:
     done = here("tools", "--mcp", f"{sys.executable} -c pass")
     assert done.code == 2
     assert "calculate(expression)" in done.out
@@ -230,7 +230,7 @@ def test_config_shows_every_value_and_never_the_key() -> None:
     assert "very-secret" not in done.out + as_json.out
 
 
-def test_config_shows_prices_and_tells_how_they_are_written() -> None:
+def test_config_shows_prices_and_explains_their_form() -> None:
     assert 'llm.prices = {"m-1.5": [0.5, 2.0]}' in here("config", "-c", "llm.prices.m-1.5=[0.5, 2]").out
     assert here("config", "-c", "llm.prices={m: [1, 2]}", "--json").json["llm"]["prices"] == {"m": [1.0, 2.0]}
     wrong = here("config", "-c", "llm.prices.m=3")
@@ -244,28 +244,30 @@ def test_a_run_on_the_command_line_costs_what_the_settings_say(server: ScriptedS
     assert usage["cost_usd"] == pytest.approx(usage["input_tokens"] / 1000)
 
 
-def test_config_shows_mcp_servers_without_what_they_are_told(tmp_path: Path) -> None:
+def test_config_shows_mcp_servers_without_their_secrets(tmp_path: Path) -> None:
     file = tmp_path / "servers.yaml"
     file.write_text(
         "tools:\n  mcp_servers:\n"
         "    shop: {command: node, args: [shop.js], env: {KEY: very-secret}}\n"
         "    web: {url: https://example.org/mcp, headers: {Authorization: very-secret}}\n"
+        "    login: {url: 'https://me:very-secret@example.org/mcp'}\n"
+        "    option: {command: node, args: [--token=very-secret]}\n"
     )
     plain, as_json = here("config", "-c", str(file)), here("config", "-c", str(file), "--json")
     shown = as_json.json["tools"]["mcp_servers"]
-    assert shown["shop"] == {"command": "node", "args": ["shop.js"], "env": {"KEY": "(set)"}}
-    assert shown["web"]["headers"] == {"Authorization": "(set)"}
-    assert '"env": {"KEY": "(set)"}' in plain.out
+    assert shown["shop"] == {"command": "node", "args": ["shop.js"], "env": {"KEY": "***"}}
+    assert shown["web"]["headers"] == {"Authorization": "***"}
+    assert '"env": {"KEY": "***"}' in plain.out
     assert "very-secret" not in plain.out + as_json.out
 
 
-def test_a_key_given_as_a_setting_is_not_kept_with_the_run(server: ScriptedServer, home: Path) -> None:
+def test_an_api_key_in_a_setting_is_not_stored_with_the_run(server: ScriptedServer, home: Path) -> None:
     here(*asked(server, "Secret?", "-c", "llm.api_key=very-secret", "-q"))
     here(*asked(server, "Secret?", "-c", "llm={api_key: very-secret, max_tokens: 99}", "-q"))
     assert all(b"very-secret" not in file.read_bytes() for file in home.iterdir())
 
 
-def test_doctor_tries_the_model_and_tells_what_is_missing(server: ScriptedServer) -> None:
+def test_doctor_tries_the_model_and_reports_problems(server: ScriptedServer) -> None:
     well = here("doctor", "-m", "openai:scripted", "--base-url", server.base_url)
     assert well.code == 0
     assert "✓ model: openai:scripted answers" in well.out
@@ -282,7 +284,7 @@ def test_help_and_version_load_nothing_heavy() -> None:
     assert not {"aiohttp", "yaml", "jinja2", "sqlite3", "closeout.agent", "closeout.config"}.intersection(loaded)
 
 
-def test_an_interrupt_while_the_command_is_being_loaded_is_no_traceback() -> None:
+def test_an_interrupt_during_startup_prints_no_traceback() -> None:
     code = """
 import runpy, sys
 

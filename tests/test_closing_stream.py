@@ -11,11 +11,11 @@ import pytest
 from closeout import Agent, RunResult, StreamHandler, tool
 from closeout.errors import ServerFailed
 from closeout.journal import events as ev
-from closeout.journal.journal import Progress
-from closeout.llm.base import OnDelta
-from closeout.llm.openai import OpenAIClient
-from closeout.llm.retry import RetryPolicy
+from closeout.journal.subscribers import Progress
 from closeout.messages import ModelReply, ModelRequest
+from closeout.models.base import OnDelta
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, say, serve_script
 
 BOX = "The answer is \\boxed{42}."
@@ -59,7 +59,7 @@ async def watched(model: Any, *, max_turns: int = 1, **options: Any) -> tuple[Sc
 
 
 @pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "cot_completion", "mcp_xml"])
-async def test_the_answer_of_a_run_that_stops_at_a_limit_is_heard_while_it_is_written(dialect: str) -> None:
+async def test_the_closing_answer_is_streamed(dialect: str) -> None:
     screen, result = await watched(ScriptedClient([call("look", key="a"), say(BOX)]), dialect=dialect)
     assert (result.answer, result.stop_reason) == ("42", "max_turns")
     assert screen.last == BOX
@@ -67,7 +67,7 @@ async def test_the_answer_of_a_run_that_stops_at_a_limit_is_heard_while_it_is_wr
     assert screen.discards == 0
 
 
-async def test_a_refused_closing_reply_is_taken_back() -> None:
+async def test_a_refused_closing_reply_is_discarded() -> None:
     script = [call("look", key="a"), say("I am sorry, I cannot say."), say(BOX)]
     screen, result = await watched(ScriptedClient(script))
     assert (result.answer, screen.last, screen.discards) == ("42", BOX, 1)
@@ -88,13 +88,13 @@ async def test_a_last_turn_that_only_lacks_the_form_stays_and_is_finished(dialec
     assert screen.last in result.final_summary
 
 
-async def test_an_essay_whose_ending_does_not_come_is_taken_back_with_it() -> None:
+async def test_a_draft_is_discarded_with_its_failed_continuation() -> None:
     script = [call("look", key="a"), say(ESSAY), say("No more."), say(BOX)]
     screen, result = await watched(ScriptedClient(script))
     assert (result.answer, screen.last, screen.discards) == ("42", BOX, 1)
 
 
-async def test_a_last_turn_that_is_no_answer_is_taken_back() -> None:
+async def test_a_last_turn_without_an_answer_is_discarded() -> None:
     def script(view: RequestView) -> Any:
         return say(BOX) if "closing turn" in view.last else say("I cannot say.")
 
@@ -103,7 +103,7 @@ async def test_a_last_turn_that_is_no_answer_is_taken_back() -> None:
     assert (screen.last, screen.discards) == (BOX, 1)
 
 
-async def test_where_no_closing_reply_is_the_answer_none_is_left_standing() -> None:
+async def test_without_an_accepted_closing_reply_all_are_discarded() -> None:
     seen = Turn(BOX, calls=[call("look", key="a")])
     screen, result = await watched(ScriptedClient([seen, *["I cannot say."] * 9]))
     assert result.answer == "42"
@@ -120,14 +120,14 @@ async def test_a_closing_reply_that_repeats_itself_is_cut_off_and_asked_for_agai
     assert (result.answer, closing.text, screen.last, screen.discards) == ("42", BOX, BOX, 1)
 
 
-async def test_the_model_is_told_why_its_repeating_reply_was_refused() -> None:
+async def test_the_model_sees_why_its_repeating_reply_was_refused() -> None:
     model = ScriptedClient([call("look", key="a"), say(CIRCLE), say(BOX)])
     await watched(model)
     assert "cut off" in model.requests[-1].messages[-1].text
     assert "over and over" not in "".join(message.text for message in model.requests[-1].messages)
 
 
-async def test_what_a_failed_attempt_learned_is_not_told_as_an_answer() -> None:
+async def test_failure_experience_is_not_streamed_as_an_answer() -> None:
     def script(view: RequestView) -> Any:
         if "attempt ends here" in view.text:
             return say("Failure type: incomplete\nUseful findings: it is 42")
@@ -139,7 +139,7 @@ async def test_what_a_failed_attempt_learned_is_not_told_as_an_answer() -> None:
     assert screen.last == BOX
 
 
-async def test_after_too_many_rollbacks_the_last_reply_is_taken_back_before_closing() -> None:
+async def test_after_too_many_rollbacks_the_last_reply_is_discarded_before_closing() -> None:
     def half(view: RequestView) -> Any:
         return say(BOX) if "closing turn" in view.last else Turn(text="I look", finish_reason="length")
 
@@ -149,7 +149,7 @@ async def test_after_too_many_rollbacks_the_last_reply_is_taken_back_before_clos
     assert screen.last == BOX
 
 
-async def test_a_turn_that_was_rolled_back_is_not_taken_back_again_by_closing() -> None:
+async def test_closing_does_not_discard_a_rolled_back_turn_again() -> None:
     script = [Turn(text="I look", finish_reason="length"), say(BOX)]
     model = ScriptedClient(script, misbehave=once("slow", at=1, seconds=0.7))
     screen, result = await watched(model, max_turns=9, config={"agent": {"max_seconds": 2}})
@@ -171,7 +171,7 @@ class Notes(ScriptedClient):
         return await super().complete(request, on_delta=on_delta, on_retry=on_retry)
 
 
-async def test_without_anybody_who_watches_nothing_is_streamed() -> None:
+async def test_without_subscribers_nothing_is_streamed() -> None:
     model = Notes([call("look", key="a"), say(ESSAY), say(BOX)])
     result = await Agent(model, [look], home=False, max_turns=1).run("What?")
     assert (result.answer, model.streamed) == ("42", [False] * 3)
@@ -187,14 +187,14 @@ SCRIPTS: list[Callable[[], list[Any]]] = [
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "cot_completion", "mcp_xml"])
-async def test_a_run_that_is_watched_ends_as_one_that_is_not(dialect: str, script: Callable[[], list[Any]]) -> None:
+async def test_a_streamed_run_ends_like_one_that_is_not_streamed(dialect: str, script: Callable[[], list[Any]]) -> None:
     _, seen = await watched(ScriptedClient(script()), dialect=dialect)
     agent = Agent(ScriptedClient(script()), [look], home=False, max_turns=1, dialect=dialect)
     unseen = await agent.run("What?")
     assert (seen.answer, seen.final_summary, seen.usage) == (unseen.answer, unseen.final_summary, unseen.usage)
 
 
-async def test_a_sub_agents_closing_is_heard_under_its_name() -> None:
+async def test_a_sub_agents_closing_is_streamed_under_its_name() -> None:
     clerk = Agent(ScriptedClient([call("look", key="a"), say(BOX)]), [look], max_turns=1)
     script = [call("clerk", task="find out"), answer("7")]
     screen = Screen()
@@ -207,7 +207,7 @@ async def test_a_sub_agents_closing_is_heard_under_its_name() -> None:
 
 
 @pytest.mark.parametrize("at", [2, 3])
-async def test_a_closing_reply_that_breaks_off_is_taken_back_and_what_it_finishes_stands_again(at: int) -> None:
+async def test_a_broken_closing_reply_is_discarded_and_its_draft_shown_again(at: int) -> None:
     script = [call("look", key="a"), say(ESSAY), say(BOX)]
     async with serve_script(script, misbehave=once("dropped", at=at)) as server:
         model = OpenAIClient("m", server.base_url, retry=RetryPolicy(retries=2, first_wait=0.01))
@@ -217,24 +217,24 @@ async def test_a_closing_reply_that_breaks_off_is_taken_back_and_what_it_finishe
     assert screen.discards == 1
 
 
-async def test_a_reply_that_fails_for_good_is_taken_back() -> None:
+async def test_a_reply_that_fails_permanently_is_discarded() -> None:
     screen, result = await watched(ScriptedClient([say(BOX)], misbehave=once("dropped")))
     assert (result.status, result.stop_reason) == ("failed", "model_failed")
     assert (screen.pieces, screen.discards) == ([], 1)
 
 
-async def test_a_reply_that_failed_before_anything_was_heard_leaves_nothing_to_take_back() -> None:
+async def test_a_reply_that_failed_before_its_first_piece_leaves_nothing_to_discard() -> None:
     screen, result = await watched(ScriptedClient([ServerFailed("It died.", status=500)]))
     assert (result.status, screen.discards) == ("failed", 0)
 
 
-async def test_a_closing_reply_that_fails_for_good_is_taken_back() -> None:
+async def test_a_closing_reply_that_fails_permanently_is_discarded() -> None:
     model = ScriptedClient([call("look", key="a"), say(BOX)], misbehave=once("dropped", at=2, times=9))
     screen, result = await watched(model)
     assert (result.answer, screen.pieces, screen.discards) == (None, [], 2)
 
 
-async def test_a_reply_that_outlasts_the_time_is_taken_back() -> None:
+async def test_a_reply_that_outlasts_the_time_is_discarded() -> None:
     class Slow(ScriptedClient):
         async def complete(self, request: ModelRequest, *, on_delta: Any = None, on_retry: Any = None) -> ModelReply:
             await super().complete(request, on_delta=on_delta, on_retry=on_retry)
@@ -245,7 +245,7 @@ async def test_a_reply_that_outlasts_the_time_is_taken_back() -> None:
     assert (screen.pieces, screen.discards) == ([], screen.discards or 1)
 
 
-async def test_a_resumed_run_shows_the_whole_answer_although_half_of_it_is_from_the_record(tmp_path: Path) -> None:
+async def test_a_resumed_run_shows_the_whole_answer(tmp_path: Path) -> None:
     def agent(script: list[Any]) -> Agent[Any]:
         return Agent(ScriptedClient(script), [look], home=tmp_path, max_turns=9)
 
@@ -257,7 +257,7 @@ async def test_a_resumed_run_shows_the_whole_answer_although_half_of_it_is_from_
     assert screen.last in result.final_summary
 
 
-async def test_a_stream_handler_tells_closing_as_a_message_of_its_own() -> None:
+async def test_a_stream_handler_shows_closing_as_a_separate_message() -> None:
     heard: list[dict[str, Any]] = []
     model = ScriptedClient([Turn("Hm.", calls=[call("look", key="a")]), say("I cannot say."), say(BOX)])
     await Agent(model, [look], home=False, max_turns=1).run("What?", listeners=[StreamHandler(heard.append)])
@@ -283,7 +283,7 @@ FORGED = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "mcp_xml"])
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
-async def test_a_closing_answer_that_stands_behind_a_result_no_tool_gave_is_asked_for_again(
+async def test_a_closing_answer_after_an_invented_result_is_asked_for_again(
     forged: str, dialect: str, stream: bool
 ) -> None:
     model = ScriptedClient([call("look", key="a"), say(forged), say(BOX)])
@@ -293,7 +293,7 @@ async def test_a_closing_answer_that_stands_behind_a_result_no_tool_gave_is_aske
     assert (result.answer, result.usage.requests) == ("42", 3)
 
 
-async def test_a_report_that_speaks_of_observations_is_none_of_that() -> None:
+async def test_a_report_that_mentions_observations_is_accepted() -> None:
     report = "The observation of 1874 was confirmed; observations: three.\nAction is needed: \\boxed{42}"
     _, result = await watched(ScriptedClient([call("look", key="a"), say(report)]), dialect="function_call")
     assert (result.answer, result.usage.requests) == ("42", 2)

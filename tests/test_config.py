@@ -10,13 +10,13 @@ import pytest
 from closeout import Config, load_config
 from closeout.config import home_folder, known_keys
 from closeout.errors import ConfigError
-from closeout.llm.pricing import Price, price
 from closeout.messages import Usage
+from closeout.models.catalog import Price, price
 
 NONE: dict[str, str] = {}
 
 
-def test_without_anything_the_documented_defaults_hold() -> None:
+def test_the_defaults_are_the_documented_ones() -> None:
     agent = load_config(environment=NONE).agent
     assert (agent.keep_tool_result, agent.context_compress_limit, agent.max_consecutive_rollbacks) == (-1, 0, 5)
     assert agent.main_agent.max_turns == 50
@@ -24,7 +24,7 @@ def test_without_anything_the_documented_defaults_hold() -> None:
     assert agent.get("no_such_thing", 7) == 7
 
 
-def test_the_last_word_wins(tmp_path: Path) -> None:
+def test_a_later_source_overrides_an_earlier_one(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("agent: {max_rollbacks: 1, keep_tool_result: 1, high_water: 0.9}\ndialect: cot_chat\n")
     environment = {"CLOSEOUT_AGENT__KEEP_TOOL_RESULT": "2", "CLOSEOUT_AGENT__HIGH_WATER": "0.8", "HOME": "/x"}
@@ -33,14 +33,14 @@ def test_the_last_word_wins(tmp_path: Path) -> None:
     assert (found.dialect, found.llm.model_name) == ("cot_chat", "gpt-5")
 
 
-def test_a_config_is_taken_as_it_is_and_nothing_given_is_changed() -> None:
+def test_a_config_is_used_as_it_is_and_sources_are_not_modified() -> None:
     tree: dict[str, Any] = {"agent": {"max_rollbacks": 3}}
     first = load_config(tree, ["agent.max_tokens=500"], NONE)
     assert tree == {"agent": {"max_rollbacks": 3}}
     assert load_config(first, environment=NONE) == first
 
 
-def test_max_turns_means_the_main_agents_and_sub_agents_have_their_own() -> None:
+def test_max_turns_is_the_main_agents_and_sub_agents_have_their_own() -> None:
     found = load_config(overrides=["agent.max_turns=7", "agent.sub_agents.clerk.max_turns=3"], environment=NONE)
     assert (found.agent.main_agent.max_turns, found.agent.sub_agents["clerk"].max_turns) == (7, 3)
 
@@ -67,9 +67,9 @@ def test_a_section_whose_keys_are_commented_out_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["agent: {max_rollbacks: 1}\nllm: {}\nagent: {max_tokens: 9}\n", "x: 1\nb: [{x: 1}]\nx: 2"]
 )
-def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_duplicate_key_in_a_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"a\.yaml has '(agent|x)' a second time at line 3"):
+    with pytest.raises(ConfigError, match=r"a\.yaml has the key '(agent|x)' a second time at line 3"):
         load_config(tmp_path / "a.yaml", environment=NONE)
 
 
@@ -78,7 +78,7 @@ def test_one_name_in_several_places_of_a_file_and_anchors_are_fine(tmp_path: Pat
     found = load_config(tmp_path / "a.yaml", environment=NONE).agent
     assert [found.sub_agents["b"].max_turns, found.main_agent.max_turns] == [3, 5]
     (tmp_path / "a.yaml").write_text("agent: &all [*all]\n")
-    with pytest.raises(ConfigError, match="its aliases stand for more than"):
+    with pytest.raises(ConfigError, match="its aliases expand to more than"):
         load_config(tmp_path / "a.yaml", environment=NONE)
 
 
@@ -90,13 +90,13 @@ def test_one_name_in_several_places_of_a_file_and_anchors_are_fine(tmp_path: Pat
         {"shop": {"command": "python", "args": ["server.py"], "env": {"KEY": "x"}}},
     ],
 )
-def test_mcp_servers_are_set_in_every_form_that_an_agent_takes(servers: Any) -> None:
+def test_mcp_servers_may_have_every_form_that_an_agent_takes(servers: Any) -> None:
     found = load_config({"tools": {"mcp_servers": servers}}, environment=NONE).tools.mcp_servers
     assert found == ([servers] if isinstance(servers, str) else servers)
 
 
 @pytest.mark.parametrize("servers", [3, [3], {"shop": 3}])
-def test_mcp_servers_in_no_form_are_told_by_an_example(servers: Any) -> None:
+def test_invalid_mcp_servers_are_refused_with_an_example(servers: Any) -> None:
     with pytest.raises(ConfigError, match="Give a list of commands, URLs or mappings"):
         load_config({"tools": {"mcp_servers": servers}}, environment=NONE)
 
@@ -116,14 +116,14 @@ PRICES = {"m-1.5/x": (0.5, 2.0)}
         {"values": {"llm.prices": PRICES}},
     ],
 )
-def test_prices_are_set_in_every_place_that_settings_come_from(given: dict[str, Any]) -> None:
+def test_prices_can_be_set_in_every_source(given: dict[str, Any]) -> None:
     config = load_config(**{"environment": NONE, **given})
     assert config.llm.prices == PRICES
     assert load_config(config, environment=NONE) == config
 
 
 @pytest.mark.parametrize("cache_read", [None, 0.05])
-def test_a_price_by_its_names_and_a_price_object_mean_the_same(cache_read: float | None) -> None:
+def test_a_price_may_be_a_mapping_an_object_or_a_list(cache_read: float | None) -> None:
     named = {"input": 0.5, "output": 2, "cache_read": cache_read}
     given = {"a": named, "b": Price(0.5, 2, cache_read), "c": [0.5, 2, 0.5 if cache_read is None else cache_read]}
     prices = load_config({"llm": {"prices": given}}, environment=NONE).llm.prices
@@ -140,13 +140,15 @@ def test_a_price_by_its_names_and_a_price_object_mean_the_same(cache_read: float
         {"m": {"input": 1, "output": "2"}}, {"m": None}, {"m": Price},
     ],
 )  # fmt: skip
-def test_a_price_in_no_form_that_there_is_is_told_the_forms(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"'llm\.prices' does not fit: Give US dollars.*\{my-model: \[0\.5, 2\.0"):
+def test_an_invalid_price_is_refused_with_the_valid_forms(wrong: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Invalid value for 'llm\.prices': .* Give US dollars.*\{my-model: \[0\.5, 2\.0"
+    ):
         load_config({"llm": {"prices": wrong}}, environment=NONE)
 
 
-def test_what_is_no_configuration_is_told() -> None:
-    with pytest.raises(ConfigError, match="7 is no configuration"):
+def test_a_source_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="config must be a mapping, the path of a YAML file or a Config, got 7"):
         load_config(7, environment=NONE)  # type: ignore[arg-type]
 
 
@@ -156,15 +158,16 @@ def test_what_is_no_configuration_is_told() -> None:
         ("agent.max_rolbacks=3", "Did you mean 'agent.max_rollbacks'"),
         ("llm.modelname=x", "Did you mean 'llm.model_name'"),
         ("zzz.qqq=1", "`closeout config` lists the keys"),
-        ("agent.max_rollbacks=many", "'agent.max_rollbacks' does not fit"),
-        ("agent.high_water=1.5", "'agent.high_water' does not fit"),
+        ("agent.max_rollbacks=many", "Invalid value for 'agent.max_rollbacks': 'many'"),
+        ("agent.high_water=1.5", "Invalid value for 'agent.high_water': 1.5"),
         ("agent.main_agent.max_turns=0", "max_turns"),
-        ("dialect.x=1", "There is no setting|does not fit|is a value"),
-        ("nonsense", "is no setting. Write key=value"),
-        ("=3", "is no setting. Write key=value"),
+        ("dialect.x=1", "Unknown setting|Invalid value|is a value"),
+        ("nonsense", "must be key=value, such as .*, got 'nonsense'"),
+        ("=3", "must be key=value, such as .*, got '=3'"),
+        ("agent.sub_agents.clerk.max_turn=3", "Did you mean 'agent.sub_agents.clerk.max_turns'"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_next_step(override: str, named: str) -> None:
+def test_an_error_names_the_key_and_the_next_step(override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load_config(overrides=[override], environment=NONE)
 
@@ -178,30 +181,30 @@ def test_a_value_is_not_a_section() -> None:
     ("text", "named"),
     [
         ("agent: [", "is not valid YAML at line"),
-        ("- a\n- b\n", "must hold keys and values"),
+        ("- a\n- b\n", "must contain keys and values"),
         ("a: \x00", "YAML"),
         ("agent: {max_rollbacks: 2026-13-01}", "is not valid YAML: month must be"),
         ("[" * 5_000, "is not valid YAML"),
-        ("agent: &a {sub_agents: *a}", "aliases stand for more than 100,000 values"),
+        ("agent: &a {sub_agents: *a}", "aliases expand to more than 100,000 values"),
         ("a: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 60)), "aliases"),
         ("a: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1},' * 9}]}}" for n in range(1, 20)), "aliases"),
-        ("x" * 1_000_001, "more than 1,000,000 bytes"),
+        ("x" * 1_000_001, "larger than 1,000,000 bytes"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, named: str) -> None:
+def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=named):
         load_config(file, environment=NONE)
 
 
-def test_aliases_of_everyday_size_are_written_out(tmp_path: Path) -> None:
+def test_aliases_of_ordinary_size_are_expanded(tmp_path: Path) -> None:
     file = tmp_path / "good.yaml"
     file.write_text("llm:\n  extra_body: {a: &a {x: 1}, b: *a, c: {<<: *a, y: 2}}\n")
     assert load_config(file, environment=NONE).llm.extra_body == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
 
 
-def test_a_key_of_digits_is_text_and_a_key_that_does_not_fit_is_not_shown(tmp_path: Path) -> None:
+def test_an_api_key_of_digits_is_a_string_and_an_invalid_one_is_not_shown(tmp_path: Path) -> None:
     assert load_config(None, ["llm.api_key=0123456789"], NONE).llm.api_key == "0123456789"
     assert load_config(None, environment={"CLOSEOUT_LLM__API_KEY": "12345"}).llm.api_key == "12345"
     (tmp_path / "a.yaml").write_text("llm: {api_key: 987654321}")
@@ -220,7 +223,7 @@ def test_a_missing_an_empty_and_a_binary_file(tmp_path: Path) -> None:
         load_config(tmp_path / "binary.yaml", environment=NONE)
 
 
-def test_a_key_is_not_shown_where_settings_are_printed() -> None:
+def test_the_api_key_is_not_printed() -> None:
     assert "very-secret" not in repr(load_config({"llm": {"api_key": "very-secret"}}, environment=NONE))
 
 
@@ -236,6 +239,6 @@ def test_every_known_key_can_be_set() -> None:
             value = getattr(value, part)
 
 
-def test_home_is_named_by_the_environment(tmp_path: Path) -> None:
+def test_the_environment_sets_the_home_folder(tmp_path: Path) -> None:
     assert home_folder({"CLOSEOUT_HOME": str(tmp_path)}) == tmp_path
     assert home_folder({}).name == "closeout"

@@ -12,9 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout import Agent, tool
-from closeout.context.compaction import is_due, summary_of
-from closeout.context.eviction import MIN_KEPT, STUB_TOKENS, Eviction, EvictionPolicy, best_batch
+from closeout.codec import Snapshot, shared_items
 from closeout.context.history import History, stub_text
+from closeout.context.policy import (
+    MIN_KEPT,
+    STUB_TOKENS,
+    ContextState,
+    Eviction,
+    EvictionPolicy,
+    best_batch,
+    evict_all_but_last,
+    summary_in,
+)
 from closeout.dialects.protocol import get_dialect
 from closeout.journal.events import (
     AttemptStarted,
@@ -33,11 +42,33 @@ from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, re
 
 def step(turn: int, *tokens: int) -> Step:
     call = ToolCall("look", {"n": turn})
-    return Step(turn, "", (call,) * len(tokens), tuple(ToolReturn(call, "text", f"r{turn}", tokens=t) for t in tokens))
+    return Step(
+        turn, "", (call,) * len(tokens), returns=tuple(ToolReturn(call, "text", f"r{turn}", tokens=t) for t in tokens)
+    )
 
 
 def steps(count: int, tokens: int = 100) -> list[Step]:
     return [step(turn, tokens) for turn in range(count)]
+
+
+def decide(
+    policy: EvictionPolicy,
+    taken: Sequence[Step],
+    evicted_before: int,
+    prompt_tokens: int,
+    *,
+    max_context: int | None = None,
+    reserve: int = 0,
+) -> Eviction | None:
+    return policy.decide(
+        ContextState(
+            steps=taken,
+            evicted_before=evicted_before,
+            prompt_tokens=prompt_tokens,
+            max_context=max_context,
+            reserve=reserve,
+        )
+    )
 
 
 def accepted(turn: int, text: str = "", results: int = 1, agent: str = "main") -> TurnAccepted:
@@ -49,7 +80,7 @@ def accepted(turn: int, text: str = "", results: int = 1, agent: str = "main") -
         {"call": i, "text": f"result of turn {turn}", "handle": f"r{turn * results + i + 1}", "ok": True, "tokens": 50}
         for i in range(results)
     )
-    return TurnAccepted(agent, 0, turn, text or f"thought {turn}", calls=calls, returns=returns)
+    return TurnAccepted(agent, 0, turn, text=text or f"thought {turn}", calls=calls, returns=returns)
 
 
 def history(*events: Event, tools: Sequence[ToolSpec] = ()) -> History:
@@ -63,9 +94,9 @@ def messages(view_of: History, dialect: str = "function_call", **view: Any) -> l
 # ------------------------------------------------------------------------------------------------ when: by count
 
 
-def test_with_minus_one_and_room_everything_stays() -> None:
-    assert EvictionPolicy(keep=-1).decide(steps(500), 0, 10**9) is None
-    assert EvictionPolicy(keep=-1, max_context=1000).decide(steps(500), 0, 700) is None
+def test_with_minus_one_and_enough_context_everything_stays() -> None:
+    assert decide(EvictionPolicy(keep=-1), steps(500), 0, 10**9) is None
+    assert decide(EvictionPolicy(keep=-1), steps(500), 0, 700, max_context=1000) is None
 
 
 @pytest.mark.parametrize("keep", [0, 1, 3, 5])
@@ -73,14 +104,16 @@ def test_with_minus_one_and_room_everything_stays() -> None:
 def test_results_gather_until_a_batch_is_due_and_then_go_down_to_k(keep: int, batch: int) -> None:
     policy = EvictionPolicy(keep=keep, batch=batch)
     due = max(keep, 1) + batch
-    assert policy.decide(steps(due - 1), 0, 0) is None
-    found = policy.decide(steps(due), 0, 0)
-    assert found == Eviction(due - keep, due - keep, (due - keep) * (100 - STUB_TOKENS), "count")
-    assert policy.decide(steps(due), due - keep, 0) is None, "then nothing, until the next batch has gathered"
+    assert decide(policy, steps(due - 1), 0, 0) is None
+    found = decide(policy, steps(due), 0, 0)
+    assert found == Eviction(
+        before=due - keep, results=due - keep, tokens=(due - keep) * (100 - STUB_TOKENS), reason="count"
+    )
+    assert decide(policy, steps(due), due - keep, 0) is None, "then nothing, until the next batch has gathered"
 
 
 def test_a_turn_goes_whole_so_at_least_k_results_stay() -> None:
-    found = EvictionPolicy(keep=3, batch=2).decide([step(0, 9, 9), step(1, 9, 9), step(2, 9, 9)], 0, 0)
+    found = decide(EvictionPolicy(keep=3, batch=2), [step(0, 9, 9), step(1, 9, 9), step(2, 9, 9)], 0, 0)
     assert found is not None
     assert (found.before, found.results) == (1, 2), "the second turn would leave two"
 
@@ -92,7 +125,7 @@ def test_by_count_k_results_stay_and_the_prefix_is_left_alone_between_batches(
     policy, taken, border, evictions = EvictionPolicy(keep=keep, batch=batch), [], 0, 0
     for turn, count in enumerate(results):
         taken.append(step(turn, *[100] * count))
-        found = policy.decide(taken, border, 0)
+        found = decide(policy, taken, border, 0)
         if found is not None:
             evictions += 1
             assert found.before > border
@@ -123,57 +156,59 @@ def test_where_no_ratio_makes_sense_there_is_still_a_batch() -> None:
 
 
 def test_past_high_water_results_go_until_low_water_is_reached() -> None:
-    policy = EvictionPolicy(max_context=10_000, high_water=0.8, low_water=0.5)
-    assert policy.decide(steps(20, 400), 0, 8000) is None
-    found = policy.decide(steps(20, 400), 0, 8100)
+    policy = EvictionPolicy(high_water=0.8, low_water=0.5)
+    assert decide(policy, steps(20, 400), 0, 8000, max_context=10_000) is None
+    found = decide(policy, steps(20, 400), 0, 8100, max_context=10_000)
     assert found is not None
     assert found.reason == "budget"
     assert 8100 - found.tokens <= 5000 < 8100 - found.tokens + 400 - STUB_TOKENS
 
 
-def test_the_replys_tokens_are_not_room_for_the_prompt() -> None:
-    roomy, tight = (EvictionPolicy(max_context=10_000, reserve=reserve) for reserve in (0, 4000))
-    assert roomy.decide(steps(20, 400), 0, 5000) is None
-    assert tight.decide(steps(20, 400), 0, 5000) is not None
+def test_the_replys_tokens_are_not_available_to_the_prompt() -> None:
+    roomy, tight = (
+        decide(EvictionPolicy(), steps(20, 400), 0, 5000, max_context=10_000, reserve=reserve) for reserve in (0, 4000)
+    )
+    assert roomy is None
+    assert tight is not None
 
 
 def test_however_full_the_last_results_stay() -> None:
-    found = EvictionPolicy(max_context=1000).decide(steps(6, 5000), 0, 30_000)
+    found = decide(EvictionPolicy(), steps(6, 5000), 0, 30_000, max_context=1000)
     assert found is not None
     assert found.results == 6 - MIN_KEPT
-    assert EvictionPolicy(max_context=1000).decide(steps(MIN_KEPT, 5000), 0, 10_000) is None
+    assert decide(EvictionPolicy(), steps(MIN_KEPT, 5000), 0, 10_000, max_context=1000) is None
 
 
 def test_a_context_full_of_thoughts_is_not_broken_for_a_little_every_turn() -> None:
-    policy = EvictionPolicy(max_context=10_000)
+    policy = EvictionPolicy()
     few = steps(5, 80)
-    assert policy.decide(few, 0, 8500) is None, "freeing 150 tokens is not worth a broken prefix"
-    assert policy.decide(few, 0, 9600) is not None, "unless there is no other room left"
+    assert decide(policy, few, 0, 8500, max_context=10_000) is None, "freeing 150 tokens is not worth a broken prefix"
+    assert decide(policy, few, 0, 9600, max_context=10_000) is not None, "unless there is no other room left"
 
 
 def test_a_context_too_small_for_its_reply_does_not_divide_by_zero() -> None:
-    assert EvictionPolicy(max_context=1000, reserve=4000).decide(steps(5), 0, 900) is not None
+    assert decide(EvictionPolicy(), steps(5), 0, 900, max_context=1000, reserve=4000) is not None
 
 
 def test_after_an_overflow_all_but_the_last_result_go() -> None:
-    found = EvictionPolicy().shrink(steps(4), 0)
+    found = evict_all_but_last(steps(4), 0)
     assert found is not None
     assert (found.before, found.results, found.reason) == (3, 3, "overflow")
-    assert EvictionPolicy().shrink(steps(4), 3) is None
-    assert EvictionPolicy().shrink([], 0) is None
+    assert evict_all_but_last(steps(4), 3) is None
+    assert evict_all_but_last([], 0) is None
 
 
 # ------------------------------------------------------------------------------------------------ the history view
 
 
-def test_turns_that_were_taken_back_and_other_agents_turns_are_not_in_it() -> None:
+def test_rolled_back_turns_and_other_agents_turns_are_not_in_it() -> None:
     seen = history(
-        accepted(0), TurnRolledBack("main", 0, 1, "empty"), accepted(0, agent="main/r1:clerk"), accepted(1)
+        accepted(0), TurnRolledBack("main", 0, 1, reason="empty"), accepted(0, agent="main/r1:clerk"), accepted(1)
     ).steps
     assert [s.text for s in seen] == ["thought 0", "thought 1"]
 
 
-def test_a_turn_written_anew_after_a_departure_stands_in_place_of_the_old_one() -> None:
+def test_a_turn_rewritten_after_a_departure_replaces_the_old_one() -> None:
     assert [s.text for s in history(accepted(0), accepted(1), accepted(1, "other")).steps] == ["thought 0", "other"]
 
 
@@ -184,7 +219,7 @@ def test_an_attempt_starts_from_the_task_and_what_was_learned() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "mcp_xml"])
-def test_an_eviction_changes_nothing_behind_its_border_and_leaves_handles(dialect: str) -> None:
+def test_an_eviction_changes_nothing_after_its_border_and_leaves_handles(dialect: str) -> None:
     before = history(*map(accepted, range(6)))
     was = messages(before, dialect)
     before.apply(Evicted("main", 0, 4))
@@ -207,7 +242,7 @@ def test_a_second_eviction_leaves_the_first_ones_stubs_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "mcp_xml"])
-def test_a_cache_is_told_of_the_borders_of_the_last_two_evictions(dialect: str) -> None:
+def test_the_cache_marks_are_at_the_borders_of_the_last_two_evictions(dialect: str) -> None:
     def marked(*events: Event) -> list[str]:
         request = get_dialect(dialect).render(history(*events).view(), Capabilities())
         return [request.messages[index].text for index in request.breakpoints]
@@ -226,7 +261,7 @@ def test_a_cache_is_told_of_the_borders_of_the_last_two_evictions(dialect: str) 
 
 
 def test_anthropics_request_carries_a_cache_mark_at_the_border() -> None:
-    from closeout.llm.anthropic_wire import conversation
+    from closeout.models.anthropic import conversation
 
     request = get_dialect("function_call").render(
         history(*map(accepted, range(6)), Evicted("main", 0, 4)).view(), Capabilities()
@@ -264,8 +299,8 @@ async def test_a_run_learns_from_the_server_what_its_results_really_weigh(densit
 # ------------------------------------------------------------------------------------------------ compaction
 
 
-def test_a_summary_stands_for_the_oldest_turns_and_the_task_stays() -> None:
-    seen = history(*map(accepted, range(5)), Compacted("main", 0, 3, "Findings: the canal is long."))
+def test_a_summary_replaces_the_oldest_turns_and_the_task_stays() -> None:
+    seen = history(*map(accepted, range(5)), Compacted("main", 0, 3, summary="Findings: the canal is long."))
     shown = messages(seen)
     assert shown[1].text.startswith("Which canal?\n\nSummary of your work so far:\nFindings: the canal is long.")
     assert "Results r1 to r3: read_result shows them." in shown[1].text
@@ -275,9 +310,9 @@ def test_a_summary_stands_for_the_oldest_turns_and_the_task_stays() -> None:
 def test_a_second_summary_takes_the_place_of_the_first() -> None:
     seen = history(
         *map(accepted, range(3)),
-        Compacted("main", 0, 2, "first"),
+        Compacted("main", 0, 2, summary="first"),
         *map(accepted, (3, 4)),
-        Compacted("main", 0, 4, "second"),
+        Compacted("main", 0, 4, summary="second"),
     )
     text = messages(seen)[1].text
     assert "second" in text
@@ -286,15 +321,12 @@ def test_a_second_summary_takes_the_place_of_the_first() -> None:
 
 
 def test_summing_up_is_for_a_full_context_and_needs_a_summary() -> None:
-    full, many = (Eviction(3, 3, 900, reason) for reason in ("budget", "count"))
-    assert (is_due(full, True), is_due(full, False), is_due(many, True), is_due(None, True)) == (
-        True,
-        False,
-        False,
-        False,
-    )
-    assert summary_of("  ") == summary_of("ok") == ""
-    assert summary_of(" Findings: the canal is 1,794 kilometres long (r3). ").startswith("Findings")
+    wanted, unwanted = EvictionPolicy(compaction=True), EvictionPolicy()
+    by_size = [decide(policy, steps(20, 400), 0, 9000, max_context=10_000) for policy in (wanted, unwanted)]
+    by_count = decide(EvictionPolicy(keep=1, batch=2, compaction=True), steps(9), 0, 0)
+    assert [found.summarise for found in (*by_size, by_count) if found is not None] == [True, False, False]
+    assert summary_in("  ") == summary_in("ok") == ""
+    assert summary_in(" Findings: the canal is 1,794 kilometres long (r3). ").startswith("Findings")
 
 
 # ------------------------------------------------------------------------------------------------ any history
@@ -316,8 +348,8 @@ def test_the_view_grows_at_its_end_but_for_evictions_and_summaries(kinds: list[s
         made: dict[str, Event] = {
             "turn": accepted(turn, results=turn % 3),
             "evict": Evicted("main", 0, border),
-            "compact": Compacted("main", 0, border, f"summary at {turn}"),
-            "rollback": TurnRolledBack("main", 0, turn, "empty"),
+            "compact": Compacted("main", 0, border, summary=f"summary at {turn}"),
+            "rollback": TurnRolledBack("main", 0, turn, reason="empty"),
         }
         events.append(made[kind])
         live.apply(made[kind])
@@ -337,7 +369,7 @@ def test_the_view_grows_at_its_end_but_for_evictions_and_summaries(kinds: list[s
 # ------------------------------------------------------------------------------------------------ how long it is
 
 
-async def test_a_server_that_tells_its_context_needs_no_setting_and_a_record_keeps_what_it_told(home: Path) -> None:
+async def test_a_server_that_reports_its_context_needs_no_setting_and_the_record_keeps_it(home: Path) -> None:
     @tool(read_only=True)
     async def page(number: int) -> str:
         """Read a page."""
@@ -377,3 +409,38 @@ async def test_files_are_shared_out_over_the_context_that_the_server_tells(tmp_p
         agent = Agent("openai:m", base_url=server.base_url, api_key="k", home=False)
         result = await agent.run("How many lines?", files=[file])
     assert result.usage.input_tokens < 1500, "a quarter of the context, and the task"
+
+
+# ------------------------------------------------------------------------------------------------ snapshots
+
+
+def test_a_snapshot_keeps_its_items_while_its_list_grows() -> None:
+    items = [1, 2, 3]
+    before = Snapshot(items)
+    items.append(4)
+    now = Snapshot(items)
+    assert (list(before), before[-1], before[1:], before[::-1], len(before)) == ([1, 2, 3], 3, [2, 3], [3, 2, 1], 3)
+    assert before == [1, 2, 3] == before
+    assert before != now == (1, 2, 3, 4)
+    assert (hash(before), repr(before)) == (hash(Snapshot([1, 2, 3])), "[1, 2, 3]")
+    with pytest.raises(IndexError):
+        before[3]
+    assert [shared_items(before, now), shared_items(now, [1, 2, 9]), shared_items((1, 5), now)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["function_call", "cot_chat", "mcp_xml"])
+def test_a_request_for_a_longer_history_copies_no_messages(name: str) -> None:
+    dialect, seen = get_dialect(name), history()
+    requests = []
+    for turn in range(4):
+        seen.apply(accepted(turn))
+        requests.append(dialect.render(seen.view(), Capabilities()).messages)
+    first, *others = requests
+    assert isinstance(first, Snapshot)
+    assert all(first.shares_list(each) for each in others)
+    assert list(requests[1]) == list(requests[3])[: len(requests[1])]
+    seen.apply(Evicted("main", 0, 2, results=2))
+    assert not first.shares_list(dialect.render(seen.view(), Capabilities()).messages)
+    hinted = dialect.render(seen.view("Act."), Capabilities()).messages
+    assert "Act." in hinted[-1].text
+    assert "Act." not in dialect.render(seen.view(), Capabilities()).messages[-1].text

@@ -38,7 +38,7 @@ def made(seen: list[Any], kind: type[ev.Event]) -> list[Any]:
     return [event for event in seen if isinstance(event, kind)]
 
 
-async def test_a_summary_stands_for_the_oldest_turns() -> None:
+async def test_a_summary_replaces_the_oldest_turns() -> None:
     result, client, seen = await lead(say(SUMMARY))
     compacted = made(seen, ev.Compacted)
     assert result.answer == "42"

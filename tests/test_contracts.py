@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from closeout.answers.contracts import AnswerContract, Boxed, Choice, Json, Number, OneOf, Tagged, Yaml
+from closeout import Agent
+from closeout.answers.contracts import (
+    AnswerContract,
+    Boxed,
+    Choice,
+    ContractReading,
+    Json,
+    Number,
+    OneOf,
+    Tagged,
+    Yaml,
+)
 from closeout.errors import UsageError
 
 
@@ -20,6 +31,27 @@ class Person(BaseModel):
 
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
+CHANGED_NUMBERS = [
+    r"<5",
+    r"\geq 5",
+    r"5!",
+    r"5+",
+    r"±5",
+    r"sqrt(5)",
+    r"0,500",
+    r"1,5",
+    r"1.234,5",
+    r"-x = 5",
+    r"5k",
+    r"5i",
+    r"5π",
+    r"[5]",
+    r"minus 5",
+    r"not 5",
+    r"at least 5",
+    r"5 or so",
+]
+CHANGED_NUMBERS += ["5 dozen", "5 squared", "5 and a half"]
 CAPITALS = Choice({"A": "Paris", "B": "Rome", "C": "Bern"})
 
 
@@ -85,6 +117,15 @@ CAPITALS = Choice({"A": "Paris", "B": "Rome", "C": "Bern"})
         (Number(unit="km"), r"\boxed{12\text{ km}}", 12, "12"),
         (Number(unit="km"), r"\boxed{12}", 12, "12"),
         (Number(unit="hours"), r"\boxed{12 hour}", 12, "12"),
+        (Number(), r"\boxed{USD 5}", 5, "5"),
+        (Number(), r"\boxed{-5 °C}", -5, "-5"),
+        (Number(), r"\boxed{3 crore}", 30_000_000, "30000000"),
+        (Number(unit="%"), r"\boxed{12 percent}", 12, "12"),
+        (Number(unit="EUR"), r"\boxed{€12}", 12, "12"),
+        (Number(unit="km^2"), r"\boxed{5 km^2}", 5, "5"),
+        (Choice(["C", "C++", "C#"]), r"\boxed{C++}", "C++", "C++"),
+        (Choice(["A*", "A"]), r"\boxed{A*}", "A*", "A*"),
+        (Choice(["(1,2)", "[1,2]"]), r"\boxed{[1,2]}", "[1,2]", "[1,2]"),
         (OneOf(Number(), Tagged()), "<answer>none of them</answer>", "none of them", "none of them"),
         (OneOf(Number(), Tagged()), r"\boxed{3}", 3, "3"),
     ],
@@ -140,6 +181,19 @@ def test_an_answer_is_found_and_put_in_its_normal_form(
         (CAPITALS, r"\boxed{not Rome}", "violation", "not one of"),
         (CAPITALS, r"\boxed{不是 Rome}", "violation", "not one of"),
         (Choice(["1", "2"]), r"\boxed{1.5}", "violation", "not one of"),
+        (Choice(["10", "20"]), r"\boxed{-10}", "violation", "not one of"),
+        (Choice(["10", "20"]), r"\boxed{10.5}", "violation", "not one of"),
+        (Choice(["C", "Java"]), r"\boxed{C++}", "violation", "not one of"),
+        (Choice(["Go", "Java"]), r"\boxed{Java++}", "violation", "not one of"),
+        (Choice(["a", "A"]), r"\boxed{(a)}", "violation", "not one of"),
+        (Choice(["(1,2)", "[1,2]"]), r"\boxed{1,2}", "violation", "not one of"),
+        (CAPITALS, r"\boxed{anything but Rome}", "violation", "not one of"),
+        (CAPITALS, r"\boxed{A: Rome}", "violation", "not one of"),
+        *((Number(), rf"\boxed{{{answer}}}", "unreadable", "not a number") for answer in CHANGED_NUMBERS),
+        (Number(unit="EUR"), r"\boxed{\$12}", "violation", "not in EUR"),
+        (Number(unit="m"), r"\boxed{5 ms}", "violation", "not in m"),
+        (Number(unit="mW"), r"\boxed{5 MW}", "violation", "not in mW"),
+        (Number(unit="km"), r"\boxed{50\%}", "violation", "not in km"),
         (OneOf(Tagged(), Number()), "words", "missing", "<answer>"),
         (OneOf(Tagged(), Number(maximum=1)), r"\boxed{2}", "violation", "more than 1"),
     ],
@@ -269,6 +323,19 @@ def test_json_is_constrained_by_its_schema() -> None:
 def test_a_contract_that_makes_no_sense_is_refused_at_once(make: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         make()
+
+
+class HalfAContract:
+    def instruction(self) -> str:
+        return "Say it."
+
+    def read(self, text: str) -> ContractReading[str]:
+        return ContractReading(text, text, True)
+
+
+def test_an_agent_checks_its_contract_when_it_is_made() -> None:
+    with pytest.raises(UsageError, match="lacks finishing, constraint, finish_prefix: see AnswerContract"):
+        Agent("openai:x", base_url="http://127.0.0.1:9/v1", answer=HalfAContract())  # type: ignore[arg-type]
 
 
 HOSTILE = ["{" * 50_000, "[" * 50_000, '{"a":' * 20_000, '"' * 50_000, '\\"' * 50_000 + "{", '{"' + '\\"' * 50_000]

@@ -15,7 +15,7 @@ HARNESS = Path(__file__).parent / "harness" / "crash.py"
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the harness forks a child for each kill point")
 @pytest.mark.timeout(400)
-def test_killed_at_every_event_a_run_is_led_on_to_the_same_end(tmp_path: Path) -> None:
+def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(HARNESS), str(tmp_path)], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["ended"] == "answered: all done"

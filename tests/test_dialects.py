@@ -18,7 +18,7 @@ REACT = ("cot_chat", "cot_completion")
 
 def step(turn, *, text="I look.", result="found {{ query }}", **call):
     made = ToolCall("search", {"q": f"ö{turn}"}, **call)
-    return Step(turn, text, (made,), (ToolReturn(made, result),))
+    return Step(turn, text, (made,), returns=(ToolReturn(made, result),))
 
 
 def view(steps=(), **fields):
@@ -98,7 +98,7 @@ def test_weak_models_get_worked_examples_with_their_own_tools(name):
     assert "Question: Who" not in written(get_dialect(name).render(other, Capabilities(weak=True)))
 
 
-def test_the_question_stands_once_in_a_completion_prompt_which_ends_in_the_primer():
+def test_a_completion_prompt_holds_the_question_once_and_ends_in_the_primer():
     prompt = get_dialect("cot_completion").render(view([step(1)]), Capabilities()).prompt
     assert prompt.count("Question:") == 1
     assert prompt.endswith("Observation: found {{ query }}\nThought:")
@@ -117,7 +117,9 @@ def test_a_replaced_completion_template_may_place_the_slots_as_it_likes():
 
 def test_a_template_that_cannot_be_filled_is_a_clear_error():
     with pytest.raises(ConfigError, match=r"'cot_chat'.*'nothing' is undefined"):
-        get_dialect("cot_chat", {"cot_chat": "{{ nothing }}"}).render(view(), Capabilities())
+        get_dialect("cot_chat", {"cot_chat": "{{ instruction }}{{ tools }}{{ nothing }}"}).render(
+            view(), Capabilities()
+        )
     with pytest.raises(ConfigError, match="not valid Jinja"):
         get_dialect("cot_chat", {"cot_chat": "{{ open"}).render(view(), Capabilities())
 
@@ -149,7 +151,13 @@ def test_native_calls_keep_ids_and_the_models_own_arguments():
     own = ToolCall("search", {"q": "x"}, "abc", text='{"q":"x"}')
     repaired = ToolCall("search", {"q": "y"}, text="{q: y}")
     unread = ToolCall("search", "{q: z", "abc")
-    turn = Step(3, "", (own, repaired, unread), (ToolReturn(repaired, "second"), ToolReturn(own, "first")), "why")
+    turn = Step(
+        3,
+        "",
+        (own, repaired, unread),
+        returns=(ToolReturn(repaired, "second"), ToolReturn(own, "first")),
+        reasoning="why",
+    )
     _, _, assistant, *results = get_dialect("function_call").render(view([turn]), Capabilities()).messages
     calls = assistant["tool_calls"]
     assert [c["id"] for c in calls] == ["abc", "call_3_1", "call_3_2"]
@@ -163,7 +171,7 @@ def test_native_calls_keep_ids_and_the_models_own_arguments():
 def test_images_go_where_they_can_be_seen():
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     made = ToolCall("search", {"q": "x"}, "a")
-    turn = Step(1, "", (made,), (ToolReturn(made, "see", images=(image,)),))
+    turn = Step(1, "", (made,), returns=(ToolReturn(made, "see", images=(image,)),))
     seen = get_dialect("function_call").render(view([turn], images=(image,)), Capabilities(images=True)).messages
     assert image in seen[-1]["content"]
     assert image in seen[1]["content"]
@@ -175,12 +183,40 @@ def test_the_closing_turn_calls_no_native_tools():
     assert get_dialect("function_call").render(view(closing="Now."), Capabilities()).tool_choice == "none"
 
 
-def test_what_an_endpoint_cannot_serve_is_said():
+def test_a_dialect_that_an_endpoint_cannot_serve_is_refused():
     assert "completion endpoint" in serves("cot_completion", Capabilities())
     assert serves("cot_completion", Capabilities(completions=True)) == ""
     assert "chat endpoint" in serves("cot_chat", Capabilities(chat=False))
-    with pytest.raises(UsageError, match=r"There is no dialect 'xml'.*cot_chat"):
-        get_dialect("xml")
+
+
+@pytest.mark.parametrize("name", ["xml", "cot_chap", "chat", "function_calls", "mcp"])
+def test_an_unknown_dialect_is_refused_with_the_names_there_are(name):
+    with pytest.raises(UsageError, match=rf"No dialect is called '{name}'. Choose one of cot_chat, cot_completion"):
+        get_dialect(name)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("Cot-Chat", "cot_chat"), ("MCP XML", "mcp_xml")])
+def test_a_name_that_differs_in_case_or_separators_is_suggested(written, meant):
+    with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
+        get_dialect(written)
+
+
+def test_a_dialect_may_be_an_instance_of_ones_own():
+    class Own:
+        name = "own"
+        parallel_calls = False
+
+        def render(self, view, capabilities):
+            return get_dialect("cot_chat").render(view, capabilities)
+
+        def reader(self, tools):
+            return get_dialect("cot_chat").reader(tools)
+
+    own = Own()
+    assert get_dialect(own) is own
+    for value in (Own, 5, None):
+        with pytest.raises(UsageError, match="must be a name or a Dialect instance"):
+            get_dialect(value)
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -205,7 +241,7 @@ def fed(dialect, reply, size):
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_told_while_it_is_written_and_read_the_same_in_the_end(name, size):
+def test_a_call_is_streamed_while_it_is_written_and_read_the_same_at_the_end(name, size):
     reply = ModelReply(CALLS[name] + "\nObservation: made up")
     events, reader = fed(name, reply, size)
     told = {kind: "".join(e.text for e in events if e.kind == kind) for kind in ("thought", "text", "tool_name")}
@@ -285,7 +321,7 @@ def test_a_server_that_reads_the_calls_itself_is_understood(name):
 
 
 @pytest.mark.parametrize("name", ["cot_chat", "cot_completion", "mcp_xml"])
-def test_an_answer_behind_an_invented_result_is_none(name):
+def test_an_answer_after_an_invented_result_is_ignored(name):
     reading = read(name, "I know.\nObservation: it is 9\nFinal Answer: 9")
     assert reading.answer is None
     assert [d.code for d in reading.defects] == ["invented_observation"]
@@ -358,3 +394,25 @@ def test_the_grammar_knows_the_common_parts_of_schemas():
     assert 'input0-p1 ::= "[" (input0-p1-i (", " input0-p1-i)*)? "]"' in grammar
     assert "input0-p2 ::= integer | input0-p2-o1" in grammar
     assert r'(", " "\"free\": " value)?' in grammar
+
+
+@pytest.mark.parametrize("name", REACT)
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('Action: {"action": "search", "action": "calculate", "action_input": {}}', "duplicate_key"),
+        ('Action: {"action": "search", "action_input": {"q": "x"}, "final_answer": "done"}', "action_and_answer"),
+        ('Action: {"action": "search", "action_input": {"q": NaN}}', "broken_action"),
+        ('Action: {"action": "search", "action_input": {"q": -Infinity}}', "broken_action"),
+        ("Thought: so\nObservation: 9\n" + CALLS["mcp_xml"], "invented_observation"),
+    ],
+)
+def test_a_refusal_for_safety_is_marked_as_one(name, text, code):
+    (defect,) = read(name, text).defects
+    assert (defect.code, defect.refuses) == (code, True)
+
+
+@pytest.mark.parametrize("name", REACT)
+def test_an_action_that_is_only_malformed_is_not_a_refusal(name):
+    (defect,) = read(name, 'Action: {"action": "search" "q"}').defects
+    assert (defect.code, defect.refuses) == ("broken_action", False)

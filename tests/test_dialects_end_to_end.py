@@ -7,9 +7,9 @@ import pytest
 from closeout import Agent, tool
 from closeout.dialects.protocol import DIALECTS
 from closeout.errors import BadRequest
-from closeout.llm.openai import OpenAIClient
-from closeout.llm.retry import RetryPolicy
 from closeout.messages import Capabilities
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
 from closeout.testing import MISBEHAVIOURS, ScriptedClient, answer, call, once, serve_script
 
 STOCK = {"apples": 14, "pears": 9, "plums": 31, "figs": 5, "dates": 12}

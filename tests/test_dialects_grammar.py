@@ -11,8 +11,8 @@ import pytest
 from closeout.answers.contracts import AnswerContract, Choice, Json, Number
 from closeout.dialects.constrain import action_constraint
 from closeout.dialects.protocol import get_dialect
-from closeout.llm.local import LocalClient
 from closeout.messages import Capabilities, ModelRequest, ToolSpec
+from closeout.models.local import LocalClient
 from tiny_gguf import write_model
 
 pytest.importorskip("xllamacpp")

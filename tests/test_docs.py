@@ -41,7 +41,7 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
             exec(compiled, module.__dict__)
 
 
-def test_every_link_between_pages_leads_somewhere() -> None:
+def test_every_link_between_pages_works() -> None:
     links = [(page, target) for page in PAGES for target in LINK.findall(page.read_text("utf-8"))]
     local = [(page, target) for page, target in links if "://" not in target]
     broken = [f"{page.relative_to(ROOT)} → {target}" for page, target in local if not (page.parent / target).exists()]

@@ -10,8 +10,8 @@ import pytest
 
 from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
-from closeout.outputs.models import ResponseFormat, ToolOutput, ToolTelemetry
-from closeout.outputs.wrapper import UnifiedToolWrapper
+from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
+from closeout.results.wrapper import UnifiedToolWrapper
 from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, CallOutcome, ToolExecutor
 
 SEARCH = {"type": "object", "properties": {"q": {"type": "string"}, "num": {"type": "integer"}}, "required": ["q"]}
@@ -64,7 +64,7 @@ async def one(executor: ToolExecutor, name: str, arguments: Any = None, **keys: 
 # -------------------------------------------------------------------------------------- resolve and repair
 
 
-async def test_a_valid_call_is_executed_as_it_stands() -> None:
+async def test_a_valid_call_is_executed_unchanged() -> None:
     tools = source()
     call = ToolCall("google_search", {"q": "x"}, id="c1")
     (outcome,) = await ToolExecutor(tools).execute_calls([call], handles=lambda index: f"r{index + 1}")
@@ -129,7 +129,7 @@ async def test_a_tool_with_a_broken_schema_is_refused_by_name() -> None:
     outcome = await one(ToolExecutor(Source(tool("odd", lambda: 1, {"type": "strng"}))), "odd")
     assert outcome.status == "refused"
     assert "odd" in outcome.reason
-    assert "no JSON Schema" in outcome.reason
+    assert "not a JSON Schema" in outcome.reason
 
 
 # -------------------------------------------------------------------------------------- duplicates
@@ -164,7 +164,7 @@ async def test_calls_that_leave_an_optional_duplicate_key_out_are_told_apart_by_
     assert [outcome.status for outcome in outcomes] == ["ok", "ok", "duplicate"]
 
 
-async def test_when_rollbacks_are_spent_a_read_only_call_is_given_its_earlier_result() -> None:
+async def test_when_rollbacks_are_used_up_a_read_only_call_gets_its_earlier_result() -> None:
     tools = source()
     executor = ToolExecutor(tools)
     first = await one(executor, "google_search", {"q": "x"})
@@ -220,7 +220,7 @@ async def test_what_was_read_may_be_read_again_after_something_changed() -> None
     assert (again.status, again.text) == ("ok", "new")
 
 
-async def test_a_new_attempt_is_given_what_an_earlier_one_has_read() -> None:
+async def test_a_new_attempt_gets_what_an_earlier_one_has_read() -> None:
     tools = source()
     executor = ToolExecutor(tools)
     first = await one(executor, "google_search", {"q": "x"})
@@ -364,7 +364,7 @@ async def test_calls_run_together_under_the_cap_and_keep_their_order() -> None:
     assert most == 3
 
 
-async def test_every_run_goes_through_the_door_and_a_replayed_outcome_is_not_run() -> None:
+async def test_every_call_is_journaled_and_a_replayed_outcome_is_not_run() -> None:
     tools = source()
     seen: list[tuple[str, str]] = []
 
@@ -391,7 +391,7 @@ async def test_a_call_that_was_interrupted_says_so() -> None:
     assert "may have taken effect" in outcome.text
 
 
-async def test_what_the_door_raises_ends_the_batch() -> None:
+async def test_an_error_of_the_journal_ends_the_batch() -> None:
     async def door(call: ToolCall, spec: ToolSpec, handle: str, run: Any) -> ToolOutput:
         raise OSError("no space left")
 
@@ -420,7 +420,8 @@ async def test_a_wrapped_function_is_a_tool_like_any_other() -> None:
     wrapped = UnifiedToolWrapper.wrap_tool(read, "read", ResponseFormat.STANDARD)
     executor = ToolExecutor(Source(tool("read", wrapped, PATH)))
     outcome = await one(executor, "read", {"path": "a"})
-    assert (outcome.text, outcome.output.result) == ('{"rows":1000}', {"rows": 1000})
+    assert outcome.text == 'rows: 1000\n\nResult Type: dict\nStatus: Success\n\n{"rows":1000}'
+    assert outcome.output.result == {"rows": 1000}
     outcome = await one(executor, "read", {"path": "none"})
     assert (outcome.status, outcome.text, outcome.output.telemetry.error_code) == ("error", "Error: 'none'", "KeyError")
 
@@ -452,7 +453,9 @@ def test_fixing_arguments_returns_a_copy() -> None:
 @pytest.mark.parametrize(
     ("given", "fixed"), [(None, {}), ([1], {}), ("no object", {}), ('{"code": "1",}', {"code_block": "1"}), ({}, {})]
 )
-def test_arguments_that_are_no_object_are_fixed_as_far_as_they_can_be_read(given: Any, fixed: dict[str, Any]) -> None:
+def test_arguments_that_are_not_an_object_are_fixed_as_far_as_they_can_be_read(
+    given: Any, fixed: dict[str, Any]
+) -> None:
     assert ToolExecutor().fix_tool_call_arguments("run_python_code", given) == {"sandbox_id": "default", **fixed}
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.tools.judge import GOOD, judge
-from closeout.tools.seed_policies import SEED_POLICIES, governed
+from closeout.tools.toolbox import SHIPPED_POLICIES, governed
 
 PAGES = ToolPolicy(check_content=True)
 
@@ -78,7 +78,7 @@ def test_emptiness_is_declared_per_tool() -> None:
     ],
 )
 def test_where_the_declared_place_is_missing_other_places_count(value: Any, is_empty: bool) -> None:
-    judgement = judge(value, SEED_POLICIES["google_search"], "google_search")
+    judgement = judge(value, SHIPPED_POLICIES["google_search"], "google_search")
     assert (judgement.quality == "empty") is is_empty
 
 
@@ -104,7 +104,7 @@ def test_results_with_something_in_them(value: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("wrap", [lambda text: text, lambda text: {"url": "u", "text": text}])
-def test_pages_that_are_no_content(text: str, reason: str, wrap: Any) -> None:
+def test_pages_without_content(text: str, reason: str, wrap: Any) -> None:
     judgement = judge(wrap(text), PAGES, "scrape")
     assert (judgement.quality, judgement.ask_again) == ("no_content", True)
     assert reason in judgement.reason
@@ -122,7 +122,7 @@ def test_only_tools_that_read_pages_are_checked_for_walls() -> None:
 
 def test_a_tools_own_policy_comes_before_the_shipped_one() -> None:
     plain = governed(ToolSpec("google_search"))
-    assert plain.policy == SEED_POLICIES["google_search"]
+    assert plain.policy == SHIPPED_POLICIES["google_search"]
     own = governed(ToolSpec("google_search", policy=ToolPolicy(duplicate_key=("query",), accept_empty=True)))
     assert (own.policy.duplicate_key, own.policy.accept_empty, own.policy.empty_at) == (("query",), True, ("organic",))
     other = ToolSpec("something_else")
@@ -146,7 +146,7 @@ def test_a_shipped_policy_speaks_of_the_tools_own_parameters() -> None:
     assert shipped_for("scrape_and_extract_info", "link").duplicate_key is None
     code = shipped_for("run_python_code", "code")
     assert (dict(code.aliases), dict(code.defaults)) == ({"code": ("code_block",)}, {})
-    assert shipped_for("run_python_code", "code_block", "sandbox_id") == SEED_POLICIES["run_python_code"]
+    assert shipped_for("run_python_code", "code_block", "sandbox_id") == SHIPPED_POLICIES["run_python_code"]
 
 
 @given(

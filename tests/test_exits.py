@@ -100,7 +100,7 @@ async def test_fifty_calls_in_one_reply_are_all_answered() -> None:
 @pytest.mark.parametrize(
     "name", ["", " ", "look\n\x00", "../look", "看", "lo\ud800ok", "x" * 100_000, "look}; DROP TABLE", "<look>"]
 )
-async def test_a_call_by_any_name_is_told_what_there_is(name: str) -> None:
+async def test_a_call_by_an_unknown_name_gets_the_list_of_tools(name: str) -> None:
     result = await run([call(name, key="a"), answer("42")])
     assert result.answer == "42"
 
@@ -249,7 +249,7 @@ async def test_a_tool_that_changes_its_arguments_changes_nothing_but_its_own(hom
 # ---------------------------------------------------------------------------------------- listeners and contracts
 
 
-async def test_a_listener_that_fails_is_noted_and_the_run_goes_on() -> None:
+async def test_a_listener_that_fails_is_noted_and_the_run_continues() -> None:
     heard: list[Any] = []
 
     def fails(event: object) -> None:
@@ -273,24 +273,24 @@ async def test_a_listener_that_fails_at_once_is_no_different() -> None:
     assert (await run([answer("42")], listeners=[fails])).answer == "42"
 
 
-async def test_a_follower_that_would_have_to_be_awaited_is_told_so_once() -> None:
+async def test_an_async_callback_is_reported_once() -> None:
     class Waits:
         async def __call__(self, event: object) -> None:
             raise AssertionError("never called")
 
         def close(self) -> None: ...
 
-    class Follows:
-        def follow(self, journal: object) -> Waits:
+    class PerRun:
+        def for_run(self, run: object) -> Waits:
             return Waits()
 
     others: list[Any] = []
-    assert (await run([call("look", key="a"), answer("42")], listeners=[others.append, Follows()])).answer == "42"
+    assert (await run([call("look", key="a"), answer("42")], listeners=[others.append, PerRun()])).answer == "42"
     (note,) = [event.message for event in others if isinstance(event, ev.Noted)]
-    assert "a listener is a plain function, and this one is async" in note
+    assert "a callback must be a plain function, and this one is async" in note
 
 
-async def test_an_error_in_a_contract_that_somebody_brought_is_a_failed_run_with_its_trace() -> None:
+async def test_an_error_in_a_custom_contract_is_a_failed_run_with_its_trace() -> None:
     class Broken(Number):
         def read(self, text: str) -> Any:
             raise ZeroDivisionError("in the contract")
@@ -313,10 +313,10 @@ class Filling(Store):
     room = 10**9
     victim = -1
 
-    def _commit(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
-        if any(seq >= self.room for seq, *_ in self._pending.get(self.victim, ())):
+    def _commit_once(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        if any(seq >= self.room for seq, *_ in self._batch.events.get(self.victim, ())):
             raise JournalFull("The disk that holds the journal is full.")
-        super()._commit(*statements)
+        super()._commit_once(*statements)
 
 
 @pytest.mark.parametrize("room", [3, 6, 9, 11])
@@ -336,7 +336,7 @@ async def test_a_disk_that_fills_in_the_middle_fails_that_run_and_keeps_its_best
     assert store.run(before.run_id).status == "answered"
 
 
-async def test_a_run_that_lost_its_disk_can_be_led_on_later(home: Path) -> None:
+async def test_a_run_that_lost_its_disk_can_be_resumed_later(home: Path) -> None:
     store = open_store(home, make=Filling)
     assert isinstance(store, Filling)
     store.room, store.victim = 8, 1
@@ -356,7 +356,7 @@ async def test_a_run_that_lost_its_disk_can_be_led_on_later(home: Path) -> None:
 # ------------------------------------------------------------------------------------------------ which answer
 
 
-async def test_the_last_answer_is_given_or_by_vote_the_one_most_agree_on() -> None:
+async def test_the_answer_is_the_last_one_or_by_vote_the_most_frequent() -> None:
     def thought(value: str, key: str) -> Turn:
         return Turn(f"It may be \\boxed{{{value}}}.", calls=[call("look", key=key)])
 

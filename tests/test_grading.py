@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from closeout.answers.grading import grade, judge
+from closeout.answers import math_worker
+from closeout.answers.grading import Grade, grade, judge, register_grader
 from closeout.errors import ModelUnreachable, UsageError
 from closeout.messages import ModelReply, ModelRequest
 
@@ -45,6 +46,32 @@ from closeout.messages import ModelReply, ModelRequest
         ("math", "[1,2)", "[1,2]", False),
         ("math", "4", "5", False),
         ("math", "spira", "Paris", False),
+        ("math", r"\frac12", r"-\frac12", False),
+        ("math", "x-1", "x+1", False),
+        ("math", "x>3", "x<3", False),
+        ("math", "e^{1}", "e^{-1}", False),
+        ("math", "$x<1$", "$x>-1$", False),
+        ("math", r"\mp 2", r"\pm 2", False),
+        ("math", r"\{1,2\}", "(1,2)", False),
+        ("math", r"[-\infty,2)", r"(-\infty,2)", False),
+        ("math", r"5\text{ m}", r"5\text{ cm}", False),
+        ("math", "4130_3", "4130_5", False),
+        ("math", r"-\$10", r"\$10", False),
+        ("math", r"\$32,348", "32348", True),
+        ("math", "f'(x)", "f(x)", False),
+        ("normalized", "C", "C++", False),
+        ("normalized", "C#", "C++", False),
+        ("normalized", "x+1", "x-1", False),
+        ("normalized", "15", "1,5", False),
+        ("normalized", "1,5", "15", False),
+        ("normalized", "x2", "x²", False),
+        ("normalized", "[1,2]", "(1,2)", False),
+        ("normalized", "−7", "-7", True),
+        ("normalized", "7", "−7", False),
+        ("normalized", "5", "5!", False),
+        ("normalized", "nonfiction", "Non-fiction!", True),
+        ("normalized", "US", "U.S.", True),
+        ("choice", "C", "C++", False),
     ],
 )
 def test_answers_are_compared_by_the_rules_of_the_method(
@@ -69,7 +96,43 @@ def test_any_of_several_right_answers_will_do() -> None:
 
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(UsageError, match="'fuzzy'"):
-        grade("1", "1", "fuzzy")  # type: ignore[arg-type]
+        grade("1", "1", "fuzzy")
+
+
+def within_one(prediction: str, gold: str) -> bool:
+    return abs(int(prediction) - int(gold)) <= 1
+
+
+def test_a_grader_of_your_own_is_passed_or_registered() -> None:
+    assert grade(r"\boxed{5}", ["4", "9"], within_one) == Grade(True, "within_one", "'5' is '4'.")
+    assert not grade("5", "9", within_one)
+    register_grader("within one", lambda prediction, gold: Grade(within_one(prediction, gold), "within one", "Close."))
+    assert grade("5", "6", "within one").reason == "Close."
+    assert not grade("", "6", "within one")
+
+
+def test_a_grader_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(UsageError, match="built-in"):
+        register_grader("exact", within_one)
+    with pytest.raises(UsageError, match="must be a function"):
+        register_grader("mine", 5)  # type: ignore[arg-type]
+
+
+def test_without_math_verify_answers_written_alike_are_right_and_others_are_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(*args: Any, **keys: Any) -> bool:
+        raise math_worker.MathVerifyMissing("math-verify is not installed: pip install 'closeout[math]'")
+
+    monkeypatch.setattr(math_worker, "equivalent", missing)
+    assert grade(r"\dfrac{1}{2}", r"\frac12", "math")
+    assert grade("1,000", "1000.0", "math")
+    assert grade(r"\left( 3, 4 \right)", "(3,4)", "math")
+    unknown = grade("x+x", "2x", "math")
+    assert (unknown.correct, unknown.judged) == (False, False)
+    assert "closeout[math]" in unknown.reason
+    different = grade("5", "-5", "math")
+    assert (different.correct, different.judged) == (False, True)
 
 
 def test_mathematics_works_from_any_thread() -> None:

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
 from closeout.journal import events as ev
 from closeout.journal.journal import COMMIT_SECONDS, Journal
-from closeout.journal.ledger import Ledger
-from closeout.journal.runlock import RunLocks
+from closeout.journal.locks import RunLocks
 from closeout.journal.store import BODY_LIMIT, Store, open_store
+from closeout.journal.totals import RunTotals
 from closeout.messages import ModelReply, ToolCall, Usage
 from journal_file import store_events, stored_events
 
@@ -48,12 +48,14 @@ async def ask(journal: Journal, call: int, effects: list[int], text: str = "ok")
 async def use(journal: Journal, handle: str, effects: list[str], *, report: bool = False) -> ev.Event:
     async def effect() -> ev.Event:
         effects.append(handle)
-        return ev.ToolFinished("main", handle, "pay", True, "{}")
+        return ev.ToolFinished("main", handle, "pay", ok=True, record="{}")
 
     def interrupted() -> ev.Event:
-        return ev.ToolFinished("main", handle, "pay", False, "{}", note="interrupted")
+        return ev.ToolFinished("main", handle, "pay", ok=False, record="{}", note="interrupted")
 
-    return await journal.effect(ev.ToolStarted("main", handle, "pay", "{}"), effect, interrupted if report else None)
+    return await journal.effect(
+        ev.ToolStarted("main", handle, "pay", arguments="{}"), effect, interrupted=interrupted if report else None
+    )
 
 
 # ------------------------------------------------------------------------------------------------ keeping
@@ -61,7 +63,11 @@ async def use(journal: Journal, handle: str, effects: list[str], *, report: bool
 
 def test_what_is_appended_is_read_back_in_order_as_it_was(home: Path) -> None:
     journal = Journal.start(open_store(home), started("多少？ 🚀"))
-    written = [started("多少？ 🚀"), replied(0, "a" * 5000), ev.TurnRolledBack("main", 0, 1, "duplicate", "twice")]
+    written = [
+        started("多少？ 🚀"),
+        replied(0, "a" * 5000),
+        ev.TurnRolledBack("main", 0, 1, reason="duplicate", detail="twice"),
+    ]
     for event in written[1:]:
         journal.append(event)
     assert [row.event for row in journal.rows()] == written
@@ -83,7 +89,7 @@ def test_any_text_survives_lone_surrogates_too(short: str, long: str) -> None:
     assert (task.task, reply.text) == (short, long + "\ud800")
 
 
-def test_a_large_body_is_stored_once_however_often_it_is_said(home: Path) -> None:
+def test_a_large_body_is_stored_once_however_often_it_occurs(home: Path) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())
     for call in range(5):
@@ -117,8 +123,15 @@ def test_every_type_of_event_survives_the_journal(home: Path) -> None:
 
 
 def test_a_model_reply_comes_back_as_the_reply_it_was() -> None:
-    call = ToolCall("add", '{"a": 1}', "c1", None, '{"a": 1}')
-    reply = ModelReply("t", "because", (call,), "tool_calls", Usage(5, 6, 2, 0, 1, 0.25), "m")
+    call = ToolCall("add", '{"a": 1}', "c1", text='{"a": 1}')
+    reply = ModelReply(
+        "t",
+        "because",
+        (call,),
+        finish_reason="tool_calls",
+        usage=Usage(5, 6, cache_read_tokens=2, requests=1, cost_usd=0.25),
+        model="m",
+    )
     event = ev.ModelReplied.of("main", 0, reply, 3.0)
     body = json.loads(json.dumps({name: getattr(event, name) for name in event.names}))
     again = ev.event_from("ModelReplied", body)
@@ -130,9 +143,9 @@ def test_an_event_of_a_later_version_is_kept_and_does_not_hurt(home: Path) -> No
     store = open_store(home)
     journal = Journal.start(store, started())
     journal.flush()
-    row = ((1 << 32) + 9, '[[0, "Teleported", {"agent": "main", "where": 1}]]')
+    row = ((1 << 32) + 1, '[[0, "Teleported", {"agent": "main", "where": 1}]]')
     with closing(sqlite3.connect(store.path)) as other:
-        other.execute("INSERT INTO events VALUES (?,?)", row)
+        other.execute("INSERT INTO events VALUES (?,?,NULL)", row)
         other.commit()
     assert journal.rows()[1].event == ev.Unknown("main", "Teleported", {"agent": "main", "where": 1})
 
@@ -150,9 +163,9 @@ async def test_an_effect_that_may_not_be_repeated_has_its_intent_on_disk_before_
 
     async def effect() -> ev.Event:
         assert types_on_disk(store) == ["RunStarted", "ToolStarted"]
-        return ev.ToolFinished("main", "r1", "pay", True, "{}")
+        return ev.ToolFinished("main", "r1", "pay", ok=True, record="{}")
 
-    await journal.effect(ev.ToolStarted("main", "r1", "pay", "{}"), effect, lambda: replied(0))
+    await journal.effect(ev.ToolStarted("main", "r1", "pay", arguments="{}"), effect, interrupted=lambda: replied(0))
     await asyncio.sleep(0)
     assert types_on_disk(store) == ["RunStarted", "ToolStarted", "ToolFinished"]
 
@@ -162,10 +175,12 @@ async def test_its_outcome_is_on_disk_before_anything_follows_from_it(home: Path
     journal = Journal.start(store, started())
 
     async def effect() -> ev.Event:
-        return ev.ToolFinished("main", "r1", "pay", True, "{}")
+        return ev.ToolFinished("main", "r1", "pay", ok=True, record="{}")
 
-    intent = ev.ToolStarted("main", "r1", "pay", "{}")
-    await journal.effect(intent, effect, lambda: ev.ToolFinished("main", "r1", "pay", False, "{}"))
+    intent = ev.ToolStarted("main", "r1", "pay", arguments="{}")
+    await journal.effect(
+        intent, effect, interrupted=lambda: ev.ToolFinished("main", "r1", "pay", ok=False, record="{}")
+    )
     assert types_on_disk(store) == ["RunStarted", "ToolStarted", "ToolFinished"]
 
 
@@ -181,7 +196,7 @@ async def test_any_other_intent_is_on_disk_while_the_effect_is_under_way(home: P
     await journal.effect(ev.ModelRequested("main", 0), effect)
 
 
-async def test_a_recorded_outcome_is_handed_back_and_the_effect_is_not_repeated(home: Path) -> None:
+async def test_a_recorded_outcome_is_returned_and_the_effect_is_not_repeated(home: Path) -> None:
     store, effects = open_store(home), list[int]()
     journal = Journal.start(store, started())
     first = await ask(journal, 0, effects, "the reply")
@@ -197,7 +212,7 @@ async def test_a_recorded_outcome_is_handed_back_and_the_effect_is_not_repeated(
     assert effects == [0, 1]
 
 
-async def test_events_that_stand_already_are_not_written_twice(home: Path) -> None:
+async def test_existing_events_are_not_written_twice(home: Path) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())
     steps = [ev.AttemptStarted("main", 0), ev.Repaired("main", 0, "x"), ev.Repaired("main", 0, "y")]
@@ -215,8 +230,8 @@ async def test_events_that_stand_already_are_not_written_twice(home: Path) -> No
 async def test_a_started_call_is_run_again_or_reported_as_its_rule_says(home: Path) -> None:
     store, effects = open_store(home), list[str]()
     journal = Journal.start(store, started())
-    journal.append(ev.ToolStarted("main", "r1", "pay", "{}"))
-    journal.append(ev.ToolStarted("main", "r2", "look", "{}"))
+    journal.append(ev.ToolStarted("main", "r1", "pay", arguments="{}"))
+    journal.append(ev.ToolStarted("main", "r2", "look", arguments="{}"))
     journal.flush()
     journal.abandon()
 
@@ -234,16 +249,16 @@ async def test_a_failure_at_the_end_of_the_record_is_tried_again(home: Path) -> 
     await ask(journal, 0, effects)
 
     async def fail() -> ev.Event:
-        return ev.ModelFailed("main", 1, "ModelUnreachable", "no connection")
+        return ev.ModelFailed("main", 1, "ModelUnreachable", error="no connection")
 
     await journal.effect(ev.ModelRequested("main", 1), fail)
     journal.append(ev.AttemptEnded("main", 0, "model_failed"))
-    journal.end(ev.RunEnded("main", "failed", "model_failed"))
+    await journal.end(ev.RunEnded("main", "failed", "model_failed"))
 
     again = Journal.reopen(store, journal.run_id)
     await ask(again, 0, effects)
     await ask(again, 1, effects)
-    again.append(ev.AttemptEnded("main", 0, "answered", "42"))
+    again.append(ev.AttemptEnded("main", 0, "answered", answer="42"))
     assert effects == [0, 1]
     ends = [row.event for row in again.rows() if isinstance(row.event, ev.AttemptEnded)]
     assert [e.reason for e in ends] == ["model_failed", "answered"]
@@ -259,9 +274,9 @@ async def test_another_call_in_the_place_of_a_recorded_one_gets_no_foreign_outco
 
     async def effect() -> ev.Event:
         effects.append("other")
-        return ev.ToolFinished("main", "r1", "refund", True, "{}")
+        return ev.ToolFinished("main", "r1", "refund", ok=True, record="{}")
 
-    await again.effect(ev.ToolStarted("main", "r1", "refund", "{}"), effect)
+    await again.effect(ev.ToolStarted("main", "r1", "refund", arguments="{}"), effect)
     assert effects == ["r1", "other"]
     assert "was 'pay', now 'refund'" in again.departure
 
@@ -273,7 +288,7 @@ async def test_a_replay_writes_nothing_and_ends_where_the_record_does(home: Path
     rows = journal.rows()
     replay = Journal.replay(journal.run_id, rows)
     await ask(replay, 0, effects)
-    with pytest.raises(JournalError, match="does not hold what ModelRequested 1"):
+    with pytest.raises(JournalError, match="has no outcome for ModelRequested 1"):
         await ask(replay, 1, effects)
     assert effects == [0]
     assert len(list(store.rows(journal.run_id))) == len(rows)
@@ -297,7 +312,7 @@ def test_time_between_crash_and_resume_does_not_count(home: Path) -> None:
 def test_a_run_has_one_leader(home: Path) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())
-    with pytest.raises(JournalLocked, match="being led right now"):
+    with pytest.raises(JournalLocked, match="being executed right now"):
         Journal.reopen(store, journal.run_id)
     assert store.run(journal.run_id).status == "running"
     journal.abandon()
@@ -329,7 +344,7 @@ def test_who_only_looks_at_a_run_is_not_taken_for_its_leader(home: Path, monkeyp
         def meanwhile(_: float) -> None:
             other.communicate()
 
-        monkeypatch.setattr("closeout.journal.runlock.time.sleep", meanwhile)
+        monkeypatch.setattr("closeout.journal.locks.time.sleep", meanwhile)
         Journal.reopen(store, journal.run_id)
     assert store.run(journal.run_id).status == "running"
 
@@ -366,7 +381,7 @@ def _write_run(folder: str, number: int, out: Any) -> None:
     for call in range(50):
         journal.append(replied(call, f"{number}:{call} " * 300))
         journal.flush()
-    journal.end(ev.RunEnded("main", "answered", "answered", str(number)))
+    asyncio.run(journal.end(ev.RunEnded("main", "answered", "answered", answer=str(number))))
     out.put(journal.run_id)
 
 
@@ -455,8 +470,8 @@ def test_a_journal_that_others_are_making_at_this_moment_is_waited_for(
             waited.append(seconds)
             other.execute("COMMIT")
 
-        monkeypatch.setattr("closeout.journal.store.LOCK_SECONDS", 0.0)  # SQLite's own patience
-        monkeypatch.setattr("closeout.journal.trouble.time.sleep", meanwhile)
+        monkeypatch.setattr("closeout.journal.database.LOCK_SECONDS", 0.0)  # SQLite's own patience
+        monkeypatch.setattr("closeout.journal.database.time.sleep", meanwhile)
         Journal.start(open_store(home), started())
     assert len(waited) == 1
 
@@ -509,13 +524,13 @@ def test_a_ctrl_c_while_it_is_written_spoils_neither_this_run_nor_the_next(
     journal.abandon()
     after = Journal.start(store, started())
     after.append(replied(0))
-    after.end(ev.RunEnded("main", "answered", "answered", "42"))
+    asyncio.run(after.end(ev.RunEnded("main", "answered", "answered", answer="42")))
     assert [row.seq for row in store.rows(journal.run_id)] == [0, 1]
     assert after.failure is None
     assert store.run(after.run_id).status == "answered"
 
 
-def test_a_file_that_is_no_journal_is_named(home: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_named(home: Path) -> None:
     home.mkdir()
     (home / "journal.sqlite3").write_bytes(b"not a database, " * 1000)
     with pytest.raises(JournalDamaged, match="Move it away"):
@@ -527,11 +542,13 @@ def test_a_journal_of_an_earlier_or_a_later_form_is_named(columns: str, home: Pa
     home.mkdir()
     with closing(sqlite3.connect(home / "journal.sqlite3")) as old:
         old.executescript(f"CREATE TABLE events ({columns}); PRAGMA user_version=1;")
-    with pytest.raises(JournalError, match=r"of an earlier Closeout.* Move it away, or set another CLOSEOUT_HOME"):
+    with pytest.raises(
+        JournalError, match=r"runs this one cannot read.* Move the file away, or set another CLOSEOUT_HOME"
+    ):
         open_store(home)
     with closing(sqlite3.connect(home / "journal.sqlite3")) as later:
         later.execute("PRAGMA user_version=99")
-    with pytest.raises(JournalError, match="of a newer Closeout"):
+    with pytest.raises(JournalError, match="by a newer Closeout"):
         open_store(home)
 
 
@@ -563,7 +580,7 @@ def test_a_full_disk_fails_its_run_keeps_what_was_written_and_harms_no_other(hom
     store._db.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(JournalFull, match="Free some space"):
         journal.append(replied(1, "\n".join(str(n) for n in range(100_000))))
-    journal.end(ev.RunEnded("main", "failed", "journal_failed"))
+    asyncio.run(journal.end(ev.RunEnded("main", "failed", "journal_failed")))
     assert isinstance(journal.failure, JournalFull)
     store._db.execute("PRAGMA max_page_count=1000000")
 
@@ -574,7 +591,7 @@ def test_a_full_disk_fails_its_run_keeps_what_was_written_and_harms_no_other(hom
     assert [type(row.event).__name__ for row in store.rows(journal.run_id)][:2] == ["RunStarted", "ModelReplied"]
 
 
-def test_what_could_not_be_written_of_a_run_is_not_written_over_who_leads_it_on(home: Path) -> None:
+def test_unwritten_events_do_not_overwrite_those_of_a_resumed_run(home: Path) -> None:
     store = open_store(home)
     journal = Journal.start(store, started())
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
@@ -619,7 +636,7 @@ def test_an_event_whose_values_cannot_be_its_is_unreadable_and_hides_nothing(
     store_events(home, events)
     rows = journal.rows()
     assert [type(row.event).__name__ for row in rows] == ["RunStarted", "Unknown", "ModelReplied"]
-    assert Ledger(row.event for row in rows).usage.requests == 1
+    assert RunTotals(row.event for row in rows).usage.requests == 1
 
 
 def test_a_run_whose_record_was_edited_stays_in_the_list(home: Path) -> None:
@@ -648,12 +665,12 @@ def test_a_damaged_body_does_not_hide_the_rest(home: Path) -> None:
 # ------------------------------------------------------------------------------------------------ views
 
 
-def test_the_ledger_charges_failed_requests_too() -> None:
-    ledger = Ledger(
+def test_the_totals_charges_failed_requests_too() -> None:
+    totals = RunTotals(
         [
             replied(0),
-            ev.ModelFailed("main", 1, "StreamDropped", "gone", {"input_tokens": 7, "requests": 1}),
-            ev.TurnRolledBack("main", 0, 0, "empty"),
+            ev.ModelFailed("main", 1, "StreamDropped", error="gone", usage={"input_tokens": 7, "requests": 1}),
+            ev.TurnRolledBack("main", 0, 0, reason="empty"),
         ]
     )
-    assert (ledger.usage.input_tokens, ledger.usage.requests, ledger.rollbacks) == (17, 2, 1)
+    assert (totals.usage.input_tokens, totals.usage.requests, totals.rollbacks) == (17, 2, 1)

@@ -18,12 +18,12 @@ from langgraph.types import Command, interrupt
 
 from closeout.integrations.langgraph import AgentState, StateOutput, ToolOutputNode, tool_outputs
 from closeout.messages import ToolPolicy
-from closeout.outputs.artifacts import MemoryArtifacts
-from closeout.outputs.encoding import encode
-from closeout.outputs.models import ResponseFormat, ToolOutput, ToolTelemetry
-from closeout.outputs.telemetry import TelemetryCollector
-from closeout.outputs.tokens import count_tokens
-from closeout.outputs.wrapper import UnifiedToolWrapper
+from closeout.results.artifacts import MemoryArtifacts
+from closeout.results.encoding import encode
+from closeout.results.telemetry import TelemetryCollector
+from closeout.results.tokens import count_tokens
+from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
+from closeout.results.wrapper import UnifiedToolWrapper
 
 
 @tool
@@ -185,7 +185,7 @@ def test_with_a_store_what_was_cut_can_be_read() -> None:
     assert state["messages"][-1].content == "name 199"
     failed = app.invoke(asking(call("read_result", "c3", handle="r9")), THREAD)["messages"][-1]
     assert failed.status == "error"
-    assert "no stored result 'r9'" in failed.content
+    assert "No stored result is called 'r9'" in failed.content
 
 
 def test_a_policy_is_by_tool_name_and_no_result_forges_a_marker() -> None:
@@ -244,6 +244,45 @@ def test_a_wrapped_tool_is_unwrapped_and_its_handle_can_be_read() -> None:
     assert listed.content == '50 rows × 1 columns: name\nThe whole result: read_result("cities-1")'
     (more,) = app.invoke(asking(call("read_result", handle="cities-1", path="[49].name")))["messages"][1:]
     assert more.content == "U 49"
-    assert read.content == '{"rows":1000}'
+    assert read.content == 'rows: 1000\n\nResult Type: dict\nStatus: Success\n\n{"rows":1000}'
     assert (failed.content, failed.status) == ("Error: ''", "error")
     assert [output.telemetry.success for output in state["tool_outputs"]] == [True, True, False]
+
+
+def test_the_wrappers_example_runs_in_a_graph_in_every_format() -> None:
+    def reader(response_format: ResponseFormat) -> Any:
+        @UnifiedToolWrapper.wrap_tool(tool_name=f"read_{response_format}", response_format=response_format)
+        def file_reader_impl(path: str, **kwargs: Any) -> dict[str, Any]:
+            """Read a file."""
+            return {"rows": 1000, "columns": 5}
+
+        return file_reader_impl
+
+    node = ToolOutputNode([reader(each) for each in ResponseFormat])
+    assert [one.name for one in node.tools][-1] == "read_result"
+    app = graph(node)
+    asked = [call(f"read_{each}", path="a") for each in ("concise", "standard", "detailed", "raw")]
+    concise, standard, detailed, raw = app.invoke(asking(*asked))["messages"][1:]
+    assert concise.content.startswith("rows: 1000, columns: 5\nThe whole result: read_result(")
+    handle = concise.content.split('"')[1]
+    (whole,) = app.invoke(asking(call("read_result", handle=handle)))["messages"][1:]
+    assert json.loads(whole.content) == {"rows": 1000, "columns": 5}
+    assert "Result Type: dict\nStatus: Success" in standard.content
+    assert '{"rows":1000,"columns":5}' in standard.content
+    assert "Execution ID:" in detailed.content
+    assert raw.content == '{"rows":1000,"columns":5}'
+
+
+class Counted(AgentState):
+    """A state with a key of its own."""
+
+    seen: int
+
+
+def test_a_state_update_is_applied_to_the_graphs_state() -> None:
+    def count() -> ToolOutput:
+        """Count."""
+        return ToolOutput(result=[1], state_update={"seen": 7, "unknown": 1})
+
+    state = graph(ToolOutputNode([count]), Counted).invoke(asking(call("count")))
+    assert state["seen"] == 7

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from closeout import Agent, RunResult, tool
 from closeout.journal import events as ev
 from closeout.messages import Usage
-from closeout.orchestrator.limits import RESERVE, Budget, Limits
-from closeout.orchestrator.model_door import UNPRICED
+from closeout.run.effects import UNPRICED
+from closeout.run.limits import RESERVE, Budget, Limits
 from closeout.testing import RequestView, ScriptedClient, Turn, always, answer, call, say
 
 
@@ -48,7 +48,7 @@ def test_without_limits_only_turns_count() -> None:
     assert [free.reached(turns) for turns in (0, 2, 3, 4)] == ["", "", "max_turns", "max_turns"]
 
 
-def test_a_limit_is_reached_while_there_is_room_for_closing_still() -> None:
+def test_a_limit_is_reached_while_closing_is_still_possible() -> None:
     own = budget(max_tokens=10_000)
     spend(own, 1000)
     assert own.reached(0) == ""
@@ -108,7 +108,7 @@ def test_what_a_sub_agent_spends_is_its_parents_too() -> None:
     assert (top.usage.total_tokens, below.reached(0)) == (4000, "max_tokens")
 
 
-def test_a_sub_agent_leaves_its_parent_room_to_close() -> None:
+def test_a_sub_agent_leaves_its_parent_enough_to_close() -> None:
     top = budget(max_tokens=20_000)
     spend(top, 5000)
     below = budget(parent=top)
@@ -119,7 +119,7 @@ def test_a_sub_agent_leaves_its_parent_room_to_close() -> None:
     assert below.reached(0) == "max_tokens", "11,000 and 2 * 4,000 of its own and 5,000 of the parent's closing"
 
 
-def test_sub_agents_at_work_together_leave_each_other_room() -> None:
+def test_concurrent_sub_agents_leave_each_other_enough() -> None:
     top = budget(max_tokens=18_000)
     one, two = budget(parent=top), budget(parent=top)
     spend(one, 3000)
@@ -127,13 +127,13 @@ def test_sub_agents_at_work_together_leave_each_other_room() -> None:
     assert one.reached(0) == "", (
         "6,000 spent, 6,400 for its next request and its closing, 3,400 for the other's closing"
     )
-    two.asking = True
+    two.request_pending = True
     assert one.reached(0) == "max_tokens", "the other's request that is under way counts too"
     two.end()
     assert one.reached(0) == "", "what is done needs nothing any more"
 
 
-def test_sub_agents_leave_their_caller_room_for_their_reports() -> None:
+def test_sub_agents_leave_their_caller_enough_for_their_reports() -> None:
     top = budget(max_tokens=22_000)
     spend(top, 1000)
     one, two = budget(parent=top), budget(parent=top)
@@ -169,7 +169,7 @@ GROWTH = st.integers(1, 900)  # tokens that a prompt grows by
     st.lists(st.tuples(st.integers(1, 3), GROWTH), max_size=60),
     st.integers(2500, 20_000),
 )
-def test_whoever_spends_all_can_close(own: list[int], others: list[tuple[int, int]], limit: int) -> None:
+def test_an_agent_that_spends_everything_can_close(own: list[int], others: list[tuple[int, int]], limit: int) -> None:
     """An agent works, then three that it called; each as long as it may. Then all close, each as large as its last."""
     top = budget(max_tokens=limit)
     agents = [top, *(budget(parent=top) for _ in range(3))]
@@ -261,7 +261,7 @@ async def test_closing_that_needs_several_requests_stays_within_the_limit() -> N
     assert result.failure_experience_summary
 
 
-async def test_a_result_that_leaves_no_room_for_closing_is_left_out_of_it() -> None:
+async def test_a_result_too_large_for_closing_is_left_out_of_it() -> None:
     @tool(read_only=True)
     async def page(number: int) -> str:
         """Read a page."""
@@ -290,7 +290,7 @@ async def test_no_attempt_follows_a_spent_budget_and_the_last_one_answers() -> N
     assert (result.stop_reason, result.attempts, result.answer) == ("max_tokens", 1, "so far")
 
 
-async def test_a_turn_limit_of_each_attempt_counts_anew() -> None:
+async def test_the_turn_limit_counts_per_attempt() -> None:
     def script(view: RequestView) -> Any:
         return "Failure type: incomplete" if "This attempt ends here" in view.text else endless(view)
 
@@ -347,7 +347,7 @@ async def test_sub_agents_together_stay_within_their_callers_limit(calls: int) -
 
 @pytest.mark.parametrize("words", [60, 250])
 @pytest.mark.parametrize("calls", [2, 3, 5])
-async def test_reports_that_come_back_together_leave_their_caller_room_to_close_on_them(calls: int, words: int) -> None:
+async def test_concurrent_reports_leave_their_caller_enough_to_close_on_them(calls: int, words: int) -> None:
     """The reports are far longer than anything that was written before, and arrive at the same time."""
 
     def clerk(view: RequestView) -> Turn:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from closeout.errors import BadRequest, ContextOverflow, ServerFailed, StreamDropped
-from closeout.llm.anthropic import AnthropicClient
-from closeout.llm.base import assistant_message
-from closeout.llm.retry import RetryPolicy
 from closeout.messages import Constraint, Delta, Message, ModelRequest, ToolCall, ToolSpec, Usage
+from closeout.models.anthropic import AnthropicClient
+from closeout.models.base import assistant_message
+from closeout.models.retry import RetryPolicy
 from raw_server import END, http, raw_server, sse
 
 TOOLS = (ToolSpec("lookup", "Looks a key up.", {"type": "object", "properties": {"key": {"type": "string"}}}),)
@@ -152,14 +152,14 @@ def marks(body: dict) -> list[str]:
     return [block.get("text") or block.get("content") or block["id"] for block in blocks if block.get("cache_control")]
 
 
-async def test_marks_stand_after_the_system_prompt_and_the_last_message():
+async def test_cache_marks_follow_the_system_prompt_and_the_last_message():
     assert marks(await sent(SYSTEM, USER, assistant("a"), Message(role="user", content="b"), cache=True)) == [
         "Be short.",
         "b",
     ]
 
 
-async def test_a_requests_breakpoints_are_where_its_marks_stand_four_at_most():
+async def test_a_request_has_at_most_four_cache_marks_at_its_breakpoints():
     messages = [Message(role=("user", "assistant")[i % 2], content=f"m{i}") for i in range(9)]
     assert marks(await sent(*messages, breakpoints=(2, 99, -1), cache=True)) == ["m2"]
     assert marks(await sent(*messages, breakpoints=(0, 2, 4, 6, 8), cache=True)) == ["m2", "m4", "m6", "m8"]
@@ -200,7 +200,7 @@ async def test_a_reply_with_everything_and_thinking_goes_back_signed():
         )
     assert (reply.text, reply.reasoning, reply.finish_reason) == ("I look.", "hm", "tool_calls")
     assert reply.tool_calls == (ToolCall("lookup", '{"key":"元"}', "c1", text='{"key":"元"}'),)
-    assert reply.usage == Usage(28, 7, 20, 3, 1)
+    assert reply.usage == Usage(28, 7, cache_read_tokens=20, cache_write_tokens=3, requests=1)
     assert seen.sent[1]["messages"][1]["content"] == list(blocks)
 
 
@@ -255,17 +255,17 @@ async def test_a_stream_shows_each_piece_and_gives_the_whole():
         reply = await client(seen.url).complete(request(tools=TOOLS), on_delta=shown.append)
     assert (reply.text, reply.reasoning, reply.finish_reason) == ("I look.", "hm", "tool_calls")
     assert reply.tool_calls == (ToolCall("lookup", '{"key":"k1"}', "c1", text='{"key":"k1"}'),)
-    assert reply.usage == Usage(25, 9, 20, 0, 1)
+    assert reply.usage == Usage(25, 9, cache_read_tokens=20, requests=1)
     assert reply.reasoning_details == [{"type": "thinking", "thinking": "hm", "signature": "s1"}]
     assert "".join(d.text for d in shown if d.kind == "tool_arguments") == '{"key":"k1"}'
     assert seen.sent[0]["stream"] is True
 
 
-async def test_a_stream_that_breaks_off_is_dropped_and_its_count_is_on_the_bill():
+async def test_a_stream_that_breaks_off_is_dropped_and_counts_as_usage():
     async with raw_server(sse(*events(block(0, "text", text="a"), stop=None, over=False))) as seen:
         with pytest.raises(StreamDropped) as raised:
             await client(seen.url).complete(request(), on_delta=lambda _: None)
-    assert raised.value.usage == Usage(25, 1, 20, 0, 1)
+    assert raised.value.usage == Usage(25, 1, cache_read_tokens=20, requests=1)
 
 
 async def test_an_error_event_is_its_kind():
@@ -315,3 +315,40 @@ async def test_refusals(words: str, kind: type[Exception]):
         with pytest.raises(kind):
             await client(seen.url).complete(request())
     assert len(seen.bodies) == 1
+
+
+async def test_a_stream_cut_inside_an_emoji_is_joined():
+    stream = events(
+        block(0, "thinking", thinking="", signature=""),
+        delta(0, "thinking_delta", thinking="\ud83d"),
+        delta(0, "thinking_delta", thinking="\ude00"),
+        block(1, "text", text=""),
+        delta(1, "text_delta", text="a\ud83d"),
+        delta(1, "text_delta", text="\ude00"),
+        block(2, "tool_use", id="c1", name="lookup", input={}),
+        delta(2, "input_json_delta", partial_json='{"key":"\ud83d'),
+        delta(2, "input_json_delta", partial_json='\ude00"}'),
+    )
+    async with raw_server(sse(*stream, end=END)) as seen:
+        reply = await client(seen.url).complete(request(tools=TOOLS), on_delta=lambda _: None)
+    assert (reply.reasoning, reply.text, reply.tool_calls[0].text) == ("😀", "a😀", '{"key":"😀"}')
+    assert reply.reasoning_details[0]["thinking"] == "😀"
+
+
+async def test_a_tool_that_the_server_runs_itself_is_not_a_call():
+    server_tool = {"type": "server_tool_use", "id": "srv1", "name": "web_search", "input": {"query": "k1"}}
+    result = {"type": "web_search_tool_result", "tool_use_id": "srv1", "content": []}
+    stream = events(
+        {"type": "content_block_start", "index": 0, "content_block": {**server_tool, "input": {}}},
+        delta(0, "input_json_delta", partial_json='{"query":"k1"}'),
+        {"type": "content_block_start", "index": 1, "content_block": result},
+        block(2, "text", text=""),
+        delta(2, "text_delta", text="Found."),
+        stop="end_turn",
+    )
+    async with raw_server(sse(*stream, end=END)) as seen:
+        streamed = await client(seen.url).complete(request(tools=TOOLS), on_delta=lambda _: None)
+    async with raw_server(http(message(server_tool, result, {"type": "text", "text": "Found."}))) as seen:
+        whole = await client(seen.url).complete(request(tools=TOOLS))
+    for reply in (streamed, whole):
+        assert (reply.tool_calls, reply.text, reply.finish_reason) == ((), "Found.", "stop")

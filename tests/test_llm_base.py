@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from closeout import Agent, ResponseBox, tool
 from closeout.codec import decode_json, encode_json
 from closeout.config import LLMSettings
 from closeout.errors import BadRequest, ConfigError, UsageError
-from closeout.llm.anthropic import AnthropicClient
-from closeout.llm.base import OMITTED_RESULT, BaseClient, assistant_message
-from closeout.llm.boxes import ErrorBox
-from closeout.llm.connect import connect
-from closeout.llm.openai import OpenAIClient
-from closeout.llm.pricing import PRICES, Price, find_price, price
 from closeout.messages import Message, ModelReply, ToolCall, ToolSpec, Usage
+from closeout.models.anthropic import AnthropicClient
+from closeout.models.base import OMITTED_RESULT, BaseClient, ErrorBox, assistant_message
+from closeout.models.catalog import PRICES, Price, find_price, price
+from closeout.models.connect import connect
+from closeout.models.openai import OpenAIClient
 from closeout.testing import ScriptedClient, Turn, answer, call, say
 
 SERVERS = [{"name": "web", "tools": [{"name": "search", "description": "d", "schema": {"type": "object"}}]},
@@ -71,7 +71,7 @@ async def test_a_definition_without_a_name_says_what_it_should_be():
         await ScriptedClient([say("x")]).create_message(message_history=HISTORY, tool_definitions=[{"tools": []}])
 
 
-def test_arguments_that_are_no_object_stay_text():
+def test_arguments_that_are_not_an_object_stay_text():
     calls = (ToolCall("f", "{broken"), ToolCall("f", "[1]"), ToolCall("f", ""), ToolCall("f", {"a": 1}))
     infos = ScriptedClient([]).extract_tool_calls_info(ModelReply(tool_calls=calls))
     assert [info["arguments"] for info in infos] == ["{broken", "[1]", {}, {"a": 1}]
@@ -134,7 +134,7 @@ async def test_without_tool_messages_the_users_later_messages_are_the_results():
 
 
 async def test_the_usage_summary_says_what_was_charged():
-    client = ScriptedClient([Turn(text="x", usage=Usage(1200, 30, 1000, 0, 1, 0.5))])
+    client = ScriptedClient([Turn(text="x", usage=Usage(1200, 30, cache_read_tokens=1000, requests=1, cost_usd=0.5))])
     await client.create_message(message_history=HISTORY)
     lines, log = client.format_token_usage_summary()
     assert lines == ["Requests: 1", "Input tokens: 1,200 (from cache: 1,000)", "Output tokens: 30", "Cost: $0.5000"]
@@ -144,7 +144,7 @@ async def test_the_usage_summary_says_what_was_charged():
 async def test_retries_reach_the_task_log():
     class Retrying(ScriptedClient):
         async def complete(self, request: Any, *, on_delta: Any = None, on_retry: Any = None) -> ModelReply:
-            from closeout.llm.base import RetryNote
+            from closeout.models.base import RetryNote
 
             on_retry(RetryNote(1, 6, 0.5, BadRequest("Busy.")))
             return await super().complete(request, on_delta=on_delta)
@@ -156,7 +156,7 @@ async def test_retries_reach_the_task_log():
             self.steps.append((level, step_name, message))
 
     await Retrying([say("x")]).create_message(message_history=HISTORY, task_log=Log(), step_id=3)
-    assert Log.steps == [("warning", "main | LLM retry | step 3", "Busy. Asked again after 0.5 s.")]
+    assert Log.steps == [("warning", "main | LLM retry | step 3", "Busy. Retrying in 0.5 s.")]
 
 
 async def test_a_wrapper_needs_only_complete_and_usage():
@@ -189,7 +189,7 @@ def test_a_name_may_hold_colons_and_slashes():
     assert (client.name, client.base_url) == ("openai:org/model:free", "http://localhost:8000/v1")
 
 
-def test_settings_then_the_environment_fill_what_is_not_given():
+def test_settings_then_the_environment_fill_missing_arguments():
     environment = {"OPENAI_BASE_URL": "http://env:1/v1", "OPENAI_API_KEY": "env"}
     assert connect("openai:m", environment=environment).base_url == "http://env:1/v1"
     settings = LLMSettings(provider="openai", model_name="m", base_url="http://set:2/v1", max_context_length=4096)
@@ -209,12 +209,12 @@ def test_a_setting_says_what_is_not_known_of_a_server_or_not_true_of_its_model()
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("gpt-5", r"'gpt-5' is no model\. The forms are: openai:NAME"),
-        ("openai:", "is no model"),
-        ("mistral:x", "is no model"),
-        (None, r"No model is named\. The forms are"),
-        ("openai:gpt-5", r"No API key for openai:gpt-5: set OPENAI_API_KEY.*base_url.*'local'"),
-        ("anthropic:x", "set ANTHROPIC_API_KEY"),
+        ("gpt-5", r"'gpt-5' is not a model name\. Use one of: openai:NAME"),
+        ("openai:", "is not a model name"),
+        ("mistral:x", "is not a model name"),
+        (None, r"No model is named\. Use one of"),
+        ("openai:gpt-5", r"No API key for openai:gpt-5\. Set OPENAI_API_KEY.*base_url.*'local'"),
+        ("anthropic:x", "Set ANTHROPIC_API_KEY"),
     ],
 )
 def test_what_cannot_be_connected_is_one_clear_sentence(model: str | None, words: str):
@@ -228,7 +228,7 @@ def test_a_bad_address_is_named():
 
 
 def test_the_embedded_model_by_its_names():
-    pytest.importorskip("closeout.llm.local")
+    pytest.importorskip("closeout.models.local")
     client = connect("local", settings=LLMSettings(max_context_length=2048), environment={})
     assert (client.name, client.capabilities.weak, client.capabilities.max_context) == ("local", True, 2048)
     asyncio.run(client.aclose())
@@ -237,8 +237,8 @@ def test_the_embedded_model_by_its_names():
 # ------------------------------------------------------------------------------------------------ prices
 
 
-def test_a_bill_prices_fresh_cached_and_written_tokens_apart():
-    usage = Usage(1_000_000, 100_000, 600_000, 200_000, 1)
+def test_fresh_cached_and_written_tokens_are_priced_separately():
+    usage = Usage(1_000_000, 100_000, cache_read_tokens=600_000, cache_write_tokens=200_000, requests=1)
     assert Price(2.0, 10.0, 0.2, 2.5).of(usage).cost_usd == pytest.approx(0.2 * 2 + 0.6 * 0.2 + 0.2 * 2.5 + 1.0)
     assert Price(2.0, 10.0).of(usage).cost_usd == pytest.approx(3.0)
 
@@ -295,9 +295,75 @@ def test_any_text_is_encoded_as_utf_8(text: str):
     )
 
 
-def test_what_is_no_json_is_a_value_error():
+def test_invalid_json_is_a_value_error():
     for data in (b"", b"{", b"\xff", b"[" * 100_000, '{"a": nul}'):
         with pytest.raises(ValueError):
             decode_json(data)
-    assert decode_json(b'{"a": "\\ud800"}') == {"a": "\ud800"}
+    assert decode_json(b'{"a": ["\\ud83d\\ude00 \\ud800"], "\\ude00": 1}') == {"a": ["😀 \ufffd"], "\ufffd": 1}
+    assert decode_json(b'{"a": "\\ud800"}', keep_surrogates=True) == {"a": "\ud800"}
     assert decode_json(b'{"a": "\xff"}') == {"a": "\ufffd"}
+
+
+# ------------------------------------------------------------------------------------------------ create_message
+
+
+class Vendor:
+    """A client of one's own with the message-history interface."""
+
+    def __init__(self, *responses: Any) -> None:
+        self.responses = list(responses)
+        self.seen: list[dict[str, Any]] = []
+
+    async def create_message(self, **arguments: Any) -> tuple[Any, list[Any]]:
+        self.seen.append(arguments)
+        return self.responses.pop(0), arguments["message_history"]
+
+    def process_llm_response(self, response: Any, history: list[Any], agent_type: str) -> tuple[str, bool, list[Any]]:
+        return response["text"], False, [*history, {"role": "assistant", "content": response["text"]}]
+
+    def extract_tool_calls_info(self, response: Any, text: str) -> list[dict[str, Any]]:
+        return response.get("calls", [])
+
+
+async def test_a_client_with_create_message_runs_an_agent() -> None:
+    @tool
+    def look(key: str) -> str:
+        """Look up a key."""
+        return f"The value of {key} is 42."
+
+    call = {"server_name": None, "tool_name": "look", "arguments": {"key": "a"}, "id": "c1"}
+    vendor = Vendor(
+        ResponseBox({"text": "I look.", "calls": [call]}, {"warning_msg": "low on credit"}),
+        {"text": r"It is \boxed{42}."},
+    )
+    result = await Agent(vendor, [look], home=False).run("What is a?")
+    assert (result.answer, result.usage.requests) == ("42", 2)
+    first, second = vendor.seen
+    assert first["tool_definitions"][0]["tools"][0]["name"] == "look"
+    assert "boxed" in first["system_prompt"]
+    assert "The value of a is 42." in second["message_history"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [(ErrorBox("down"), "ServerFailed"), (None, "ServerFailed"), (ErrorBox("no", BadRequest("no")), "BadRequest")],
+)
+async def test_an_error_box_of_such_a_client_fails_the_run(response: Any, kind: str) -> None:
+    result = await Agent(Vendor(response), home=False).run("What?")
+    assert (result.status, result.error_kind) == ("failed", kind)
+
+
+def test_an_incomplete_client_is_refused_with_the_adapters_name() -> None:
+    class Half:
+        def create_message(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"Half .* no process_llm_response and no extract_.*CreateMessageClient"):
+        Agent(Half())
+    with pytest.raises(ConfigError, match=r"model must be a name or a client, got <object.*create_message"):
+        Agent(object())
+
+
+@pytest.mark.parametrize("name", ["gpt-5", "openai:", "local:huge", "mistral:x"])
+def test_a_bad_model_name_fails_when_the_agent_is_made(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"not a model name|not an embedded model"):
+        Agent(name)

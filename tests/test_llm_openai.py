@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closeout.errors import BadRequest, ContextOverflow, ModelNotFound, ServerFailed, StreamDropped
-from closeout.llm.base import assistant_message
-from closeout.llm.building import ReplyBuilder
-from closeout.llm.openai import OpenAIClient
-from closeout.llm.openai_replies import OpenAIStream, read_completion, read_usage
-from closeout.llm.retry import RetryPolicy
+from closeout.errors import BadRequest, ContextOverflow, ModelNotFound, ModelTimeout, ServerFailed, StreamDropped
 from closeout.messages import (
     Capabilities,
     Constraint,
@@ -26,7 +21,11 @@ from closeout.messages import (
     ToolSpec,
     Usage,
 )
-from raw_server import END, chat, http, raw_server, sse
+from closeout.models.base import assistant_message
+from closeout.models.openai import OpenAIClient, OpenAIStream, read_completion, read_usage
+from closeout.models.retry import RetryPolicy
+from closeout.models.streaming import ReplyBuilder
+from raw_server import END, HOLD, chat, http, raw_server, sse
 
 ONCE = RetryPolicy(retries=0)
 TOOLS = (ToolSpec("lookup", "Looks a key up.", {"type": "object", "properties": {"key": {"type": "string"}}}),)
@@ -136,9 +135,9 @@ async def test_a_reply_with_everything():
         "",
         "hm",
         (ToolCall("lookup", '{"key": "k1"}', "c1", text='{"key": "k1"}'),),
-        "tool_calls",
-        Usage(10, 2, requests=1),
-        "m",
+        finish_reason="tool_calls",
+        usage=Usage(10, 2, requests=1),
+        model="m",
     )
 
 
@@ -178,15 +177,33 @@ def test_finish_reasons(given_reason: Any, ours: str):
 @pytest.mark.parametrize(
     ("usage", "expected"),
     [
-        ({"prompt_tokens_details": {"cached_tokens": 5}}, Usage(9, 4, 5, 0, 1)),
-        ({"prompt_cache_hit_tokens": 6}, Usage(9, 4, 6, 0, 1)),
-        ({"cached_tokens": 7}, Usage(9, 4, 7, 0, 1)),
-        ({"cache_read_input_tokens": 2, "cache_creation_input_tokens": 3}, Usage(9, 4, 2, 3, 1)),
-        ({"prompt_tokens_details": None, "cost": 0.25}, Usage(9, 4, 0, 0, 1, 0.25)),
-        ({"prompt_tokens": None, "input_tokens": 9, "cost": True}, Usage(9, 4, 0, 0, 1)),
-        ({"prompt_tokens": 10**400, "input_tokens": 9, "cost": 10**400}, Usage(9, 4, 0, 0, 1)),
-        ({"cost": float("inf")}, Usage(9, 4, 0, 0, 1)),
-        ({"prompt_tokens": -1, "completion_tokens": "4"}, Usage(0, 0, 0, 0, 1)),
+        (
+            {"prompt_tokens_details": {"cached_tokens": 5}},
+            Usage(9, 4, cache_read_tokens=5, requests=1),
+        ),
+        ({"prompt_cache_hit_tokens": 6}, Usage(9, 4, cache_read_tokens=6, requests=1)),
+        ({"cached_tokens": 7}, Usage(9, 4, cache_read_tokens=7, requests=1)),
+        (
+            {"cache_read_input_tokens": 2, "cache_creation_input_tokens": 3},
+            Usage(9, 4, cache_read_tokens=2, cache_write_tokens=3, requests=1),
+        ),
+        (
+            {"prompt_tokens_details": None, "cost": 0.25},
+            Usage(9, 4, requests=1, cost_usd=0.25),
+        ),
+        (
+            {"prompt_tokens": None, "input_tokens": 9, "cost": True},
+            Usage(9, 4, requests=1),
+        ),
+        (
+            {"prompt_tokens": 10**400, "input_tokens": 9, "cost": 10**400},
+            Usage(9, 4, requests=1),
+        ),
+        ({"cost": float("inf")}, Usage(9, 4, requests=1)),
+        (
+            {"prompt_tokens": -1, "completion_tokens": "4"},
+            Usage(0, 0, requests=1),
+        ),
     ],
 )
 def test_usage_under_every_name(usage: dict, expected: Usage):
@@ -195,7 +212,7 @@ def test_usage_under_every_name(usage: dict, expected: Usage):
 
 def test_llama_cpp_counts_its_cache_beside_the_usage():
     assert read_usage({"usage": {"prompt_tokens": 9, "completion_tokens": 4}, "timings": {"cache_n": 8}}) == Usage(
-        9, 4, 8, 0, 1
+        9, 4, cache_read_tokens=8, requests=1
     )
 
 
@@ -211,22 +228,22 @@ async def test_a_server_that_counts_nothing_is_estimated_by_length():
     ("answer", "kind", "words"),
     [
         (http(b""), ServerFailed, "an empty reply"),
-        (http(b"\x00\xff{", content_type="application/json"), ServerFailed, "no reply"),
-        (http("[1, 2]"), ServerFailed, "no reply"),
+        (http(b"\x00\xff{", content_type="application/json"), ServerFailed, "not a reply"),
+        (http("[1, 2]"), ServerFailed, "not a reply"),
         (http('{"choices": []}'), ServerFailed, "Check base_url"),
         (http('{"choices": [{"message": null, "text": null}]}'), ServerFailed, "Check base_url"),
         (http("<html><title>nginx</title>", content_type="text/html"), ServerFailed, "HTML page, 'nginx'"),
         (http({"error": {"message": "prompt is too long"}}), ContextOverflow, "longer than the model's context"),
         (http({"error": {"message": "no", "code": 400}}), BadRequest, "no"),
-        (http("404 page not found", 404, "text/plain"), ModelNotFound, "base_url, which ends in /v1"),
+        (http("404 page not found", 404, "text/plain"), ModelNotFound, "base_url, which usually ends in /v1"),
         (http("", 307, Location="/x"), BadRequest, "set base_url"),
         (http({"choices": [{"message": {"content": "x"}, "finish_reason": "abort"}]}), StreamDropped, "gave up"),
         (http({"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]}), ServerFailed, "in the middle"),
-        (http("[" * 100_000), ServerFailed, "no reply"),
+        (http("[" * 100_000), ServerFailed, "not a reply"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-async def test_answers_that_are_no_reply(answer: bytes, kind: type[Exception], words: str, stream: bool):
+async def test_responses_that_are_not_a_reply(answer: bytes, kind: type[Exception], words: str, stream: bool):
     with pytest.raises(kind, match=words) as raised:
         await reply_to(answer, on_delta=(lambda _: None) if stream else None)
     assert raised.value.usage.requests == 1
@@ -294,14 +311,14 @@ async def test_a_stream_without_done_is_whole_once_it_has_a_finish_reason(end: b
 
 
 @pytest.mark.parametrize("end", [b"", END])
-async def test_a_stream_that_ends_before_its_reply_was_dropped_and_what_came_is_on_the_bill(end: bytes):
+async def test_a_stream_that_ends_before_its_reply_was_dropped_and_counts_as_usage(end: bytes):
     with pytest.raises(StreamDropped) as raised:
         await reply_to(sse(piece("x" * 80), end=end), on_delta=lambda _: None)
     assert raised.value.usage.output_tokens == 20
     assert raised.value.usage.input_tokens > 0
 
 
-async def test_a_dropped_stream_is_asked_for_again_and_told():
+async def test_a_dropped_stream_is_retried_and_reported():
     notes = []
     async with raw_server(sse(piece("half")), sse(piece("whole", "stop"), end=END)) as seen:
         model = client(seen.url, retry=RetryPolicy(first_wait=0.001))
@@ -331,7 +348,7 @@ async def test_enough_closes_the_connection_and_says_cut():
     assert reply.usage.output_tokens > 0
 
 
-async def test_cancelling_a_stream_closes_its_connection_and_is_on_the_bill():
+async def test_cancelling_a_stream_closes_its_connection_and_counts_as_usage():
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         for part in sse(piece("x")):
@@ -410,7 +427,7 @@ HISTORY = (USER, Message(role="assistant", content="x", reasoning_content="why")
 
 
 @pytest.mark.parametrize(("option", "sent"), [("auto", "why"), (True, "why"), (False, None)])
-async def test_reasoning_goes_back_unless_told_not_to(option: Any, sent: str | None):
+async def test_reasoning_is_sent_back_unless_disabled(option: Any, sent: str | None):
     async with raw_server(http(chat())) as seen:
         await client(seen.url, send_reasoning=option).complete(request(messages=HISTORY))
     assert seen.sent[0]["messages"][1].get("reasoning_content") == sent
@@ -565,7 +582,7 @@ async def test_the_context_is_asked_for_once_whatever_the_server_says(answer: by
     assert model.capabilities == Capabilities(), "what a server was asked for is no part of what is known without"
 
 
-async def test_what_discovery_was_told_is_not_asked_for_again():
+async def test_discovery_asks_only_once():
     async with raw_server(http({"data": [{"id": "m", "owned_by": "vllm"}]})) as seen:
         model = client(f"{seen.url}/v1")
         await model.discover()
@@ -573,13 +590,13 @@ async def test_what_discovery_was_told_is_not_asked_for_again():
     assert len(seen.heads) == 1
 
 
-async def test_a_server_that_is_not_there_has_no_context_and_nobody_waits_for_it_twice():
+async def test_an_unreachable_server_has_no_context_and_is_waited_for_only_once():
     model = OpenAIClient("m", "http://127.0.0.1:9/v1")
     assert [await model.context_length() for _ in range(2)] == [None, None]
 
 
 async def test_the_context_of_known_models_is_not_asked_for():
-    from closeout.llm.anthropic import AnthropicClient
+    from closeout.models.anthropic import AnthropicClient
 
     contexts = [
         await made.context_length() for made in (OpenAIClient("gpt-5-2025-08-07"), AnthropicClient("claude-haiku-4-5"))
@@ -616,3 +633,99 @@ def test_openais_own_host_is_known():
     body = model._body(request(max_tokens=5, messages=HISTORY), stream=False)
     assert b'"max_completion_tokens":5' in body
     assert b"why" not in body
+
+
+# ------------------------------------------------------------------------------------------------ halves, and the end
+
+
+def call_piece(arguments: str, **function: str) -> dict:
+    return piece(tool_calls=[{"index": 0, "id": "c1", "function": {"arguments": arguments, **function}}])
+
+
+async def test_a_stream_cut_inside_an_emoji_is_joined():
+    """In text, reasoning and arguments. A half that stays alone becomes U+FFFD."""
+    shown: list[Delta] = []
+    stream = sse(
+        piece(reasoning_content="a\ud83d"), piece(reasoning_content="\ude00"),
+        piece("b\ud83d"), piece("\ude00c\ude00"), piece("\ud83d"),
+        call_piece('{"key": "\ud83d', name="look\ud83d"), call_piece('\ude00"}'),
+        piece(finish="stop"), "[DONE]", end=END,
+    )  # fmt: skip
+    async with raw_server(stream) as seen:
+        reply = await client(seen.url).complete(request(tools=TOOLS), on_delta=shown.append)
+    assert (reply.reasoning, reply.text) == ("a😀", "b😀c\ufffd\ufffd")
+    assert (reply.tool_calls[0].name, reply.tool_calls[0].text) == ("look\ufffd", '{"key": "😀"}')
+    assert all(delta.text.encode() for delta in shown)
+
+
+async def test_half_an_emoji_in_a_whole_reply_is_replaced():
+    reply = await reply_to(http(chat("a\ud83d\ude00\ud83d")))
+    assert reply.text == "a😀\ufffd"
+
+
+@given(text=st.text(st.characters(categories=("L", "So", "Cs")), max_size=12), cut=st.integers(1, 4))
+def test_however_a_text_is_cut_the_builder_returns_it_joined(text: str, cut: int):
+    units = text.encode("utf-16-le", "surrogatepass")
+    pieces = [units[i : i + 2 * cut].decode("utf-16-le", "surrogatepass") for i in range(0, len(units), 2 * cut)]
+    shown: list[str] = []
+    builder = ReplyBuilder(lambda delta: shown.append(delta.text))
+    for each in pieces:
+        builder.add_text(each)
+    whole = builder.reply(usage=Usage()).text
+    assert whole == units.decode("utf-16-le", "replace")
+    assert whole.startswith("".join(shown))
+
+
+async def test_a_stream_that_stays_open_after_its_finish_reason_is_complete(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("closeout.models.http.FINISH_SECONDS", 0.1)
+    usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+
+    async def held(*events: dict) -> ModelReply:
+        async with raw_server([*sse(*events), HOLD]) as seen:
+            reply = await client(seen.url, timeout=30).complete(request(), on_delta=lambda _: None)
+            await asyncio.wait_for(seen.hung_up.wait(), 5)
+            return reply
+
+    reply = await held(piece("hi"), piece(finish="stop"))
+    assert (reply.text, reply.finish_reason, reply.usage.requests) == ("hi", "stop", 1)
+    reply = await held(piece("hi"), piece(finish="stop"), usage)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (7, 3)
+
+
+async def test_a_stream_that_stays_open_before_its_finish_reason_times_out():
+    async with raw_server([*sse(piece("hi")), HOLD]) as seen:
+        with pytest.raises(ModelTimeout):
+            await client(seen.url, timeout=0.3).complete(request(), on_delta=lambda _: None)
+
+
+async def test_what_follows_done_is_ignored():
+    stream = sse(piece("hi"), piece(finish="stop"), "[DONE]", piece("more"), "{broken", {"error": "late"}, end=END)
+    for pieces in (stream, [stream[0], b"".join(stream[1:-1]), END]):
+        async with raw_server(pieces) as seen:
+            reply = await client(seen.url).complete(request(), on_delta=lambda _: None)
+        assert reply.text == "hi"
+
+
+@pytest.mark.parametrize("kind", ["grammar", "json_schema"])
+async def test_a_constraint_that_the_server_cannot_enforce_is_reported(kind: str):
+    """A server of no known kind takes no grammar. One that refuses `response_format` gets the request without it."""
+    constraint = Constraint(kind, {"type": "object"} if kind == "json_schema" else 'root ::= "a"')
+    refusal = http({"error": {"message": "response_format is not supported", "param": "response_format"}}, 400)
+
+    def answer(number: int, seen: Any) -> bytes:
+        head = seen.heads[number]
+        if head.startswith("GET"):
+            return http({"data": []})
+        return refusal if "response_format" in seen.sent[number] else http(chat())
+
+    async with raw_server(answer) as seen:
+        reply = await client(seen.url).complete(request(constraint=constraint))
+    (warning,) = reply.warnings
+    assert warning.endswith(f"cannot enforce a {kind.replace('_', ' ')}: the replies of m are not constrained.")
+
+
+async def test_a_constraint_that_the_server_enforces_is_not_reported():
+    async with raw_server(http(chat())) as seen:
+        llama = client(seen.url, server="llama.cpp")
+        reply = await llama.complete(request(constraint=Constraint("grammar", 'root ::= "a"')))
+    assert (seen.sent[0]["grammar"], reply.warnings) == ('root ::= "a"', ())

@@ -22,11 +22,11 @@ from closeout.errors import (
     ServerFailed,
     StreamDropped,
 )
-from closeout.llm.base import RetryNote
-from closeout.llm.failures import error_in_body, explain, failure, retry_after
-from closeout.llm.openai import OpenAIClient
-from closeout.llm.retry import RetryPolicy, complete_with_retries
 from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec, Usage
+from closeout.models.base import RetryNote
+from closeout.models.http_errors import error_from_body, error_from_response, explain, retry_after
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy, complete_with_retries
 from raw_server import chat, http, raw_server
 
 ORIGIN = "http://host:8000"
@@ -47,7 +47,7 @@ QUICK = RetryPolicy(first_wait=0.001)
     ],
 )  # fmt: skip
 def test_a_status_is_one_kind_of_failure(status: int, kind: type[ModelError]):
-    error = failure(status, {}, b'{"error": {"message": "because"}}', ORIGIN)
+    error = error_from_response(status, {}, b'{"error": {"message": "because"}}', ORIGIN)
     assert type(error) is kind
     assert error.status == status
     assert "because" in str(error)
@@ -72,14 +72,14 @@ async def test_what_may_pass_is_asked_again(status: int):
     assert [(note.attempt, note.attempts, note.error.status) for note in notes] == [(1, 6, status)]
 
 
-async def test_every_attempt_is_on_the_bill_of_the_reply_and_of_the_client():
+async def test_every_attempt_counts_in_the_usage_of_the_reply_and_of_the_client():
     async with raw_server(http("", status=503), http("", status=503), http(chat())) as seen:
         client = OpenAIClient("m", seen.url, retry=QUICK)
         reply = await client.complete(REQUEST)
     assert reply.usage == client.usage == Usage(10, 2, requests=3)
 
 
-async def test_when_attempts_are_spent_the_last_error_carries_the_whole_bill():
+async def test_after_the_last_attempt_the_error_carries_the_whole_usage():
     async with raw_server(http("", status=503)) as seen:
         client = OpenAIClient("m", seen.url, retry=RetryPolicy(retries=2, first_wait=0.001))
         with pytest.raises(ServerFailed) as raised:
@@ -87,7 +87,7 @@ async def test_when_attempts_are_spent_the_last_error_carries_the_whole_bill():
     assert raised.value.usage == client.usage == Usage(requests=3)
 
 
-async def test_where_nothing_listens_there_are_fewer_attempts_and_no_bill():
+async def test_an_unreachable_server_gets_fewer_attempts_and_no_usage():
     notes: list[RetryNote] = []
     client = OpenAIClient("m", "http://127.0.0.1:9/v1", retry=QUICK)
     with pytest.raises(ModelUnreachable):
@@ -226,14 +226,14 @@ OVERFLOWS = [
 
 @pytest.mark.parametrize("words", OVERFLOWS)
 def test_every_server_s_way_of_saying_that_the_prompt_is_too_long(words: str):
-    error = failure(400, {}, f'{{"error": {{"message": "{words}"}}}}'.encode(), ORIGIN)
+    error = error_from_response(400, {}, f'{{"error": {{"message": "{words}"}}}}'.encode(), ORIGIN)
     assert type(error) is ContextOverflow
 
 
 def test_codes_for_a_prompt_that_is_too_long():
     for body in (b'{"error": {"message": "x", "code": "context_length_exceeded"}}',
                  b'{"error": {"code": 400, "message": "x", "type": "exceed_context_size_error"}}'):  # fmt: skip
-        assert type(failure(400, {}, body, ORIGIN)) is ContextOverflow
+        assert type(error_from_response(400, {}, body, ORIGIN)) is ContextOverflow
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_codes_for_a_prompt_that_is_too_long():
     ],
 )
 def test_other_refusals_are_not_taken_for_it(words: str):
-    assert type(failure(400, {}, f'{{"error": {{"message": "{words}"}}}}'.encode(), ORIGIN)) is BadRequest
+    assert type(error_from_response(400, {}, f'{{"error": {{"message": "{words}"}}}}'.encode(), ORIGIN)) is BadRequest
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_other_refusals_are_not_taken_for_it(words: str):
     ],
 )
 @pytest.mark.parametrize("status", [400, 500])
-async def test_a_server_without_native_tools_is_remembered_and_the_way_out_is_said(words: str, status: int):
+async def test_a_server_without_native_tools_is_remembered_and_the_error_names_the_fix(words: str, status: int):
     async with raw_server(http({"error": {"message": words}}, status=status)) as seen:
         client = OpenAIClient("m", seen.url, retry=QUICK)
         assert client.capabilities.native_tools
@@ -269,11 +269,11 @@ async def test_a_server_without_native_tools_is_remembered_and_the_way_out_is_sa
 
 def test_an_account_without_credit_is_not_asked_again():
     body = b'{"error": {"message": "You exceeded your current quota.", "code": "insufficient_quota"}}'
-    assert type(failure(429, {}, body, ORIGIN)) is PermanentModelError
+    assert type(error_from_response(429, {}, body, ORIGIN)) is PermanentModelError
 
 
 def test_a_server_that_says_not_to_retry_is_believed():
-    assert type(failure(503, {"x-should-retry": "false"}, b"", ORIGIN)) is PermanentModelError
+    assert type(error_from_response(503, {"x-should-retry": "false"}, b"", ORIGIN)) is PermanentModelError
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_server_that_says_not_to_retry_is_believed():
         (b"<!doctype html><title>502 Bad\nGateway</title>", "an HTML page, '502 Bad Gateway'"),
         (b"<html><body>x", "an HTML page"),
         (b"upstream connect error", "upstream connect error"),
-        (b"\x00\x01\xff\xfe", "4 bytes that are no text"),
+        (b"\x00\x01\xff\xfe", "4 bytes that are not text"),
         (b'{"error": {"message": "cut', '{"error": {"message": "cut'),
         (b"null", "null"),
     ],
@@ -301,18 +301,18 @@ def test_an_error_body_becomes_one_short_line(body: bytes, reason: str):
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_any_body_becomes_a_short_printable_line(body: bytes):
     for given_body in (body, body * 300):
-        error = failure(500, {}, given_body, ORIGIN)
+        error = error_from_response(500, {}, given_body, ORIGIN)
         assert len(str(error)) < 600
         assert "\n" not in str(error)
 
 
 def test_an_error_in_a_good_status_keeps_its_kind():
-    assert type(error_in_body({"error": {"message": "x", "code": 429}}, ORIGIN)) is RateLimited
-    assert type(error_in_body({"type": "error", "error": {"type": "overloaded_error"}}, ORIGIN)) is ServerFailed
-    assert type(error_in_body({"error": {"message": "prompt is too long"}}, ORIGIN)) is ContextOverflow
-    assert type(error_in_body({"object": "error", "message": "no such model", "code": 404}, ORIGIN)) is ModelNotFound
-    assert error_in_body({"error": None, "choices": []}, ORIGIN) is None
-    assert error_in_body("text", ORIGIN) is None
+    assert type(error_from_body({"error": {"message": "x", "code": 429}}, ORIGIN)) is RateLimited
+    assert type(error_from_body({"type": "error", "error": {"type": "overloaded_error"}}, ORIGIN)) is ServerFailed
+    assert type(error_from_body({"error": {"message": "prompt is too long"}}, ORIGIN)) is ContextOverflow
+    assert type(error_from_body({"object": "error", "message": "no such model", "code": 404}, ORIGIN)) is ModelNotFound
+    assert error_from_body({"error": None, "choices": []}, ORIGIN) is None
+    assert error_from_body("text", ORIGIN) is None
 
 
 def test_stream_drops_and_timeouts_are_transient():

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from closeout.errors import BadRequest, ContextOverflow, ModelTimeout, ModelUnavailable, ServerFailed, UsageError
-from closeout.llm import local, local_engine
-from closeout.llm.local import LocalClient
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelRequest, ToolSpec, Usage
+from closeout.models import local, local_engine
+from closeout.models.local import LocalClient
 from tiny_gguf import write_model
 
 ENDLESS = 100_000  # tokens: more than anybody waits for
@@ -90,7 +90,7 @@ def test_a_repeated_piece_is_found_whatever_its_length(piece: str) -> None:
     assert not local._repeats_itself(start + piece * 200 + "and then something else", 240)
 
 
-def test_a_long_table_or_list_is_no_repetition() -> None:
+def test_a_long_table_or_list_is_not_a_repetition() -> None:
     rows = "".join(f"| {number} | a cell that is the same in each row | another one |\n" for number in range(60))
     assert not any(local._repeats_itself(rows[:end][-1500:], 240) for end in range(0, len(rows), 7))
     assert not local._repeats_itself("", 240)
@@ -125,7 +125,7 @@ async def test_a_second_request_reads_only_what_is_new(client: LocalClient) -> N
     assert second.usage.input_tokens == first.usage.input_tokens + 4
 
 
-async def test_the_bill_counts_every_request_and_costs_nothing(client: LocalClient) -> None:
+async def test_the_usage_counts_every_request_and_costs_nothing(client: LocalClient) -> None:
     replies = [await client.complete(prompt(text)) for text in ("abc", "xyz")]
     assert client.usage == replies[0].usage + replies[1].usage
     assert (client.usage.requests, client.usage.cost_usd) == (2, 0.0)
@@ -300,7 +300,7 @@ async def test_a_client_that_is_dropped_gives_the_model_back(model: Path) -> Non
     assert not local_engine._engines
 
 
-async def test_nobody_can_connect_to_the_librarys_own_server(model: Path) -> None:
+async def test_the_librarys_own_server_accepts_no_connections(model: Path) -> None:
     async with LocalClient(model, max_context=300) as client:
         await client.complete(prompt())
         server = next(iter(local_engine._engines.values()))._server
@@ -321,7 +321,8 @@ def test_ctrl_c_stays_pythons_even_where_the_library_takes_it() -> None:
 
 def test_a_process_that_forgets_to_close_ends_cleanly_and_says_nothing(model: Path) -> None:
     script = (
-        "import asyncio, sys; from closeout.llm.local import LocalClient; from closeout.messages import ModelRequest\n"
+        "import asyncio, sys; from closeout.models.local import LocalClient\n"
+        "from closeout.messages import ModelRequest\n"
         "client = LocalClient(sys.argv[1])\n"
         "print(asyncio.run(client.complete(ModelRequest(prompt='abc', max_tokens=3))).text)"
     )
@@ -329,11 +330,11 @@ def test_a_process_that_forgets_to_close_ends_cleanly_and_says_nothing(model: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "def\n", "")
 
 
-async def test_a_file_that_is_no_model_is_told(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_model_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "notes.gguf"
     path.write_text("These are notes.")
     async with LocalClient(path) as client:
-        with pytest.raises(ModelUnavailable, match="damaged or no GGUF model"):
+        with pytest.raises(ModelUnavailable, match="it is not a GGUF model"):
             await client.complete(prompt())
 
 
@@ -354,7 +355,7 @@ async def test_missing_weights_are_not_fetched_unless_allowed(tmp_path: Path, mo
 async def test_missing_weights_are_fetched_with_a_word_on_how_far(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from closeout.llm.weights import KNOWN_WEIGHTS, PullProgress
+    from closeout.models.weights import KNOWN_WEIGHTS, PullProgress
 
     def pull(name: str, *, on_progress, stop) -> Path:  # type: ignore[no-untyped-def]
         for size in (0, 558_660_384):
@@ -366,7 +367,7 @@ async def test_missing_weights_are_fetched_with_a_word_on_how_far(
     told: list[str] = []
     async with LocalClient("local", max_context=256, on_status=told.append) as client:
         await client.complete(prompt())
-    title = "Fetching Qwen2.5-Coder-1.5B-Instruct Q4_K_M (1,117 MB)"
+    title = "Downloading Qwen2.5-Coder-1.5B-Instruct Q4_K_M (1,117 MB)"
     assert told == [f"{title}: 0 %", f"{title}: 50 %", "Loading alphabet.gguf"]
 
 
@@ -380,9 +381,9 @@ async def test_a_failure_of_the_library_reaches_who_waits(client: LocalClient, m
 
 
 def test_what_cannot_be_is_refused_at_once() -> None:
-    with pytest.raises(ModelUnavailable, match="Choose one of local, local:small"):
+    with pytest.raises(ModelUnavailable, match="Use one of local, local:small"):
         LocalClient("locl")
-    with pytest.raises(UsageError, match="at least one thread"):
+    with pytest.raises(UsageError, match="threads must be at least 1"):
         LocalClient("local", threads=0)
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout.messages import ToolCall, ToolReturn
-from closeout.orchestrator.loops import POLLS, LoopWatch, RepetitionWatch, repeated_tail
+from closeout.run.loops import POLLS, LoopWatch
+from closeout.run.streaming import RepetitionWatch, repeated_tail
 
 Turn = list[tuple[str, dict[str, Any], str]]  # tool, arguments, result
 
@@ -45,7 +46,7 @@ def test_a_round_of_calls_that_comes_again_is_a_circle(period: str) -> None:
     assert findings(look(key) for key in period * 2) == [2 * len(period)]
 
 
-def test_a_round_is_found_behind_other_work_and_again_only_if_it_goes_on() -> None:
+def test_a_loop_is_found_after_other_work_and_again_only_if_it_continues() -> None:
     assert findings(look(key) for key in "xyzabab") == [7]
     assert findings(look(key) for key in "ababxyabab") == [4, 10]
     assert findings(look(key) for key in "abababab") == [4, 8]
@@ -136,7 +137,7 @@ def test_chinese_look_ups_of_one_pattern_are_different_questions() -> None:
     assert findings(turns) == []
 
 
-def test_paging_is_no_circle_however_the_page_is_given() -> None:
+def test_paging_is_not_a_loop_however_the_page_is_passed() -> None:
     by_number = [
         ("search", {"q": "list of the canals of Europe", "page": n}, f"page {n}: {CANALS}") for n in range(1, 20)
     ]
@@ -147,7 +148,7 @@ def test_paging_is_no_circle_however_the_page_is_given() -> None:
     assert findings(by_number) == findings(by_text) == findings(by_year) == []
 
 
-def test_a_query_that_grows_while_results_change_is_no_circle() -> None:
+def test_a_growing_query_with_changing_results_is_not_a_loop() -> None:
     words = ["python asyncio", "timeout", "cancellation", "shield", "taskgroup", "uncancel"]
     turns = [("search", {"q": " ".join(words[: n + 1])}, f"{word} " * 5) for n, word in enumerate(words)]
     assert findings(turns) == []
@@ -171,7 +172,7 @@ def test_a_poll_that_brings_something_new_is_never_a_circle() -> None:
     assert findings([("poll", {"job": "j1"}, f"{n} % done") for n in range(100)], ["poll"]) == []
 
 
-def test_reading_on_in_a_stored_result_is_no_circle() -> None:
+def test_paging_through_a_stored_result_is_not_a_loop() -> None:
     turns = [("read_result", {"handle": "r1", "offset": n * 4000}, f"part {n} " * 40) for n in range(30)]
     assert findings(turns, ["read_result"]) == []
 
@@ -199,7 +200,7 @@ def test_a_tail_that_repeats_is_found_where_it_begins() -> None:
     [
         "",
         "short",
-        "-" * 3000,
+        "-" * 1500,
         "| a | b |\n|---|---|\n" * 3,
         "\n".join(f"{n}. the {n}th item of a list of things that were found" for n in range(80)),
         "So I look once more. " * 5,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,8 +120,8 @@ def test_two_tools_of_one_name_are_named_both() -> None:
         ToolManager([lookup, Tool(other, name="lookup")])
 
 
-def test_what_is_no_tool_is_refused() -> None:
-    with pytest.raises(ToolDefinitionError, match=r"is no tool. Put @tool"):
+def test_a_value_that_is_not_a_tool_is_refused() -> None:
+    with pytest.raises(ToolDefinitionError, match=r"is not a tool. Put @tool"):
         ToolManager([print])  # type: ignore[list-item]
 
 
@@ -178,9 +180,9 @@ def test_an_address_is_shown_without_its_secrets() -> None:
         ({"name": "search"}, "'search' has neither a command nor a URL"),
         ({"name": "search", "command": ""}, "'search' has neither"),
         ({"name": "search", "command": "a", "url": "http://b"}, "'search' has both"),
-        ({"name": "search", "comand": "a"}, "'search': there is no key 'comand'. Did you mean 'command'"),
-        ({"name": "search", "url": "example.org"}, "'search': 'example.org' is no URL"),
-        ({"name": "search", "url": "http://b", "transport": "carrier pigeon"}, "no transport 'carrier pigeon'"),
+        ({"name": "search", "comand": "a"}, "'search': 'comand' is not a known key. Did you mean 'command'"),
+        ({"name": "search", "url": "example.org"}, "'search': 'example.org' is not a URL"),
+        ({"name": "search", "url": "http://b", "transport": "carrier pigeon"}, "'carrier pigeon' is not a transport"),
         ({"name": "search", "command": "a", "timeout": 0}, "timeout must be a number of seconds above 0"),
         ("python 'unclosed", "cannot be split"),
         (42, "neither text nor a mapping"),
@@ -224,3 +226,87 @@ def test_structured_content_is_shown_once() -> None:
         "result": {"a": 1},
         "content": [{"type": "image", "mime_type": None, "bytes": 1}],
     }
+
+
+# ------------------------------------------------------------------------------------------------ other clients' files
+
+DESKTOP = {
+    "globalShortcut": "Ctrl+Space",
+    "mcpServers": {
+        "files": {
+            "command": "npx",
+            "args": ["-y", "@example/server-filesystem", "${HOME_FOLDER}/docs"],
+            "env": {"TOKEN": "${TOKEN:-none}", "EMPTY": None},
+            "autoApprove": ["read"],
+            "disabled": False,
+        },
+        "off": {"command": "npx", "disabled": True},
+        "remote": {"type": "streamable-http", "url": "https://mcp.example.org/x", "headers": {"K": "Bearer ${KEY}"}},
+        "gemini": {"httpUrl": "https://g.example.org/sse", "timeout": 600000, "trust": False},
+        "windsurf": {"serverUrl": "https://w.example.org/mcp"},
+    },
+}
+EDITOR = """{
+  // written by an editor
+  "inputs": [{"type": "promptString", "id": "key"}],
+  "servers": {
+    "search": {"type": "stdio", "command": "python", "args": ["${workspaceFolder}/server.py"], "dev": {"watch": "*"}},
+    "far": {"type": "sse", "url": "https://far.example.org/events",},
+  },
+}"""
+
+
+def test_the_configuration_of_another_client_works_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME_FOLDER", "/home/ann")
+    monkeypatch.setenv("KEY", "k-1")
+    files, remote, gemini, windsurf = read_servers(DESKTOP)
+    assert files.args == ("-y", "@example/server-filesystem", "/home/ann/docs")
+    assert files.env == {"TOKEN": "none"}
+    assert (remote.transport, remote.url, remote.headers) == ("http", "https://mcp.example.org/x", {"K": "Bearer k-1"})
+    assert (gemini.transport, gemini.timeout) == ("http", 600.0)
+    assert windsurf.url == "https://w.example.org/mcp"
+    assert [config.name for config in read_servers([DESKTOP, "python own.py"])][-1] == "own"
+    assert "k-1" not in repr(remote)
+
+
+@pytest.mark.parametrize("name", ["mcp.json", "settings.jsonc"])
+def test_a_files_path_is_read_with_its_comments(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(EDITOR, "utf-8")
+    search, far = read_servers(str(file))
+    assert search.args == (f"{Path.cwd()}/server.py",)
+    assert (far.name, far.transport) == ("far", "sse")
+    file.write_text(json.dumps({"editor.fontSize": 12, "mcp": {"servers": {"a": {"command": "b"}}}}), "utf-8")
+    assert [config.command for config in read_servers([str(file)])] == ["b"]
+
+
+def test_variables_come_from_an_env_file(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("# keys\nexport A=1\nB = 'two'\n\n", "utf-8")
+    (config,) = read_servers({"servers": {"s": {"command": "x", "envFile": str(file), "env": {"A": "own"}}}})
+    assert config.env == {"A": "own", "B": "two"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"servers": {"s": {"command": "x", "args": ["${input:key}"]}}}, "asks for the input 'key'"),
+        ({"servers": {"s": {"url": "https://x/${NO_SUCH_VARIABLE}"}}}, "no variable NO_SUCH_VARIABLE"),
+        ({"servers": {"s": {"command": "x", "comand": "y"}}}, "Did you mean 'command'"),
+        ({"servers": {"s": {"command": "x", "envFile": "no-such-file"}}}, "envFile no-such-file cannot be read"),
+        ("no-such-file.json", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_named(entry: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_servers(entry)
+
+
+def test_a_file_without_servers_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text("{}", "utf-8")
+    with pytest.raises(ConfigError, match="neither 'mcpServers' nor 'servers'"):
+        read_servers(str(file))
+    file.write_text("[1]", "utf-8")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        read_servers(str(file))

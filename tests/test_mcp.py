@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import socket
@@ -18,13 +19,21 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from rich.console import Console
 
+from bing_executor import Bing
+from closeout import Agent
+from closeout.cli.display import Display
 from closeout.dialects.mcp_xml import McpXml
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import ToolError, UsageError
-from closeout.messages import ToolPolicy
-from closeout.outputs.models import ToolOutput
+from closeout.journal.subscribers import Progress
+from closeout.messages import ToolCall, ToolPolicy
+from closeout.results.tool_output import ToolOutput
+from closeout.testing import ScriptedClient, answer, call
 from closeout.tools import mcp_client
+from closeout.tools.calls import CallOutcome
+from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 from closeout.tools.tool import tool
 
@@ -98,7 +107,7 @@ async def test_hints_of_the_server_become_policy(manager: ToolManager) -> None:
         True,
         True,
     )
-    assert policies["say"] == ToolPolicy()
+    assert policies["say"] == ToolPolicy(effects_known=False), "no hints: it may be destructive"
 
 
 @shared
@@ -115,7 +124,7 @@ async def test_results_of_every_kind_arrive_whole(manager: ToolManager) -> None:
 
 
 @shared
-async def test_failures_of_tools_are_told(manager: ToolManager) -> None:
+async def test_failures_of_tools_are_reported(manager: ToolManager) -> None:
     assert await error_of(manager, "fail", why="no") == "Error executing tool fail"
     assert "valid integer" in await error_of(manager, "add", a="x", b=1)
     assert (await error_of(manager, "nothing")).startswith("Unknown tool: nothing on server everything. There are: ")
@@ -128,7 +137,7 @@ async def test_calls_run_side_by_side_on_one_session(manager: ToolManager) -> No
         assert await asyncio.gather(*slow) == ["waited"] * 30
 
 
-async def test_the_users_variables_are_not_handed_to_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_users_variables_are_not_passed_to_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     async with ToolManager(mcp_servers=[{**EVERYTHING, "env": {"CITY": "Ottawa"}}]) as manager:
         assert await result_of(manager, "variable", name="OPENAI_API_KEY") == ""
@@ -165,7 +174,7 @@ async def test_a_crash_in_a_harmless_call_is_mended_by_one_restart(manager: Tool
 
 
 @shared
-async def test_a_crash_in_any_other_call_is_told_and_the_server_restarted(manager: ToolManager) -> None:
+async def test_a_crash_in_any_other_call_is_reported_and_the_server_restarted(manager: ToolManager) -> None:
     told = await error_of(manager, "crash")
     assert "MCP server 'everything' ended during the call of crash" in told
     assert "divide by cucumber" in told  # its last words
@@ -231,14 +240,14 @@ async def test_cancelling_a_run_ends_its_servers() -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ({"command": "no-such-program --x"}, "there is no command 'no-such-program'"),
+        ({"command": "no-such-program --x"}, "the command 'no-such-program' was not found"),
         ({"command": sys.executable, "args": ["-c", "raise SystemExit('no licence')"]}, "ended before.*no licence"),
         ({"command": sys.executable, "args": ["no_such_file.py"]}, "can't open file"),
         (
             {"command": sys.executable, "args": ["-c", "import time; time.sleep(60)"], "start_timeout": 0.5},
             "not ready within 0.5 s",
         ),
-        ({"command": sys.executable, "cwd": "no-such-folder"}, "no folder 'no-such-folder'"),
+        ({"command": sys.executable, "cwd": "no-such-folder"}, "cwd 'no-such-folder' does not exist"),
         ({"url": "http://127.0.0.1:1/mcp"}, "could not be reached"),
         ({"url": "http://127.0.0.1:1/sse"}, "could not be reached"),
     ],
@@ -266,7 +275,7 @@ async def test_servers_start_all_at_once_and_one_bad_one_stops_no_other() -> Non
     async with ToolManager(mcp_servers=[EVERYTHING, bad, TWIN]) as manager:
         problems = {problem.server_name: problem.message for problem in manager.problems}
         assert set(problems) == {"bad", "twin"}
-        assert "parameters of crooked are no JSON Schema" in problems["twin"]
+        assert "parameters of crooked are not a self-contained JSON Schema" in problems["twin"]
         assert "crooked" not in [spec.name for spec in manager.specs()]
         assert {spec.server_name for spec in manager.specs()} == {"everything", "twin"}
 
@@ -389,7 +398,7 @@ async def test_a_remote_server_works_alike(transport: str, path: str) -> None:
                 assert await result_of(manager, "add", a=1, b=2) == 3
 
 
-async def test_headers_are_sent_and_a_refused_key_is_told() -> None:
+async def test_headers_are_sent_and_a_refused_key_is_reported() -> None:
     from aiohttp import web
 
     seen: list[str] = []
@@ -412,12 +421,14 @@ async def test_headers_are_sent_and_a_refused_key_is_told() -> None:
     assert set(seen) == {"Bearer k"}
 
 
-async def test_what_a_server_says_of_its_tools_is_bounded_and_opens_nothing_in_a_prompt() -> None:
+async def test_a_servers_descriptions_are_bounded_and_cannot_forge_a_prompt() -> None:
     async with ToolManager(mcp_servers=[SLY]) as manager:
         echo, failing, long = manager.specs()
         assert [echo.name, failing.name, long.name] == ["echo", "failing", "long"]  # not the nameless, not the other
-        (problem,) = manager.problems
-        assert "outside" in problem.message
+        messages = [problem.message for problem in manager.problems]
+        assert len(messages) == 2
+        assert "outside" in messages[0]
+        assert "without a name" in messages[1]
         assert len(long.description) < 11_000
         for told in (echo.description, echo.parameters["properties"]["t"]["description"]):
             assert "\nObservation&#58; done" in told
@@ -439,3 +450,152 @@ async def test_an_error_of_a_server_is_its_words_and_a_result_out_of_form_one_se
         error = (await manager.execute_tool_call("sly", "echo", {}))["error"]
         assert "echo gave a result that cannot be used: content.0." in error
         assert "\n" not in error
+
+
+# ------------------------------------------------------------------------------------------------ forgotten sessions
+
+
+@contextmanager
+def forgetful_server(status: int, calls: Path) -> Iterator[str]:
+    port = free_port()
+    server = subprocess.Popen([sys.executable, str(SERVERS / "forgetful.py"), str(port), str(status), str(calls)])
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize("status", [404, 400])
+async def test_a_forgotten_session_is_initialised_again_and_only_a_safe_call_repeated(
+    status: int, tmp_path: Path
+) -> None:
+    calls = tmp_path / "calls"
+    with forgetful_server(status, calls) as url:
+        async with ToolManager(mcp_servers=[{"name": "shop", "url": url}]) as manager:
+
+            async def outcome(name: str) -> str:
+                answer = await manager.execute_tool_call("shop", name, {})
+                return str(answer.get("result") or answer["error"])
+
+            assert await outcome("look") == "look in s1"
+            await outcome("forget")
+            assert await outcome("look") == "look in s2"
+            await outcome("forget")
+            refused = await outcome("pay")
+            assert "had forgotten its session and refused the call of pay" in refused
+            assert "Make the call again" in refused
+            assert await outcome("pay") == "pay in s3"
+    assert calls.read_text().splitlines() == ["s1 look", "s1 forget", "s2 look", "s2 forget", "s3 pay"]
+
+
+# ------------------------------------------------------------------------------------------------ busy servers
+
+BUSY = {"name": "busy", "command": sys.executable, "args": [str(SERVERS / "busy.py")]}
+
+
+async def test_what_cannot_be_offered_is_left_out_and_reported() -> None:
+    async with ToolManager(mcp_servers=[BUSY]) as manager:
+        names = [spec.name for spec in manager.specs()]
+        assert names == ["chart", "either", "endless", "grow", "silent", "slow"]
+        messages = [problem.message for problem in manager.problems]
+        assert len(messages) == 2
+        assert "later runs only as a task" in messages[0]
+        assert "two tools named 'slow'" in messages[1]
+
+
+async def test_a_server_with_very_many_tools_is_cut_and_the_bound_named() -> None:
+    began = time.process_time()
+    async with ToolManager(mcp_servers=[{**BUSY, "args": [*BUSY["args"], "100000"]}]) as manager:
+        assert len(manager.specs()) == 998
+        assert "more than 1,000 tools; only the first 1,000 are offered" in manager.problems[0].message
+    assert time.process_time() - began < 10
+
+
+async def test_a_changed_list_of_tools_is_on_offer_without_asking() -> None:
+    async with ToolManager(mcp_servers=[BUSY]) as manager:
+        before = manager.specs()
+        assert manager.specs() is before
+        await manager.execute_tool_call("busy", "grow", {})
+        for _ in range(100):
+            if manager.specs() is not before:
+                break
+            await asyncio.sleep(0.02)
+        assert {spec.name for spec in manager.specs()} == {*(spec.name for spec in before), "grown"}
+        executor = ToolExecutor(manager)
+        (outcome,) = await executor.execute_calls([ToolCall("grown", {})])
+        assert (outcome.status, outcome.text) == ("ok", "grown")
+
+
+async def test_progress_extends_a_deadline_and_is_passed_on() -> None:
+    seen: list[tuple[str, float, float | None, str]] = []
+    async with ToolManager(mcp_servers=[{**BUSY, "timeout": 0.5}]) as manager:
+        specs = tuple(replace(spec, policy=replace(spec.policy, timeout=0.5)) for spec in manager.specs())
+        manager.specs = lambda: specs  # type: ignore[method-assign]
+        executor = ToolExecutor(manager, on_progress=lambda *report: seen.append(report))
+        calls = [ToolCall("slow", {})]
+        (outcome,) = await executor.execute_calls(calls, handles=lambda index: "r1")
+        assert (outcome.status, outcome.text) == ("ok", "done")
+        assert seen == [("r1", float(step), 5.0, f"step {step}") for step in range(1, 6)]
+        (outcome,) = await executor.execute_calls([ToolCall("silent", {})])
+        assert outcome.status == "error"
+        assert "did not answer within 0.5 s" in outcome.text or "did not finish within 0.5 s" in outcome.text
+
+
+async def test_progress_of_a_server_reaches_subscribers_and_the_terminal(tmp_path: Path) -> None:
+    written, seen = io.StringIO(), []
+    display = Display(Console(file=written, width=100))
+    agent = Agent(ScriptedClient([call("slow"), answer("done")]), mcp_servers=[BUSY], home=tmp_path)
+    with display:
+        result = await agent.run("Wait.", listeners=[display, seen.append])
+    assert result.answer == "done"
+    pieces = [each for each in seen if isinstance(each, Progress) and each.kind == "tool_progress"]
+    assert [(each.handle, each.done, each.total, each.text) for each in pieces] == [
+        ("r1", float(step), 5.0, f"step {step}") for step in range(1, 6)
+    ]
+    assert "slow: step 1 1 of 5" in written.getvalue()
+
+
+async def test_progress_without_end_is_bounded() -> None:
+    async with ToolManager(mcp_servers=[{**BUSY, "timeout": 0.3}]) as manager:
+        began = time.monotonic()
+        answer = await manager.execute_tool_call("busy", "endless", {})
+        assert "or 3 s in all" in answer["error"]
+        assert 2.5 < time.monotonic() - began < 8
+
+
+async def test_base64_in_structured_content_never_reaches_the_prompt() -> None:
+    async with ToolManager(mcp_servers=[BUSY]) as manager:
+        (outcome,) = await ToolExecutor(manager).execute_calls([ToolCall("chart", {})])
+    assert "iVBOR" not in outcome.text
+    assert len(outcome.text) < 1_000
+    result = outcome.output.result["result"]
+    assert result["image"] == "[10,244 bytes: not shown]"
+    assert result["uri"] == "[image/png, 10,244 bytes: not shown]"
+    assert result["dna"] == "ACGT" * 90
+    assert len(outcome.images) == 1
+    assert outcome.output.metadata["structured_content"]["title"] == "a chart"
+
+
+# ------------------------------------------------------------------------------------------------ the seed's extension
+
+
+async def test_the_bing_search_extension_works_over_a_server_that_sends_text() -> None:
+    async with ToolManager(mcp_servers=[{**EVERYTHING, "name": "search"}]) as manager:
+        executor = Bing(manager)
+
+        async def search(text: str) -> CallOutcome:
+            (outcome,) = await executor.execute_calls([ToolCall("bing_search", {"q": text})])
+            return outcome
+
+        nothing, again, found = await search("nothing here"), await search("nothing there"), await search("cats")
+        assert (nothing.status, nothing.rollback) == ("low_quality", True)
+        assert (again.status, again.rollback) == ("low_quality", False)
+        assert (found.status, found.rollback) == ("ok", False)
+        assert isinstance(found.output.result, str)  # the server's text, as it came
+        assert (await search("cats")).status == "duplicate"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout.codec import encode_json
-from closeout.messages import Bill, Message, Usage
+from closeout.messages import Message, Usage, UsageSum
 
 
 def encode(message: Message) -> bytes:
@@ -26,7 +26,7 @@ def said(*texts: str) -> list[Message]:
     return [Message(role="user", content=text) for text in texts]
 
 
-def test_a_conversation_that_goes_on_is_only_added_to() -> None:
+def test_a_conversation_only_grows() -> None:
     encoded: list[str] = []
 
     def watched(message: Message) -> bytes:
@@ -69,7 +69,7 @@ def test_whatever_is_cut_and_added_the_bytes_are_those_of_the_messages(changes: 
         assert Message.joined(messages, "chat", encode) == plainly(messages)
 
 
-def test_a_conversation_that_nobody_holds_is_freed_at_once() -> None:
+def test_an_unreferenced_conversation_is_freed_at_once() -> None:
     class Held(Message):
         __slots__ = ("__weakref__",)
 
@@ -91,10 +91,10 @@ def test_a_message_is_frozen() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([None, 0.0, 0.25])), max_size=80))
-def test_a_bill_adds_up_to_the_same_whenever_it_is_asked(items: list[tuple[int, float | None]]) -> None:
-    asked, quiet, total = Bill(), Bill(), Usage()
+def test_usage_adds_up_to_the_same_whenever_it_is_read(items: list[tuple[int, float | None]]) -> None:
+    asked, quiet, total = UsageSum(), UsageSum(), Usage()
     for tokens, cost in items:
-        usage = Usage(tokens, 2 * tokens, 1, 0, 1, cost)
+        usage = Usage(tokens, 2 * tokens, cache_read_tokens=1, cache_write_tokens=0, requests=1, cost_usd=cost)
         total += usage
         asked.add(usage)
         quiet.add(usage)

@@ -48,7 +48,7 @@ async def test_each_event_is_a_line_that_says_whose_it_is(caplog: pytest.LogCapt
     assert logged[-1] | {"status": "answered", "stop_reason": "answered", "error": ""} == logged[-1]
 
 
-async def test_levels_tell_intents_outcomes_and_trouble_apart(caplog: pytest.LogCaptureFixture) -> None:
+async def test_intents_outcomes_and_problems_have_different_levels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "closeout.run")
     await agent(say(""), call("look", key="a"), RateLimited("down")).run("What?", listeners=[JsonLogListener()])
     levels = {json.loads(r.getMessage())["event"]: r.levelname for r in caplog.records if r.name == "closeout.run"}

@@ -95,7 +95,7 @@ def fail() -> str:
 
 
 def bill(turn: Turn, tokens_in: int, tokens_out: int, cached: int = 0) -> Turn:
-    usage = Usage(tokens_in, tokens_out, cached, requests=1, cost_usd=0.5)
+    usage = Usage(tokens_in, tokens_out, cache_read_tokens=cached, requests=1, cost_usd=0.5)
     return Turn(turn.thought, turn.calls, turn.answer, turn.text, usage=usage)
 
 
@@ -152,7 +152,7 @@ async def test_usage_is_on_leaves_only_so_that_a_trace_adds_up(backend: Backend)
         assert all(span.name.startswith("chat") for span in backend.spans if name in attributes(span))
 
 
-async def test_a_sub_agent_stands_below_the_call_that_started_it_also_when_several_run_at_once(
+async def test_a_sub_agents_span_is_below_the_call_that_started_it(
     backend: Backend,
 ) -> None:
     both = Turn(calls=[call("clerk", task="count apples"), call("clerk", task="count pears")])
@@ -219,7 +219,7 @@ async def test_failures_are_errors_with_a_type(backend: Backend) -> None:
 
 
 async def test_rollbacks_and_repairs_are_events_of_the_agent_span(backend: Backend) -> None:
-    script = [say(""), call("look", keys="a"), answer("1")]
+    script = [say(""), call("look", Key="a"), answer("1")]
     agent = Agent(ScriptedClient(script), [look], name="x", dialect="function_call")
     result = await agent.run("What?", listeners=[backend.listener()])
     assert (result.rollbacks, len(result.repairs)) == (1, 1)
@@ -263,7 +263,7 @@ async def test_one_listener_serves_runs_at_the_same_time(backend: Backend) -> No
         assert sorted(below) == ["chat scripted", "chat scripted", "execute_tool look"]
 
 
-async def test_of_a_resumed_run_only_what_is_done_anew_is_exported(backend: Backend) -> None:
+async def test_of_a_resumed_run_only_new_work_is_exported(backend: Backend) -> None:
     def agent(*script: Any) -> Agent:
         return Agent(ScriptedClient(script), [look], name="x", dialect="function_call")
 

@@ -39,7 +39,7 @@ def test_an_error_names_the_tool_and_the_server() -> None:
     assert text == "Tool call to search on web failed. Error: timed out"
 
 
-def test_neither_result_nor_error_is_said() -> None:
+def test_a_call_without_result_and_error_says_so() -> None:
     assert result() == "Tool call to search on web completed, but produced no specific output or result."
     assert result(error=None, result=None) == result()
     assert result(error=None, result="fine") == "fine"
@@ -56,7 +56,7 @@ def test_the_limit_may_be_set_for_the_process(monkeypatch: pytest.MonkeyPatch) -
     assert result(result="abcd") == "abc\n... [Result truncated]"
 
 
-def test_missing_names_are_no_error() -> None:
+def test_missing_names_get_a_fallback_text() -> None:
     made = OutputFormatter()
     assert made.format_tool_result_for_user({"error": "x"})["text"] == "Tool call to an unnamed tool failed. Error: x"
     assert made.format_tool_result_for_user({})["text"].startswith("Tool call to an unnamed tool completed")
@@ -64,11 +64,11 @@ def test_missing_names_are_no_error() -> None:
 
 
 @pytest.mark.parametrize(("outcome", "text"), [("found", "found"), (["a"], '["a"]'), (None, "Tool call to an unnamed")])
-def test_what_is_no_record_is_a_result_and_no_error(outcome: Any, text: str) -> None:
+def test_a_value_that_is_not_a_mapping_is_the_result(outcome: Any, text: str) -> None:
     assert OutputFormatter().format_tool_result_for_user(outcome)["text"].startswith(text)
 
 
-def test_a_result_that_is_no_text_is_written_as_json() -> None:
+def test_a_result_that_is_not_a_string_is_written_as_json() -> None:
     assert json.loads(result(result={"a": [1, "北京"]})) == {"a": [1, "北京"]}
     assert "北京" in result(result=["北京"])
 
@@ -92,7 +92,7 @@ def test_without_a_client_the_usage_is_not_known(client: Any) -> None:
 
 
 @pytest.mark.parametrize("summarise", [lambda: "no pair", lambda: None, lambda: 1 / 0])
-def test_a_bill_that_cannot_be_made_out_does_not_cost_the_answer(summarise: Any) -> None:
+def test_a_usage_summary_that_fails_does_not_cost_the_answer(summarise: Any) -> None:
     client = SimpleNamespace(format_token_usage_summary=summarise)
     formatted = OutputFormatter().format_final_summary_and_log("\\boxed{42}", client)
     assert formatted.boxed_result == "42"
@@ -130,7 +130,7 @@ def test_the_summary_is_there_as_a_record() -> None:
     }
 
 
-def test_the_boxed_content_stays_callable_under_its_name() -> None:
+def test_extract_boxed_content_returns_the_last_box() -> None:
     assert OutputFormatter()._extract_boxed_content("\\boxed{1} \\boxed{2}") == "2"
     assert OutputFormatter(Number())._extract_boxed_content("\\boxed{x}") == "x"
     assert OutputFormatter()._extract_boxed_content("") == ""

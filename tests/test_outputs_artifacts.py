@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from closeout.errors import ToolError
-from closeout.outputs.artifacts import Artifact, ArtifactStore, MemoryArtifacts, read_result
-from closeout.outputs.paths import drill
-from closeout.outputs.tokens import count_tokens
+from closeout.results.artifacts import Artifact, ArtifactStore, MemoryArtifacts, drill, read_result
+from closeout.results.tokens import count_tokens
 
 ORDERS: dict[str, Any] = {
     "shop": "north",
@@ -62,7 +61,7 @@ def test_the_store_is_the_protocol_and_keeps_what_was_put(store: MemoryArtifacts
         ("", ORDERS),
     ],
 )
-def test_a_path_leads_to_its_part(path: str, found: Any) -> None:
+def test_a_path_returns_its_part(path: str, found: Any) -> None:
     assert drill(ORDERS, path) == found
 
 
@@ -76,14 +75,14 @@ def test_a_path_leads_to_its_part(path: str, found: Any) -> None:
         ("orders[[", "cannot be read at character 6"),
     ],
 )
-def test_a_path_that_leads_nowhere_says_how_far_it_led(store: MemoryArtifacts, path: str, says: str) -> None:
+def test_an_invalid_path_says_which_part_exists(store: MemoryArtifacts, path: str, says: str) -> None:
     with pytest.raises(ToolError) as failure:
         read_result(store, "r1", path=path)
     assert says in str(failure.value)
 
 
 def test_an_unknown_handle_is_an_error_for_the_model(store: MemoryArtifacts) -> None:
-    with pytest.raises(ToolError, match="no stored result 'r99'"):
+    with pytest.raises(ToolError, match="No stored result is called 'r99'"):
         read_result(store, "r99")
 
 

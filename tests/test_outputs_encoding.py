@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout.errors import UsageError
-from closeout.outputs.encoding import FORMATS, LOSSLESS, decode, encode
-from closeout.outputs.normal import EncodingError, normalise
-from closeout.outputs.tokens import count_tokens
+from closeout.messages import ToolPolicy
+from closeout.results import encoding as encoding_module
+from closeout.results.encoding import FORMATS, LOSSLESS, Encoding, decode, encode, register_encoding
+from closeout.results.normal import EncodingError, normalise
+from closeout.results.present import present
+from closeout.results.tokens import count_tokens
 
 PAYLOADS = sorted((Path(__file__).parent.parent / "bench" / "data" / "payloads").glob("*.json"))
 
@@ -155,7 +160,7 @@ def test_text_that_is_not_in_the_form_is_refused_by_the_forms_name(form: str) ->
 def test_misuse_says_what_to_do() -> None:
     with pytest.raises(UsageError, match="Use auto, json, columns"):
         encode(1, "jsonl")
-    with pytest.raises(UsageError, match="no format 'nonsense' to read"):
+    with pytest.raises(UsageError, match="No format is called 'nonsense'"):
         decode("1", "nonsense")
     with pytest.raises(UsageError, match="at least 1"):
         encode(1, budget=0)
@@ -233,3 +238,88 @@ def test_hostile_sizes_end_soon() -> None:
     assert encode(normalise(too_deep), budget=50).tokens <= 50
     assert encode("x" * 3_000_000, budget=50).tokens <= 50
     assert encode([{"a": "b" * 100}] * 20_000, budget=50).tokens <= 50
+
+
+# -------------------------------------------------------------------------------------- encodings of one's own
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test registers is gone after it."""
+    monkeypatch.setattr(encoding_module, "_encodings", dict(encoding_module._encodings))
+
+
+def write_lines(value: Any) -> str:
+    if not isinstance(value, list) or not all(isinstance(item, str) and "\n" not in item for item in value):
+        raise EncodingError("The form holds lists of one-line strings only.")
+    return "\n".join(value)
+
+
+def read_lines(text: str) -> list[str]:
+    return text.split("\n") if text else []
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_encoding_is_used_wherever_formats_are_named() -> None:
+    register_encoding(Encoding(name="lines", write=write_lines, read=read_lines, lossless=True))
+    assert encode(["a", "b"], "lines") == "a\nb"
+    assert encode(["a", "b"], "lines").lossless
+    assert decode("a\nb", "lines") == ["a", "b"]
+    with pytest.raises(EncodingError, match="one-line strings"):
+        encode({"a": 1}, "lines")
+    assert present(["a", "b"], policy=ToolPolicy(format="lines")).text == "a\nb"
+    assert present({"a": 1}, policy=ToolPolicy(format="lines")).text == '{"a":1}'
+    assert encode(["a", "b"]).format == "json"
+
+
+@pytest.mark.usefixtures("registry")
+def test_an_automatic_encoding_is_chosen_where_it_is_cheapest() -> None:
+    words = [f"word {number}" for number in range(100)]
+    register_encoding(Encoding(name="lines", write=write_lines, read=read_lines, lossless=True, automatic=True))
+    encoded = encode(words)
+    assert (encoded.format, decode(encoded, "lines")) == ("lines", words)
+    assert encoded.saved_tokens > 0
+    assert encode({"a": words}).format != "lines"
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_result_over_budget_is_cut_in_a_registered_encoding() -> None:
+    register_encoding(Encoding(name="shout", write=lambda value: str(value).upper()))
+    cut = encode([f"word {number}" for number in range(500)], "shout", 60)
+    assert cut.tokens <= 60
+    assert "not shown" in cut
+    with pytest.raises(UsageError, match="cannot be read back"):
+        decode("X", "shout")
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        Encoding(name="json", write=str),
+        Encoding(name="auto", write=str),
+        Encoding(name="my form", write=str),
+        Encoding(name="lossy", write=str, automatic=True),
+    ],
+)
+def test_an_encoding_that_cannot_be_registered_is_refused(encoding: Encoding) -> None:
+    with pytest.raises(UsageError, match=encoding.name):
+        register_encoding(encoding)
+
+
+# -------------------------------------------------------------------------------------- growth
+
+
+@pytest.mark.parametrize("form", [*LOSSLESS, "csv", "markdown"])
+@pytest.mark.parametrize(
+    "unit", ["[", "{", "[{", "|", "a", " ", "\\", '"', "- ", "? ", "a: ", "<a>", "&a ", "\n", "#raw:1 1\n"]
+)
+def test_reading_is_linear_whatever_the_text(form: str, unit: str) -> None:
+    def seconds(length: int) -> float:
+        text = unit * (length // len(unit))
+        began = time.process_time()
+        with suppress(EncodingError):
+            decode(text, form)
+        return time.process_time() - began
+
+    assert seconds(200_000) < 1.0

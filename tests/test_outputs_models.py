@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from closeout.errors import UsageError
-from closeout.outputs.artifacts import MemoryArtifacts, read_result
-from closeout.outputs.forms import CacheOptimizedOutput, compact_form, read_compact, safe_yaml_form, xml_form
-from closeout.outputs.models import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
-from closeout.outputs.normal import EncodingError, normalise
-from closeout.outputs.summary import summarise
-from closeout.outputs.telemetry import CallMeter, TelemetryCollector
-from closeout.outputs.wrapper import UnifiedToolWrapper
+from closeout.results.artifacts import MemoryArtifacts, read_result
+from closeout.results.forms import CacheOptimizedOutput, compact_form, read_compact, safe_yaml_form, xml_form
+from closeout.results.normal import EncodingError, normalise
+from closeout.results.summary import summarise
+from closeout.results.telemetry import CallMeter, TelemetryCollector
+from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
+from closeout.results.wrapper import UnifiedToolWrapper
 
 
 def output(**fields: Any) -> ToolOutput:
@@ -427,7 +427,7 @@ def test_the_designs_example_runs() -> None:
     assert shown.telemetry.output_tokens > 0
     assert shown.output.response_format is ResponseFormat.STANDARD
     assert ToolOutput.model_validate_json(shown).summary == shown.summary
-    assert (file_reader_impl.__name__, file_reader_impl.__doc__) == ("file_reader_impl", "文件读取实现")
+    assert (file_reader_impl.__name__, file_reader_impl.__doc__) == ("file_reader", "文件读取实现")
     assert list(inspect.signature(file_reader_impl).parameters) == ["path", "kwargs"]
 
 

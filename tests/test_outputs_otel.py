@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from closeout.observe.otel_tools import ToolTelemetryExporter
-from closeout.outputs.models import ToolTelemetry
-from closeout.outputs.telemetry import TelemetryCollector
+from closeout.results.telemetry import TelemetryCollector
+from closeout.results.tool_output import ToolTelemetry
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

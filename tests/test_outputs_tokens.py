@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import quicktok
 
-from closeout.outputs.tokens import TokenCounter, count, count_tokens, estimate_tokens, vocabulary_of
+from closeout.results.tokens import TokenCounter, count, count_tokens, estimate_tokens, vocabulary_of
 
 PAYLOADS = sorted((Path(__file__).parent.parent / "bench" / "data" / "payloads").glob("*.json"))
 
@@ -99,7 +99,7 @@ def test_a_counter_uses_what_a_server_lends_it() -> None:
 
 def test_importing_costs_no_vocabulary() -> None:
     code = (
-        "import sys; import closeout.outputs.present as p; p.present({'a': 1}); p.present('text ' * 100); "
+        "import sys; import closeout.results.present as p; p.present({'a': 1}); p.present('text ' * 100); "
         "print([m for m in ('quicktok', 'numpy', 'toon_format', 'pydantic', 'jsonschema_rs') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -109,9 +109,9 @@ def test_importing_costs_no_vocabulary() -> None:
 def test_without_the_extras_there_are_estimates_and_columns() -> None:
     code = (
         "import sys; sys.modules['quicktok'] = sys.modules['toon_format'] = None\n"
-        "from closeout.outputs.encoding import decode, encode\n"
-        "from closeout.outputs.present import present\n"
-        "from closeout.outputs.tokens import count\n"
+        "from closeout.results.encoding import decode, encode\n"
+        "from closeout.results.present import present\n"
+        "from closeout.results.tokens import count\n"
         "rows = [{'id': n, 'name': f'name {n}'} for n in range(400)]\n"
         "text = encode(rows)\n"
         "assert text.format == 'columns' and decode(text, 'columns') == rows\n"

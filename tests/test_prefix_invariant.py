@@ -22,6 +22,7 @@ from closeout.context.history import History
 from closeout.dialects.protocol import get_dialect
 from closeout.journal import events as ev
 from closeout.messages import Capabilities, ModelRequest
+from closeout.run.session import with_draft
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 
 DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
@@ -115,11 +116,24 @@ def sent(request: ModelRequest) -> str:
     ).replace('""', "")
 
 
-def stable(request: ModelRequest, note: str) -> str:
-    """The part that the request itself says is to stay: up to its last breakpoint, without the hint."""
+def stable(request: ModelRequest, note: str, shown: str = "") -> str:
+    """The part that the request itself says is to stay: up to its last breakpoint, without a draft and the hint."""
     if request.prompt is not None:
+        if shown:
+            return sent(request).removesuffix(f"{PRIMER} {shown}\n{note}\n").rstrip()
         return sent(request).removesuffix(f"{note}\n" if note else "").rstrip()
     return sent(replace(request, messages=request.messages[: request.breakpoints[-1] + 1]))
+
+
+def draft(events: Sequence[ev.Event]) -> str:
+    """The reply that the last rollback put before its hint, if no turn was accepted since."""
+    text = ""
+    for event in events:
+        if isinstance(event, ev.TurnAccepted):
+            text = ""
+        elif isinstance(event, ev.TurnRolledBack):
+            text = event.draft
+    return text
 
 
 def withheld(events: Sequence[ev.Event]) -> frozenset[str]:
@@ -166,7 +180,7 @@ def test_each_request_extends_the_one_before_unless_the_journal_says_why_not(
         left_out = withheld(seen + between) if now.purpose == "act" else frozenset()
         if dialect != "function_call" and withheld(seen) != left_out:
             continue  # text dialects write the offer into the head
-        assert sent(is_).startswith(stable(was, before.note))
+        assert sent(is_).startswith(stable(was, before.note, draft(seen)))
         rolled_back = any(isinstance(event, ev.TurnRolledBack) for event in between)
         if not rolled_back and not before.note and now.purpose == "act":
             assert sent(is_).startswith(sent(was))
@@ -195,8 +209,11 @@ def test_the_history_is_a_pure_function_of_the_journal(
             continue
         question = started.question or started.task
         history = History(plan.full_instructions(), question, plan.offered_tools()).after(seen)
-        view = history.view(event.note, withheld=withheld(seen))
+        shown = draft(seen)
+        view = history.view("" if shown else event.note, withheld=withheld(seen))
         rendered = get_dialect(dialect).render(view, Capabilities(completions=True))
+        if shown:
+            rendered = with_draft(rendered, shown, event.note)
         assert (rendered.prompt, list(rendered.messages), rendered.tools) == (
             request.prompt,
             list(request.messages),
@@ -231,7 +248,7 @@ def test_a_context_that_fills_is_kept_within_its_size(dialect: str, compaction: 
         assert any(isinstance(event, ev.Evicted) for event in made)
 
 
-def test_the_task_and_the_summary_stand_in_every_request_after_a_compaction() -> None:
+def test_every_request_after_a_compaction_holds_the_task_and_the_summary() -> None:
     run = lead(["look"] * 30, "function_call", max_context_length=4000, compaction=True)
     first = next(i for i, event in enumerate(run.events) if isinstance(event, ev.Compacted))
     number = sum(isinstance(event, ev.ModelRequested) for event in run.events[:first])

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from closeout.dialects.react_events import joined
-from closeout.dialects.react_parser import CotAgentOutputParser
+from closeout.parsing.react import CotAgentOutputParser, joined
 from react_samples import CALL, action, answer, defect, feed, of_kind, parse, repairs
 
 BODY = {"q": "Überraschung 😀"}
@@ -26,7 +25,7 @@ def test_rule_1_spans_tile_the_text_and_structure_is_a_kind_not_a_loss():
     assert ("untrusted", "", "\nObservation: 3") in kinds(text)
 
 
-def test_rule_1_what_was_held_back_is_told_at_the_end():
+def test_rule_1_held_back_text_is_emitted_at_the_end():
     parser = CotAgentOutputParser()
     early = parser.feed("It is so.\nThou")
     assert "".join(e.text for e in early) == "It is so.\n"
@@ -86,7 +85,7 @@ def test_rule_5_markers_may_be_decorated_numbered_and_in_any_case(marker):
 
 
 @pytest.mark.parametrize("written", ["Action Input: {}", "Action Input 1：{}", "ACTION_INPUT: {}"])
-def test_rule_5_the_input_may_stand_on_the_actions_own_line(written):
+def test_rule_5_the_input_may_be_on_the_actions_own_line(written):
     found = action("Action: search " + written.replace("{}", json.dumps(BODY)))
     assert (found.name, found.input) == ("search", BODY)
 
@@ -273,7 +272,7 @@ def test_rule_10_one_test_for_the_final_answer(name):
     assert answer(f"Action: {name}\nAction Input: 42") == "42"
 
 
-def test_rule_10_the_answer_may_stand_on_an_action_line():
+def test_rule_10_the_answer_may_be_on_an_action_line():
     assert answer("Action: Final Answer: 42") == "42"
     assert answer("Thought: so\n**Action:** Answer: 42") == "42"
 
@@ -395,14 +394,14 @@ def test_rule_15_an_observation_of_the_models_own_is_never_one(observation):
     assert defect("Action: Observation: 9") == "invented_observation"
 
 
-def test_rule_15_nothing_behind_an_invented_observation_is_an_answer():
+def test_rule_15_nothing_after_an_invented_observation_is_an_answer():
     text = "Thought: I know\nObservation: it is 9\nFinal Answer: 9"
     assert defect(text) == "invented_observation"
     assert answer(text) is None
     assert answer("Final Answer: 8\nObservation: 9\nFinal Answer: 9") == "8"
 
 
-def test_rule_16_json_behind_an_answer_is_answer_text():
+def test_rule_16_json_after_an_answer_is_answer_text():
     assert answer(f"Final Answer: use\n{CALL}") == f"use\n{CALL}"
     assert answer(f"Final Answer: {CALL}") == CALL
     assert action(f"Final Answer: 1\nAction: {CALL}") is None
@@ -442,7 +441,7 @@ def test_rule_19_the_final_answer_streams_decoded():
     assert [e.text for e in parser.feed("It is")] == ["It is"]
 
 
-def test_tool_names_and_arguments_are_told_while_they_are_written():
+def test_tool_names_and_arguments_are_streamed_while_they_are_written():
     parser = CotAgentOutputParser()
     assert [e.name for e in parser.feed('Action: {"action": "search"') if e.kind == "action_start"] == ["search"]
     told = [e.text for e in parser.feed(', "action_input": {"q": "half of') if e.kind == "argument_delta"]

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closeout.dialects.react_events import joined
-from closeout.dialects.react_parser import CotAgentOutputParser
+from closeout.parsing.react import CotAgentOutputParser, joined
 from react_samples import SAMPLES, feed, of_kind
 
 PIECES = [
@@ -107,17 +106,17 @@ def test_a_megabyte_of_hostile_text_is_read(kind):
 @pytest.mark.parametrize("kind", ["fences", "quotes", "backslashes", "almost markers", "closing tags"])
 def test_work_grows_with_length_only(kind, monkeypatch):
     """Counted, not timed: how many characters the parser's buffer held, summed over all steps."""
-    from closeout.dialects import react_events
+    from closeout.parsing import react
 
     touched = 0
-    append = react_events.Tape.append
+    append = react.Tape.append
 
     def counted(self, text):
         nonlocal touched
         append(self, text)
         touched += len(self.text)
 
-    monkeypatch.setattr(react_events.Tape, "append", counted)
+    monkeypatch.setattr(react.Tape, "append", counted)
     head, body = HOSTILE[kind]
     costs = []
     for size in (20_000, 80_000):
@@ -138,7 +137,7 @@ def test_json_is_read_alike_in_pieces_of_every_size():
         assert joined(feed(text, range(0, len(text), size))[0]) == whole
 
 
-def test_many_lines_of_json_do_not_hide_the_action_behind_them():
+def test_many_lines_of_json_do_not_hide_the_action_after_them():
     text = "Thought: the rows are\n" + "[1, 2]\n" * 3000 + 'Action: {"action": "a", "action_input": 1}'
     (action,) = of_kind(feed(text)[0], "action")
     assert action.name == "a"

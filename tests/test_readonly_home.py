@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from closeout.testing import ScriptedClient, Turn
 
 # To root permissions mean nothing while it has these two capabilities; a program that it starts can be left without.
 BOUND = """
+import asyncio
 import ctypes, os, sys
 if os.getuid() == 0 and sys.platform == "linux":
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -61,14 +63,14 @@ def state(home: Path) -> dict[str, tuple[bytes, int]]:
 
 def begun(home: Path, run_id: str = "one") -> Journal:
     """A run under way, with one reply on disk that only the log has."""
-    journal = Journal.start(open_store(home), ev.RunStarted("main", "Wie hoch?"), "scripted:m", run_id)
+    journal = Journal.start(open_store(home), ev.RunStarted("main", "Wie hoch?"), "scripted:m", run_id=run_id)
     journal.append(ev.ModelReplied.of("main", 0, ModelReply("a" * 2000, usage=Usage(10, 2, requests=1)), 1.0))
     journal.flush()
     return journal
 
 
 def test_runs_are_listed_shown_and_exported_as_anywhere_and_nothing_is_written(home: Path) -> None:
-    begun(home).end(ev.RunEnded("main", "answered", "answered", "42"))
+    asyncio.run(begun(home).end(ev.RunEnded("main", "answered", "answered", answer="42")))
     close_stores()
     commands = (("runs",), ("runs", "--json"), ("runs", "one"), ("runs", "one", "--json"))
     usual = [closeout(home, *command) for command in commands]
@@ -134,7 +136,7 @@ def test_a_log_that_cannot_be_read_is_not_left_out_silently(home: Path, tmp_path
 
 
 @pytest.mark.parametrize("home_is", ["absent", "empty", "with an empty file"])
-def test_where_there_is_nothing_there_are_no_runs_and_nothing_is_made(home_is: str, home: Path) -> None:
+def test_an_empty_home_has_no_runs_and_nothing_is_created(home_is: str, home: Path) -> None:
     home.mkdir()
     if home_is == "with an empty file":
         (home / "journal.sqlite3").touch()
@@ -148,14 +150,14 @@ def test_where_there_is_nothing_there_are_no_runs_and_nothing_is_made(home_is: s
 
 
 def test_a_folder_that_may_not_be_looked_into_is_named(home: Path) -> None:
-    begun(home).end(ev.RunEnded("main", "answered", "answered", "42"))
+    asyncio.run(begun(home).end(ev.RunEnded("main", "answered", "answered", answer="42")))
     home.chmod(0o000)
     try:
         done = closeout(home, "runs")
     finally:
         home.chmod(0o755)
     assert "Permission denied" in done.sentence
-    assert done.sentence.endswith("Set CLOSEOUT_HOME to one you own.")
+    assert done.sentence.endswith("Set CLOSEOUT_HOME to a folder you own.")
 
 
 @pytest.mark.parametrize("left_by", ["a run that ended", "a crash"])
@@ -164,7 +166,7 @@ def test_what_must_write_says_where_it_cannot(left_by: str, home: Path, tmp_path
     if left_by == "a crash":
         home = Path(shutil.copytree(home, tmp_path / "left"))
     else:
-        journal.end(ev.RunEnded("main", "answered", "answered", "42"))
+        asyncio.run(journal.end(ev.RunEnded("main", "answered", "answered", answer="42")))
         close_stores()
     with sealed(home):
         run = closeout(home, "run", "Q", "-m", "openai:m", "--base-url", "http://127.0.0.1:9/v1")

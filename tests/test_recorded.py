@@ -35,14 +35,14 @@ def agent(*script: Any, **options: Any) -> Agent:
     return Agent(ScriptedClient(script), settings.pop("tools", [look]), **settings)
 
 
-TURNS = (say(""), Turn("I look.", calls=[call("look", key="a"), call("look", keys="bb")]), answer("3"))
+TURNS = (say(""), Turn("I look.", calls=[call("look", key="a"), call("look", Key="bb")]), answer("3"))
 
 
 # ------------------------------------------------------------------------------------------------ following
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_the_agent_that_made_a_record_follows_it_without_a_model(dialect: str) -> None:
+async def test_an_unchanged_agent_follows_its_record_without_a_model(dialect: str) -> None:
     first = await agent(*TURNS, dialect=dialect).run("What?")
     silent = agent(dialect=dialect)
     result = await recorded(first.run_id).follow(silent)
@@ -65,10 +65,18 @@ async def test_an_agent_that_would_stop_earlier_departs() -> None:
         await recorded(first.run_id).follow(agent(max_turns=1))
 
 
-async def test_another_answer_contract_is_a_departure_at_the_end() -> None:
+async def test_another_answer_contract_departs_at_the_end() -> None:
     class Shouting:
+        finish_prefix = "\\boxed{"
+
         def instruction(self) -> str:
             return original.instruction()
+
+        def finishing(self) -> str:
+            return original.finishing()
+
+        def constraint(self) -> None:
+            return None
 
         def read(self, text: str) -> Any:
             from dataclasses import replace
@@ -84,7 +92,7 @@ async def test_another_answer_contract_is_a_departure_at_the_end() -> None:
         await recorded(first.run_id).follow(agent(answer=Shouting()))
 
 
-async def test_a_run_that_broke_off_is_followed_to_where_its_record_ends() -> None:
+async def test_an_interrupted_run_is_followed_to_the_end_of_its_record() -> None:
     first = await agent(call("look", key="a"), RateLimited("down")).run("What?")
     assert first.status == "failed"
     await recorded(first.run_id).follow(agent())
@@ -116,7 +124,7 @@ async def test_a_record_with_sub_agents_and_files_is_followed(tmp_path: Path) ->
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_recorded_model_says_again_what_it_said(dialect: str, stream: bool) -> None:
+async def test_the_recorded_model_repeats_its_replies(dialect: str, stream: bool) -> None:
     first = await agent(*TURNS, dialect=dialect, stream=stream).run("What?")
     client = recorded(first.run_id).client(strict=True)
     again = await Agent(client, [look], name="x", stream=stream).run("What?")
@@ -124,7 +132,7 @@ async def test_the_recorded_model_says_again_what_it_said(dialect: str, stream: 
     assert len(client.requests) == first.usage.requests
 
 
-async def test_the_recorded_model_takes_other_tool_results_unless_strict() -> None:
+async def test_the_recorded_model_accepts_other_tool_results_unless_strict() -> None:
     first = await agent(call("look", key="a"), answer("1")).run("What?")
     record = recorded(first.run_id)
     result = await Agent(record.client(), [look_otherwise], name="x").run("What?")
@@ -152,14 +160,14 @@ async def test_agents_of_one_run_share_the_recorded_model() -> None:
     assert len(client.requests) == 6
 
 
-async def test_failures_are_played_too_and_after_the_end_there_is_nothing() -> None:
+async def test_failures_are_repeated_too_and_a_request_after_the_end_is_an_error() -> None:
     first = await agent(RateLimited("slow down", status=429)).run("What?")
     client = recorded(first.run_id).client()
     assert isinstance(client, RecordedClient)
     request = ModelRequest(messages=[Message(role="user", content="What?")])
     with pytest.raises(RateLimited, match="slow down"):
         await client.complete(request)
-    with pytest.raises(AssertionError, match="holds no reply to request 2"):
+    with pytest.raises(AssertionError, match="no recorded reply to request 2"):
         await client.complete(request)
 
 
@@ -194,16 +202,16 @@ async def test_a_home_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "says"),
     [
-        ("", JournalDamaged, "holds no run"),
-        ("not json\n", JournalDamaged, "line 1 cannot be read"),
-        ('{"a": 1}\n', JournalDamaged, "is no exported run"),
+        ("", JournalDamaged, "contains no events"),
+        ("not json\n", JournalDamaged, "cannot read line 1"),
+        ('{"a": 1}\n', JournalDamaged, "is not an exported run"),
         ('{"format": "closeout-run", "version": 99, "run_id": "r"}\n', JournalError, "newer Closeout"),
         ('{"format": "closeout-run", "version": 1, "run_id": "r"}\n{"seq": 0}\n', JournalDamaged, "line 2"),
         ("[" * 100_000, JournalDamaged, "line 1"),
-        (b"\xff\xfe\x00", JournalDamaged, "cannot be read"),
+        (b"\xff\xfe\x00", JournalDamaged, "cannot read"),
     ],
 )
-def test_a_file_that_is_no_run_is_a_clear_error(
+def test_a_file_that_is_not_an_exported_run_is_an_error(
     content: str | bytes, error: type[Exception], says: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.jsonl"
@@ -213,6 +221,6 @@ def test_a_file_that_is_no_run_is_a_clear_error(
 
 
 @pytest.mark.parametrize("name", ["gone.jsonl", "runs/gone", Path("gone")])
-def test_a_file_that_is_not_there_is_not_taken_for_a_run(name: Any) -> None:
-    with pytest.raises(UsageError, match="There is no file"):
+def test_a_missing_file_is_not_taken_for_a_run_id(name: Any) -> None:
+    with pytest.raises(UsageError, match="No such file"):
         recorded(name)

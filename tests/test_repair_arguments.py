@@ -1,9 +1,10 @@
-"""Arguments against a tool's schema: near-misses are put right and named, all else gets one exact sentence."""
+"""Arguments against a tool's schema: near-misses are repaired and named, everything else gets one exact sentence."""
 
 from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 import jsonschema_rs
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from closeout.errors import ToolDefinitionError
 from closeout.repair import RepairedArguments, SchemaRules, repair_arguments
-from closeout.repair.argument_types import Fitting
+from closeout.repair.fitting import Fitting
 
 SEARCH: dict[str, Any] = {
     "type": "object",
@@ -57,7 +58,7 @@ def kinds(repaired: RepairedArguments) -> list[str]:
         ({"Q": "x"}, {"q": "x"}, "argument_case"),
         ({"q": "x", "filter": {"max-age": 3}}, {"q": "x", "filter": {"maxAge": 3}}, "argument_case"),
         ({"q": "x", "tag": ["a"]}, {"q": "x", "tags": ["a"]}, "argument_spelling"),
-        ({"query": "x"}, {"q": "x"}, "argument_leftover"),
+        ({"query": "x"}, {"q": "x"}, "argument_synonym"),
         ({"q": "x", "colour": "red"}, {"q": "x"}, "argument_dropped"),
         ({"arguments": {"q": "x"}}, {"q": "x"}, "unwrapped"),
         ({"name": "search", "arguments": '{"q": "x"}'}, {"q": "x"}, "unwrapped"),
@@ -85,7 +86,7 @@ def kinds(repaired: RepairedArguments) -> list[str]:
         # enums and nulls
         ({"q": "x", "gl": "US"}, {"q": "x", "gl": "us"}, "enum_case"),
         ({"q": "x", "gl": "united_kingdom"}, {"q": "x", "gl": "United Kingdom"}, "enum_case"),
-        ({"q": "x", "gl": "Untied Kingdom"}, {"q": "x", "gl": "United Kingdom"}, "enum_spelling"),
+        ({"q": "x", "gl": "United Kingodm"}, {"q": "x", "gl": "United Kingdom"}, "enum_spelling"),
         ({"q": "x", "num": None}, {"q": "x"}, "null_dropped"),
         ({"q": "x", "num": "None"}, {"q": "x"}, "null_dropped"),
         # what is no object
@@ -147,6 +148,110 @@ def test_the_leftover_argument_must_have_the_right_type() -> None:
     assert not repair_arguments({"limit": "three"}, schema).ok
 
 
+OPPOSITES = [
+    ("lock", "unlock"),
+    ("min_price", "max_price"),
+    ("start_date", "end_date"),
+    ("user_id", "user_ip"),
+    ("temp_celsius", "temp_fahrenheit"),
+    ("include_tags", "exclude_tags"),
+    ("file_v1", "file_v2"),
+    ("latitude", "altitude"),
+    ("before", "after"),
+    ("nitrate", "nitrite"),
+]
+
+
+@pytest.mark.parametrize("slips", [True, False])
+@pytest.mark.parametrize(("wanted", "written"), [*OPPOSITES, *((b, a) for a, b in OPPOSITES)])
+def test_an_argument_of_another_meaning_is_refused_whether_required_or_optional(
+    wanted: str, written: str, slips: bool
+) -> None:
+    needed = {"type": "object", "properties": {wanted: {"type": "string"}}, "required": [wanted]}
+    assert not repair_arguments({written: "x"}, needed, slips=slips).ok
+    optional = {"type": "object", "properties": {wanted: {}}, "additionalProperties": False}
+    assert not repair_arguments({written: "x"}, optional, slips=slips).ok or not any(
+        word in wanted for word in written.split("_")
+    )
+
+
+@pytest.mark.parametrize(
+    ("allowed", "written"),
+    [
+        (["asc"], "desc"),
+        (["descending"], "ascending"),
+        (["A+", "B+"], "A-"),
+        (["1m", "5m"], "1M"),
+        (["M", "F"], "m"),
+        (["-created"], "created"),
+        (["v1.5"], "v15"),
+        ([">=", "<="], ">"),
+        (["Gambia"], "Zambia"),
+        (["C", "C++"], "C#"),
+        (["enabled"], "disabled"),
+        ([1, 2], "-1"),
+    ],
+)
+def test_an_enum_value_of_another_meaning_is_refused(allowed: list[Any], written: str) -> None:
+    schema = {"type": "object", "properties": {"it": {"enum": allowed}}, "required": ["it"]}
+    assert not repair_arguments({"it": written}, schema).ok
+
+
+def test_slips_can_be_switched_off() -> None:
+    schema = {"type": "object", "properties": {"destination": {"enum": ["berlin"]}}, "required": ["destination"]}
+    assert repair_arguments({"destinatoin": "Berlin"}, schema).arguments == {"destination": "berlin"}
+    assert repair_arguments({"Destination": "Berlin"}, schema, slips=False).ok
+    assert not repair_arguments({"destinatoin": "berlin"}, schema, slips=False).ok
+    assert not repair_arguments({"destination": "berlni"}, schema, slips=False).ok
+
+
+def test_an_unknown_argument_that_resembles_a_parameter_is_not_dropped() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"q": {"type": "string"}, "max_price": {"type": "number"}},
+        "required": ["q"],
+        "additionalProperties": False,
+    }
+    refused = repair_arguments({"q": "x", "min_price": 5}, schema)
+    assert refused.errors == ('The arguments may not have "min_price"; there is only "q", "max_price".',)
+    assert repair_arguments({"q": "x", "min_price": None}, schema).ok
+    assert repair_arguments({"q": "x", "mood": "good"}, schema).ok
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "wanted"),
+    [
+        ("00501", "string", "00501"),
+        ("-00", "string", "-00"),
+        ("00.5", "string", "00.5"),
+        ("1e5", "string", "1e5"),
+        ("true", "string", "true"),
+        ("5", "integer", 5),
+        ("007", "integer", 7),
+        ("true", "boolean", True),
+        ('"quoted"', "string", "quoted"),
+        ("00.5", "boolean", None),
+        ("--5", "integer", None),
+    ],
+)
+def test_a_bare_scalar_is_the_only_argument_as_it_is_written_or_refused(text: str, kind: str, wanted: Any) -> None:
+    schema = {"type": "object", "properties": {"it": {"type": kind}}, "required": ["it"]}
+    repaired = repair_arguments(text, schema)
+    if wanted is None:
+        assert not repaired.ok
+    else:
+        assert repaired.arguments == {"it": wanted}
+
+
+def test_a_call_with_a_million_arguments_is_refused_at_once_and_the_limit_is_named() -> None:
+    many = {str(number): number for number in range(1_000_000)}
+    began = time.process_time()
+    assert "at most 10,000 arguments, got 1,000,000" in repair_arguments(many, {"type": "object"}).errors[0]
+    assert time.process_time() - began < 2
+    text = json.dumps({str(number): number for number in range(20_000)})
+    assert "at most 10,000 arguments, got 20,000" in repair_arguments(text, {"type": "object"}).errors[0]
+
+
 def test_unknown_arguments_are_refused_instead_of_dropped_when_asked() -> None:
     repaired = repair_arguments({"q": "x", "dry_run": True}, SEARCH, drop_unknown=False)
     assert "dry_run" in repaired.errors[0]
@@ -175,7 +280,7 @@ def test_plain_code_for_a_tool_with_one_parameter_is_not_read_as_json() -> None:
         ({"q": "x", "page": "two"}, 'Argument "page" must be integer|null, not "two".'),
     ],
 )
-def test_what_cannot_be_put_right_gets_one_exact_sentence(given_: Any, sentence: str) -> None:
+def test_arguments_that_cannot_be_repaired_get_one_exact_sentence(given_: Any, sentence: str) -> None:
     assert repair_arguments(given_, SEARCH) == (given_, (), (sentence,))
 
 
@@ -195,8 +300,8 @@ def test_a_text_that_was_cut_off_is_not_made_a_call() -> None:
     assert "cut off" in repaired.errors[0]
 
 
-def test_a_schema_that_is_none_is_an_error_that_says_so() -> None:
-    with pytest.raises(ToolDefinitionError, match="no JSON Schema"):
+def test_an_invalid_schema_is_an_error_that_says_so() -> None:
+    with pytest.raises(ToolDefinitionError, match="not a JSON Schema"):
         repair_arguments({}, {"type": "strng"})
     with pytest.raises(ToolDefinitionError, match=r"example\.com"):
         repair_arguments({}, {"$ref": "https://example.com/schema.json"})
@@ -302,6 +407,20 @@ def test_what_comes_back_without_errors_validates_and_valid_calls_are_untouched(
         assert repaired.repairs == ()
     elif repaired.ok:
         assert repaired.repairs or json.loads(call) == repaired.arguments
+
+
+bare_scalars = (
+    st.from_regex(r"[+-]?[0-9]{1,6}(\.[0-9]{0,3})?(e[0-9])?", fullmatch=True)
+    | st.from_regex(r"[\"'0-9a-z.:,+ -]{1,12}", fullmatch=True)
+    | st.sampled_from(["null", "None", "true", "NaN", "-Infinity", "''", '"', "0x1F", "1_000", "٣", "\ud800"])
+)
+
+
+@given(bare_scalars, schemas, st.booleans())
+@settings(max_examples=600)
+def test_a_bare_scalar_ends_as_a_valid_call_or_a_refusal(text: str, schema: dict[str, Any], truncated: bool) -> None:
+    repaired = repair_arguments(text, schema, truncated=truncated)
+    assert is_valid(repaired.arguments, schema) if repaired.ok else repaired.arguments is text
 
 
 plain_schemas = st.builds(

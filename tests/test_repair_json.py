@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closeout.repair import json_scan
-from closeout.repair.json_text import MAX_REPAIRED, RepairedJson, repair_json
+from closeout.parsing import json_text
+from closeout.parsing.json_text import MAX_REPAIRED, RepairedJson, repair_json
 
 CASES = [
     json.loads(line) for line in (Path(__file__).parent / "data/json_repair.jsonl").read_text("utf-8").splitlines()
@@ -72,7 +72,7 @@ def kinds(read: RepairedJson) -> list[str]:
         ("{'a': (1, 2)}", {"a": [1, 2]}, "json_repair"),
     ],
 )
-def test_what_models_get_wrong_is_put_right_and_named(text: str, value: Any, kind: str) -> None:
+def test_common_mistakes_are_repaired_and_named(text: str, value: Any, kind: str) -> None:
     read = repair_json(text)
     assert read.error is None
     assert read.value == value
@@ -86,7 +86,7 @@ def test_the_cases_of_jsonrepair_that_we_share(case: dict[str, Any]) -> None:
     assert (read.repairs == ()) == case["valid"] or "byte" in kinds(read)
 
 
-def test_a_repair_says_where_and_what_stood_there() -> None:
+def test_a_repair_names_the_place_and_the_old_text() -> None:
     (repair,) = repair_json('{"a": 1, "b": 2,}').repairs
     assert (repair.kind, repair.where) == ("trailing_comma", "character 15")
     assert '"b": 2,}' in repair.before
@@ -113,7 +113,7 @@ def test_a_result_unpacks_and_reads_by_name() -> None:
     "text",
     ["", "   ", "hello world", '{"a", "b": 1}', "<|call|>"],
 )
-def test_what_is_no_json_is_an_error_that_says_why(text: str) -> None:
+def test_invalid_json_is_an_error_that_says_why(text: str) -> None:
     read = repair_json(text)
     assert read.value is None
     assert read.error
@@ -202,14 +202,14 @@ HOSTILE = [
 def test_effort_is_bounded_on_64_kb_of_anything(piece: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time is not asserted; the steps that take it are: each reads on in the text and none looks far ahead."""
     steps = 0
-    spend = json_scan.Effort.spend
+    spend = json_text.Effort.spend
 
-    def counted(effort: json_scan.Effort, position: int) -> None:
+    def counted(effort: json_text.Effort, position: int) -> None:
         nonlocal steps
         steps += 1
         spend(effort, position)
 
-    monkeypatch.setattr(json_scan.Effort, "spend", counted)
+    monkeypatch.setattr(json_text.Effort, "spend", counted)
     read = repair_json((start + piece * 65_536)[:65_536])
     assert read.ok or read.error
     assert steps <= 2 * 3_001
@@ -221,3 +221,54 @@ def test_ten_megabytes_and_deep_nesting_come_back_as_errors() -> None:
     assert repair_json("[" * 100_000).error
     assert repair_json('{"a":' * 5_000).error
     assert repair_json('{"a": "' + "x" * 500_000).value == {"a": "x" * 500_000}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('["a" "b" "c"]', ["a", "b", "c"]),
+        ('{"tags": ["a" "b" "c" "d"]}', {"tags": ["a", "b", "c", "d"]}),
+        ("[1 2 3]", [1, 2, 3]),
+        ('{"a": Null, "b": NULL, "c": fALSE}', {"a": None, "b": None, "c": False}),
+        ("Null", None),
+        ('{""a"":""b""}', {"a": "b"}),
+        ('[{""a"": 1, ""b"": """"}]', [{"a": 1, "b": ""}]),
+        ('{"a": 0x1F}', {"a": 31}),
+    ],
+)
+def test_what_has_one_reading_is_repaired(text: str, value: object) -> None:
+    read = repair_json(text)
+
+    assert (read.value, read.error) == (value, None)
+    assert read.repairs
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'x' + 'y'",
+        '{"a": "x" + "y"}',
+        '{"a": "x" "y"}',
+        '{"a": "x" , "y"}',
+        "['x' 'y']",
+        "[“x” “y”]",
+        '{"a":""b""}',
+        '{"foo"',
+        "{foo}",
+        '{"a", "b"}',
+        '{"a": none}',
+        '{"a": nil}',
+        '{"a": tru',
+        '{"a": "x\\u00',
+        '{"a": 1, "a": 2,}',
+        '{"a": {"b": 1, "b": 2},}',
+        '{"a": 1,000}',
+        '{"a": "b", c}',
+        '{"a": 1;"b":2}',
+    ],
+)
+def test_what_has_two_readings_is_refused_with_the_reason(text: str) -> None:
+    read = repair_json(text)
+
+    assert read.value is None
+    assert read.error

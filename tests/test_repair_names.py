@@ -1,4 +1,4 @@
-"""The tool that a model meant: namespaces, separators, spelling; and what it is told when there is none."""
+"""The tool that a model meant: case, separators, namespaces, typing slips; and the message when there is none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from closeout.repair import resolve_tool_name
 QUERY = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"], "additionalProperties": False}
 URL = {"type": "object", "properties": {"url": {"type": "string"}, "n": {"type": "integer"}}, "required": ["url", "n"]}
 TOOLS = (
-    ToolSpec("google_search", "", QUERY, "search-server"),
-    ToolSpec("scrape_website", "", URL, "web"),
+    ToolSpec("google_search", "", QUERY, server_name="search-server"),
+    ToolSpec("scrape_website", "", URL, server_name="web"),
     ToolSpec("delete_file", "", {"type": "object"}, policy=ToolPolicy(destructive=True)),
 )
 
@@ -53,22 +53,86 @@ def test_namespaces_case_and_separators_come_off(name: str) -> None:
     assert [(repair.kind, repair.after) for repair in repairs] == [("tool_name", "google_search")]
 
 
-def test_a_close_name_counts_only_if_its_schema_takes_the_arguments() -> None:
+def test_a_typing_slip_counts_only_if_the_tool_takes_the_arguments() -> None:
     assert resolved("google_serach", {"q": "x"}) == "google_search"
-    assert resolved("search_google", {"query": "x"}) == "google_search"
-    assert resolved("scrape_websites", {"url": "u", "n": "3"}) == "scrape_website"
-    assert resolved("scrape_websites", {"path": "u"}) is None
+    assert resolved("functions.googleSerach", {"query": "x"}) == "google_search"
+    assert resolved("scrape_webiste", {"url": "u", "n": "3"}) == "scrape_website"
+    assert resolved("scrape_webiste", {"path": "u"}) is None
 
 
-def test_a_destructive_tool_is_never_chosen_by_likeness() -> None:
-    found = resolve_tool_name("delete_files", TOOLS, {})
-    assert found.spec is None
-    assert 'did you mean "delete_file"?' in found.message
+@pytest.mark.parametrize("name", ["search_google", "scrape_websites", "google_research", "google", "goggle_saerch"])
+def test_swapped_added_and_missing_words_and_two_slips_are_refused(name: str) -> None:
+    assert resolved(name, {"q": "x"}) is None
+    assert resolved(name, {"url": "u", "n": 3}) is None
+
+
+NEVER = [
+    ("unlock_door", "lock_door"),
+    ("export_data", "import_data"),
+    ("disable_user", "enable_user"),
+    ("read_mail", "send_mail"),
+    ("turn_off", "turn_on"),
+    ("turnoff", "turnon"),
+    ("mute", "unmute"),
+    ("decrypt", "encrypt"),
+    ("upload", "download"),
+    ("list_v1", "list_v2"),
+    ("get_user_by_id", "get_user_by_ip"),
+    ("current_date", "current_time"),
+    ("undelete_file", "delete_file"),
+    ("start_job", "restart_job"),
+    ("close_issue", "clone_issue"),
+    ("ascending_sort", "descending_sort"),
+    ("get_latitude", "get_altitude"),
+    ("get_nitrate", "get_nitrite"),
+    ("kilobytes", "kibibytes"),
+    ("get_user", "get_users"),
+    ("getuser", "setuser"),
+    ("percentage", "percentile"),
+    ("run_v1.5", "run_v15"),
+    ("delete_files(all)", "delete_files"),
+    ("widget_frobs", "widget_frob"),
+    ("send_to_all", "send_total"),
+]
+
+
+@pytest.mark.parametrize(("written", "name"), [*NEVER, *((b, a) for a, b in NEVER if "(" not in a)])
+def test_a_name_of_another_meaning_never_runs_even_the_only_tool(written: str, name: str) -> None:
+    tool = ToolSpec(name, "", {"type": "object", "properties": {}})
+    assert resolve_tool_name(written, [tool], {}).spec is None
+    assert resolve_tool_name(f"functions.{written}", [tool, TOOLS[0]], {}).spec is None
+
+
+@pytest.mark.parametrize("policy", [ToolPolicy(destructive=True), ToolPolicy(effects_known=False)])
+def test_a_tool_that_may_destroy_is_found_by_case_and_namespace_but_never_by_a_slip(policy: ToolPolicy) -> None:
+    tools = [ToolSpec("delete_account", "", {"type": "object"}, server_name="prod", policy=policy)]
+    for name in ("deleteAccount", "functions.delete-account", "prod.delete_account", "mcp__prod__delete_account"):
+        assert resolve_tool_name(name, tools, {}).spec is tools[0]
+    for name in ("delete_acocunt", "staging.delete_account"):
+        found = resolve_tool_name(name, tools, {})
+        assert found.spec is None
+        assert 'did you mean "delete_account"?' in found.message
+
+
+def test_another_server_that_exists_is_not_a_namespace_to_drop() -> None:
+    tools = [
+        ToolSpec("drop", server_name="prod", policy=ToolPolicy(destructive=True)),
+        ToolSpec("list", server_name="staging"),
+    ]
+    assert resolve_tool_name("drop", tools, {}, "staging").spec is None
+    assert resolve_tool_name("staging.drop", tools, {}).spec is None
+    assert resolve_tool_name("prod.list", tools, {}).spec is None
+    assert resolve_tool_name("drop", tools, {}, "Prod").spec is tools[0]
+
+
+def test_two_tools_that_may_be_meant_are_neither() -> None:
+    tools = [ToolSpec("read_marker"), ToolSpec("read_market")]
+    assert resolve_tool_name("read_markep", tools, {}).spec is None
 
 
 def test_the_message_lists_what_exists() -> None:
     assert resolve_tool_name("bing", TOOLS).message == (
-        'There is no tool "bing". Available tools: delete_file, google_search, scrape_website.'
+        'No tool is named "bing". Available tools: delete_file, google_search, scrape_website.'
     )
     many = [ToolSpec(f"tool_{number:03}") for number in range(50)]
     assert "and 30 more" in resolve_tool_name("bing", many).message

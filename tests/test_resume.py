@@ -18,12 +18,12 @@ import pytest
 from closeout import Agent, RunResult, StreamHandler, tool
 from closeout.errors import JournalLocked
 from closeout.journal import events as ev
-from closeout.journal.ledger import Ledger
 from closeout.journal.store import close_stores, open_store
+from closeout.journal.totals import RunTotals
 from closeout.messages import Usage
-from closeout.orchestrator.run import replay
+from closeout.run.lifecycle import replay_run
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once
-from journal_file import store_events, stored_events
+from journal_file import as_if_killed, store_events, stored_events
 
 TURNS = 6
 
@@ -82,7 +82,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kill -9 is what POSIX systems call it")
 @pytest.mark.parametrize("after", [1, 6, 13, 22])
-async def test_a_batch_that_is_killed_is_led_on_run_by_run(home: Path, after: int) -> None:
+async def test_a_killed_batch_is_resumed_run_by_run(home: Path, after: int) -> None:
     command = [sys.executable, "-c", BATCH, str(home), str(Path(__file__).parent), str(after)]
     killed = await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -101,12 +101,13 @@ async def test_a_batch_that_is_killed_is_led_on_run_by_run(home: Path, after: in
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5, 9, 14, 20])
-async def test_a_record_that_lost_its_last_rows_is_led_on_to_the_same_end(home: Path, lost: int) -> None:
+async def test_a_record_without_its_last_rows_is_resumed_to_the_same_end(home: Path, lost: int) -> None:
     first = await make_agent(home).run("Do a", run_id="run")
     whole = kinds(events_of(home, "run"))
     close_stores()
     events = stored_events(home)
     store_events(home, {place: events[place] for place in list(events)[:-lost]})
+    as_if_killed(home)
     ran: list[str] = []
     again = await make_agent(home, ran).resume("run")
     assert (again.answer, again.turns, again.usage.total_tokens) == (
@@ -139,7 +140,7 @@ async def test_a_run_that_is_being_led_cannot_be_resumed_by_another_process_or_t
         process.start()
         refused.append(await asyncio.to_thread(answers.get, timeout=60))
         await asyncio.to_thread(process.join)
-        with pytest.raises(JournalLocked, match="being led right now"):
+        with pytest.raises(JournalLocked, match="being executed right now"):
             await make_agent(home).resume("held", despite_changes=True)
 
     @tool
@@ -151,7 +152,7 @@ async def test_a_run_that_is_being_led_cannot_be_resumed_by_another_process_or_t
     client = ScriptedClient([call("wait", key="a"), answer("42")])
     result = await Agent(client, [wait], home=home).run("What?", run_id="held")
     assert result.answer == "42"
-    assert refused[0].startswith("refused: Run held is being led right now")
+    assert refused[0].startswith("refused: Run held is being executed right now")
 
 
 async def test_a_resume_of_a_resume_is_a_resume(home: Path) -> None:
@@ -174,7 +175,7 @@ async def test_a_replay_of_the_same_agent_asks_nothing_and_departs_nowhere(home:
     first, rows = await recorded(home)
     ran: list[str] = []
     agent = make_agent(home, ran)
-    result, departure = await replay(agent.plan(), "run", rows)
+    result, departure = await replay_run(agent.plan(), "run", rows)
     assert (result.answer, result.usage, result.turns, departure) == (first.answer, first.usage, first.turns, "")
     client = agent.plan().client
     assert isinstance(client, ScriptedClient)
@@ -184,18 +185,18 @@ async def test_a_replay_of_the_same_agent_asks_nothing_and_departs_nowhere(home:
 
 async def test_a_replay_says_where_a_changed_agent_first_departs(home: Path) -> None:
     _, rows = await recorded(home)
-    _, departure = await replay(make_agent(home, instructions="Be brief.").plan(), "run", rows)
+    _, departure = await replay_run(make_agent(home, instructions="Be brief.").plan(), "run", rows)
     assert departure.startswith("main: ModelRequested 0: ")
-    _, departure = await replay(make_agent(home, keep_tool_result=1, max_turns=3).plan(), "run", rows)
+    _, departure = await replay_run(make_agent(home, keep_tool_result=1, max_turns=3).plan(), "run", rows)
     assert departure.startswith("main: "), departure
-    result, departure = await replay(make_agent(home, max_turns=3).plan(), "run", rows)
-    assert departure == "main: ModelRequested 3: turn was '3', now '2'", "its closing turn comes sooner"
+    result, departure = await replay_run(make_agent(home, max_turns=3).plan(), "run", rows)
+    assert departure == "main: ModelRequested 3: purpose was 'act', now 'close'", "its closing turn comes sooner"
     assert result.status in ("answered", "unanswered", "failed")
 
 
 async def test_a_record_of_half_a_run_replays_as_far_as_it_goes(home: Path) -> None:
     _, rows = await recorded(home)
-    result, _ = await replay(make_agent(home).plan(), "run", rows[: len(rows) // 2])
+    result, _ = await replay_run(make_agent(home).plan(), "run", rows[: len(rows) // 2])
     assert (result.status, result.stop_reason) == ("failed", "journal_failed")
     assert "The record of run run ends here" in result.error
 
@@ -207,7 +208,7 @@ COUNT = """
 import asyncio, gc, json, sys, tracemalloc
 from pathlib import Path
 from closeout import Agent, tool
-from closeout.llm.base import BaseClient
+from closeout.models.base import BaseClient
 from closeout.messages import ModelReply, ToolCall, Usage
 
 class Endless(BaseClient):
@@ -277,7 +278,7 @@ def test_a_thousand_turns_take_ten_times_the_steps_and_memory_of_a_hundred(home:
 
 def billed(home: Path) -> Usage:
     """What the record says that the run has cost."""
-    return Ledger(events_of(home, "run")).usage
+    return RunTotals(events_of(home, "run")).usage
 
 
 async def cancelled(agent: Agent, start: Callable[[Agent], Any]) -> None:
@@ -286,7 +287,7 @@ async def cancelled(agent: Agent, start: Callable[[Agent], Any]) -> None:
             await start(agent)
 
 
-async def test_a_request_that_was_cancelled_is_on_the_runs_bill_however_often_it_is_resumed(home: Path) -> None:
+async def test_a_cancelled_request_counts_once_however_often_the_run_is_resumed(home: Path) -> None:
     first = await make_agent(home / "other").run("Do a")
     hang = [once("hang", at=2)]
     await cancelled(make_agent(home, misbehave=hang), lambda agent: agent.run("Do a", run_id="run"))
@@ -302,7 +303,7 @@ async def test_a_request_that_was_cancelled_is_on_the_runs_bill_however_often_it
     assert resumed.usage.total_tokens > first.usage.total_tokens
 
 
-async def test_a_request_that_failed_for_good_is_on_the_bill_of_the_run_that_goes_on(home: Path) -> None:
+async def test_a_permanently_failed_request_counts_in_the_resumed_run(home: Path) -> None:
     first = await make_agent(home / "other").run("Do a")
     failed = await make_agent(home, misbehave=once("server_error", at=2, times=9)).run("Do a", run_id="run")
     assert (failed.status, failed.usage.requests) == ("failed", 2)
@@ -333,7 +334,7 @@ async def test_a_watcher_hears_of_every_try_in_pairs(home: Path) -> None:
     assert told == ["start_of_llm", "end_of_llm"] * (TURNS + 2)
 
 
-async def test_a_cancelled_sub_agents_request_is_on_the_bill_too(home: Path) -> None:
+async def test_a_cancelled_sub_agents_request_counts_too(home: Path) -> None:
     def agent(misbehave: Any = ()) -> Agent:
         clerk = Agent(ScriptedClient([answer("42")], misbehave=misbehave))
 

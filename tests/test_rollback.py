@@ -10,8 +10,7 @@ import pytest
 from closeout import Agent, RunResult, tool
 from closeout.journal import events as ev
 from closeout.messages import ModelRequest
-from closeout.orchestrator.review import RollBack
-from closeout.orchestrator.rollback import FAILURES, HOTTEST, RollbackPolicy
+from closeout.run.review import FAILURES, HOTTEST, RollBack, RollbackPolicy
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 
 EMPTY = RollBack("empty", "Your last reply was empty.")
@@ -109,8 +108,8 @@ REPEATED = "I look at it once more, just to be sure of it. " * 60
     [
         (say(""), "empty"),
         (say("   \n "), "empty"),
-        (say("I'm sorry, but I can't help with that."), "refusal"),
-        (say("很抱歉，我无法完成这个任务。".removeprefix("很")), "refusal"),
+        (say("I'm sorry, but I can't help with that."), "no_action"),
+        (say("抱歉，我无法完成这个任务。"), "no_action"),
         (say("Let me search for that."), "no_action"),
         (say(REPEATED), "repeating"),
         (Turn(text=REPEATED, finish_reason="length"), "repeating"),
@@ -120,7 +119,7 @@ REPEATED = "I look at it once more, just to be sure of it. " * 60
         (call("search", q="first"), "low_quality"),
     ],
 )
-async def test_each_kind_is_taken_back_with_its_reason_and_its_cost(bad: Any, reason: str) -> None:
+async def test_each_kind_is_rolled_back_with_its_reason_and_its_cost(bad: Any, reason: str) -> None:
     result, requests, backs = await run([bad, call("look", key="a"), answer("42")])
     assert (result.answer, result.rollbacks) == ("42", 1)
     assert [back.reason for back in backs] == [reason]
@@ -128,11 +127,11 @@ async def test_each_kind_is_taken_back_with_its_reason_and_its_cost(bad: Any, re
     assert backs[0].change == "hint"
     first, second, third = (list(request.messages) for request in requests[:3])
     assert second[: len(first)] == first, "the hint stands behind the stable prefix"
-    assert len(second) == len(first) + 1
+    assert len(second) == len(first) + (2 if backs[0].draft else 1)
     assert second[-1].text not in "".join(message.text for message in third), "and is dropped once a turn succeeds"
 
 
-async def test_a_duplicate_is_taken_back_told_so_and_allowed_in_the_end() -> None:
+async def test_a_duplicate_is_rolled_back_with_a_hint_and_finally_allowed() -> None:
     result, requests, backs = await run([call("look", key="a")] * 7 + [answer("42")])
     assert result.answer == "42"
     assert [back.reason for back in backs] == ["duplicate"] * 5

@@ -10,9 +10,10 @@ from closeout import (
     FunctionCallAgentRunner,
     tool,
 )
-from closeout.dialects.scratchpad import fit_history
+from closeout.dialects.text_chat import fit_history
 from closeout.errors import UsageError
 from closeout.journal.events import RunEnded, TurnAccepted
+from closeout.messages import Message
 from closeout.testing import ScriptedClient, answer, call
 
 RUNNERS = [CotChatAgentRunner, CotCompletionAgentRunner, FunctionCallAgentRunner]
@@ -68,17 +69,18 @@ def test_a_unit_is_final_without_an_action_or_with_the_final_one():
 
 @pytest.mark.parametrize("kind", [CotChatAgentRunner, CotCompletionAgentRunner])
 def test_the_instruction_prompt_holds_instruction_tools_and_names(kind):
-    made = runner(kind, prompts={"first_prompt": "{{instruction}} | {{tools}} | {{tool_names}}"})
+    later = "{{historic_messages}}{{query}}{{agent_scratchpad}}" if kind is CotCompletionAgentRunner else ""
+    made = runner(kind, prompts={"first_prompt": "{{instruction}} | {{tools}} | {{tool_names}}" + later})
     text = made._organize_instruction_prompt()
     assert text.startswith("Be {{tools}} good. | [")
     assert '"name": "lookup"' in text
-    assert text.endswith("| lookup")
+    assert text.endswith("| lookup" + later)
 
 
 @pytest.mark.parametrize("kind", [CotChatAgentRunner, CotCompletionAgentRunner])
 def test_the_historic_prompt(kind):
     made = runner(kind, history=HISTORY)
-    assert made._organize_historic_prompt() == "Question: Who?\n\nIt was Ada.\n\n"
+    assert made._organize_historic_prompt() == "Question: Who?\n\nFinal Answer: It was Ada.\n\n"
     assert made._organize_historic_prompt([{"role": "user", "content": "Else?"}]) == "Question: Else?\n\n"
 
 
@@ -96,22 +98,24 @@ def test_the_completion_form_is_one_user_message():
 
 
 def test_the_completion_form_fills_a_template_with_all_slots_in_one_pass():
-    template = "{{instruction}}\n{{historic_messages}}Question: {{query}}\n{{agent_scratchpad}}"
+    template = "{{instruction}}{{tools[:0]}}\n{{historic_messages}}Question: {{query}}\n{{agent_scratchpad}}"
     made = prepared(CotCompletionAgentRunner, prompts={"first_prompt": template})
-    assert made._organize_instruction_prompt() == template.replace("{{instruction}}", "Be {{tools}} good.")
+    rest = "\n{{historic_messages}}Question: {{query}}\n{{agent_scratchpad}}"
+    assert made._organize_instruction_prompt() == f"Be {{{{tools}}}} good.{rest}"
     (message,) = made._organize_prompt_messages()
-    assert message["content"].startswith("Be {{tools}} good.\nQuestion: Who?\n\nIt was Ada.\n\nQuestion: Why {{agent")
+    earlier = "Question: Who?\n\nFinal Answer: It was Ada.\n\n"
+    assert message["content"].startswith(f"Be {{{{tools}}}} good.\n{earlier}Question: Why {{{{agent")
 
 
 @pytest.mark.parametrize(
     "template",
     [
-        "{{instruction}}\n{{historic_messages}}\n{{query}}\n{{agent_scratchpad}}\nThought:",
-        "{{instruction}}\n{{historic_messages}}\nQuestion: {{query}}\nThought: {{agent_scratchpad}}\n",
-        "{{instruction}}\n{{historic_messages}}\nQuestion: {{query}}\n{{agent_scratchpad}}",
+        "{{instruction}}{{tools}}\n{{historic_messages}}\n{{query}}\n{{agent_scratchpad}}\nThought:",
+        "{{instruction}}{{tools}}\n{{historic_messages}}\nQuestion: {{query}}\nThought: {{agent_scratchpad}}\n",
+        "{{instruction}}{{tools}}\n{{historic_messages}}\nQuestion: {{query}}\n{{agent_scratchpad}}",
     ],
 )
-def test_label_and_primer_stand_once_whoever_wrote_them(template):
+def test_label_and_primer_occur_once(template):
     made = prepared(CotCompletionAgentRunner, prompts={"first_prompt": template})
     (message,) = made._organize_prompt_messages()
     assert message["content"].count("Question: Why") == 1
@@ -195,7 +199,7 @@ async def test_a_subclass_writes_its_own_prompts():
     assert client.requests[0].prompt == "It's mine: action_input\n(a long story)\nQuestion: What?\nThought:"
 
 
-async def test_a_subclass_builds_on_the_messages_it_is_given():
+async def test_a_subclass_builds_on_the_messages_of_its_base():
     class Own(CotCompletionAgentRunner):
         def _organize_historic_prompt(self, current_session_messages=None):
             messages = self._organize_historic_prompt_messages(current_session_messages)
@@ -217,3 +221,58 @@ def test_the_messages_of_a_historic_prompt_have_two_names(name):
 def test_the_cot_runner_is_a_template_for_others():
     with pytest.raises(TypeError, match="abstract"):
         CotAgentRunner()
+
+
+# ------------------------------------------------------------------------------------------------ overridden methods
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+async def test_the_messages_that_a_subclass_organizes_are_sent(kind):
+    class Own(kind):
+        def _organize_prompt_messages(self):
+            messages = super()._organize_prompt_messages()
+            last = messages[-1]
+            return [*messages[:-1], Message({**last, "content": f"{last['content']} (my own ending)"})]
+
+    client = ScriptedClient([call("lookup", q="it"), answer("42")])
+    made = Own(client, [lookup], "Be brief.", home=False)
+    await play(made, "How much?")
+    assert made.result.answer == "42"
+    for request in client.requests:
+        text = request.prompt or request.messages[-1].text
+        assert text.endswith("(my own ending)")
+        everything = text + str(request.messages) + str(request.tools)
+        for piece in ("Be brief.", "boxed{", "read_result", "How much?"):
+            assert piece in everything, "super() keeps the answer's form and all tools"
+    assert "it is 42" in (client.requests[1].prompt or str(client.requests[1].messages))
+
+
+@pytest.mark.parametrize("kind", [CotChatAgentRunner, CotCompletionAgentRunner])
+async def test_the_instruction_that_a_subclass_organizes_is_sent(kind):
+    class Own(kind):
+        def _organize_instruction_prompt(self):
+            return f"My own beginning. {super()._organize_instruction_prompt()}"
+
+    client = ScriptedClient([call("lookup", q="it"), answer("42")])
+    made = Own(client, [lookup], "Be brief.", home=False)
+    await play(made, "How much?")
+    assert made.result.answer == "42"
+    for request in client.requests:
+        text = request.prompt or request.messages[0].text
+        assert text.startswith("My own beginning.")
+        for piece in ("Be brief.", "boxed{", "read_result", "lookup"):
+            assert piece in text
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+async def test_a_rollback_changes_the_request_of_a_subclass_that_builds_its_own(kind):
+    class Own(kind):
+        def _organize_prompt_messages(self):
+            return [Message(role="user", content=f"{self._query} {len(self._agent_scratchpad)}\nThought:")]
+
+    client = ScriptedClient(["", answer("42")])
+    made = Own(client, [lookup], home=False)
+    await play(made, "How much?")
+    first, second = (request.prompt or str(request.messages) for request in client.requests)
+    assert "How much? 0" in first
+    assert "reply was empty" in second

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from call_writers import WRITERS
-from closeout.dialects.salvage import salvage
 from closeout.messages import ToolSpec
+from closeout.parsing.salvage import salvage
 
 SAMPLES = json.loads((Path(__file__).parent / "data" / "tool_parsers" / "prose.json").read_text(encoding="utf-8"))
 SEARCH = ToolSpec(
@@ -80,7 +80,7 @@ MEANT = {
     "intention in spite of a hedge": f"I cannot recall the times, so I'll search.\n<tool_call>{JSON_CALL}</tool_call>",
     "name in another case": JSON_CALL.replace('"search"', '"Search"'),
     "name with a prefix": f"<tool_call>{JSON_CALL.replace('search', 'functions.search')}</tool_call>",
-    "misspelt name in tags": f"<tool_call>{JSON_CALL.replace('search', 'serach')}</tool_call>",
+    "name with its server": f"<tool_call>{JSON_CALL.replace('search', 'web.search')}</tool_call>",
     "broken json in tags": '<tool_call>{"name": "search", "arguments": {"query": "tides",}}</tool_call>',
     "chinese": f"我来查一下。\n<tool_call>{JSON_CALL}</tool_call>",
     "two": f"<tool_call>{JSON_CALL}</tool_call>\n<tool_call>{JSON_CALL}</tool_call>",
@@ -132,7 +132,7 @@ def test_a_call_that_is_shown_is_not_made(before: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("text", SAMPLES["prose"])
-def test_documentation_tutorials_and_logs_are_no_calls(text: str) -> None:
+def test_documentation_tutorials_and_logs_are_not_calls(text: str) -> None:
     assert salvage(text, tools=MORE_TOOLS) is None
 
 
@@ -159,6 +159,7 @@ ABOUT = {
     "a past failure": f"Earlier this failed:\n<tool_call>{JSON_CALL}</tool_call>",
     "a placeholder": '<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>',
     "a placeholder in brackets": '<tool_call>{"name": "search", "arguments": {"query": "<your query>"}}</tool_call>',
+    "a misspelt name": f"<tool_call>{JSON_CALL.replace('search', 'serach')}</tool_call>",
     "another tool": '<tool_call>{"name": "launch_rocket", "arguments": {"when": "now"}}</tool_call>',
     "bare json of another kind": '{"name": "Ada Lovelace", "parameters": {"born": 1815}}',
     "bare json with foreign keys": '{"name": "search", "arguments": {"colour": "red"}}',
@@ -216,11 +217,11 @@ def test_a_reply_that_was_cut_off_is_never_completed() -> None:
 
 
 def test_the_text_in_front_of_the_call_is_kept_and_the_repairs_are_named() -> None:
-    read = salvage(MEANT["misspelt name in tags"].replace("<tool_call>", "Let me look.\n<tool_call>"), tools=TOOLS)
+    read = salvage(MEANT["name with a prefix"].replace("<tool_call>", "Let me look.\n<tool_call>"), tools=TOOLS)
 
     assert read is not None
     assert read.content == "Let me look."
-    assert [repair.kind for repair in read.repairs] == ["dialect:hermes", "tool_name_spelling"]
+    assert [repair.kind for repair in read.repairs] == ["dialect:hermes"]
 
 
 def test_one_unknown_name_among_several_calls_refuses_all() -> None:
@@ -229,7 +230,7 @@ def test_one_unknown_name_among_several_calls_refuses_all() -> None:
     assert salvage(f"<tool_call>{JSON_CALL}</tool_call>\n{other}", tools=TOOLS) is None
 
 
-def test_tools_may_be_given_in_the_openai_shape() -> None:
+def test_tools_may_have_the_openai_shape() -> None:
     tool = {"type": "function", "function": {"name": "search", "parameters": SEARCH.parameters}}
 
     read = salvage(MEANT["qwen coder"], tools=[tool])

@@ -25,13 +25,14 @@ from closeout.errors import (
     StreamDropped,
     UsageError,
 )
-from closeout.llm.anthropic import AnthropicClient
-from closeout.llm.base import BaseClient, assistant_message
-from closeout.llm.openai import OpenAIClient
-from closeout.llm.retry import RetryPolicy
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelReply, ModelRequest, ToolCall, ToolSpec
+from closeout.models.anthropic import AnthropicClient
+from closeout.models.base import BaseClient, assistant_message
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
 from closeout.testing import (
     MISBEHAVIOURS,
+    NON_ANSWERS,
     Misbehaviour,
     ScriptedClient,
     Turn,
@@ -119,14 +120,14 @@ FINAL, PLAIN = "Thought: I know it now.\nFinal Answer: ", "I know it now.\n\n"
         ("plain", f"I look it up.\n\n{HERMES_CALL}", PLAIN),
     ],
 )
-async def test_a_turn_in_the_dialect_that_the_prompt_teaches(head: str, first: str, closing: str):
+async def test_a_turn_in_the_dialect_that_the_prompt_explains(head: str, first: str, closing: str):
     client = ScriptedClient(SCRIPT)
     assert [(await client.complete(asked(head))).text for _ in range(2)] == [
         first, f"{closing}The answer is \\boxed{{42}}.",
     ]  # fmt: skip
 
 
-async def test_a_prompt_that_ends_in_the_primer_is_gone_on_with():
+async def test_a_reply_continues_a_prompt_that_ends_in_thought():
     prompt = f"{HEADS['react_json']}\nQuestion: k1?\nThought:"
     reply = await ScriptedClient(SCRIPT).complete(ModelRequest(prompt=prompt))
     assert reply.text.startswith(" I look it up.\nAction:")
@@ -140,7 +141,7 @@ async def test_a_dialect_with_one_call_a_reply_gets_a_turns_calls_one_by_one():
     assert [len(reply.tool_calls) for reply in await converse(native, 2)] == [2, 0]
 
 
-async def test_stop_words_cut_where_the_server_knows_them():
+async def test_stop_words_cut_a_reply_if_the_server_knows_them():
     request = ModelRequest(messages=(USER,), stop=("\nObservation:",))
     script = [say("Action: x\nObservation: made up")]
     assert (await ScriptedClient(script).complete(request)).text == "Action: x"
@@ -176,7 +177,7 @@ async def test_after_the_end_an_answer_is_repeated_and_anything_else_is_an_error
     assert [r.text for r in await converse(ScriptedClient([answer("1")]), 3)] == ["The answer is \\boxed{1}."] * 3
     with pytest.raises(PermanentModelError, match="ends after 1 turns"):
         await converse(ScriptedClient([call("f")]), 2)
-    with pytest.raises(TypeError, match="not int"):
+    with pytest.raises(TypeError, match="got int"):
         await ScriptedClient([5]).complete(asked())
 
 
@@ -189,7 +190,7 @@ async def test_a_mapping_has_turns_for_each_question():
         await client.complete(ModelRequest(prompt="k3?"))
 
 
-async def test_conversations_are_told_apart():
+async def test_conversations_are_separate():
     script = [say("first"), say("second")]
     requests = [ModelRequest(messages=(Message(role="user", content=text),)) for text in ("a", "b", "a")]
     by_key, by_question = ScriptedClient([*script, say("third")]), ScriptedClient(script, by="question")
@@ -215,7 +216,7 @@ def test_deltas_add_up_to_the_reply_however_they_are_cut(chunks: list[int]):
     ]
 
 
-async def test_enough_cuts_in_process_too():
+async def test_a_client_can_stop_a_stream_in_process_too():
     reply = await ScriptedClient([say("Action: x and more")], chunks=[9]).complete(asked(), on_delta=lambda _: True)
     assert (reply.text, reply.finish_reason) == ("Action: x", "cut")
 
@@ -226,7 +227,7 @@ async def test_enough_cuts_in_process_too():
 def test_every_fault_has_a_name_and_a_description():
     assert set(MISBEHAVIOURS) == {*CONNECTION_FAULTS, *REPLY_FAULTS}
     assert Misbehaviour("429").kind == "rate_limited"
-    with pytest.raises(UsageError, match="No misbehaviour is called 'tired'"):
+    with pytest.raises(UsageError, match="Unknown misbehaviour 'tired'"):
         once("tired")
 
 
@@ -234,7 +235,7 @@ def test_every_fault_has_a_name_and_a_description():
     ("kind", "text", "arguments", "finish"),
     [
         ("empty", "", None, "stop"),
-        ("refusal", "I'm sorry, but I can't help with that.", None, "stop"),
+        ("non_answer", NON_ANSWERS[1], None, "stop"),
         ("malformed", "I look it up.", '{"key":"k1","n":3,}', "tool_calls"),
         ("truncated", "I look it up.", '{"key":"k1",', "length"),
         ("wrong_parameter", "I look it up.", '{"keys":"k1","n":3}', "tool_calls"),
@@ -245,7 +246,7 @@ def test_every_fault_has_a_name_and_a_description():
          "I look it up.\nObservation: made up\nThe answer is \\boxed{made up}.", None, "stop"),
     ],
 )  # fmt: skip
-async def test_a_reply_with_a_fault_and_then_the_right_one(kind: str, text: str, arguments: str | None, finish: str):
+async def test_a_faulty_reply_is_followed_by_the_correct_one(kind: str, text: str, arguments: str | None, finish: str):
     client = ScriptedClient(SCRIPT, misbehave=kind)
     wrong, right = await client.complete(asked()), await client.complete(asked())
     assert (wrong.text, wrong.finish_reason) == (text, finish)
@@ -269,12 +270,12 @@ async def test_a_missing_box_happens_to_an_answer():
 
 
 @pytest.mark.parametrize("head", ["react_json", "react_text", "mcp_xml"])
-async def test_an_invented_observation_stands_behind_the_action_and_before_an_answer(head: str):
+async def test_an_invented_observation_comes_after_the_action_and_before_an_answer(head: str):
     text = (await ScriptedClient(SCRIPT, misbehave="hallucinated_observation").complete(asked(head))).text
     assert text.index("lookup") < text.index("\nObservation: made up\n") < text.index("\\boxed{made up}")
 
 
-async def test_a_faulty_call_that_was_run_all_the_same_is_not_asked_for_again():
+async def test_a_faulty_call_that_was_run_all_the_same_is_not_repeated():
     client = ScriptedClient(SCRIPT, misbehave="malformed")
     replies = await converse(client, 2)
     assert [len(reply.tool_calls) for reply in replies] == [1, 0]
@@ -296,7 +297,7 @@ async def test_when_faults_happen():
     assert await faults(once("empty", 2, times=3)) == ".xxx...."
     assert await faults(always("empty")) == "xxxxxxxx"
     assert await faults(always("empty", 4)) == "...xxxxx"
-    assert await faults(["empty", once("refusal", 3)]) == "x..x...."
+    assert await faults(["empty", once("non_answer", 3)]) == "x..x...."
     drawn = await faults(sometimes("empty", 0.5, seed=1), 40)
     assert (
         drawn == await faults(sometimes("empty", 0.5, seed=1), 40) != await faults(sometimes("empty", 0.5, seed=2), 40)
@@ -308,7 +309,7 @@ async def test_when_faults_happen():
     ("kind", "error"),
     [("rate_limited", RateLimited), ("server_error", ServerFailed), ("dropped", StreamDropped), ("hang", ModelTimeout)],
 )
-async def test_connection_faults_in_process_are_the_errors_of_a_spent_client(kind: str, error: type[ModelError]):
+async def test_connection_faults_in_process_are_the_errors_of_a_real_client(kind: str, error: type[ModelError]):
     client = ScriptedClient(SCRIPT, misbehave=kind)
     with pytest.raises(error):
         await client.complete(ModelRequest(messages=(USER,), timeout=0.01), on_delta=lambda _: None)
@@ -369,7 +370,7 @@ async def test_every_reply_fault_looks_the_same_over_http_as_in_process(kind: st
             assert (ours.text, [c.text for c in ours.tool_calls]) == (theirs.text, [c.text for c in theirs.tool_calls])
 
 
-async def test_a_hanging_server_is_left_and_sees_it():
+async def test_the_server_notices_that_a_client_gave_up():
     async with serve_script(SCRIPT, misbehave="hang") as server:
         client = OpenAIClient("m", server.base_url, retry=RetryPolicy(retries=0))
         with pytest.raises(ModelTimeout):
@@ -396,7 +397,7 @@ async def test_requests_are_kept_byte_for_byte_and_extend_each_other():
     assert server.requests[0].headers["Authorization"] == "Bearer key-1"
 
 
-async def test_five_hundred_conversations_at_once_keep_apart():
+async def test_five_hundred_concurrent_conversations_are_separate():
     async with serve_script([call("lookup"), answer("42")], record=False) as server:
         clients = [OpenAIClient("m", server.base_url, f"key-{n}") for n in range(500)]
         done = await asyncio.gather(*(converse(client, 2) for client in clients))
@@ -404,7 +405,7 @@ async def test_five_hundred_conversations_at_once_keep_apart():
     assert server.requests == []
 
 
-async def test_a_server_without_native_tools_loses_calls_into_text():
+async def test_a_server_without_native_tools_writes_calls_as_text():
     async with serve_script(SCRIPT, native_tools=False) as server:
         reply = await OpenAIClient("m", server.base_url).complete(asked())
     assert reply.tool_calls == ()
@@ -417,11 +418,11 @@ async def test_the_end_of_the_script_and_unknown_paths_are_clear_errors():
         await client.complete(asked())
         with pytest.raises(BadRequest, match="ends after 1 turns"):
             await client.complete(asked())
-        with pytest.raises(ModelError, match="There is nothing at /wrong/chat/completions"):
+        with pytest.raises(ModelError, match="Unknown path /wrong/chat/completions"):
             await OpenAIClient("m", f"{server.url}/wrong").complete(asked())
 
 
-async def test_what_the_server_says_of_itself():
+async def test_the_servers_model_list():
     async with serve_script(SCRIPT, kind="vllm", max_context=4096) as server:
         client = OpenAIClient("m", server.base_url)
         await client.complete(ModelRequest(messages=(USER,), constraint=Constraint("regex", "a+")))
@@ -463,7 +464,7 @@ def test_the_server_in_a_process_of_its_own(tmp_path: Any):
         ("dropped%0.1", Misbehaviour("dropped", times=None, share=0.1)),
     ],
 )
-def test_misbehaviours_as_they_are_written_on_the_command_line(text: str, expected: Misbehaviour):
+def test_misbehaviours_are_read_from_the_command_line(text: str, expected: Misbehaviour):
     assert read_misbehaviour(text) == expected
 
 
@@ -477,13 +478,13 @@ def test_a_misbehaviour_that_cannot_be_read_is_an_error():
     ("script", "says"),
     [
         ("{", "Expecting property name"),
-        ('"say this"', "A script is a list of turns"),
-        ("[5]", "A turn is a text, or an object"),
+        ('"say this"', "A script must be a list of turns"),
+        ("[5]", "A turn must be a text or an object"),
         (
             '[{"calls": [{"nme": "look_up"}]}]',
-            'The calls of a turn are a list of objects: {"name": …, "arguments": {…}}.',
+            'The calls of a turn must be a list of objects such as {"name": "lookup", "arguments": {"key": "k1"}}.',
         ),
-        ('[{"calls": "look_up"}]', "The calls of a turn are a list of objects"),
+        ('[{"calls": "look_up"}]', "The calls of a turn must be a list of objects"),
     ],
 )
 def test_a_script_that_cannot_be_read_is_one_sentence(
@@ -496,14 +497,14 @@ def test_a_script_that_cannot_be_read_is_one_sentence(
     assert says in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_one_sentence(capsys: pytest.CaptureFixture[str]):
+def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]):
     with serve_script(SCRIPT) as server, pytest.raises(SystemExit):
         serve(["--port", str(urlsplit(server.base_url).port)])
     assert "address already in use" in capsys.readouterr().err
 
 
 async def test_garbage_requests_get_an_error_not_a_crash():
-    from closeout.llm.transport import Endpoint, post
+    from closeout.models.transport import Endpoint, post
 
     async with serve_script(SCRIPT) as server:
         for body in (b"", b"{", b"[]", b'"x"', b'{"messages": 5}', b'{"tools": [1]}'):

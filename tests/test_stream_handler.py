@@ -30,7 +30,7 @@ def of(heard: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [event["data"] for event in heard if event["event"] == name]
 
 
-async def test_a_run_is_told_in_pairs_that_open_and_close() -> None:
+async def test_a_run_is_published_in_pairs_that_open_and_close() -> None:
     heard = await lead([Turn("I look.", calls=[call("look", key="a")]), answer("42")])
     names = [event["event"] for event in heard]
     assert names[0] == "start_of_workflow"
@@ -41,20 +41,28 @@ async def test_a_run_is_told_in_pairs_that_open_and_close() -> None:
     assert of(heard, "start_of_workflow")[0]["workflow_id"] == of(heard, "end_of_workflow")[0]["workflow_id"]
 
 
-async def test_what_the_model_writes_is_told_while_it_writes_it() -> None:
+async def test_the_models_text_is_published_while_it_is_written() -> None:
     heard = await lead([answer("42", "All is known.")])
     pieces = [data["delta"]["content"] for data in of(heard, "message")]
     assert len(pieces) > 3
     assert "".join(pieces) == "All is known.\n\nThe answer is \\boxed{42}."
 
 
-async def test_a_call_is_told_with_its_name_arguments_and_result() -> None:
+async def test_a_call_is_published_with_its_name_arguments_and_result() -> None:
     told = of(await lead([call("look", key="a"), answer("42")]), "tool_call")
     assert {data.get("tool_name") for data in told} >= {"look"}
     assert any("key" in json.dumps(data, default=str) for data in told)
 
 
 DIALECTS = ["function_call", "cot_chat", "mcp_xml"]
+
+
+async def test_a_call_that_the_server_passed_on_as_text_is_announced_under_the_id_that_it_runs_under() -> None:
+    written = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"key": "a"}}\n</tool_call>'
+    named, started, ended = of(await lead([Turn(written), answer("42")]), "tool_call")
+    assert {data["tool_call_id"] for data in (named, started, ended)} == {"main:0.0"}
+    assert (named["tool_name"], started["tool_name"], ended["ok"]) == ("look", "look", True)
+    assert "handle" not in named
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -73,7 +81,7 @@ async def test_a_call_has_one_id_from_its_first_letter_to_its_result(dialect: st
         assert (ended["handle"], ended["ok"]) == (handle, True)
 
 
-async def test_calls_of_one_reply_that_run_at_once_are_told_apart() -> None:
+async def test_concurrent_calls_of_one_reply_have_their_own_ids() -> None:
     script = [Turn("Both.", calls=[call("look", key="a"), call("look", key="b")]), answer("42")]
     told = of(await lead(script), "tool_call")
     written: dict[str, str] = {}
@@ -103,7 +111,7 @@ async def test_a_call_that_is_not_run_has_an_end_too() -> None:
     last = {data["tool_call_id"]: data for data in of(await lead(script), "tool_call")}
     refused = last["main:0.1"]
     assert (refused["tool_name"], refused["ok"], refused["run"]) == ("nosuch", False, False)
-    assert 'no tool "nosuch"' in refused["result"]
+    assert 'No tool is named "nosuch"' in refused["result"]
     assert last["main:0.0"]["ok"] is True
     assert "run" not in last["main:0.0"]
 
@@ -131,7 +139,7 @@ async def test_a_resumed_runs_calls_have_the_ids_that_they_had(home: Path) -> No
     assert {data["tool_call_id"] for data in of(heard, "tool_call")} == {"main:0.0"}
 
 
-async def test_a_reply_that_does_not_count_is_taken_back() -> None:
+async def test_a_reply_that_does_not_count_is_discarded() -> None:
     heard = await lead([call("look", key="a"), answer("42")], misbehave=once("empty"))
     assert [data["reason"] for data in of(heard, "discard")] == ["empty"]
 
@@ -162,7 +170,7 @@ async def test_a_resumed_run_begins_with_what_it_was_asked(home: Path) -> None:
     assert start["data"]["workflow_id"] == end["data"]["workflow_id"] != ""
 
 
-async def test_agents_at_work_when_a_run_is_broken_off_are_told_to_have_ended() -> None:
+async def test_working_agents_are_reported_as_ended_when_a_run_is_interrupted() -> None:
     heard: list[dict[str, Any]] = []
     clerk = Agent(ScriptedClient([answer("42")], misbehave="hang"))
     chief = Agent(ScriptedClient([call("clerk", task="find out")]), [clerk.as_tool("clerk", "Finds out.")], home=False)
@@ -196,7 +204,7 @@ async def test_messages_of_further_attempts_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("put", [None, lambda event: 1 / 0])
-async def test_nobody_and_a_listener_that_fails_are_no_trouble(put: Any) -> None:
+async def test_no_listener_and_a_failing_listener_are_harmless(put: Any) -> None:
     handler = StreamHandler(put)
     result = await Agent(ScriptedClient([answer("42")]), home=False).run("What?", listeners=[handler])
     assert result.answer == "42"

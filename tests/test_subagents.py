@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, tool
+from closeout import Agent, ToolManager, tool
+from closeout.errors import ConfigError
 from closeout.journal import events as ev
-from closeout.journal.journal import Progress
 from closeout.journal.store import open_store
-from closeout.orchestrator.scope import MAX_DEPTH
+from closeout.journal.subscribers import Progress
+from closeout.run.plan import MAX_DEPTH
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 
 
@@ -89,8 +90,9 @@ async def test_recursion_ends_at_the_deepest_level() -> None:
         return answer("deep") if failed or done else call("again", task="deeper")
 
     # One client for all levels: a turn depends on nothing but its request.
-    agent = Agent(ScriptedClient(script), home=False)
-    agent._tools = (agent.as_tool("again", "Does it again."),)
+    manager = ToolManager()
+    agent = Agent(ScriptedClient(script), manager, home=False)
+    manager.add(agent.as_tool("again", "Does it again."))
     made.append(agent)
     result = await agent.run("Go.", listeners=[seen.append])
     assert result.answer == "deep"
@@ -147,7 +149,7 @@ server.run()
 
 
 @pytest.mark.parametrize("calls", [2, 5])
-async def test_sub_agents_called_together_are_told_apart_in_the_journal(home: Path, calls: int) -> None:
+async def test_concurrent_sub_agents_are_separate_in_the_journal(home: Path, calls: int) -> None:
     clerk = Agent(ScriptedClient(lambda view: answer(view.question[-1]), by="question"), [search])
     together = Turn(calls=[call("clerk", task=f"say {n}") for n in range(calls)])
     client = ScriptedClient([together, answer("done")])
@@ -170,3 +172,21 @@ async def test_who_watches_a_run_sees_what_its_sub_agents_write_while_they_write
     await agent.run("What?", listeners=[listen] if watched else [])
     said = "".join(piece.text for piece in heard if piece.agent == "main/r1:clerk")
     assert said == ("I count the canals.\n\nThe answer is \\boxed{long}." if watched else "")
+
+
+def test_a_setting_for_an_unknown_sub_agent_is_refused_with_the_nearest_name() -> None:
+    page = Agent(ScriptedClient([]), home=False)
+    reader = Agent(ScriptedClient([]), [page.as_tool("page_reader", "Reads a page.")], home=False)
+    tools = [reader.as_tool("librarian", "Finds books.")]
+
+    def team(name: str) -> Agent[Any]:
+        return Agent(ScriptedClient([]), tools, config={"agent": {"sub_agents": {name: {"max_turns": 5}}}}, home=False)
+
+    for known in ("librarian", "page_reader"):
+        assert team(known)
+    with pytest.raises(ConfigError, match=r"Unknown sub-agent 'libarian' in .* Did you mean 'librarian'\?"):
+        team("libarian")
+    with pytest.raises(ConfigError, match=r"Its sub-agents are: librarian, page_reader\."):
+        team("zzz")
+    with pytest.raises(ConfigError, match=r"This agent has none"):
+        Agent(ScriptedClient([]), config={"agent.sub_agents.clerk.max_turns": 5}, home=False)

@@ -32,7 +32,7 @@ async def a_run() -> TaskLog:
     return result.task_log
 
 
-async def test_a_run_is_told_from_its_start_to_its_end() -> None:
+async def test_a_task_log_covers_a_run_from_start_to_end() -> None:
     log = await a_run()
     assert (log.status, log.task_id, log.input, log.ground_truth, log.final_boxed_answer) == (
         "answered", "t1", "What?", "42", "42",
@@ -93,7 +93,7 @@ def test_keys_of_later_versions_are_left_out() -> None:
     assert (log.task_id, names(log)) == ("t", ["n"])
 
 
-def test_values_that_json_does_not_know_stand_as_their_text() -> None:
+def test_values_that_json_does_not_know_are_written_as_text() -> None:
     log = TaskLog(input=Path("some/file"))
     assert json.loads(log.to_json())["input"] == str(Path("some/file"))
 

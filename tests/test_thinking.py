@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout import read_tool_calls
-from closeout.dialects.forms.reasoning import split_reasoning
 from closeout.dialects.protocol import get_dialect
-from closeout.dialects.thinking import ThinkingSplitter, split_thinking
 from closeout.messages import Delta, ModelReply
+from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking
 
 FENCED = "Templates cut it out:\n\n```jinja\n{{ content.split('</think>')[-1] }}\n```\nThat is all."
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from closeout import tool
-from closeout.dialects.forms import ToolCallsRead, families, forms_of, read_tool_calls
-from closeout.dialects.thinking import THINKING_TAGS, ThinkingSplitter, split_thinking
 from closeout.messages import ToolSpec
+from closeout.parsing.forms import ToolCallsRead, families, forms_of, read_tool_calls
+from closeout.parsing.reasoning import THINKING_TAGS, ThinkingSplitter, split_thinking
 
 DATA = Path(__file__).parent / "data" / "tool_parsers"
 
@@ -59,7 +59,7 @@ def test_the_form_is_read_by_its_name_and_without(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("row", BEHIND, ids=[f"{i}-{row['family']}" for i, row in enumerate(BEHIND)])
-def test_the_form_is_read_behind_reasoning(row: dict[str, Any]) -> None:
+def test_the_form_is_read_after_reasoning(row: dict[str, Any]) -> None:
     read = read_tool_calls("<think>hm</think>" + row["text"], TOOLS, row["family"])
 
     assert calls(read) == row["calls"]
@@ -87,7 +87,7 @@ def test_content_is_the_text_in_front_of_the_first_call() -> None:
     assert calls(read) == TWO
 
 
-def test_lfm2_writes_its_words_behind_the_calls() -> None:
+def test_lfm2_writes_its_text_after_the_calls() -> None:
     read = read_tool_calls("<|tool_call_start|>[get_time()]<|tool_call_end|>Checking the clock.")
 
     assert read.content == "Checking the clock."
@@ -115,7 +115,7 @@ def test_lfm2_writes_its_words_behind_the_calls() -> None:
         ("", "", ""),
     ],
 )
-def test_what_is_thought_is_kept_apart_from_what_is_said(text: str, reasoning: str, content: str) -> None:
+def test_reasoning_is_separate_from_text(text: str, reasoning: str, content: str) -> None:
     read = read_tool_calls(text)
 
     assert (read.calls, read.reasoning, read.content) == ((), reasoning, content)
@@ -255,7 +255,7 @@ def test_python_literals_are_read() -> None:
 @pytest.mark.parametrize(
     "code", ["f(a=g())", "f(a=x)", "f(a=1+1)", "f(a=__import__('os'))", "f(*a)", "f(a=[x for x in y])", "f(a=1, a=2)"]
 )
-def test_python_that_is_more_than_literals_is_no_call(code: str) -> None:
+def test_python_beyond_literals_is_not_a_call(code: str) -> None:
     assert read_tool_calls(f"[{code}]", family="pythonic").calls == ()
 
 
@@ -334,7 +334,7 @@ def test_json_values_one_after_the_other_are_calls() -> None:
         json.dumps({"name": "get_weather", "parameters": WEATHER.parameters}),
     ],
 )
-def test_json_that_may_be_something_else_is_no_call(text: str) -> None:
+def test_json_that_may_be_something_else_is_not_a_call(text: str) -> None:
     read = read_tool_calls(text, TOOLS)
 
     assert (read.calls, read.content) == ((), text)
@@ -349,7 +349,7 @@ def test_harmony_drops_code_for_a_built_in_that_was_not_offered() -> None:
     assert read.defects
 
 
-def test_names_of_parsers_and_models_lead_to_their_family() -> None:
+def test_names_of_parsers_and_models_map_to_their_family() -> None:
     names = (
         "qwen3_coder Qwen3EngineToolParser mistralai-Ministral-3 deepseek-ai-DeepSeek-V3.1 gpt-oss glm45 hermes xlam"
     )
@@ -371,7 +371,7 @@ def test_names_of_parsers_and_models_lead_to_their_family() -> None:
         ("watt-ai/watt-tool-8B", "[get_weather(city='Paris', days=3)]"),
     ],
 )
-def test_a_name_leads_to_all_the_ways_in_which_its_model_writes(name: str, text: str) -> None:
+def test_a_name_maps_to_all_forms_of_its_model(name: str, text: str) -> None:
     assert calls(read_tool_calls(text, TOOLS, name)) == ONE
 
 

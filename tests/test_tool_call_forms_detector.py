@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from call_writers import WRITERS
-from closeout.dialects.forms import FormDetector
+from closeout.dialects.function_call import FunctionCall
+from closeout.messages import Delta, ToolSpec
+from closeout.parsing.forms import FormDetector
 
 FORMS = [
     json.loads(line)
@@ -43,7 +46,7 @@ def test_nothing_of_a_call_is_shown(row: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("form", [f for f, w in WRITERS.items() if not w.bare and f not in ("react", "react, json")])
 @pytest.mark.parametrize("size", [1, 3, 16, 1000])
-def test_what_stands_in_front_of_a_call_is_shown_and_no_more_however_it_is_cut(form: str, size: int) -> None:
+def test_only_the_text_before_a_call_is_shown_however_it_is_cut(form: str, size: int) -> None:
     text = "Let me look.\n" + WRITERS[form].write([("search", {"query": "a < b [x] {y}"})])
     whole, detector = shown(text, list(range(0, len(text), size)))
 
@@ -70,7 +73,7 @@ def test_what_only_looked_like_a_mark_is_shown_as_soon_as_that_is_clear() -> Non
     assert detector.close() == "<"
 
 
-def test_json_that_is_no_call_is_shown() -> None:
+def test_json_that_is_not_a_call_is_shown() -> None:
     assert shown('{"answer": 42}', [1, 3, 5])[0] == '{"answer": 42}'
     assert shown('{"name": "f", "arguments": {}}', [1, 3, 5])[0] == ""
 
@@ -79,6 +82,7 @@ PIECES = st.sampled_from(["<tool_call>", "<tool", "{", '"name"', "x ", "<|", "[T
 
 
 @settings(max_examples=150)
+@example(text='\n{"name"', cuts=[1])
 @given(
     st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join),
     st.lists(st.integers(0, 60), max_size=10),
@@ -89,3 +93,62 @@ def test_the_cuts_between_pieces_change_nothing_and_nothing_is_lost(text: str, c
 
     assert (whole, one.family, one.held) == (parts, many.family, many.held)
     assert whole + one.held == text
+
+
+@pytest.mark.parametrize("form", [f for f, w in WRITERS.items() if not w.bare and f not in ("react", "react, json")])
+def test_the_name_of_a_call_is_known_before_its_arguments_end(form: str) -> None:
+    written = WRITERS[form].write([("search", {"query": "word " * 400})])
+    detector = FormDetector()
+
+    at = next((at for at, piece in enumerate(written) if detector.feed(piece) is not None and detector.name), None)
+
+    if form == "functionary 3.2":  # its mark is ordinary text
+        return
+    assert detector.name == "search"
+    assert at is not None
+    assert at < 400
+
+
+def test_a_million_blanks_cost_no_more_than_a_million_letters() -> None:
+    detector = FormDetector()
+    start = time.perf_counter()
+
+    for _ in range(100_000):
+        detector.feed(" " * 10)
+
+    assert detector.close() == " " * 1_000_000
+    assert time.perf_counter() - start < 5
+
+
+OFFERED = (ToolSpec("search", "", {"type": "object", "properties": {"query": {"type": "string"}}}),)
+
+
+def announced(text: str) -> list[tuple[int, str]]:
+    """Where a reply that streams in single characters announces calls of the offered tools, and their names."""
+    reader = FunctionCall().reader(OFFERED)
+    events = ((at, event) for at, piece in enumerate(text) for event in reader.feed(Delta("text", piece)))
+    return [(at, event.text) for at, event in events if event.kind == "tool_name"]
+
+
+@pytest.mark.parametrize("form", [f for f, w in WRITERS.items() if not w.bare and f not in ("react", "react, json")])
+def test_a_call_in_text_is_announced_once_and_before_its_arguments_end(form: str) -> None:
+    if form == "functionary 3.2":  # its mark is ordinary text
+        return
+    ((at, name),) = announced("Let me look.\n" + WRITERS[form].write([("search", {"query": "word " * 100})]))
+
+    assert name == "search"
+    assert at < 120
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'The syntax is `<tool_call>{"name": "search"}</tool_call>`.',
+        'For example:\n<tool_call>\n{"name": "search", "arguments": {}}</tool_call>',
+        'Let me look.\n<tool_call>{"name": "remove", "arguments": {}}</tool_call>',
+        '<think><tool_call>{"name": "search", "arguments": {}}</tool_call></think>Nothing.',
+    ],
+    ids=["quoted", "an example", "no offered tool", "reasoning"],
+)
+def test_a_call_that_is_not_made_is_not_announced(text: str) -> None:
+    assert announced(text) == []

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closeout.dialects.forms import read_tool_calls
-from closeout.dialects.forms.table import MARKED
 from closeout.messages import ToolSpec
+from closeout.parsing.forms import read_tool_calls
+from closeout.parsing.forms.registry import MARKED
 
 TOOLS = [ToolSpec("f", "", {"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "integer"}}})]
 MARKS = sorted({mark for form in MARKED for mark in form.markers})
@@ -113,7 +113,7 @@ def test_a_call_in_front_of_ten_megabytes_is_still_read() -> None:
     assert len(read.calls[0].arguments["q"]) == 10_000_000  # type: ignore[index]
 
 
-def test_deep_nesting_is_no_call_and_no_crash() -> None:
+def test_deep_nesting_is_neither_a_call_nor_a_crash() -> None:
     for opener, closer in (("[", "]"), ('{"a":', "}")):
         deep = opener * 50_000 + "1" + closer * 50_000
 

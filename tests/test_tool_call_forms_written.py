@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from call_writers import WRITERS, Calls, Writer
-from closeout.dialects.forms import ToolCallsRead, read_tool_calls
+from closeout.parsing.forms import ToolCallsRead, read_tool_calls
 
 
 def tool(name: str, required: list[str], **properties: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def test_text_around_the_calls_and_reasoning_in_front(
             assert read.content.replace("Thought: I need it.", "").strip() == content
 
 
-def test_the_tags_of_step3_are_no_call_of_deepseeks() -> None:
+def test_the_tags_of_step3_are_not_a_deepseek_call() -> None:
     text = WRITERS["step3"].write(CALLS["code"])
 
     assert read_calls(read_tool_calls(text, TOOLS)) == CALLS["code"]
@@ -159,7 +159,7 @@ def test_a_list_that_is_cut_off_keeps_the_calls_that_are_whole() -> None:
     assert read_calls(read_tool_calls(text[:-1], TOOLS, "xlam")) == calls
 
 
-def test_a_doctest_is_no_segment_of_functionarys() -> None:
+def test_a_doctest_is_not_a_functionary_segment() -> None:
     assert read_tool_calls(">>> settings\n{'a': 1}").calls == ()
 
 
@@ -172,7 +172,7 @@ def test_a_key_without_its_closing_tag_ends_where_its_value_begins() -> None:
     assert [repair.kind for repair in read.repairs] == ["tag_unclosed"]
 
 
-def test_the_opening_of_an_answer_around_a_call_is_no_content() -> None:
+def test_the_opening_of_an_answer_around_a_call_is_not_content() -> None:
     call = '<tool_calls>[{"name": "get_time", "arguments": {}}]</tool_calls>'
 
     assert read_tool_calls(f"<answer>\n{call}\n</answer>", TOOLS).content == ""

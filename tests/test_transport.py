@@ -23,10 +23,15 @@ from closeout.errors import (
     ServerFailed,
     StreamDropped,
 )
-from closeout.llm import transport
-from closeout.llm.sse import EventReader
-from closeout.llm.transport import Endpoint, get, post
+from closeout.messages import Message, ModelRequest
+from closeout.models import transport
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
+from closeout.models.streaming import EventReader
+from closeout.models.transport import Endpoint, get, post
 from raw_server import END, chat, http, raw_server, sse
+
+USER = Message(role="user", content="Hello")
 
 
 async def test_a_body_goes_out_byte_for_byte_and_the_answer_comes_back():
@@ -112,7 +117,7 @@ async def test_a_deadline_is_a_model_timeout():
         await asyncio.wait_for(seen.hung_up.wait(), 5)
 
 
-async def test_nobody_listening_says_who_and_what_to_check():
+async def test_a_refused_connection_says_what_to_check():
     with pytest.raises(ModelUnreachable, match=r"http://127\.0\.0\.1:9: Connection refused.*running\?"):
         await post(Endpoint("http://127.0.0.1:9/v1"), b"{}", timeout=5)
 
@@ -201,7 +206,7 @@ async def test_no_proxy_is_obeyed(monkeypatch: pytest.MonkeyPatch):
         assert await (await post(Endpoint(seen.url), b"{}", timeout=5)).read() == b"{}"
 
 
-async def test_a_proxy_that_is_not_there_or_no_address_is_told_apart_from_the_server(monkeypatch: pytest.MonkeyPatch):
+async def test_an_unreachable_or_invalid_proxy_is_distinguished_from_the_server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with pytest.raises(ModelUnreachable, match=r"No connection to the proxy 127\.0\.0\.1:1: .*NO_PROXY"):
@@ -211,9 +216,9 @@ async def test_a_proxy_that_is_not_there_or_no_address_is_told_apart_from_the_se
         await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=5)
 
 
-def test_a_key_with_a_line_break_at_its_end_is_the_key_and_one_within_is_told() -> None:
+def test_a_trailing_line_break_in_a_key_is_dropped_and_one_within_is_refused() -> None:
     assert Endpoint("http://h/v1", {"Authorization": "Bearer k\n"}).headers == {"Authorization": "Bearer k"}
-    with pytest.raises(ConfigError, match=r"The header Authorization .* Is the API key whole\?"):
+    with pytest.raises(ConfigError, match=r"The header Authorization .* Check the API key\."):
         Endpoint("http://h/v1", {"Authorization": "Bearer k\nk"})
 
 
@@ -224,7 +229,7 @@ async def test_a_proxy_of_another_kind_is_an_error_that_says_so(monkeypatch: pyt
         await post(Endpoint("http://model.example/v1"), b"{}", timeout=5)
 
 
-async def test_a_certificate_that_nobody_signed_is_permanent(tmp_path):
+async def test_an_untrusted_certificate_is_permanent(tmp_path):
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
     made = await asyncio.to_thread(
         subprocess.run,
@@ -267,7 +272,7 @@ def test_every_asyncio_run_has_its_own_pool_and_leaves_nothing_open():
         warnings.simplefilter("error")
         assert [asyncio.run(once()) for _ in range(3)] == [len(http(chat()).partition(b"\r\n\r\n")[2])] * 3
         gc.collect()
-    assert len(transport._keepers) == 0 or all(keeper.session.closed for keeper in transport._keepers.values())
+    assert len(transport._pools) == 0 or all(pool.session.closed for pool in transport._pools.values())
 
 
 def test_a_loop_that_is_never_shut_down_properly_ends_without_a_word(tmp_path):
@@ -275,7 +280,7 @@ def test_a_loop_that_is_never_shut_down_properly_ends_without_a_word(tmp_path):
         import asyncio, gc, warnings
         warnings.simplefilter("error")
         from closeout.errors import ModelUnreachable
-        from closeout.llm.transport import Endpoint, get
+        from closeout.models.transport import Endpoint, get
 
         async def once():
             try:
@@ -298,7 +303,7 @@ def test_a_loop_that_is_never_shut_down_properly_ends_without_a_word(tmp_path):
     assert "Unclosed" not in done.stderr
 
 
-async def test_close_pool_closes_and_a_later_request_opens_anew():
+async def test_close_pool_closes_and_a_later_request_opens_a_new_one():
     async with raw_server(http("{}")) as seen:
         for _ in range(2):
             await (await get(Endpoint(seen.url), timeout=5)).read()
@@ -345,3 +350,52 @@ def test_an_event_without_end_is_refused():
 async def _until(condition) -> None:
     while not condition():  # noqa: ASYNC110  the condition is another connection's state
         await asyncio.sleep(0.005)
+
+
+# ------------------------------------------------------------------------------------------------ stale connections
+
+STREAM = sse({"choices": [{"delta": {"content": "hi"}, "finish_reason": "stop"}]}, "[DONE]", end=END)
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_a_request_on_a_connection_that_the_server_has_closed_is_sent_again(large: bool):
+    """The server closes each connection after its stream, as llama.cpp does, when the next request is on its way."""
+    body = b"x" * (2 * 2**20 if large else 2)
+    async with raw_server(STREAM, [], STREAM, [], STREAM) as seen:
+        endpoint = Endpoint(seen.url)
+        for _ in range(3):
+            response = await post(endpoint, body, timeout=10)
+            assert b"hi" in b"".join([piece async for piece in response.chunks()])
+        assert (seen.connections, len(seen.bodies)) == (3, 5)
+        assert set(map(len, seen.bodies)) == {len(body)}
+
+
+async def test_a_server_that_closes_after_every_stream_costs_no_retry():
+    """No warning, no retry, one request charged for each reply."""
+    async with raw_server([*STREAM, b""]) as seen:
+        client = OpenAIClient("m", f"{seen.url}/v1", retry=RetryPolicy(retries=0))
+        for _ in range(20):
+            reply = await client.complete(ModelRequest(messages=[USER]), on_delta=lambda _: None)
+            assert (reply.text, reply.usage.requests) == ("hi", 1)
+        assert client.usage.requests == 20
+
+
+@pytest.mark.parametrize(
+    "begun", [b"H", b"HTTP/1.1 200 OK\r\nContent-Le", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"]
+)
+async def test_a_request_that_received_a_byte_is_not_sent_again(begun: bytes):
+    async with raw_server(http("{}"), [begun], http("{}")) as seen:
+        endpoint = Endpoint(seen.url)
+        await (await post(endpoint, b"{}", timeout=5)).read()
+        with pytest.raises((StreamDropped, ServerFailed)):
+            await (await post(endpoint, b"{}", timeout=5)).read()
+        assert len(seen.bodies) == 2
+
+
+async def test_a_fresh_connection_that_is_closed_without_a_response_is_a_failure():
+    async with raw_server(http("{}"), []) as seen:
+        endpoint = Endpoint(seen.url)
+        await (await post(endpoint, b"{}", timeout=5)).read()
+        with pytest.raises(StreamDropped, match="before it replied"):
+            await post(endpoint, b"{}", timeout=5)
+        assert len(seen.bodies) == 3, "once on the pooled connection, once on a fresh one"

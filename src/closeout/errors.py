@@ -1,36 +1,40 @@
-"""The exceptions of Closeout, all under one root. Inside the loop failures are values; these are raised at the door.
+"""The exceptions of Closeout, all under one root, and `Failure`: what an exception says, as a value.
 
 CloseoutError
-├── UsageError                  the caller asked for something that cannot be: what, and what to do instead
-│   ├── ConfigError             a configuration key or value
-│   └── ToolDefinitionError     a tool that cannot be offered: clashing name, broken schema
-├── ModelError                  a request to a model that brought no reply
-│   ├── PermanentModelError     asking again would fail again
+├── UsageError                  the caller passed something invalid
+│   ├── ConfigError             an invalid configuration key or value
+│   └── ToolDefinitionError     a tool that cannot be offered: duplicate name, broken schema
+├── ModelError                  a request to a model failed
+│   ├── PermanentModelError     the same request would fail again
 │   │   ├── BadRequest          400, 413, 422
 │   │   ├── AuthenticationFailed 401, 403
 │   │   ├── ModelNotFound       404
 │   │   ├── ContextOverflow     the prompt is longer than the model's context
 │   │   └── ModelUnavailable    the embedded model's weights or library are missing
-│   └── TransientModelError     asking again may help
+│   └── TransientModelError     a retry may succeed
 │       ├── RateLimited         429
-│       ├── ServerFailed        5xx and replies that are not the protocol
+│       ├── ServerFailed        5xx, or a response that does not follow the protocol
 │       ├── ModelUnreachable    no connection, DNS, TLS
-│       ├── StreamDropped       the connection ended before the reply did
+│       ├── StreamDropped       the connection closed before the reply was complete
 │       └── ModelTimeout        a deadline passed
-├── ToolError                   a tool failed; a message for the model, never the end of a run
-├── LimitReached                a budget of the run is spent
-└── JournalError                the record of runs cannot be read or written
+├── ToolError                   a tool failed; its text goes to the model
+├── LimitReached                a budget of the run is used up
+├── BrokenDependency            an installed package does not work as Closeout needs it
+└── JournalError                the journal cannot be read or written
     ├── JournalFull             no space left
-    ├── JournalLocked           another process holds it
-    ├── JournalDamaged          it is not a journal, or parts of it cannot be read
+    ├── JournalLocked           another process holds the lock
+    ├── JournalDamaged          not a journal, or parts of it cannot be read
     ├── RunNotFound             no such run
-    └── ResumeRefused           the run was made by another agent than the one that resumes it
+    └── ResumeRefused           the run was started by a different agent
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from closeout.redaction import redact
 
 if TYPE_CHECKING:
     from closeout.messages import Usage
@@ -38,9 +42,11 @@ if TYPE_CHECKING:
 __all__ = [
     "AuthenticationFailed",
     "BadRequest",
+    "BrokenDependency",
     "CloseoutError",
     "ConfigError",
     "ContextOverflow",
+    "Failure",
     "JournalDamaged",
     "JournalError",
     "JournalFull",
@@ -66,26 +72,28 @@ __all__ = [
 
 
 class CloseoutError(Exception):
-    """Root of all. Its text is one or two sentences a person can act on."""
+    """Base class of all exceptions of this package. The text says what is wrong and what to do."""
 
 
 class UsageError(CloseoutError):
-    """The caller asked for something that cannot be."""
+    """The caller passed something invalid."""
 
 
 class ConfigError(UsageError):
-    """A configuration key that does not exist or a value that does not fit."""
+    """A configuration key does not exist, or its value is invalid."""
 
 
 class ToolDefinitionError(UsageError):
-    """A tool that cannot be offered to a model."""
+    """A tool cannot be offered to a model."""
 
 
 class ModelError(CloseoutError):
-    """A request to a model that brought no reply.
+    """A request to a model failed.
 
-    `status` is the HTTP status or None; `retry_after` the seconds that the server asked to wait, or None; `usage` what
-    the failed request cost, as far as it is known (it is on the bill all the same).
+    Attributes:
+        status: The HTTP status, or None if there was no response.
+        retry_after: Seconds that the server asks to wait, or None.
+        usage: What the failed request cost, as far as it is known. The client has charged it already.
     """
 
     def __init__(
@@ -103,19 +111,19 @@ class ModelError(CloseoutError):
 
 
 class PermanentModelError(ModelError):
-    """Asking again would fail again."""
+    """The same request would fail again."""
 
 
 class BadRequest(PermanentModelError):
-    """The server does not accept the request (400, 413, 422)."""
+    """The server rejects the request (400, 413, 422)."""
 
 
 class AuthenticationFailed(PermanentModelError):
-    """The server does not accept the key (401, 403)."""
+    """The server rejects the API key (401, 403)."""
 
 
 class ModelNotFound(PermanentModelError):
-    """The server knows no such model or path (404)."""
+    """The server has no such model or path (404)."""
 
 
 class ContextOverflow(PermanentModelError):
@@ -127,7 +135,7 @@ class ModelUnavailable(PermanentModelError):
 
 
 class TransientModelError(ModelError):
-    """Asking again may help."""
+    """A retry may succeed."""
 
 
 class RateLimited(TransientModelError):
@@ -135,55 +143,67 @@ class RateLimited(TransientModelError):
 
 
 class ServerFailed(TransientModelError):
-    """The server failed (5xx) or answered something that is not the protocol."""
+    """The server failed (5xx), or its response does not follow the protocol."""
 
 
 class ModelUnreachable(TransientModelError):
-    """No connection to the server."""
+    """The connection to the server failed."""
 
 
 class StreamDropped(TransientModelError):
-    """The connection ended before the reply did."""
+    """The connection closed before the reply was complete."""
 
 
 class ModelTimeout(TransientModelError):
-    """The reply did not come within its deadline."""
+    """The reply did not arrive before its deadline."""
 
 
 class ToolError(CloseoutError):
-    """Raised by a tool to tell the model what went wrong; its text is what the model reads."""
+    """A tool failed. Raise it in a tool to tell the model what went wrong: the model reads the text."""
 
 
 class LimitReached(CloseoutError):
-    """A budget of the run is spent. `limit` is its stop reason: max_turns, max_tokens, max_cost, max_seconds."""
+    """A budget of the run is used up.
+
+    Attributes:
+        limit: The stop reason: max_turns, max_tokens, max_cost or max_seconds.
+    """
 
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(message)
         self.limit = limit
 
 
+class BrokenDependency(CloseoutError):
+    """An installed package does not work as Closeout needs it: most often another version is required."""
+
+
 class JournalError(CloseoutError):
-    """The record of runs cannot be read or written."""
+    """The journal cannot be read or written."""
 
 
 class JournalFull(JournalError):
-    """No space left where the journal lives."""
+    """No space is left on the journal's disk."""
 
 
 class JournalLocked(JournalError):
-    """Another process holds the journal for too long."""
+    """Another process holds the journal's lock for too long."""
 
 
 class JournalDamaged(JournalError):
-    """The journal is not one, or parts of it cannot be read."""
+    """The file is not a journal, or parts of it cannot be read."""
 
 
 class RunNotFound(JournalError):
-    """The journal holds no such run."""
+    """The journal has no run with this id."""
 
 
 class ResumeRefused(JournalError):
-    """The run was made by another agent than the one that resumes it. `differences` names what differs."""
+    """The run was started by a different agent than the one that resumes it.
+
+    Attributes:
+        differences: What differs between the two agents.
+    """
 
     def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -191,6 +211,49 @@ class ResumeRefused(JournalError):
 
 
 def error_type(name: str) -> type[CloseoutError] | None:
-    """The class of this tree that a record names ("AuthenticationFailed"); None for any other name."""
+    """Return the exception class of this module with the name; None if there is none."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, CloseoutError) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an exception says, as a value. Events and results hold it; it can be compared, pickled and recorded.
+
+    Attributes:
+        kind: The name of the exception's class, "AuthenticationFailed"; empty if no exception was raised.
+        message: The exception's text.
+        status: The HTTP status, if a server sent one.
+        permanent: Whether the same would fail again.
+        exception: The exception itself, in the process that raised it. It is neither pickled nor compared.
+    """
+
+    kind: str
+    message: str
+    status: int | None = None
+    _: KW_ONLY
+    permanent: bool = False
+    exception: Exception | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, error: Exception, message: str = "") -> Failure:
+        """Return the failure that an exception stands for, with its own message or the one given."""
+        return cls(
+            type(error).__name__,
+            redact(message or str(error)),
+            error.status if isinstance(error, ModelError) else None,
+            permanent=isinstance(error, PermanentModelError),
+            exception=error,
+        )
+
+    def to_exception(self, usage: Usage | None = None) -> Exception:
+        """Return the original exception; a failure read from a record becomes a new ModelError with the usage."""
+        if self.exception is not None:
+            return self.exception
+        kind = error_type(self.kind)
+        if kind is None or not issubclass(kind, ModelError):
+            kind = PermanentModelError if self.permanent else ModelError
+        return kind(self.message, status=self.status, usage=usage)
+
+    def __getstate__(self) -> list[Any]:
+        return [self.kind, self.message, self.status, self.permanent, None]

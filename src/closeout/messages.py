@@ -1,12 +1,13 @@
-"""The records that rooms pass to each other: messages, tool calls, requests and replies, usage. No I/O, no decisions.
+"""The records that packages pass to each other: messages, tool calls, model requests and replies, usage.
 
-All are frozen. A `Message` is a dict in the OpenAI chat shape, so that every seed-shaped API (`List[Dict]`) takes it.
+Type checkers treat records as frozen: `replace` one instead of changing it. A `Message` is a dict in the OpenAI chat
+format, so that every API that takes `list[dict]` takes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import KW_ONLY, field
 from functools import reduce
 from operator import add
 from typing import Any, Literal, NoReturn
@@ -14,7 +15,6 @@ from typing import Any, Literal, NoReturn
 from closeout.records import record
 
 __all__ = [
-    "Bill",
     "Capabilities",
     "Constraint",
     "Defect",
@@ -24,12 +24,14 @@ __all__ = [
     "ModelRequest",
     "Reading",
     "Repair",
+    "RequestInfo",
     "Step",
     "ToolCall",
     "ToolPolicy",
     "ToolReturn",
     "ToolSpec",
     "Usage",
+    "UsageSum",
 ]
 
 
@@ -128,32 +130,35 @@ def _joined_before(conversation: list[Message], protocol: str) -> tuple[int, lis
 
 @record
 class Repair:
-    """One thing that was put right: its name, where, and short before and after texts for a person."""
+    """One repair: its kind, its place, and short texts from before and after it, for people."""
 
     kind: str  # "trailing_comma", "argument_alias", "tool_name", "dialect:hermes", …
     where: str = ""  # "arguments.q", "name", "reply"
     before: str = ""
+    _: KW_ONLY
     after: str = ""
 
 
 @record
 class ToolCall:
-    """A call that a model made. `arguments` is an object once read, the model's own text while it is not."""
+    """A call by a model. `arguments` is the model's text until it is read, then an object."""
 
     name: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
     id: str = ""
+    _: KW_ONLY
     server_name: str | None = None
     text: str = ""  # the arguments as the model wrote them, where that is known
 
 
 @record
 class ToolReturn:
-    """What the model is shown of one call's outcome. `text` is frozen: the same bytes for ever."""
+    """The result of one call as the model sees it. `text` never changes."""
 
     call: ToolCall
     text: str
     handle: str = ""  # names the stored whole result, "r12"; what read_result takes
+    _: KW_ONLY
     ok: bool = True
     tokens: int = 0
     images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts, for models that take them
@@ -169,6 +174,7 @@ class Step:
     turn: int
     text: str  # thought or plain text, without reasoning
     calls: tuple[ToolCall, ...] = ()
+    _: KW_ONLY
     returns: tuple[ToolReturn, ...] = ()
     reasoning: str = ""
     raw: str = ""  # the trusted part of the reply as written, for text dialects
@@ -184,24 +190,35 @@ class ToolPolicy:
 
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parameter → other names models give it
     defaults: Mapping[str, Any] = field(default_factory=dict)  # for required parameters that models leave out
+    other_names: tuple[str, ...] = ()  # names that models may call the tool by, where no tool has them
     duplicate_key: tuple[str, ...] | None = None  # parameters that make two calls the same; None: all of them
     repeatable: bool = False  # the same call may rightly be made again (a clock, a random number)
     read_only: bool = False
     idempotent: bool = False
     destructive: bool = False
+    effects_known: bool = True  # False: an MCP tool whose server does not say whether it destroys
     on_crash: Literal["rerun", "report"] | None = None  # None: rerun if read_only or idempotent, else report
     repair: Literal["full", "none"] = "full"
     timeout: float | None = 120.0  # seconds
     retries: int = 0  # after a failure that may pass; only for read-only or idempotent tools
-    empty_at: tuple[str, ...] = ()  # keys of the result that hold its items: {"organic": []} is empty
+    empty_at: tuple[str, ...] = ()  # keys or dotted paths that hold the result's items: {"organic": []} is empty
     accept_empty: bool = False  # an empty result is an answer, not a reason to ask again
     check_content: bool = False  # results are web pages: captcha, login wall, "enable JavaScript" are failures
-    format: str = "auto"  # encoding of the model's face: see outputs.encode
+    judge: Callable[[Any], bool | str | None] | None = None  # own rule: True or a reason if the result is unusable
+    response_format: Literal["concise", "standard", "detailed", "raw"] | None = None  # None: the data, encoded
+    version: str = "1.0.0"  # for telemetry
+    demo_length: int | None = None  # characters of a result's text while DEMO_MODE=1
+    format: str = "auto"  # encoding of the text that the model sees: see `closeout.encode`
     budget_tokens: int | None = None  # None: the run's default
     drop_keys: tuple[str, ...] = ()
     drop_nulls: bool = False
     round_floats: int | None = None  # significant digits
     html_to_text: bool = False
+
+    @property
+    def strict_names(self) -> bool:
+        """Whether a misspelt name is never taken for this tool or its arguments."""
+        return self.destructive or not (self.effects_known or self.read_only)
 
     @property
     def crash_rule(self) -> Literal["rerun", "report"]:
@@ -210,11 +227,12 @@ class ToolPolicy:
 
 @record
 class ToolSpec:
-    """A tool as a model is told of it, and the policy for its calls. `parameters` is a JSON Schema object."""
+    """A tool as the model sees it, and the policy for its calls. `parameters` is a JSON Schema object."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    _: KW_ONLY
     server_name: str | None = None
     policy: ToolPolicy = field(default_factory=ToolPolicy)
 
@@ -224,10 +242,11 @@ class ToolSpec:
 
 @record
 class Usage:
-    """What requests cost. `input_tokens` counts the whole prompt, cached part too. `cost_usd` None: price unknown."""
+    """Tokens and cost of requests. `input_tokens` includes cached tokens. `cost_usd` None: the price is unknown."""
 
     input_tokens: int = 0
     output_tokens: int = 0
+    _: KW_ONLY
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     requests: int = 0
@@ -239,10 +258,10 @@ class Usage:
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
-            self.cache_read_tokens + other.cache_read_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.requests + other.requests,
-            _add_costs(self, other),
+            cache_read_tokens=self.cache_read_tokens + other.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            requests=self.requests + other.requests,
+            cost_usd=_add_costs(self, other),
         )
 
     @property
@@ -251,11 +270,11 @@ class Usage:
 
 
 _NOTHING = Usage()
-_OPEN_ITEMS = 64  # usages that a bill keeps before it adds them up
+_OPEN_ITEMS = 64  # usages that are kept before they are added up
 
 
-class Bill:
-    """Usages, added up when somebody asks: a request is charged in several places, and few ask before the end."""
+class UsageSum:
+    """A running sum of usages, computed when it is read: a request is charged in several places and few are read."""
 
     __slots__ = ("_open", "_sum")
 
@@ -284,14 +303,14 @@ class Bill:
             self._sum = Usage(
                 sum([item.input_tokens for item in items]),
                 sum([item.output_tokens for item in items]),
-                sum([item.cache_read_tokens for item in items]),
-                sum([item.cache_write_tokens for item in items]),
-                sum([item.requests for item in items]),
+                cache_read_tokens=sum([item.cache_read_tokens for item in items]),
+                cache_write_tokens=sum([item.cache_write_tokens for item in items]),
+                requests=sum([item.requests for item in items]),
             )
 
 
 def _add_costs(a: Usage, b: Usage) -> float | None:
-    """One unpriced request makes the sum unknown; an empty bill changes nothing."""
+    """One unpriced request makes the sum unknown; an empty usage changes nothing."""
     if a.cost_usd is b.cost_usd is None:
         return None
     if a.cost_usd is None:
@@ -301,9 +320,9 @@ def _add_costs(a: Usage, b: Usage) -> float | None:
     return a.cost_usd + b.cost_usd
 
 
-@record
+@record(kw_only=True)
 class Capabilities:
-    """What an endpoint can do, as far as is known. A dialect asks here, never for a vendor's name."""
+    """What an endpoint can do, as far as it is known. Dialects check this, never a vendor's name."""
 
     chat: bool = True
     completions: bool = False
@@ -330,7 +349,7 @@ class Constraint:
 
 @record(kw_only=True)
 class ModelRequest:
-    """One request to a model. `prompt` is for completion endpoints and then stands in place of `messages`."""
+    """One request to a model. `prompt` replaces `messages` for completion endpoints."""
 
     messages: Sequence[Message] = ()
     prompt: str | None = None
@@ -344,6 +363,23 @@ class ModelRequest:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     breakpoints: tuple[int, ...] = ()  # indexes of messages that end a stable prefix, for caches that are told
     timeout: float | None = None  # seconds for this request, retries not counted
+
+
+@record
+class RequestInfo:
+    """What a request is for; the journal records it with the request.
+
+    Attributes:
+        purpose: "act" for a turn, "close" for the closing answer or a failure account, "compact" for a summary.
+        attempt: The number of the agent's attempt, from 0.
+        turn: The number of the turn in the attempt, from 0.
+        note: The hint that the request carries after a rollback.
+    """
+
+    purpose: Literal["act", "close", "experience", "compact"] = "act"
+    attempt: int = 0
+    turn: int = 0
+    note: str = ""
 
 
 @record
@@ -366,10 +402,12 @@ class ModelReply:
     text: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    _: KW_ONLY
     finish_reason: str = "stop"
     usage: Usage = field(default_factory=lambda: Usage(requests=1))
     model: str = ""
     reasoning_details: Any = None  # vendors' signed thinking blocks, sent back as they came
+    warnings: tuple[str, ...] = ()  # for people: what the server could not do
 
 
 # ------------------------------------------------------------------------------------------------ readings
@@ -382,6 +420,8 @@ class Defect:
     code: str  # "empty", "broken_action", "truncated", "invented_observation", "refusal", "repeating", …
     hint: str
     span: tuple[int, int] | None = None
+    # The reply was refused for safety: no later stage (salvage, another form, closing) may run a call from it.
+    refuses: bool = False
 
 
 @record
@@ -391,6 +431,7 @@ class Reading:
     text: str = ""  # thought before a call, or the whole plain text
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
+    _: KW_ONLY
     answer: str | None = None  # the closing text, still to be checked by the answer contract
     defects: tuple[Defect, ...] = ()
     repairs: tuple[Repair, ...] = ()

@@ -95,12 +95,12 @@ def install(at: int, flushed: bool) -> Callable[[], int]:
     original = journal_module.Journal._write
     count = 0
 
-    def write(self: journal_module.Journal, event: Event) -> None:
+    def write(self: journal_module.Journal, event: Event, *, durable: bool = False) -> None:
         nonlocal count
         count += 1
         if count == at and not flushed:
             os.kill(os.getpid(), signal.SIGKILL)
-        original(self, event)
+        original(self, event, durable=durable)
         if count == at and flushed:
             self.flush()
             os.kill(os.getpid(), signal.SIGKILL)

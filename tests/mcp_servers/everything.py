@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import sys
 import time
@@ -51,6 +52,12 @@ def picture() -> list[Any]:
         ImageContent(data=PIXEL, mime_type="image/png"),
         EmbeddedResource(resource=TextResourceContents(uri="file:///notes.txt", text="a note", mime_type="text/plain")),
     ]
+
+
+@server.tool(structured_output=False)
+def bing_search(q: str) -> str:
+    """Search, and answer in JSON text, as many servers do."""
+    return json.dumps({"webPages": {"value": [] if q.startswith("nothing") else [{"name": q}]}})
 
 
 @server.tool()

@@ -1,6 +1,6 @@
 r"""Boxed answers in text: every `\boxed{…}` with its span, and the one that counts. Pure functions, linear in any text.
 
-What else an answer may look like, and whether it is a good one, is decided in `contracts`.
+What else an answer may look like is decided in `contracts`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import indexOf
 
-from closeout.dialects.quoting import CodeQuotes
-from closeout.dialects.thinking import THINKING_TAGS
+from closeout.parsing.reasoning import THINKING_TAGS, CodeQuotes
 
 __all__ = ["PLACEHOLDERS", "Box", "Region", "extract_boxed", "find_boxes", "reasoning_regions"]
 
@@ -92,7 +91,7 @@ class Box:
     braced: bool = True  # False: `\boxed 42`
     in_reasoning: bool = False
     in_fence: bool = False
-    enclosed: bool = False  # stands inside another complete box
+    enclosed: bool = False  # inside another complete box
     _text: str = field(default="", repr=False, compare=False)
 
     @property
@@ -106,7 +105,7 @@ def extract_boxed(text: str | None, blacklist: Collection[str] = PLACEHOLDERS) -
 
     The last box wins. A box without its closing brace runs to the end of the text, unless a complete one follows; a
     box inside a complete box is part of that one's content, except that a box which holds nothing but a box gives the
-    inner content. A box in `<think>` counts only if none stands outside, `\boxed 42` only if none has braces.
+    inner content. A box in `<think>` counts only if none is outside, `\boxed 42` only if none has braces.
     Never raises, and the time is linear in the length of the text, whatever it is.
     """
     if not text or not _mentions(text):
@@ -220,7 +219,7 @@ def _last_opening(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 
 def _enclosing(text: str, start: int, end: int, inner: int, closing: int) -> tuple[int, int]:
-    """The content span of the outermost complete box around one, or its own."""
+    """Return the content span of the outermost complete box around one, or its own."""
     levels = -_lowest(_pieces(text, closing + 1, end))
     if levels == 0:
         return inner, closing

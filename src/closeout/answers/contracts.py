@@ -1,7 +1,6 @@
-r"""Answer contracts: the form an answer must have, how it is found, checked, put in a normal form, asked for.
+r"""Answer contracts for text: `Boxed`, `Tagged`, and `OneOf` several.
 
-Here are the forms of text (`Boxed`, `Tagged`, `OneOf`); `Choice` and `Number` live in `values`, `Json` and `Yaml` in
-`structured`. All are offered from here.
+`Choice` and `Number` are in `values`, `Json` and `Yaml` in `structured`. All can be imported from here.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import cached_property
 from typing import Generic
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes, reasoning_regions
-from closeout.answers.reading import AnswerContract, Candidate, ContractReading, Value, box_candidates
+from closeout.answers.reading import AnswerContract, Candidate, ContractReading, Value, box_candidates, failed
 from closeout.answers.structured import Json, Yaml
 from closeout.answers.values import Choice, Number
 from closeout.errors import UsageError
@@ -36,13 +35,12 @@ BOXED_GRAMMAR = r"""root ::= "\\boxed{" content "}"
 content ::= ([^{}\n] | "{" content "}")+
 """
 
-
-_NO_BOX: ContractReading[str] = ContractReading(problem=r"There is no \boxed{} in the reply.", kind="missing")
+_NO_BOX = r"There is no \boxed{} in the reply."
 
 
 @dataclass(frozen=True, slots=True)
 class Boxed:
-    r"""The answer in `\boxed{…}`, the last one of the reply. `blacklist`: contents that are no answers."""
+    r"""The answer in `\boxed{…}`, the last one of the reply. `blacklist`: contents that do not count as answers."""
 
     blacklist: Collection[str] = field(default=PLACEHOLDERS, repr=False)
 
@@ -62,18 +60,15 @@ class Boxed:
     def read(self, text: str) -> ContractReading[str]:
         boxes = find_boxes(text)
         if not boxes:
-            return _NO_BOX
+            return failed("missing", _NO_BOX)
         candidates = box_candidates(boxes, text)
         content = extract_boxed(text, blacklist=())
         if content and content not in self.blacklist:
             closed = any(candidate.complete and content in candidate.text for candidate in candidates)
             return ContractReading(content, content, True, candidates=candidates, complete=closed)
         if content:
-            problem = f"The box holds only a placeholder ({content})."
-            return ContractReading(problem=problem, kind="placeholder", candidates=candidates)
-        if candidates:
-            return ContractReading(problem="The box is empty.", kind="empty", candidates=candidates)
-        return _NO_BOX
+            return failed("placeholder", f"The box holds only a placeholder ({content}).", candidates)
+        return failed("empty", "The box is empty.", candidates) if candidates else failed("missing", _NO_BOX)
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class Tagged:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z_][\w.-]*", self.tag):
-            raise UsageError(f"'{self.tag}' is no XML name. Write Tagged('answer').")
+            raise UsageError(f"'{self.tag}' is not an XML name. Write Tagged('answer').")
 
     @property
     def finish_prefix(self) -> str:
@@ -112,13 +107,12 @@ class Tagged:
             (inside if region.in_reasoning else outside).extend(self._between(text, region.start, region.end))
         candidates = tuple(sorted(inside + outside, key=lambda candidate: candidate.start))
         if not candidates:
-            return ContractReading(problem=f"There is no <{self.tag}> in the reply.", kind="missing")
+            return failed("missing", f"There is no <{self.tag}> in the reply.")
         last = (outside or inside)[-1]
         if not last.text:
-            return ContractReading(problem=f"<{self.tag}> is empty.", kind="empty", candidates=candidates)
+            return failed("empty", f"<{self.tag}> is empty.", candidates)
         if last.text in self.blacklist:
-            problem = f"<{self.tag}> holds only a placeholder ({last.text})."
-            return ContractReading(problem=problem, kind="placeholder", candidates=candidates)
+            return failed("placeholder", f"<{self.tag}> holds only a placeholder ({last.text}).", candidates)
         return ContractReading(last.text, last.text, True, candidates=candidates, complete=last.complete)
 
     def _between(self, text: str, start: int, end: int) -> list[Candidate]:
@@ -166,5 +160,5 @@ class OneOf(Generic[Value]):
         for reading in readings:
             if reading.ok:
                 return reading
-        # The form that the model came nearest to says best what is wrong.
+        # The problem of a form that is there is more useful than that of one that is missing.
         return next((reading for reading in readings if reading.kind != "missing"), readings[0])

@@ -1,7 +1,7 @@
-"""Failure experience: what an attempt without an answer leaves for the next one. Pure functions over simple records.
+"""Failure experience: what the next attempt learns from one without an answer. Pure functions over simple records.
 
-It is made of what the model writes about its attempt and of what the journal knows by itself, so that there is one
-even when the model writes nothing. Who asks the model for it is `generator`.
+It combines the model's own account with the calls in the journal, so it exists even if the model writes nothing.
+`generator` asks the model for the account.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from closeout.answers.reading import said, shorten
+from closeout.parsing.forms.reader import find_call_mark
 
 __all__ = [
     "FAILURE_SUMMARY_ASSISTANT_PREFIX",
@@ -39,13 +40,11 @@ Failure type: one of
 - format_missed: an answer was found but not given in the form asked for
 What happened: what was tried, in what order, and why there is no answer
 Useful findings: every fact, number, name, source and intermediate result worth keeping, one a line"""
-"""Asks the model for its account. The sections are those that `experience_from` reads."""
+"""Asks the model for its account, in the sections that `experience_from` reads."""
 
 FAILURE_SUMMARY_ASSISTANT_PREFIX = "Failure type:"
-"""Begins the account for the model. No blank at its end: some servers refuse a prefix that ends with one."""
+"""The start of the account. It ends without a space because some servers refuse a prefix that ends with one."""
 
-# Where the account ends, whatever follows: the model calling tools all the same.
-_TOOL_CALL = re.compile(r"<use_mcp_tool>|<tool_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>")
 _HEADING = re.compile(
     r"^[ \t#>*_\-\d.]{0,12}(failure[ _]type|what[ _]happened|useful[ _]findings)[*_ ]*[:：][*_ ]*",
     re.IGNORECASE | re.MULTILINE,
@@ -53,13 +52,13 @@ _HEADING = re.compile(
 _TYPE = re.compile("|".join(get_args(FailureType)).replace("_", "[_ -]?"), re.IGNORECASE)
 _QUERY_KEYS = ("query", "q", "queries", "question", "keyword", "keywords", "search_query")
 _PAGE_KEYS = ("url", "link", "page", "document", "path", "file", "source")
-_MOST_LISTED = 40  # queries, pages, failures; the last ones
+_MOST_LISTED = 40  # queries, pages and failures each; the last ones are kept
 _DEFAULT_BUDGET = 2_000  # tokens for all experiences together
 
 
 @dataclass(frozen=True, slots=True)
 class CallFact:
-    """One tool call of the attempt, as the journal knows it. `summary`: its result or its error in a few words."""
+    """One tool call of the attempt, from the journal. `summary` is its result or error in a few words."""
 
     tool: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
@@ -69,19 +68,21 @@ class CallFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureExperience:
-    """What an attempt leaves: the first three from the model, as far as it wrote them, the others from the journal."""
+    """What an attempt learned. The first three fields come from the model's account, the others from the journal."""
 
     type: FailureType
     what_happened: str = ""
     findings: str = ""
-    queries: tuple[str, ...] = ()  # tried, with the tool's name before them
-    pages: tuple[str, ...] = ()  # read
+    queries: tuple[str, ...] = ()  # "tool: query"
+    pages: tuple[str, ...] = ()
     failed_tools: tuple[str, ...] = ()  # "tool: why"
 
     def text(self, budget_tokens: int | None = None, count: Callable[[str], int] | None = None) -> str:
-        """The experience as the next attempt reads it. Within a budget findings are kept longest, old queries shortest.
+        """Return the experience as the next attempt reads it.
 
-        `count` counts tokens; without it they are estimated, rather too high.
+        Args:
+            budget_tokens: The most tokens to use; old queries are dropped first, findings last. None: no limit.
+            count: Counts tokens; without it they are estimated, rather too high.
         """
         count = count or estimate_tokens
         listed: list[tuple[str, tuple[str, ...]]] = [
@@ -113,10 +114,13 @@ class FailureExperience:
 def experience_from(
     summary: str | None, facts: Sequence[CallFact] = (), *, reason: str = "", reply: str = ""
 ) -> FailureExperience:
-    """The experience of an attempt, from the model's account (None: it gave none) and the calls that were made.
+    """Build the experience of an attempt.
 
-    `reason`: why the attempt ended ("max_turns", "rollbacks", …); `reply`: a closing reply that was not accepted, which
-    holds what the attempt found. Both are used where the account says nothing.
+    Args:
+        summary: The model's account, or None if it wrote none.
+        facts: The tool calls of the attempt.
+        reason: Why the attempt ended ("max_turns", "rollbacks", …); used if the account does not say.
+        reply: A closing reply that was not accepted; used as findings if the account lists none.
     """
     sections = _sections(extract_failure_experience_summary(summary or ""))
     failures = [fact for fact in facts if not fact.ok]
@@ -138,13 +142,13 @@ def experience_from(
 
 
 def extract_failure_experience_summary(text: str) -> str:
-    """The model's account out of its reply: without reasoning and without tool calls; "" when there is none.
+    """Return the model's account from its reply, without reasoning and tool calls; "" if there is none.
 
-    A reply that is nothing but reasoning gives that.
+    A reply that is nothing but reasoning returns the reasoning.
     """
     visible = said(text)
-    call = _TOOL_CALL.search(visible)
-    account = visible[: call.start()] if call else visible
+    call = find_call_mark(visible)  # the account ends where the model calls a tool all the same
+    account = visible[:call] if call >= 0 else visible
     return account.strip().strip("`").strip()
 
 
@@ -153,7 +157,7 @@ def render_experiences(
     budget_tokens: int = _DEFAULT_BUDGET,
     count: Callable[[str], int] | None = None,
 ) -> str:
-    """What the next attempt is told of all earlier ones, at most `budget_tokens` long; "" when there were none.
+    """Return what the next attempt is shown of all earlier ones, in at most `budget_tokens`; "" if there were none.
 
     The last attempt gets half of the budget, the others share the rest.
     """
@@ -178,16 +182,16 @@ def render_experiences(
 
 
 def estimate_tokens(text: str) -> int:
-    """A bound on the tokens of a text where no tokenizer is at hand: 3 ASCII characters, or one other, a token."""
+    """Return an upper estimate without a tokenizer: one token per 3 ASCII characters or per other character."""
     ascii_count = len(text.encode("ascii", "ignore"))
     return (ascii_count + 2) // 3 + len(text) - ascii_count
 
 
-# ------------------------------------------------------------------------------------------------ from the account
+# ------------------------------------------------------------------------------------------------ the account
 
 
 def _sections(account: str) -> dict[str, str]:
-    """The account by its headings, in lower case; an account without any is all "what happened"."""
+    """Split the account by its headings, in lower case; without headings all of it is "what happened"."""
     headings = list(_HEADING.finditer(account))
     if not headings:
         return {"what happened": account} if account else {}
@@ -202,7 +206,7 @@ def _sections(account: str) -> dict[str, str]:
 
 
 def _type_of(written: str, facts: Sequence[CallFact], reply: str) -> FailureType:
-    """The type that the model names, the first if it names several; else what the calls show."""
+    """Return the first type that the model names, otherwise what the calls suggest."""
     named = _TYPE.search(written)
     if named:
         folded = re.sub("[ -]", "_", named[0].lower())
@@ -213,14 +217,14 @@ def _type_of(written: str, facts: Sequence[CallFact], reply: str) -> FailureType
     return "blocked" if last and not any(fact.ok for fact in last) else "incomplete"
 
 
-# ------------------------------------------------------------------------------------------------ from the journal
+# ------------------------------------------------------------------------------------------------ the journal
 
 
 def _own_findings(facts: Sequence[CallFact], reply: str) -> str:
-    """What the attempt found, where the model does not say: its last reply, then what calls brought, the last first."""
+    """Return what the attempt found if the model does not say: its last reply, then results, newest first."""
     lines = [f"- The attempt's last reply: {shorten(said(reply), 600)}"] if reply.strip() else []
-    brought = [fact for fact in facts if fact.ok and fact.summary.strip()]
-    lines += [f"- {fact.tool}({_brief(fact)}): {shorten(fact.summary, 200)}" for fact in brought[-1:-13:-1]]
+    results = [fact for fact in facts if fact.ok and fact.summary.strip()]
+    lines += [f"- {fact.tool}({_brief(fact)}): {shorten(fact.summary, 200)}" for fact in results[-1:-13:-1]]
     return "\n".join(lines)
 
 
@@ -231,7 +235,7 @@ def _brief(fact: CallFact) -> str:
 
 
 def _values(fact: CallFact, keys: tuple[str, ...]) -> list[str]:
-    """The values of arguments whose names say what they are."""
+    """Return the values of the arguments with one of these names."""
     if isinstance(fact.arguments, str):
         return []
     found: list[str] = []
@@ -265,7 +269,7 @@ def _last_that_fit(title: str, items: tuple[str, ...], budget: int, count: Calla
 
 
 def _fitting(text: str, budget: int, count: Callable[[str], int]) -> str:
-    """The longest beginning of a text that fits, found by halves; the cut is marked."""
+    """Return the longest start of a text that fits, found by bisection; the cut is marked."""
     if count(text) <= budget:
         return text
     low, high = 0, min(len(text), max(budget, 0) * 8)

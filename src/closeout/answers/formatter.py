@@ -1,6 +1,6 @@
-"""OutputFormatter: tool results as the model gets them, final answers as a person and a log get them.
+"""OutputFormatter: tool results as message parts, and the final summary of a run.
 
-What counts as an answer is the contract's business; how results are encoded and cut to tokens is `outputs`'.
+Contracts decide what an answer is; `closeout.results` encodes results and cuts them to tokens.
 """
 
 from __future__ import annotations
@@ -11,28 +11,47 @@ from typing import Any, NamedTuple
 
 from closeout.answers.boxed import extract_boxed
 from closeout.answers.contracts import AnswerContract, Boxed, ContractReading
-from closeout.outputs.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
-from closeout.outputs.normal import compact_json, normalise
+from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
+from closeout.results.normal import compact_json, normalise
 
-__all__ = ["FORMAT_ERROR_MESSAGE", "TOOL_RESULT_MAX_LENGTH", "FinalSummary", "FormattedAnswer", "OutputFormatter"]
+__all__ = [
+    "FORMAT_ERROR_MESSAGE",
+    "NO_ANSWER",
+    "TOOL_RESULT_MAX_LENGTH",
+    "FinalSummary",
+    "FormattedAnswer",
+    "OutputFormatter",
+    "answer_of",
+]
 
 FORMAT_ERROR_MESSAGE = "No \\boxed{} content found in the final answer."
-"""Stands in place of an answer that does not satisfy its contract, whichever contract that is."""
+"""Replaces an answer that does not satisfy its contract, whichever contract that is."""
 
+NO_ANSWER = "No final answer generated."
 NO_USAGE = "Token usage information not available."
 
 
+def answer_of(boxed_result: str | None) -> str | None:
+    """Return the answer that a `boxed_result` holds, or None for "" and for the format error."""
+    return None if not boxed_result or boxed_result == FORMAT_ERROR_MESSAGE else boxed_result
+
+
 class FormattedAnswer(NamedTuple):
-    """What `format_final_summary_and_log` returns: the summary for a person, the answer, the bill in one line."""
+    """The result of `format_final_summary_and_log`: the summary for people, the answer, the usage on one line."""
 
     summary_text: str
     boxed_result: str
     log_string: str
 
+    @property
+    def answer(self) -> str | None:
+        """The answer, or None if `boxed_result` is empty or the format error."""
+        return answer_of(self.boxed_result)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinalSummary:
-    """The same for machines. `answer` is None when `reading` says why there is none; `value` is typed."""
+    """The final summary as a record. `answer` is None if `reading` says why there is none; `value` is typed."""
 
     final_answer: str
     answer: str | None
@@ -55,16 +74,16 @@ class FinalSummary:
         return "\n".join(
             (
                 "\n" + " Final Answer ".center(74, "="),
-                self.final_answer,
+                self.final_answer or NO_ANSWER,
                 "\n" + " Extracted Result ".center(74, "-"),
-                *([extracted] if extracted and self.final_answer else ()),
+                *([extracted] if extracted else ()),
                 "\n" + " Token Usage & Cost ".center(74, "-"),
                 *self.usage_lines,
             )
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the record as JSON-serialisable data."""
         return {
             "final_answer": self.final_answer,
             "answer": self.answer,
@@ -76,25 +95,36 @@ class FinalSummary:
 
 
 class OutputFormatter:
-    """Holds nothing but the form that answers must have (None: Boxed()); one serves any number of runs."""
+    """Format tool results and final summaries. `Agent(output_formatter=…)` uses an instance, also of a subclass.
+
+    A formatter holds nothing but the contract, so one instance serves any number of runs.
+
+    Args:
+        contract: The form that answers must have; None means `Boxed()`.
+    """
 
     def __init__(self, contract: AnswerContract | None = None) -> None:
         self.contract: AnswerContract = Boxed() if contract is None else contract
 
     def _extract_boxed_content(self, text: str) -> str:
-        """The content of the last box of a text, whatever the contract; "" when there is none."""
+        """Return the content of the last box in a text, whatever the contract; "" if there is none."""
         return extract_boxed(text)
 
     def format_tool_result_for_user(self, tool_call_execution_result: Mapping[str, Any] | Any) -> dict[str, str]:
-        """The outcome of a tool call as a message part, `{"type": "text", "text": …}`.
+        """Return the outcome of a tool call as a message part, `{"type": "text", "text": …}`.
 
-        Takes `server_name`, `tool_name` (a text stands in for one that is missing) and `error` or `result`. A result
-        that is no text is written as JSON; one longer than TOOL_RESULT_MAX_LENGTH characters is cut and says so.
-        What is no such record is a result itself.
+        Args:
+            tool_call_execution_result: A mapping with `server_name`, `tool_name`, and `result` or `error`. Missing
+                names get a fallback text. A result that is not a string is written as JSON; one longer than
+                TOOL_RESULT_MAX_LENGTH characters is truncated and marked. Any other value is itself the result.
+                In a run it also has `text`: the result as the model is shown it by default, inside its token budget
+                and with markers escaped. It is then returned.
         """
         outcome = tool_call_execution_result
         if not isinstance(outcome, Mapping):
             outcome = {"result": outcome}
+        if isinstance(outcome.get("text"), str) and "handle" in outcome:
+            return {"type": "text", "text": outcome["text"]}
         called = f"Tool call to {outcome.get('tool_name') or 'an unnamed tool'}"
         if outcome.get("server_name"):
             called += f" on {outcome['server_name']}"
@@ -110,21 +140,33 @@ class OutputFormatter:
         return {"type": "text", "text": text}
 
     def format_final_summary_and_log(self, final_answer_text: str, client: Any = None) -> FormattedAnswer:
-        """The closing text of a run as (summary for a person, the answer, the bill in one line).
+        """Return a run's closing text as (summary for people, answer, usage on one line).
 
-        The answer is FORMAT_ERROR_MESSAGE when the text does not satisfy the contract. `client` needs
-        `format_token_usage_summary()` → (lines, log string); without it, or if it fails, the bill is not known.
+        The summary is for people and logs. It holds usage and cost, so it must not enter a prompt.
+
+        Args:
+            final_answer_text: The closing text. The answer is FORMAT_ERROR_MESSAGE if the text does not satisfy the
+                contract.
+            client: An object with `format_token_usage_summary()`, which returns (lines, log string). Without it, or if
+                it fails, the summary says that usage is not available.
         """
         summary = self.final_summary(final_answer_text, client)
         return FormattedAnswer(summary.text, summary.boxed_result, summary.usage_log)
 
     def final_summary(self, final_answer_text: str, client: Any = None) -> FinalSummary:
-        """The closing text of a run as a record: what `format_final_summary_and_log` is a view of."""
+        """Return the final summary as a record; see `format_final_summary_and_log`."""
         final_answer = final_answer_text or ""
         reading = self.contract.read(final_answer)
         lines, log = _usage_of(client)
         answer = reading.text if reading.ok else None
-        return FinalSummary(final_answer, answer, reading.value, reading, lines, log)
+        return FinalSummary(
+            final_answer=final_answer,
+            answer=answer,
+            value=reading.value,
+            reading=reading,
+            usage_lines=lines,
+            usage_log=log,
+        )
 
 
 def _usage_of(client: Any) -> tuple[tuple[str, ...], str]:
@@ -134,6 +176,6 @@ def _usage_of(client: Any) -> tuple[tuple[str, ...], str]:
     try:
         lines, log = summarise()
         return tuple(str(line) for line in lines), str(log)
-    except Exception as error:  # an answer is not lost for its bill
+    except Exception as error:  # a usage summary that fails must not cost the answer
         unknown = f"{NO_USAGE} ({type(error).__name__}: {error})"
         return (unknown,), unknown

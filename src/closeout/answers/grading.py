@@ -1,6 +1,6 @@
-"""Is an answer right? For people who measure: exact, GAIA's rules, choice, mathematical equivalence, a model as judge.
+"""Grade an answer: exact, by GAIA's rules, as a choice, as mathematics, by a model, or by a grader of your own.
 
-The loop never grades. Which of several answers is given is decided in `selection`.
+The loop never grades. Which of several answers a run gives is decided in `selection`.
 """
 
 from __future__ import annotations
@@ -8,22 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from closeout.answers.boxed import extract_boxed
-from closeout.answers.contracts import Choice
-from closeout.answers.normal_form import as_number, folded, list_items
+from closeout.answers.normal_form import as_number, folded, list_items, math_form, normalised, plain_text, same_unit
 from closeout.answers.reading import said, shorten
-from closeout.answers.values import plain_text
+from closeout.answers.values import Choice
 from closeout.errors import CloseoutError, UsageError
 from closeout.messages import Message, ModelRequest
 
-__all__ = ["Grade", "GradeMethod", "grade", "judge"]
+__all__ = ["Grade", "GradeMethod", "Grader", "grade", "judge", "register_grader"]
 
 GradeMethod = Literal["exact", "normalized", "math", "choice"]
 
 _WORDS = re.compile(r"[^\W\d_]{3,}(?:[\s'-]+[^\W\d_]+)*")
-_GROUPED = re.compile(r"[-+$ ]*\d{1,3}(?:,\d{3})+(?:\.\d+)?[% ]*")  # "1,000" is a number, "3,4" a list
 _LETTERS = "ABCDEFGHIJ"
 
 JUDGE_PROMPT = """\
@@ -55,31 +53,77 @@ class Grade:
         return self.correct
 
 
-def grade(
-    prediction: str | None, gold: str | Sequence[str], method: GradeMethod = "normalized", *, timeout: float = 10.0
-) -> Grade:
-    r"""Compares an answer with the right one, or with several of which any will do.
+Grader: TypeAlias = "Callable[[str, str], Grade | bool]"
+"""A grader of your own: it compares an answer with one right answer."""
 
-    A prediction that holds a `\boxed{…}` stands for its content. Methods:
-    `exact`: the same text but for white space around it.
-    `normalized`: the rules of the GAIA leaderboard; a gold answer that is a number ("1,000" is one) is compared as a
-    number, one with commas or semicolons item by item, any other without case, white space and punctuation.
-    `choice`: the letter or the option.
-    `math`: mathematical equivalence, at most `timeout` seconds; needs `closeout[math]`.
-    Never raises over what the answers hold; an unknown method is a UsageError.
+
+def grade(
+    prediction: str | None,
+    gold: str | Sequence[str],
+    method: GradeMethod | str | Grader = "normalized",
+    *,
+    timeout: float = 10.0,
+) -> Grade:
+    r"""Compare an answer with the right one, or with several of which any will do.
+
+    Methods:
+        `exact`: the same text but for white space around it.
+        `normalized`: the rules of the GAIA leaderboard, except that signs, operators, brackets and symbols count. A
+        gold answer that is a number ("1,000" is one) is compared as a number, one with commas or semicolons item by
+        item, any other as a text without case, white space and punctuation.
+        `choice`: the letter or the option.
+        `math`: math-verify's verdict where `closeout[math]` is installed; without it the same normal form.
+
+    Args:
+        prediction: The answer. The content of a `\boxed{…}` in it is taken instead of the whole.
+        gold: The right answer, or several.
+        method: One of the methods above, the name of a registered grader, or a grader.
+        timeout: Seconds for `math`.
+
+    Raises:
+        UsageError: If there is no such method. Never for what the answers hold.
     """
-    compare = _METHODS.get(method)
-    if compare is None:
-        raise UsageError(f"There is no grading method '{method}'. There are: {', '.join(_METHODS)}.")
+    name, compare = _grader_of(method, timeout)
     if prediction is None or not prediction.strip():
-        return Grade(False, method, "There is no answer.")
+        return Grade(False, name, "There is no answer.")
     answer = extract_boxed(prediction, blacklist=()) or prediction.strip()
     golds = [gold] if isinstance(gold, str) else list(gold)
-    grades = [compare(answer, one.strip(), timeout) for one in golds]
-    for one in grades:
-        if one.correct:
-            return one
-    return grades[0] if grades else Grade(False, method, "There is no right answer to compare with.", judged=False)
+    verdicts = [(compare(answer, one.strip()), one.strip()) for one in golds]
+    grades = [
+        verdict if isinstance(verdict, Grade) else _grade(name, bool(verdict), answer, one) for verdict, one in verdicts
+    ]
+    if right := next(filter(None, grades), None):
+        return right
+    return grades[0] if grades else Grade(False, name, "There is no right answer to compare with.", judged=False)
+
+
+def register_grader(name: str, grader: Grader) -> None:
+    """Make a grader available to `grade` under a name, in this process.
+
+    Args:
+        name: The method's name; not that of a built-in method.
+        grader: Called with an answer and a right answer, each stripped. Returns a bool or a `Grade`.
+
+    Raises:
+        UsageError: If the name belongs to a built-in method, or the grader cannot be called.
+    """
+    if name in _METHODS:
+        raise UsageError(f"'{name}' is a built-in grading method. Register the grader under another name.")
+    if not callable(grader):
+        raise UsageError(f"A grader must be a function of an answer and a right answer, got {grader!r}.")
+    _registered[name] = grader
+
+
+def _grader_of(method: str | Grader, timeout: float) -> tuple[str, Grader]:
+    if callable(method):
+        return getattr(method, "__name__", type(method).__name__), method
+    if method == "math":
+        return method, lambda prediction, gold: _math(prediction, gold, timeout)
+    grader = _METHODS.get(method) or _registered.get(method)
+    if grader is None:
+        known = ", ".join([*_METHODS, *_registered])
+        raise UsageError(f"'{method}' is not a grading method. Use one of {known}, or register_grader().")
+    return method, grader
 
 
 async def judge(
@@ -90,9 +134,17 @@ async def judge(
     *,
     prompt: str = JUDGE_PROMPT,
 ) -> Grade:
-    """A model's verdict. `client`: a model client, or an async function from prompt to reply.
+    """Let a model decide whether an answer is right.
 
-    Not judged (and not correct) when the model fails or gives no verdict; never raises but for cancellation.
+    Args:
+        prediction: The answer.
+        gold: The right answer.
+        question: The question, for context.
+        client: A model client, or an async function from prompt to reply.
+        prompt: The prompt, with the slots `{question}`, `{gold}` and `{prediction}`.
+
+    Returns:
+        The model's verdict; one that is not judged (and not correct) if the model fails or gives none.
     """
     if prediction is None or not prediction.strip():
         return Grade(False, "judge", "There is no answer.")
@@ -126,16 +178,12 @@ def _asker(client: Any) -> Callable[[str], Awaitable[str]]:
 # ------------------------------------------------------------------------------------------------ the methods
 
 
-def _exact(prediction: str, gold: str, timeout: float) -> Grade:
-    return _grade("exact", prediction == gold, prediction, gold)
-
-
-def _normalized(prediction: str, gold: str, timeout: float) -> Grade:
+def _normalized(prediction: str, gold: str) -> Grade:
     number = as_number(gold)
-    if number is not None and ("," not in gold or _GROUPED.fullmatch(gold)):
+    if number is not None:
         return _grade("normalized", as_number(plain_text(prediction)) == number, prediction, gold, "as numbers")
-    if not re.search("[,;，；、]", gold):
-        same = folded(plain_text(prediction), punctuation=False) == folded(plain_text(gold), punctuation=False)
+    if not re.search("[,;，；、]", gold) or _is_bracketed(gold):
+        same = _text_form(prediction) == _text_form(gold)
         return _grade("normalized", same, prediction, gold, "as texts")
     ours, theirs = list_items(plain_text(prediction)), list_items(plain_text(gold))
     if len(ours) != len(theirs):
@@ -148,28 +196,71 @@ def _normalized(prediction: str, gold: str, timeout: float) -> Grade:
     return Grade(True, "normalized", f"The same {len(ours)} items.")
 
 
-def _choice(prediction: str, gold: str, timeout: float) -> Grade:
+def _is_bracketed(text: str) -> bool:
+    """Tell whether commas in a text belong to an interval, a pair or a set."""
+    return plain_text(text)[:1] in ("(", "[", "{", "\\") and plain_text(text)[-1:] in (")", "]", "}")
+
+
+def _text_form(text: str) -> str:
+    form = math_form(text) if "\\" in text else plain_text(text)
+    return folded(form) or form
+
+
+def _choice(prediction: str, gold: str) -> Grade:
     letter = plain_text(gold).strip("().:").upper()
     if len(letter) == 1 and letter in _LETTERS:
         options = Choice(list(_LETTERS))
         chosen = options.read(prediction).text or options.read(f"\\boxed{{{prediction}}}").text
         return _grade("choice", chosen == letter, chosen or prediction, gold, "as options")
-    same = folded(plain_text(prediction), punctuation=False) == folded(plain_text(gold), punctuation=False)
-    return _grade("choice", same, prediction, gold, "as options")
+    return _grade("choice", _text_form(prediction) == _text_form(gold), prediction, gold, "as options")
 
 
 def _math(prediction: str, gold: str, timeout: float) -> Grade:
-    from closeout.answers.math_worker import MathWorkerFailed, equivalent
+    from closeout.answers.math_worker import MathVerifyMissing, MathWorkerFailed, equivalent
 
-    first = _normalized(prediction, gold, timeout)
+    if normalised(prediction) == normalised(gold):
+        return _grade("math", True, prediction, gold, "as written")
     # A computer algebra system takes a word for a product of its letters, whose order does not matter.
-    if first.correct or _WORDS.fullmatch(plain_text(gold)):
-        return Grade(first.correct, "math", first.reason)
+    if _WORDS.fullmatch(plain_text(gold)):
+        return _grade("math", _text_form(prediction) == _text_form(gold), prediction, gold, "as texts")
     try:
         same = equivalent(prediction, gold, timeout=timeout)
+    except MathVerifyMissing as error:
+        numbers = as_number(prediction) is not None and as_number(gold) is not None
+        return Grade(False, "math", f"Not written alike, and {error}.", judged=numbers)
     except MathWorkerFailed as error:
         return Grade(False, "math", f"Not compared: {error}.", judged=False)
+    same = same and not _contradict(math_form(prediction), math_form(gold))
     return _grade("math", same, prediction, gold, "as mathematics")
+
+
+_TOKEN = re.compile(r"\\[A-Za-z]+|\d+(?:\.\d+)?|[A-Za-z]+|[^\sA-Za-z\d]")
+_BRACKETS = frozenset("()[]{}")
+
+
+def _contradict(one: str, other: str) -> bool:
+    r"""Tell whether two forms are the same but for one number, word, sign or bracket.
+
+    math-verify drops units and number bases, and takes `\mp` for `\pm` and `(1,2)` for `\{1,2\}`.
+    """
+    if one.replace("'", "") == other.replace("'", ""):
+        return one != other
+    ours, theirs = _TOKEN.findall(one), _TOKEN.findall(other)
+    if len(ours) != len(theirs):
+        return False
+    different = [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b]
+    if all(a in _BRACKETS and b in _BRACKETS for a, b in different):
+        return bool(different)
+    return len(different) == 1 and not _same_token(*different[0])
+
+
+def _same_token(one: str, other: str) -> bool:
+    if one[0].isdigit() and other[0].isdigit():
+        shorter, longer = sorted((one, other), key=len)
+        return float(one) == float(other) or float(shorter) == round(float(longer), len(shorter.partition(".")[2]))
+    if one.isalpha() and other.isalpha():
+        return same_unit(one, other)
+    return one[0].isalnum() != other[0].isalnum()
 
 
 def _grade(method: str, correct: bool, prediction: str, gold: str, how: str = "") -> Grade:
@@ -178,9 +269,10 @@ def _grade(method: str, correct: bool, prediction: str, gold: str, how: str = ""
     return Grade(correct, method, f"'{shorten(prediction)}' {relation} '{shorten(gold)}'{said_how}.")
 
 
-_METHODS: dict[str, Callable[[str, str, float], Grade]] = {
-    "exact": _exact,
+_METHODS: dict[str, Grader] = {
+    "exact": lambda prediction, gold: _grade("exact", prediction == gold, prediction, gold),
     "normalized": _normalized,
-    "math": _math,
+    "math": lambda prediction, gold: _math(prediction, gold, 10.0),
     "choice": _choice,
 }
+_registered: dict[str, Grader] = {}

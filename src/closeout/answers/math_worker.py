@@ -1,4 +1,4 @@
-"""Mathematical equivalence in a process of its own: `equivalent` asks, `main` is what the process runs.
+"""Compare mathematics in a separate process: `equivalent` asks it, `main` is what it runs.
 
 `math-verify` limits its time with signals, which only a main thread may set, and not all of sympy can be interrupted by
 them. A process that can be killed works from any thread and always ends.
@@ -16,20 +16,26 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["MathWorkerFailed", "equivalent"]
+__all__ = ["MathVerifyMissing", "MathWorkerFailed", "equivalent"]
 
 _START_SECONDS = 60.0  # importing sympy on a busy machine
 _MOST_CHARACTERS = 2_000  # of one answer
 
 
 class MathWorkerFailed(Exception):
-    """No verdict: the comparison took too long, or the process could not do it. The text says which."""
+    """There is no verdict: the comparison took too long, or the process could not do it."""
+
+
+class MathVerifyMissing(MathWorkerFailed):
+    """math-verify is not installed."""
 
 
 def equivalent(prediction: str, gold: str, *, timeout: float = 10.0) -> bool:
-    """Whether two LaTeX or plain expressions mean the same. Thread-safe; one comparison at a time for a process.
+    """Tell whether two LaTeX or plain expressions mean the same. Thread-safe; one comparison at a time in a process.
 
-    Raises MathWorkerFailed after `timeout` seconds, and when math-verify is not installed.
+    Raises:
+        MathVerifyMissing: If math-verify is not installed.
+        MathWorkerFailed: After `timeout` seconds, or if it cannot compare them.
     """
     if max(len(prediction), len(gold)) > _MOST_CHARACTERS:
         raise MathWorkerFailed(f"an answer is longer than {_MOST_CHARACTERS:,} characters")
@@ -37,7 +43,7 @@ def equivalent(prediction: str, gold: str, *, timeout: float = 10.0) -> bool:
 
 
 class _Worker:
-    """The process, started when first needed and again after it was killed; a forked child starts its own."""
+    """The process. It starts when it is first needed and after it was killed; a forked child starts its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +96,7 @@ class _Worker:
         ready = self._line(_START_SECONDS)
         if "error" in ready:
             self.stop()
-            raise MathWorkerFailed(str(ready["error"]))
+            raise MathVerifyMissing(str(ready["error"]))
         return self._process
 
     def _line(self, timeout: float) -> dict[str, Any]:
@@ -107,7 +113,7 @@ class _Worker:
 
 
 def _read(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
-    """Hands on the process's lines; "" when there are no more."""
+    """Pass on the process's lines; "" when there are no more."""
     assert process.stdout is not None
     with suppress(OSError, ValueError):  # closed while reading
         for line in process.stdout:
@@ -123,7 +129,7 @@ atexit.register(_worker.stop)
 
 
 def main() -> None:
-    """Reads questions, one JSON object a line, and writes verdicts, until its input ends."""
+    """Read questions, one JSON object a line, and write verdicts, until the input ends."""
     try:
         from math_verify import parse, verify
     except ImportError:
@@ -144,6 +150,7 @@ def main() -> None:
 
 
 def _as_math(text: str) -> str:
+    text = text.replace("\\$", "")  # a dollar sign is a unit here; it would end the formula
     return text if "$" in text else f"${text}$"
 
 
@@ -153,7 +160,7 @@ def _say(reply: dict[str, Any]) -> None:
 
 
 def _limit_memory() -> None:
-    """2 GB, where the system can: a power tower must not take the machine down."""
+    """Limit memory to 2 GB where the system can: a power tower must not take the machine down."""
     try:
         import resource
     except ImportError:

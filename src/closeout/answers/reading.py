@@ -1,6 +1,6 @@
-"""What an answer contract is and what it says of a reply: the protocol, its reading, the candidates with their spans.
+"""The protocol of answer contracts, and what a contract reads in a reply.
 
-The contracts themselves are in `contracts`.
+The contracts are in `contracts`, `values` and `structured`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Problem = Literal["", "missing", "empty", "placeholder", "unreadable", "violation"]
-"""What is wrong with a reply. "missing": the form is not there at all, so that only the wrapper may be lacking."""
+"""What is wrong with a reply. "missing": the form is not there, so that the answer may only lack its wrapper."""
 
 _FENCED = re.compile(r"^[ \t]{0,3}(```|~~~)[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -69,36 +69,39 @@ class ContractReading(Generic[Value]):
 
 
 class AnswerContract(Protocol[Value]):
-    """The form that the final answer must have; `Value` is the type of what it reads.
+    """The form that the final answer must have. `Value` is the type of the answer.
 
-    Contracts hold no state: one serves any number of runs.
+    A contract of your own is any object with these members; `Agent(answer=…)` checks them. It holds no state, so that
+    one contract serves any number of runs.
     """
 
     @property
     def finish_prefix(self) -> str:
-        """How the wrapped answer starts, for a model whose reply can be begun for it."""
+        """How the answer starts in its wrapper, for a model whose reply can be begun."""
 
     def instruction(self) -> str:
-        """One or two sentences for the prompt that say how the answer is to be written."""
+        """Return one or two sentences for the prompt that say how to write the answer."""
 
     def finishing(self) -> str:
-        """What a model whose reply only lacks the form is told: write the answer alone, in the form."""
+        """Return the request for a reply that only lacks the form: to write the answer alone, in the form."""
 
     def read(self, text: str) -> ContractReading[Value]:
-        """What the reply holds. Never raises, and takes time linear in the length of the text."""
+        """Read a reply. Never raises, and takes time linear in the length of the text."""
 
     def constraint(self) -> Constraint | None:
-        """What the answer alone, in its wrapper, must match, for servers that constrain decoding; None: no rule."""
+        """Return what the answer in its wrapper must match, for servers that constrain decoding; None: anything."""
 
 
 def failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading[Any]:
-    """The reading of a reply that holds no answer: what is wrong with it, and the sentence that the model is told."""
+    """Return the reading of a reply without an answer: what is wrong with it, and a sentence for the model."""
     return ContractReading(problem=problem, kind=kind, candidates=candidates)
 
 
 def box_candidates(boxes: Sequence[Box], text: str) -> tuple[Candidate, ...]:
-    """The boxes of a text that stand in no other. An unclosed one ends before the next, so that none is told twice:
-    thousands of them, each with all that follows, would be the text squared."""
+    """Return the boxes of a text that are not inside another.
+
+    An unclosed box ends before the next one: thousands of them, each with all that follows, would be the text squared.
+    """
     standing = [box for box in boxes if not box.enclosed]
     candidates = []
     for box, behind in zip_longest(standing, standing[1:]):
@@ -111,7 +114,7 @@ def box_candidates(boxes: Sequence[Box], text: str) -> tuple[Candidate, ...]:
 
 
 def said(text: str) -> str:
-    """The text without the model's reasoning; the reasoning itself when there is nothing else."""
+    """Return the text without the model's reasoning; the reasoning itself if there is nothing else."""
     regions = reasoning_regions(text)
     if not any(region.in_reasoning for region in regions):
         return text
@@ -120,7 +123,7 @@ def said(text: str) -> str:
 
 
 def fenced_blocks(text: str) -> list[tuple[str, Candidate]]:
-    """The code fences of a text: each its language (lower case, may be "") and its content."""
+    """Return the code fences of a text: for each its language (lower case, may be "") and its content."""
     return [
         (found[2].lower(), Candidate(found[3].strip(), found.start(3), found.end(3), complete=not _open(found, text)))
         for found in _FENCED.finditer(text)
@@ -132,6 +135,6 @@ def _open(found: re.Match[str], text: str) -> bool:
 
 
 def shorten(text: str, length: int = 80) -> str:
-    """A text for a message: on one line, cut in the end."""
+    """Return a text for a message: on one line, cut at the end."""
     line = " ".join(text[: 4 * length].split())
     return line if len(line) <= length else line[: length - 1] + "…"

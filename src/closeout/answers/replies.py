@@ -1,7 +1,4 @@
-"""What is wrong with a closing reply, and whether the wrapper is all that it lacks. Pure decisions.
-
-What is done about it is the AnswerGenerator's business.
-"""
+"""Decide what is wrong with a reply that should have held the answer. Pure functions; no I/O."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any, Literal
 
 from closeout.answers.contracts import ContractReading
 from closeout.answers.reading import said
+from closeout.parsing.forms.reader import find_call_mark
 
 __all__ = ["ReplyProblem", "has_tool_calls", "invents_result", "is_refusal", "problem_of"]
 
@@ -23,14 +21,10 @@ _REFUSAL = re.compile(
     r"|due to (?:the )?time constraints?|抱歉|对不起|很遗憾|我无法|我不能|我不知道|无法确定|作为一个?(?:ai|人工智能))",
     re.IGNORECASE,
 )
-_REFUSAL_LENGTH = 700  # characters: a longer text is an answer that begins politely
-# Calls that a model writes out as text when tools are closed.
-_WRITTEN_CALL = re.compile(
-    r"<use_mcp_tool>|<tool_call>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>"
-    r"|^Action Input:|^Action:\s{0,4}(?:```(?:json)?\s{0,4})?\{",
-    re.MULTILINE,
-)
-# A result that no tool gave, written out by the model: what stands behind it is not an answer, in any dialect.
+_REFUSAL_LENGTH = 700  # characters; a longer text is an answer that starts politely
+# An action of ReAct, in addition to the marks of the other tool-call forms.
+_ACTION = re.compile(r"^Action Input:|^Action:\s{0,4}(?:```(?:json)?\s{0,4})?\{", re.MULTILINE)
+# A tool result that the model wrote itself: what follows it is not an answer, in any dialect.
 _INVENTED = re.compile(
     r"^[ \t>*#]*(?:observation|tool[ _](?:result|response|output)|观察|观测)\s*\d*\s*[*]*[:：]"
     r"|^[ \t]*<(?:tool_response|tool_result|function_results?|observation)\b",
@@ -40,7 +34,7 @@ _INVENTED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ReplyProblem:
-    """Why a closing reply is no answer. `hint` tells the model; `finishable`: only the wrapper is lacking."""
+    """Why a reply is not an answer. `hint` is shown to the model; `finishable`: only the wrapper is missing."""
 
     kind: Kind
     hint: str
@@ -48,29 +42,33 @@ class ReplyProblem:
 
 
 def has_tool_calls(info: Any) -> bool:
-    """Whether `extract_tool_calls_info` found calls: a list of them, or a tuple of such lists."""
+    """Return whether `extract_tool_calls_info` found calls: a list of them, or a tuple of such lists."""
     if isinstance(info, tuple):
         return any(has_tool_calls(part) if isinstance(part, tuple | list) else part is not None for part in info)
     return isinstance(info, list) and bool(info)
 
 
 def invents_result(text: str) -> bool:
-    """Whether a model wrote out, as a line of its own, a tool's result that no tool gave."""
+    """Return whether a line of the text pretends to be a tool result."""
     return _INVENTED.search(text) is not None
 
 
 def is_refusal(text: str) -> bool:
-    """Whether a text, without its reasoning, is short and declines the task rather than answers it."""
+    """Return whether a text, without its reasoning, is short and declines the task."""
     visible = said(text).strip()
     return len(visible) <= _REFUSAL_LENGTH and _REFUSAL.match(visible) is not None
 
 
 def problem_of(text: str, reading: ContractReading, *, called_tools: bool = False, cut: bool = False) -> ReplyProblem:
-    """What is wrong with a reply that was not accepted; the most telling thing first.
+    """Return what is wrong with a reply that was not accepted; the most specific problem wins.
 
-    `called_tools`: it made native calls. `cut`: it ended at the token limit.
+    Args:
+        text: The reply.
+        reading: What the contract read in it.
+        called_tools: Whether it made native tool calls.
+        cut: Whether it ended at the token limit.
     """
-    if called_tools or _WRITTEN_CALL.search(text):
+    if called_tools or find_call_mark(text) >= 0 or _ACTION.search(text):
         hint = "Your last reply called a tool. Tools are closed now, so nothing was run: answer from what you have."
         return ReplyProblem("tool_call", hint)
     if invents_result(text):

@@ -1,7 +1,4 @@
-"""Which of several answers of one run is given: the last one, or the one that most agree on. Pure decisions.
-
-Whether a single answer is right is for `grading`.
-"""
+"""Choose among several answers of one run: the last one, or the one that most agree on. Pure decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _EARLIEST = 0.5  # what the first answer counts beside the last one: later answe
 
 @dataclass(frozen=True, slots=True)
 class AnswerCandidate:
-    """An answer seen in a run. Candidates are given in the order in which they were seen."""
+    """An answer seen in a run. Candidates are in the order in which they were seen."""
 
     text: str
     complete: bool = True
@@ -39,14 +36,14 @@ class RankedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The answer that was chosen, None of none; and all of them, best first."""
+    """The chosen answer (None if there is none), and all answers, the best first."""
 
     answer: str | None
     ranking: tuple[RankedAnswer, ...] = ()
 
 
 def select_answer(candidates: Sequence[AnswerCandidate | str], method: Method = "last") -> Selection:
-    """Chooses among answers in the order in which they were seen.
+    """Choose among answers in the order in which they were seen.
 
     `last`: the last one. `vote`: answers that are equal after normalisation are one; each vote weighs from 0.5 (the
     first) to 1 (the last), half of it when its wrapper was not closed; of equals the later one wins. The ranking is by

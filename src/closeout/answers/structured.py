@@ -1,6 +1,6 @@
 """Contracts for answers that are data: JSON and YAML, checked against a schema or a Python type.
 
-How broken JSON is repaired is in `repair.json_text`.
+How broken JSON is repaired is in `parsing`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Generic, overload
 from closeout.answers.reading import Candidate, ContractReading, Problem, Value, failed, fenced_blocks, said, shorten
 from closeout.errors import UsageError
 from closeout.messages import Constraint
-from closeout.outputs.normal import compact_json, normalise
-from closeout.repair.json_text import repair_json
+from closeout.parsing.json_text import repair_json
+from closeout.results.normal import compact_json, normalise
 
 __all__ = ["Json", "Yaml"]
 
@@ -57,7 +57,7 @@ def _by_schema(schema: Mapping[str, Any], owner: str) -> Callable[[Any], tuple[A
     try:
         validator = jsonschema_rs.validator_for(dict(schema), offline=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-        raise UsageError(f"{owner} was given a schema that is no JSON Schema: {shorten(str(error), 200)}") from None
+        raise UsageError(f"{owner} needs a valid JSON Schema: {shorten(str(error), 200)}") from None
 
     def check(value: Any) -> tuple[Any, str]:
         try:
@@ -94,7 +94,7 @@ def _by_type(wanted: Any, owner: str) -> tuple[Mapping[str, Any], Callable[[Any]
 
 
 class _Structured(Generic[Value]):
-    """What `Json` and `Yaml` have in common: a schema or a type that the answer must fit."""
+    """The base of `Json` and `Yaml`: a schema or a type that the answer must fit."""
 
     @overload
     def __init__(self: _Structured[Any]) -> None: ...
@@ -165,7 +165,7 @@ class Json(_Structured[Value]):
 
 
 def _json_places(text: str) -> list[Candidate]:
-    """Where JSON may stand, in reading order: brackets with all that is in them, or a bare value if that is all."""
+    """Return where JSON may be, in reading order: brackets with all that is in them, or a bare value if that is all."""
     spans, opened = _brackets(text)
     places = [Candidate(text[start:end], start, end) for start, end in spans[-_MOST_PLACES:]]
     if opened is not None:
@@ -180,7 +180,7 @@ def _json_places(text: str) -> list[Candidate]:
 
 
 def _brackets(text: str) -> tuple[list[tuple[int, int]], int | None]:
-    """The spans of closed brackets that stand in no other closed one, and the first bracket that is never closed."""
+    """Return the spans of closed brackets that are in no other one, and the first bracket that is never closed."""
     spans: list[tuple[int, int]] = []
     stack: list[tuple[str, int]] = []
     token = _OPEN.search(text)
@@ -244,7 +244,7 @@ class Yaml(_Structured[Value]):
 
 
 def _deepest(text: str) -> int:
-    """How many brackets stand open at once, those in strings too."""
+    """Return how many brackets are open at once, those in strings too."""
     return max(accumulate(1 if bracket in "[{" else -1 for bracket in _BRACKET.findall(text)), default=0)
 
 

@@ -1,6 +1,6 @@
-"""What a person sees of a run while it goes on: thoughts, tool calls with their time, repairs, tokens. On stderr.
+"""Show a run on stderr while it happens: thoughts, tool calls with their time, repairs, tokens.
 
-On a terminal a status line says what is under way; elsewhere there are plain lines only.
+A terminal also gets a status line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from closeout.cli.console import bill, duration, make_console, one_line, width_of
+from closeout.cli.terminal import duration, make_console, one_line, usage_line, width_of
 from closeout.journal.events import (
     AgentEnded,
     AgentStarted,
@@ -35,8 +35,8 @@ from closeout.journal.events import (
     TurnRolledBack,
     Unknown,
 )
-from closeout.journal.journal import Progress
-from closeout.journal.ledger import Ledger
+from closeout.journal.subscribers import Progress
+from closeout.journal.totals import RunTotals
 from closeout.messages import Usage
 
 if TYPE_CHECKING:
@@ -46,51 +46,51 @@ __all__ = ["Display"]
 
 WORKING = {"act": "thinking", "close": "closing", "experience": "summing up", "compact": "making room"}
 ASCII = str.maketrans({"→": ">", "✗": "x", "↺": "<", "▸": ">", "◂": "<", "·": "-", "—": "-", "…": "~"})
-PLAIN_PERIOD = 5.0  # seconds between two lines about one long piece of work where there is no terminal
+LINE_PERIOD = 5.0  # seconds between two lines about the same work if stderr is not a terminal
 EXPERIENCE_LINES = 12
-LONGEST = 3  # how many lines of the terminal a thought may take
+THOUGHT_LINES = 3
 
 
 class _Reply:
-    """A reply while it is written."""
+    """A reply that is being written."""
 
     def __init__(self, request: ModelRequested) -> None:
         self.request = request
-        self.words: list[str] = []  # thought and text, as they come
-        self.heard = False
-        self.acts = False
+        self.words: list[str] = []  # pieces of thought and text
+        self.streamed = False
+        self.has_call = False
 
-    def take(self, piece: Progress) -> None:
+    def add(self, piece: Progress) -> None:
         if piece.kind == "discard":
-            self.words, self.acts = [], False
+            self.words, self.has_call = [], False
             return
-        self.heard = True
+        self.streamed = True
         if piece.kind == "tool_name":
-            self.acts = True
+            self.has_call = True
         elif piece.kind in ("thought", "text"):
             self.words.append(piece.text)
 
     def title(self) -> str:
         if self.request.purpose != "act":
             return WORKING.get(self.request.purpose, self.request.purpose)
-        return f"turn {self.request.turn + 1}{' (answer)' if self.heard and not self.acts else ''}"
+        return f"turn {self.request.turn + 1}{' (answer)' if self.streamed and not self.has_call else ''}"
 
 
 class Display:
-    """A listener that prints. `with display:` so that the status line is taken away whatever happens."""
+    """A subscriber that prints. As a context manager it always removes the status line at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or make_console(stderr=True)
         self._width = width_of(self._console)
-        self._plain = not (self._console.encoding or "").lower().startswith("utf")
-        self._ledger = Ledger()
+        self._ascii = not (self._console.encoding or "").lower().startswith("utf")
+        self._totals = RunTotals()
         self._began = time.monotonic()
         self._live: Live | None = None
-        self._calls: dict[str, str] = {}  # agent:handle → the call as it is shown
-        self._replies: dict[str, _Reply] = {}  # agent → its reply under way
-        self._shown: set[str] = set()  # agents whose present turn has its words on the screen
-        self._finished_calls: set[str] = set()  # agent:handle, of turns that are not accepted yet
-        self._failure = ""  # of the last request, until it is known whether that was the end
+        self._calls: dict[str, str] = {}  # agent:handle → the running call as text
+        self._replies: dict[str, _Reply] = {}  # agent → the reply that it is writing
+        self._shown: set[str] = set()  # agents whose current turn is already printed
+        self._finished_calls: set[str] = set()  # agent:handle, of turns not accepted yet
+        self._failure = ""  # of the last request; printed if another request follows
         self._turn = 1
         self._doing = "starting"
         self._said: tuple[str, float] = ("", 0.0)
@@ -114,46 +114,82 @@ class Display:
         self.close()
 
     def close(self) -> None:
-        """Take the status line away."""
+        """Remove the status line."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     def say(self, text: str, style: str = "") -> None:
-        """A paragraph of the display's own, wrapped at the terminal's edge."""
+        """Print a paragraph, wrapped to the terminal."""
         self._put(text, style, 0)
 
     def working(self, doing: str) -> None:
-        """Say what is under way: on the status line if there is one, else now and then on a line of its own."""
+        """Show what is happening: in the status line, or now and then on a line of its own."""
         self._doing = doing
         if self._live is None:
             what, said = doing.rstrip("0123456789 %.,:"), time.monotonic()
-            if what != self._said[0] or said > self._said[1] + PLAIN_PERIOD:
+            if what != self._said[0] or said > self._said[1] + LINE_PERIOD:
                 self._said = what, said
                 self.say(doing, "dim")
 
     def stopping(self) -> None:
-        """The run was asked to end; said where a person may wait for it."""
+        """Show that the run is being stopped."""
         self._doing = "stopping; Ctrl-C again to stop at once"
 
     def left_over(self) -> None:
-        """Name the calls that began and did not end, of a run that was cut off."""
+        """Print the calls that started but did not finish."""
         for call in self._calls.values():
             self._put(one_line(f"… {call} · not finished", self._width - 2), "yellow", 2)
 
-    # ------------------------------------------------------------------------------------------ as a listener
+    # ------------------------------------------------------------------------------------------ events
 
-    def __call__(self, event: Event | Progress) -> None:
-        self._ledger(event)
+    def __call__(self, event: Event | Progress) -> None:  # noqa: C901 - one case for each event
+        self._totals(event)
         if isinstance(event, Progress):
-            if event.agent in self._replies:
-                self._replies[event.agent].take(event)
+            if event.kind == "tool_progress":
+                self._progressed(event)
+            elif event.agent in self._replies:
+                self._replies[event.agent].add(event)
                 if event.kind == "tool_name":
                     self._doing = "writing a call"
             return
-        show = _SHOWS.get(type(event))
-        if show is not None:
-            show(self, event)
+        match event:
+            case ModelRequested():
+                self._requested(event)
+            case ModelRetried():
+                self._print(event, f"! {event.reason} Retrying in {event.wait:.1f} s.", "yellow")
+            case ModelFailed():
+                self._failure = event.error  # if no request follows, the command prints it at the end
+            case ModelReplied():
+                self._replied(event)
+            case ToolStarted():
+                self._calls[f"{event.agent}:{event.handle}"] = f"{event.name}({_arguments(event.arguments)})"
+                self._doing = f"running {event.name}"
+            case ToolFinished():
+                self._finished(event)
+            case TurnAccepted():
+                self._accepted(event)
+            case TurnRolledBack():
+                self._rolled_back(event)
+            case Repaired():
+                self._repaired(event)
+            case AttemptStarted() if event.attempt:
+                self._print(event, f"— attempt {event.attempt + 1}, with the experience of the last one", "bold")
+            case AttemptEnded():
+                self._attempt_ended(event)
+            case Evicted() | Compacted():
+                self._print(event, f"  made room: {event.tokens:,} tokens", "dim")
+            case AgentStarted():
+                self._print(event, f"▸ {event.name}: {event.task}", "bold")
+            case AgentEnded():
+                self._print(event, f"◂ {event.report}", "bold")
+            case Noted(level="warning" | "error"):
+                self._print(event, f"! {event.message}", "yellow", cut=False)
+            case Unknown():
+                problem = event.body.get("problem", "written by another version")
+                self._print(event, f"! {event.type}: {problem}", "yellow")
+            case RunEnded():
+                self._doing = "done"
 
     def _requested(self, event: ModelRequested) -> None:
         if self._failure:
@@ -164,51 +200,47 @@ class Display:
             self._turn = event.turn + 1
         self._doing = WORKING.get(event.purpose, event.purpose)
 
-    def _retried(self, event: ModelRetried) -> None:
-        self._print(event, f"! {event.reason} Asking again in {event.wait:.1f} s.", "yellow")
-
-    def _failed(self, event: ModelFailed) -> None:
-        self._failure = event.error  # if nothing follows, the command says it as its last word
-
     def _replied(self, event: ModelReplied) -> None:
         reply = self._replies.pop(event.agent, None)
         if reply is None:
             return
-        title = f"{reply.title()} · {duration(event.ms)} · {bill(Usage(**event.usage))}"
+        title = f"{reply.title()} · {duration(event.ms)} · {usage_line(Usage(**event.usage))}"
         self._print(event, title, "bold")
         closes = reply.request.purpose != "act"
-        as_it_is = event.tool_calls or closes  # not the raw text of a ReAct turn
-        words = "".join(reply.words) if reply.heard and not closes else event.text if as_it_is else ""
+        readable = event.tool_calls or closes  # the text of a ReAct turn is not
+        words = "".join(reply.words) if reply.streamed and not closes else event.text if readable else ""
         self._say_words(event, words)
 
     def _accepted(self, event: TurnAccepted) -> None:
-        if event.agent not in self._shown:  # nothing was heard while it was written: a reply that was not streamed
+        if event.agent not in self._shown:  # the reply was not streamed
             self._say_words(event, event.text)
         self._shown.discard(event.agent)
-        for call, given in zip(event.calls, event.returns, strict=False):
-            place = f"{event.agent}:{given.get('handle')}"
-            if place not in self._finished_calls:
-                self._print_call(event, _shown_call(call), bool(given.get("ok")), " · not run", str(given.get("text")))
-            self._finished_calls.discard(place)
+        for call, result in zip(event.calls, event.returns, strict=False):
+            key = f"{event.agent}:{result.get('handle')}"
+            if key not in self._finished_calls:
+                text = str(result.get("text"))
+                self._print_call(event, _call_text(call), text, ok=bool(result.get("ok")), end=" · not run")
+            self._finished_calls.discard(key)
 
     def _say_words(self, event: Event, words: str) -> None:
         if words.strip():
             self._shown.add(event.agent)
             self._print(event, f"  {words.strip()}", "italic", cut=False)
 
-    def _started(self, event: ToolStarted) -> None:
-        self._calls[f"{event.agent}:{event.handle}"] = f"{event.name}({_arguments(event.arguments)})"
-        self._doing = f"running {event.name}"
+    def _progressed(self, piece: Progress) -> None:
+        name = self._calls.get(f"{piece.agent}:{piece.handle}", "tool").partition("(")[0]
+        amount = f"{piece.done:g}" if piece.total is None else f"{piece.done:g} of {piece.total:g}"
+        self.working(one_line(f"{name}: {piece.text} {amount}" if piece.text else f"{name}: {amount}", self._width))
 
     def _finished(self, event: ToolFinished) -> None:
-        place = f"{event.agent}:{event.handle}"
-        call = self._calls.pop(place, event.name)
-        self._finished_calls.add(place)
+        key = f"{event.agent}:{event.handle}"
+        call = self._calls.pop(key, event.name)
+        self._finished_calls.add(key)
         text = _result(event.record) if event.ok else event.note
-        self._print_call(event, call, event.ok, f" · {duration(event.ms)}", text)
+        self._print_call(event, call, text, ok=event.ok, end=f" · {duration(event.ms)}")
         self._doing = "thinking"
 
-    def _print_call(self, event: Event, call: str, ok: bool, end: str, result: str) -> None:
+    def _print_call(self, event: Event, call: str, result: str, *, ok: bool, end: str) -> None:
         room = self._width - self._indent(event) - 4 - len(end)
         mark, style = ("→", "cyan") if ok else ("✗", "red")
         self._print(event, f"  {mark} {one_line(call, room)}{end}", style)
@@ -222,37 +254,14 @@ class Display:
     def _rolled_back(self, event: TurnRolledBack) -> None:
         self._shown.discard(event.agent)
         detail = f": {event.detail.rstrip('.')}" if event.detail else ""
-        change = f" Asking again with {event.change}." if event.change else ""
+        change = f" Trying again with {event.change}." if event.change else ""
         self._print(event, f"  ↺ {event.reason.replace('_', ' ')}{detail}.{change}", "yellow")
-
-    def _attempt(self, event: AttemptStarted) -> None:
-        if event.attempt:
-            self._print(event, f"— attempt {event.attempt + 1}, with what the one before learned", "bold")
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         if event.answer is None and event.experience and event.reason != "model_failed":
-            self._print(event, f"— no answer ({event.reason}); what was learned:", "bold")
+            self._print(event, f"— no answer ({event.reason}); what it learned:", "bold")
             for line in event.experience.splitlines()[:EXPERIENCE_LINES]:
                 self._print(event, f"  {line}", "dim", cut=False)
-
-    def _made_room(self, event: Evicted | Compacted) -> None:
-        self._print(event, f"  made room: {event.tokens:,} tokens", "dim")
-
-    def _agent_started(self, event: AgentStarted) -> None:
-        self._print(event, f"▸ {event.name}: {event.task}", "bold")
-
-    def _agent_ended(self, event: AgentEnded) -> None:
-        self._print(event, f"◂ {event.report}", "bold")
-
-    def _noted(self, event: Noted) -> None:
-        if event.level in ("warning", "error"):
-            self._print(event, f"! {event.message}", "yellow", cut=False)
-
-    def _unknown(self, event: Unknown) -> None:
-        self._print(event, f"! {event.type}: {event.body.get('problem', 'written by another version')}", "yellow")
-
-    def _ended(self, _: RunEnded) -> None:
-        self._doing = "done"
 
     # ------------------------------------------------------------------------------------------ printing
 
@@ -260,13 +269,13 @@ class Display:
         return 2 * event.agent.count("/")
 
     def _print(self, event: Event, line: str, style: str, *, cut: bool = True) -> None:
-        """One line, or a short paragraph (`cut` False) that keeps its indent."""
+        """Print one line, or with `cut=False` a short paragraph with its indent."""
         indent = self._indent(event) + len(line) - len(line.lstrip())
         room = self._width - indent
-        self._put(one_line(line, room if cut else room * LONGEST), style, indent)
+        self._put(one_line(line, room if cut else room * THOUGHT_LINES), style, indent)
 
     def _put(self, text: str, style: str, indent: int) -> None:
-        if self._plain:
+        if self._ascii:
             text = text.translate(ASCII)
         lines = [Text(text)]
         if self._console.is_terminal:
@@ -276,10 +285,10 @@ class Display:
             self._console.print(Text(" " * indent + line.plain, style))
 
     def _status(self) -> Callable[[], RenderableType]:
-        """The status line, made afresh at each refresh: the seconds go on while nothing happens."""
+        """Return what renders the status line at each refresh, so that its seconds advance."""
         from rich.spinner import Spinner
 
-        spinner = Spinner("dots" if not self._plain else "line")
+        spinner = Spinner("dots" if not self._ascii else "line")
 
         def now() -> RenderableType:
             width = width_of(self._console) - 4  # room for the ^C that a terminal echoes
@@ -290,8 +299,8 @@ class Display:
         return now
 
     def _line(self, width: int) -> str:
-        """Turn, what is under way, seconds, tokens, cost. Where room is short the work keeps its end: a percentage."""
-        usage = self._ledger.usage
+        """Return turn, work, seconds, tokens and cost. A work text that is too long keeps its end, a percentage."""
+        usage = self._totals.usage
         before = f"turn {self._turn} · "
         parts = [f"{time.monotonic() - self._began:.0f} s", f"{usage.total_tokens:,} tokens"]
         if usage.cost_usd:
@@ -304,7 +313,7 @@ class Display:
         return one_line(before + doing + after, width)
 
     def _tail(self, width: int) -> str:
-        """The end of what is being written."""
+        """Return the end of the reply that is being written."""
         for reply in list(self._replies.values()):
             pieces: list[str] = []
             for piece in reversed(reply.words):
@@ -317,30 +326,8 @@ class Display:
         return ""
 
 
-_SHOWS: dict[type[Event], Callable[[Display, Any], None]] = {
-    AgentEnded: Display._agent_ended,
-    AgentStarted: Display._agent_started,
-    AttemptEnded: Display._attempt_ended,
-    AttemptStarted: Display._attempt,
-    Compacted: Display._made_room,
-    Evicted: Display._made_room,
-    ModelFailed: Display._failed,
-    ModelReplied: Display._replied,
-    ModelRequested: Display._requested,
-    ModelRetried: Display._retried,
-    Noted: Display._noted,
-    Repaired: Display._repaired,
-    RunEnded: Display._ended,
-    ToolFinished: Display._finished,
-    ToolStarted: Display._started,
-    TurnAccepted: Display._accepted,
-    TurnRolledBack: Display._rolled_back,
-    Unknown: Display._unknown,
-}
-
-
 def _arguments(text: str) -> str:
-    """`{"query": "x"}` as `query="x"`."""
+    """Return `{"query": "x"}` as `query="x"`."""
     try:
         return _named_values(json.loads(text))
     except (ValueError, AttributeError, RecursionError):
@@ -351,7 +338,7 @@ def _named_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
 
 
-def _shown_call(call: Mapping[str, Any]) -> str:
+def _call_text(call: Mapping[str, Any]) -> str:
     arguments = call.get("arguments")
     return f"{call.get('name')}({_named_values(arguments) if isinstance(arguments, Mapping) else arguments or ''})"
 

@@ -1,4 +1,4 @@
-"""`closeout encode`: a file's value in one form on stdout, and what every form would cost on stderr."""
+"""`closeout encode`: print a value in one format, and compare the formats on stderr."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import UsageError
-from closeout.outputs.encoding import FORMATS, LOSSLESS, Encoded, encode
-from closeout.outputs.normal import EncodingError
-from closeout.outputs.tokens import count
+from closeout.results.encoding import FORMATS, LOSSLESS, Encoded, encode
+from closeout.results.normal import EncodingError
+from closeout.results.tokens import count
 from closeout.tools.builtin.extract import MAX_FILE_BYTES
 
-__all__ = ["compare_forms", "encode_command"]
+__all__ = ["compare_formats", "encode_command"]
 
 _COMPARED = ("json", "columns", "toon", "yaml", "xml", "raw", "csv", "markdown")
 
 
 def encode_command(file: str, format: str, budget: int | None, json: bool) -> int:  # noqa: A002 - named as its options are
-    """Print the value of a JSON or text file ("-": stdin) in a form. Returns the exit code. Raises UsageError.
+    """Print the value of a JSON or text file in a format. Return the exit code.
 
-    A file that is not JSON is a text. With `json`, stdout gets one object: `format`, `text`, `tokens`, `exact`,
-    `lossless`, `missing`, and `formats`, tokens by form (null where a form cannot hold the value).
+    Args:
+        file: The file; "-" reads stdin. A file that is not JSON is a text.
+        format: The format, or "auto" for the cheapest one.
+        budget: The most tokens to print, or None for no limit.
+        json: Print one object: `format`, `text`, `tokens`, `exact`, `lossless`, `missing`, and `formats`, the tokens
+            by format (null if a format cannot hold the value).
+
+    Raises:
+        UsageError: The file cannot be read.
     """
     value = _read(file)
     encoded = encode(value, format, budget)
-    tokens = compare_forms(value)
+    tokens = compare_formats(value)
     if json:
         print(json_library.dumps(_report(encoded, tokens), ensure_ascii=True))
         return 0
@@ -37,18 +44,18 @@ def encode_command(file: str, format: str, budget: int | None, json: bool) -> in
     return 0
 
 
-def compare_forms(value: Any) -> dict[str, int | None]:
-    """Tokens (o200k) of a value by form, uncut; None where the form cannot hold it or its library is missing."""
+def compare_formats(value: Any) -> dict[str, int | None]:
+    """Return the tokens (o200k) of the value by format; None if a format cannot hold it or lacks its library."""
     tokens: dict[str, int | None] = {"json.dumps": None}
     try:
         tokens["json.dumps"] = count(json_library.dumps(value)).tokens
     except (TypeError, ValueError):
         tokens.pop("json.dumps")
-    for form in _COMPARED:
+    for name in _COMPARED:
         try:
-            tokens[form] = encode(value, form).tokens
+            tokens[name] = encode(value, name).tokens
         except EncodingError:
-            tokens[form] = None
+            tokens[name] = None
     return tokens
 
 
@@ -83,15 +90,15 @@ def _report(encoded: Encoded, tokens: dict[str, int | None]) -> dict[str, Any]:
 
 
 def _table(encoded: Encoded, tokens: dict[str, int | None]) -> str:
-    """One line a form: tokens, and the difference to compact JSON."""
+    """Return one line per format: tokens, and the difference to compact JSON."""
     base = tokens["json"] or 0
     exact = "" if count(encoded).exact else ", estimated"
-    lines = [f"{'form':<12}{'tokens':>10}{'to json':>10}   (o200k{exact})"]
-    for form, found in tokens.items():
-        mark = "  <" if form == encoded.format else ""
-        lossy = "  lossy" if form in FORMATS and form not in LOSSLESS else ""
+    lines = [f"{'format':<12}{'tokens':>10}{'to json':>10}   (o200k{exact})"]
+    for name, found in tokens.items():
+        mark = "  <" if name == encoded.format else ""
+        lossy = "  lossy" if name in FORMATS and name not in LOSSLESS else ""
         change = f"{found / base - 1:+.1%}" if found is not None and base else ""
-        lines.append(f"{form:<12}{'-' if found is None else _number(found):>10}{change:>10}{mark}{lossy}")
+        lines.append(f"{name:<12}{'-' if found is None else _number(found):>10}{change:>10}{mark}{lossy}")
     lines.append(f"printed: {encoded.format}, {_number(encoded.tokens)} tokens")
     if encoded.missing:
         lines[-1] += f"; not shown: {encoded.missing}"

@@ -1,31 +1,189 @@
-"""How a command ends: its exit codes, and which error means which. One place, since scripts rely on them."""
+"""How a command ends: its exit code, one sentence on stderr if it failed, and what to do next.
+
+`terminal` is imported when something has to be printed, so that `closeout --help` does not load it.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
 from closeout.errors import (
+    AuthenticationFailed,
+    BadRequest,
     CloseoutError,
+    ContextOverflow,
     JournalDamaged,
     JournalFull,
     JournalLocked,
     ModelError,
+    ModelNotFound,
     ModelUnavailable,
+    PermanentModelError,
+    error_type,
 )
 
-__all__ = ["ANSWERED", "BROKEN_PIPE", "FAILED", "MISUSED", "OK", "OUTCOMES", "STOPPED", "UNANSWERED", "exit_code_of"]
+__all__ = [
+    "FAILED",
+    "MISUSED",
+    "OK",
+    "OUTCOMES",
+    "STOPPED",
+    "CommandGroup",
+    "guarded",
+    "next_step",
+]
 
-OK = ANSWERED = 0
+OK = 0
 UNANSWERED = 1
-MISUSED = 2  # wrong usage or configuration: what was typed must change
-FAILED = 3  # what was typed is right, the world was not
-STOPPED = 130  # Ctrl-C, as shells say it: 128 + SIGINT
-BROKEN_PIPE = 141  # whoever read our output is gone: 128 + SIGPIPE
+MISUSED = 2  # bad usage or configuration: change the command
+FAILED = 3  # the command is right, but the run failed
+STOPPED = 130  # Ctrl-C: 128 + SIGINT, as shells count
+BROKEN_PIPE = 141  # the reader of our output is gone: 128 + SIGPIPE
 
-OUTCOMES = {"answered": ANSWERED, "unanswered": UNANSWERED, "failed": FAILED, "cancelled": STOPPED}
+OUTCOMES = {"answered": OK, "unanswered": UNANSWERED, "failed": FAILED, "cancelled": STOPPED}
 """The exit code for each status of a run."""
 
+DEBUG = "CLOSEOUT_DEBUG"
 _FAILURES = (ModelError, JournalFull, JournalLocked, JournalDamaged)
 
+# The next command after a failed run, by the exception that ended it.
+_INSPECT = "To see what it did: closeout runs {}"
+_SAME_AGAIN = f"Running it again unchanged would fail again. {_INSPECT}"
+_NEXT_STEPS: Mapping[type[CloseoutError], str] = {
+    AuthenticationFailed: "With the right key: closeout resume {}",
+    ModelNotFound: "With the right address: closeout resume {0} --base-url URL   "
+    "With another model: closeout resume {0} -m MODEL --force",
+    BadRequest: _SAME_AGAIN,
+    ContextOverflow: _SAME_AGAIN,
+    PermanentModelError: "Once that is fixed: closeout resume {}",
+    JournalFull: "Then resume it: closeout resume {}",
+    CloseoutError: "Resume it later: closeout resume {}",
+}
 
-def exit_code_of(error: CloseoutError) -> int:
-    """FAILED for what happened to a right command, MISUSED for a command or configuration to be changed."""
-    return FAILED if isinstance(error, _FAILURES) and not isinstance(error, ModelUnavailable) else MISUSED
+
+def next_step(error_kind: str, run_id: str) -> str:
+    """Return what to do after a failed run: a sentence that ends in the command to type.
+
+    Args:
+        error_kind: The name of the exception that ended the run.
+        run_id: The run.
+    """
+    kind = error_type(error_kind or CloseoutError.__name__)
+    nearest = next((each for each in kind.__mro__ if each in _NEXT_STEPS), None) if kind is not None else None
+    return (_NEXT_STEPS[nearest] if nearest is not None else _INSPECT).format(run_id)
+
+
+def guarded(command: Callable[..., int]) -> Callable[..., None]:
+    """Wrap a command that returns its exit code so that errors become one sentence instead of a traceback.
+
+    With CLOSEOUT_DEBUG=1 the traceback is printed too.
+    """
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        raise typer.Exit(_exit_code(lambda: command(*arguments, **options), as_json=bool(options.get("json"))))
+
+    return run
+
+
+def _exit_code(command: Callable[[], int], *, as_json: bool) -> int:
+    debug = os.environ.pop(DEBUG, "") not in ("", "0")  # not a setting, although it starts with CLOSEOUT_
+    _configure_streams()
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        _say_error("stopped.")
+        return STOPPED
+    except BrokenPipeError:
+        _discard_stdout()
+        return BROKEN_PIPE
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        sentence, code = _explain(error)
+        if as_json:
+            _print_failure(sentence, type(error).__name__)
+        _say_error(sentence)
+        return code
+
+
+class CommandGroup(TyperGroup):
+    """The commands of `closeout`. With --json, arguments that the parser refuses print a JSON object too."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args)
+        try:
+            return super().main(args, *more, **options)
+        except SystemExit as end:
+            message = getattr(end.__context__, "format_message", None)  # of the parser's error, already printed
+            if message is not None and _wants_json(arguments):
+                _configure_streams()
+                _print_failure(message(), "UsageError")
+            raise
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    return "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Return the sentence and the exit code for an error."""
+    if isinstance(error, CloseoutError):
+        happened = isinstance(error, _FAILURES) and not isinstance(error, ModelUnavailable)
+        return str(error), FAILED if happened else MISUSED
+    if isinstance(error, OSError) and error.strerror:
+        if error.filename is None and error.errno == errno.ENOSPC:
+            _discard_stdout()
+            return "the output could not be written: No space left on device. Nothing else was lost.", FAILED
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}. Set {DEBUG}=1 to see where that happened.", FAILED
+    from closeout.cli.terminal import one_line
+
+    what = one_line(f"{type(error).__name__}: {error}".removesuffix(": "), 200)
+    return (
+        f"this is a bug in Closeout, not in your command: {what}. Please report it with the output of {DEBUG}=1.",
+        FAILED,
+    )
+
+
+def _say_error(sentence: str) -> None:
+    from closeout.cli.terminal import say_error
+
+    say_error(sentence)
+
+
+def _print_failure(sentence: str, kind: str) -> None:
+    from closeout.cli.terminal import print_json
+
+    with suppress(OSError, ValueError):
+        print_json({"answer": None, "status": "failed", "error": sentence, "error_kind": kind})
+        sys.stdout.flush()
+
+
+def _configure_streams() -> None:
+    """Let any text be printed: escape what a stream cannot encode (a lone surrogate, Chinese in Latin-1)."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the parent process
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - stays open
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_stdout() -> None:
+    """Redirect stdout to nothing, so that flushing it at exit does not fail again."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,6 @@
-"""The command line: what the commands are called and take. What they do is in the modules beside this one.
+"""The command line: the commands and their options.
 
-Nothing heavy is imported here, so that `closeout --help` answers at once.
+Each command imports its module when it runs, so that `closeout --help` starts fast.
 """
 
 from __future__ import annotations
@@ -9,38 +9,39 @@ from typing import Annotated
 
 import typer
 
-from closeout.cli.guard import Answering, guarded
+from closeout.cli.exits import CommandGroup, guarded
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="closeout",
-    cls=Answering,
+    cls=CommandGroup,
     help="Run tool-using LLM agents that finish.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-models_app = typer.Typer(help="The embedded models' weights.", no_args_is_help=True, rich_markup_mode=None)
+models_app = typer.Typer(help="Manage the weights of the embedded models.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
 
-RunId = Annotated[str, typer.Argument(help="As `closeout runs` lists it")]
+RunId = Annotated[str, typer.Argument(help="A run id from `closeout runs`")]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="openai:NAME, anthropic:NAME, local, local:small, local:FILE.gguf"),
 ]
 BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1")]
-Docs = Annotated[str | None, typer.Option(help="A folder whose documents the agent may search and read")]
+Docs = Annotated[str | None, typer.Option(help="A folder of documents that the agent may search and read")]
 Mcp = Annotated[list[str] | None, typer.Option(help="An MCP server: a command or a URL; may be repeated")]
 Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url or run_python; may be repeated")]
+Web = Annotated[bool, typer.Option("--web", help="Search and read the web; needs a search provider (docs/web.md)")]
 Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion or mcp_xml")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", help="FILE.yaml, or key=value such as agent.max_turns=20; may be repeated"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer")]
 
 
 @app.command()
@@ -52,7 +53,8 @@ def run(
     docs: Docs = None,
     mcp: Mcp = None,
     tool: Tools = None,
-    file: Annotated[list[str] | None, typer.Option("--file", "-f", help="A file that belongs to the task")] = None,
+    web: Web = False,
+    file: Annotated[list[str] | None, typer.Option("--file", "-f", help="A file for the task; may be repeated")] = None,
     dialect: Dialect = None,
     config: Settings = None,
     json: Json = False,
@@ -63,14 +65,15 @@ def run(
     from closeout.cli.running import run_command
 
     options = RunOptions(
-        model,
-        base_url,
-        docs,
-        tuple(mcp or ()),
-        tuple(tool or ()),
-        tuple(file or ()),
-        dialect,
-        tuple(config or ()),
+        model=model,
+        base_url=base_url,
+        docs=docs,
+        mcp=tuple(mcp or ()),
+        tools=tuple(tool or ()),
+        web=web,
+        files=tuple(file or ()),
+        dialect=dialect,
+        config=tuple(config or ()),
     )
     return run_command(question, options, as_json=json, quiet=quiet)
 
@@ -81,11 +84,11 @@ def resume(
     run_id: RunId,
     model: Model = None,
     base_url: BaseUrl = None,
-    force: Annotated[bool, typer.Option(help="Go on although the agent is not the one that made the record")] = False,
+    force: Annotated[bool, typer.Option(help="Resume even if the agent has changed since the run")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Lead a run on that was cut off; what it did already is not done again."""
+    """Resume an interrupted run; finished steps are not repeated."""
     from closeout.cli.running import resume_command
 
     return resume_command(run_id, model, base_url, force=force, as_json=json, quiet=quiet)
@@ -94,7 +97,7 @@ def resume(
 @app.command()
 @guarded
 def replay(run_id: RunId, json: Json = False) -> int:
-    """Run a recorded run again without model, tools and network, and say where it departs from its record."""
+    """Replay a recorded run without model, tools and network, and report where it departs from its record."""
     from closeout.cli.running import replay_command
 
     return replay_command(run_id, as_json=json)
@@ -103,25 +106,41 @@ def replay(run_id: RunId, json: Json = False) -> int:
 @app.command()
 @guarded
 def runs(
-    run_id: Annotated[str | None, typer.Argument(help="A run to look at; none: the list")] = None,
+    run_id: Annotated[str | None, typer.Argument(help="The run to show; without it, list the runs")] = None,
     limit: Annotated[int, typer.Option(help="How many runs to list", min=1)] = 20,
     json: Json = False,
 ) -> int:
     """List the runs, or show one: its turns, calls, repairs, rollbacks, tokens and cost."""
-    from closeout.cli.showing import list_runs, show_run
+    from closeout.cli.runs import list_runs, show_run
 
     return list_runs(limit, as_json=json) if run_id is None else show_run(run_id, as_json=json)
 
 
 @app.command()
 @guarded
-def tools(docs: Docs = None, mcp: Mcp = None, tool: Tools = None, config: Settings = None, json: Json = False) -> int:
-    """List the tools an agent would have."""
-    from closeout.cli.listing import list_tools
+def tools(
+    docs: Docs = None,
+    mcp: Mcp = None,
+    tool: Tools = None,
+    web: Web = False,
+    config: Settings = None,
+    json: Json = False,
+) -> int:
+    """List the tools that an agent would have."""
+    from closeout.cli.environment import list_tools
     from closeout.cli.options import RunOptions
 
-    options = RunOptions(docs=docs, mcp=tuple(mcp or ()), tools=tuple(tool or ()), config=tuple(config or ()))
+    options = RunOptions(docs=docs, mcp=tuple(mcp or ()), tools=tuple(tool or ()), web=web, config=tuple(config or ()))
     return list_tools(options, as_json=json)
+
+
+@app.command("mcp")
+@guarded
+def serve_web(model: Model = None, base_url: BaseUrl = None, config: Settings = None) -> int:
+    """Serve the web tools over MCP on stdin and stdout, for any MCP client."""
+    from closeout.cli.environment import serve_web_tools
+
+    return serve_web_tools(model, base_url, tuple(config or ()))
 
 
 @app.command()
@@ -132,7 +151,7 @@ def encode(
     budget: Annotated[int | None, typer.Option(help="Cut to this many tokens", min=1)] = None,
     json: Json = False,
 ) -> int:
-    """Print a value in the form that costs a model the fewest tokens; compare the forms on stderr."""
+    """Print a value in the format that costs a model the fewest tokens; compare the formats on stderr."""
     from closeout.cli.encode import encode_command
 
     return encode_command(file, format, budget, json)
@@ -141,25 +160,33 @@ def encode(
 @app.command()
 @guarded
 def config(config: Settings = None, json: Json = False) -> int:
-    """Show every setting, its value, and where runs are kept."""
-    from closeout.cli.listing import show_config
+    """Show every setting with its value, and where runs are stored."""
+    from closeout.cli.environment import show_config
 
     return show_config(tuple(config or ()), as_json=json)
 
 
 @app.command()
 @guarded
-def doctor(model: Model = None, base_url: BaseUrl = None, config: Settings = None, json: Json = False) -> int:
-    """Check what a run needs: the journal's folder, the model, the optional parts."""
-    from closeout.cli.doctor import doctor_command
+def doctor(
+    model: Model = None,
+    base_url: BaseUrl = None,
+    config: Settings = None,
+    check: Annotated[bool, typer.Option("--check", help="Examine every recorded run for damage instead")] = False,
+    json: Json = False,
+) -> int:
+    """Check what a run needs: the journal, the model, the optional parts."""
+    from closeout.cli.environment import check_command, doctor_command
 
+    if check:
+        return check_command(as_json=json)
     return doctor_command(model, base_url, tuple(config or ()), as_json=json)
 
 
 @models_app.command("list")
 @guarded
 def models_list(json: Json = False) -> int:
-    """The embedded models and whether their weights are here."""
+    """List the embedded models and whether their weights are downloaded."""
     from closeout.cli.models import list_command
 
     return list_command(json)
@@ -168,7 +195,7 @@ def models_list(json: Json = False) -> int:
 @models_app.command("pull")
 @guarded
 def models_pull(name: Annotated[str, typer.Argument(help="local or local:small")] = "local") -> int:
-    """Fetch a model's weights; goes on where an earlier pull stopped."""
+    """Download a model's weights; an interrupted download continues."""
     from closeout.cli.models import pull_command
 
     return pull_command(name)
@@ -177,7 +204,7 @@ def models_pull(name: Annotated[str, typer.Argument(help="local or local:small")
 @models_app.command("path")
 @guarded
 def models_path(name: Annotated[str, typer.Argument(help="local or local:small")] = "local") -> int:
-    """Where a model's weights are."""
+    """Print the path of a model's weights."""
     from closeout.cli.models import path_command
 
     return path_command(name)
@@ -193,5 +220,5 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Show the v
 
 
 def main() -> None:
-    """The command line. Exit codes: see docs/cli.md."""
+    """Run the command line. For the exit codes see docs/cli.md."""
     app()

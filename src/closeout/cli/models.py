@@ -1,7 +1,4 @@
-"""`closeout models list|pull|path`: the embedded models on this machine. Answers go to stdout, the rest to stderr.
-
-The commands' options are declared in `main`; what weights are is `llm.weights`'s business.
-"""
+"""`closeout models list|pull|path`: the weights of the embedded models."""
 
 from __future__ import annotations
 
@@ -9,21 +6,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from closeout.cli import exits
-from closeout.cli.console import print_json
-from closeout.cli.guard import say_error
+from closeout.cli.terminal import print_json, say_error
 from closeout.errors import ModelUnavailable
-from closeout.llm.weights import KNOWN_WEIGHTS, PullProgress, find_weights, models_folder, pull_weights, weights_named
+from closeout.models.weights import (
+    KNOWN_WEIGHTS,
+    PullProgress,
+    find_weights,
+    models_folder,
+    pull_weights,
+    weights_named,
+)
 
 __all__ = ["list_command", "path_command", "pull_command"]
 
-_PLAIN_PERIOD = 5.0  # seconds between two lines of progress where there is no terminal
+_LINE_PERIOD = 5.0  # seconds between two lines of progress if stderr is not a terminal
 
 
 def list_command(as_json: bool = False) -> int:
-    """Prints each embedded model, whether it is here, where, and how large it is. Returns the exit code."""
+    """Print each embedded model, its size, and where its weights are. Return the exit code."""
     found = [(weights, find_weights(name)) for name, weights in KNOWN_WEIGHTS.items()]
     if as_json:
         print_json([
@@ -35,27 +37,34 @@ def list_command(as_json: bool = False) -> int:
     width = max(len(name) for name in KNOWN_WEIGHTS)
     for weights, path in found:
         print(f"{weights.name:<{width}}  {weights.title}, {weights.megabytes:,} MB, {weights.licence}")
-        print(f"{'':<{width}}  {path or f'not here yet: closeout models pull {weights.name}'}")
+        print(f"{'':<{width}}  {path or f'not downloaded yet: closeout models pull {weights.name}'}")
     return exits.OK
 
 
 def path_command(model: str = "local") -> int:
-    """Prints where a model's file is; FAILED if it is not here yet. Raises ModelUnavailable for an unknown name."""
+    """Print the path of a model's weights. Return FAILED if they are not downloaded yet.
+
+    Raises:
+        ModelUnavailable: There is no model of this name.
+    """
     path = find_weights(model)
     if path is None:
         weights = weights_named(model)
         assert weights is not None
-        where = f"{weights.title} is not here yet (it belongs in {models_folder()})."
-        say_error(f"{where} Fetch it: closeout models pull {model}")
+        where = f"{weights.title} is not downloaded yet (its folder is {models_folder()})."
+        say_error(f"{where} Download it: closeout models pull {model}")
         return exits.FAILED
     print(path)
     return exits.OK
 
 
 def pull_command(model: str = "local") -> int:
-    """Fetches a model unless it is here, shows how far it is, and prints its path. Returns the exit code.
+    """Download a model's weights if they are missing, and print their path. Return the exit code.
 
-    Raises ModelUnavailable for an unknown name. What was fetched when it fails or is stopped is kept.
+    An interrupted download continues where it stopped.
+
+    Raises:
+        ModelUnavailable: There is no model of this name.
     """
     weights_named(model)
     try:
@@ -65,7 +74,7 @@ def pull_command(model: str = "local") -> int:
         say_error(str(error))
         return exits.FAILED
     except KeyboardInterrupt:
-        say_error(f"stopped. Go on from here: closeout models pull {model}")
+        say_error(f"stopped. To continue: closeout models pull {model}")
         return exits.STOPPED
     print(path)
     return exits.OK
@@ -73,51 +82,45 @@ def pull_command(model: str = "local") -> int:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[PullProgress], None]]:
-    """A bar on a terminal, a line now and then elsewhere."""
+    """Show a progress bar on a terminal, otherwise a line now and then."""
     if not sys.stderr.isatty():
-        yield _Lines()
+        yield _print_lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield _Bar(bar)
+        task = bar.add_task("", total=None)
+
+        def show(progress: PullProgress) -> None:
+            total = None if progress.stage == "waiting" else progress.weights.size
+            bar.update(task, description=_words(progress), completed=progress.done_bytes, total=total)
+
+        yield show
 
 
-class _Bar:
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        self._task = bar.add_task("", total=None)
+def _print_lines() -> Callable[[PullProgress], None]:
+    """Return a callback that prints a line for each stage, and now and then during a long one."""
+    stage, due = "", 0.0
 
-    def __call__(self, progress: PullProgress) -> None:
-        self._bar.update(
-            self._task,
-            description=_words(progress),
-            completed=progress.done_bytes,
-            total=None if progress.stage == "waiting" else progress.weights.size,
-        )
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self._stage = ""
-        self._next = 0.0
-
-    def __call__(self, progress: PullProgress) -> None:
+    def show(progress: PullProgress) -> None:
+        nonlocal stage, due
         now = time.monotonic()
-        if progress.stage == "done" or (progress.stage == self._stage and now < self._next):
+        if progress.stage == "done" or (progress.stage == stage and now < due):
             return
-        self._stage, self._next = progress.stage, now + _PLAIN_PERIOD
+        stage, due = progress.stage, now + _LINE_PERIOD
         percent = 100 * progress.done_bytes // progress.weights.size
         print(f"{_words(progress)}: {percent} %", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _words(progress: PullProgress) -> str:
     title = progress.weights.title
     if progress.stage == "waiting":
-        return f"Waiting for another process that fetches {title}"
+        return f"Waiting for another process that downloads {title}"
     if progress.stage == "checking":
         return f"Checking {title}"
     part = f", part {progress.part} of {progress.parts}" if progress.parts else ""
-    return f"Fetching {title}{part}"
+    return f"Downloading {title}{part}"

@@ -1,4 +1,4 @@
-"""What a run was asked for on the command line, the agent that this describes, and how a journal keeps it."""
+"""The options of a run: the agent that they describe, and how the journal stores them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,40 @@ if TYPE_CHECKING:
 
 __all__ = ["RunOptions", "make_agent", "model_in", "read_settings", "recorded_options"]
 
-TOOLS = ("fetch_url", "run_python")  # what --tool names; calculate is always there
+TOOLS = ("fetch_url", "run_python")  # for --tool; calculate is always included
 _SETTING = re.compile(r"(?:llm\.prices\.[^=]+|[\w.]+)\s*=")
-_SECRET = re.compile(r"llm\.api_key\s*=")
-_SECTION = re.compile(r"llm\s*=")
+_SECRET = re.compile(r"(?:llm|tools\.web)\.api_key\s*=")
+_SECTION = re.compile(r"(llm|tools|tools\.web)\s*=")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of `closeout run`. Kept with the run, so that `closeout resume` makes the same agent."""
+    """The options of `closeout run`, stored with the run so that `closeout resume` makes the same agent."""
 
     model: str | None = None
     base_url: str | None = None
     docs: str | None = None
     mcp: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    web: bool = False
     files: tuple[str, ...] = ()
     dialect: str | None = None
     config: tuple[str, ...] = ()
 
     def as_origin(self) -> dict[str, Any]:
-        """JSON-able, for the journal: paths absolute, so that the run can be resumed from any folder; no key."""
-        settings = [_keyless(c) if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
+        """Return JSON-serialisable data for the journal: paths absolute, API keys left out."""
+        settings = [_without_key(c) if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
         docs = None if self.docs is None else _absolute(self.docs)
         return {**asdict(self), "docs": docs, "files": [_absolute(file) for file in self.files], "config": settings}
 
 
 def recorded_options(run_id: str) -> RunOptions:
-    """The options that a run was started with. Raises RunNotFound, and UsageError where it has none."""
+    """Return the options that a run was started with.
+
+    Raises:
+        RunNotFound: There is no such run.
+        UsageError: It was not started on the command line.
+    """
     from closeout.config import home_folder
     from closeout.journal.events import RunStarted
     from closeout.journal.readonly import open_to_read
@@ -55,26 +61,34 @@ def recorded_options(run_id: str) -> RunOptions:
     event = started.event if started is not None else None
     if not isinstance(event, RunStarted) or not event.origin:
         raise UsageError(
-            f"Run {run_id} was not started by `closeout run`, so its agent is not known here. "
-            f'Lead it on in Python: agent.resume("{run_id}").'
+            f"Run {run_id} was not started by `closeout run`, so its agent is unknown here. "
+            f'Resume it in Python: agent.resume("{run_id}").'
         )
     known = {field.name for field in fields(RunOptions)}
     kept = {name: value for name, value in event.origin.items() if name in known}
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
-    return RunOptions(**given)
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+    return RunOptions(**values)
 
 
 def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
-    """The agent that the options describe, its model and tools settled. Raises UsageError.
+    """Return the agent that the options describe, its model and tools checked.
 
-    `api_key`: stands in for one that is not needed where no model is asked.
+    Args:
+        options: The options.
+        api_key: A placeholder if no request will be made.
+
+    Raises:
+        UsageError: An option is wrong.
+        ConfigError: A setting is wrong.
     """
     from closeout.agent import Agent
 
-    _check_given(options)
+    _refuse_empty(options)
     config = read_settings(options.config)
     _check_commands(options.mcp)
     model = options.model or model_in(config)
+    if options.web and api_key is None:
+        _check_search(config)
     tools = _tools(options, config, small=model.partition(":")[0] == "local")
     if model.startswith("local:"):
         _check_weights(model)
@@ -92,8 +106,8 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     return agent
 
 
-def _check_given(options: RunOptions) -> None:
-    """An empty option is a shell variable that was not set. It does not mean what is taken where none is given."""
+def _refuse_empty(options: RunOptions) -> None:
+    """Raise UsageError for an empty option: a shell variable that is not set must not mean the default."""
     for name, value in (
         ("-m", options.model),
         ("--base-url", options.base_url),
@@ -102,11 +116,11 @@ def _check_given(options: RunOptions) -> None:
         *(("--file", file) for file in options.files),
     ):
         if value is not None and not value.strip():
-            raise UsageError(f"{name} is empty. Say which, or leave it out.")
+            raise UsageError(f"{name} is empty. Give it a value, or leave it out.")
 
 
 def read_settings(settings: Sequence[str]) -> Config:
-    """The settings of `-c`: at most one YAML file, and any number of key=value. Raises ConfigError."""
+    """Return the settings of `-c`: at most one YAML file, and any number of key=value."""
     overrides = [setting for setting in settings if _SETTING.match(setting)]
     files = [setting for setting in settings if not _SETTING.match(setting)]
     if len(files) > 1:
@@ -115,15 +129,17 @@ def read_settings(settings: Sequence[str]) -> Config:
 
 
 def _tools(options: RunOptions, config: Config, *, small: bool) -> list[Any]:
-    """`small`: for a small model, which takes its facts from the wrong place when it is shown many."""
-    from closeout.tools.builtin import calculate, document_tools
+    """Return the built-in tools. `small`: simpler ones, because a small model mixes up facts if it sees many."""
+    from closeout.tools.builtin import calculate, document_tools, web_tools
 
     tools: list[Any] = [calculate]
     if options.docs is not None:
         tools += document_tools(_readable_folder(options.docs), plain=small)
+    if options.web:
+        tools += web_tools(config.tools)
     for name in dict.fromkeys(options.tools):
         if name not in TOOLS:
-            raise UsageError(f"There is no built-in tool '{name}'. --tool takes {' or '.join(TOOLS)}.")
+            raise UsageError(f"Unknown built-in tool '{name}'. --tool takes {' or '.join(TOOLS)}.")
         tools.append(_built_in(name, config))
     return tools
 
@@ -136,11 +152,21 @@ def _built_in(name: str, config: Config) -> Any:
     return getattr(builtin, name)
 
 
+def _check_search(config: Config) -> None:
+    """Raise ConfigError if no search provider is configured, or its key or address is missing."""
+    from closeout.tools.builtin.search import search_provider
+
+    try:
+        search_provider(config.tools.web)
+    except ConfigError as error:
+        raise ConfigError(f"--web: {error}") from None
+
+
 def _readable_folder(docs: str) -> str:
     try:
         next(iter(Path(docs).iterdir()), None)
     except FileNotFoundError:
-        raise ConfigError(f"--docs {docs}: there is no such folder.") from None
+        raise ConfigError(f"--docs {docs}: no such folder.") from None
     except NotADirectoryError:
         raise ConfigError(f"--docs {docs} is a file. Give its folder, or the file itself with --file.") from None
     except OSError as error:
@@ -149,7 +175,7 @@ def _readable_folder(docs: str) -> str:
 
 
 def _check_commands(servers: Sequence[str]) -> None:
-    """A misspelt command is found before the run costs anything; a server that fails later is only a warning."""
+    """Raise ConfigError for a misspelt command before the run costs anything. A later failure is only a warning."""
     if not servers:
         return
     from closeout.tools.mcp_config import read_servers
@@ -158,30 +184,34 @@ def _check_commands(servers: Sequence[str]) -> None:
         missing = server.command and server.command not in ("python", "python3") and not shutil.which(server.command)
         if missing:
             raise ConfigError(
-                f"--mcp: there is no command '{server.command}'. Install it, give its full path, or give a URL."
+                f"--mcp: command not found: '{server.command}'. Install it, give its full path, or give a URL."
             )
 
 
 def _check_weights(model: str) -> None:
-    from closeout.llm.weights import find_weights
+    from closeout.models.weights import find_weights
 
-    find_weights(model)  # raises ModelUnavailable for a name or file that does not exist
+    find_weights(model)  # raises ModelUnavailable
 
 
 def model_in(config: Config) -> str:
-    """The model that the settings name, "local" if they name none."""
+    """Return the model that the settings name, "local" if they name none."""
     provider, name = config.llm.provider, config.llm.model_name
     if provider == "local" or (provider is None and name is None):
         return f"local:{name}" if name else "local"
     return f"{provider or 'openai'}:{name or ''}"
 
 
-def _keyless(setting: str) -> str:
-    """A setting without the API key: `llm={…}` gives the whole section at once."""
-    if not _SECTION.match(setting):
+def _without_key(setting: str) -> str:
+    """Return the setting without the API key; `llm={…}` and `tools={…}` set a whole section."""
+    found = _SECTION.match(setting)
+    if found is None:
         return setting
-    kept = load_config(None, [setting], {}).llm.model_dump(mode="json", exclude_unset=True, exclude={"api_key"})
-    return f"llm={json.dumps(kept)}"
+    keys: Any = {"llm": {"api_key"}, "tools": {"web": {"api_key"}}}
+    kept = load_config(None, [setting], {}).model_dump(mode="json", exclude_unset=True, exclude=keys)
+    for key in found[1].split("."):
+        kept = kept.get(key, {})
+    return f"{found[1]}={json.dumps(kept)}"
 
 
 def _absolute(path: str) -> str:

@@ -1,38 +1,41 @@
-"""The commands that lead runs: run, resume, replay."""
+"""The commands that run agents: run, resume, replay; Ctrl-C and SIGTERM while they run."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from closeout.cli import exits
-from closeout.cli.console import amount, bill, duration, print_answer, print_json
 from closeout.cli.display import Display
-from closeout.cli.guard import say_error
-from closeout.cli.interrupts import Interrupts, Stopped
-from closeout.cli.next_step import next_step
 from closeout.cli.options import RunOptions, make_agent, recorded_options
+from closeout.cli.terminal import amount, duration, print_answer, print_json, say_error, usage_line
 from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
-    from closeout.journal.journal import Listener
-    from closeout.orchestrator.result import RunResult
+    from closeout.journal.subscribers import Listener
+    from closeout.run.result import RunResult
 
 __all__ = ["replay_command", "resume_command", "run_command"]
 
+T = TypeVar("T")
 Start = Callable[["Agent", Sequence["Listener"]], Awaitable["RunResult"]]
 
 
 def run_command(question: str, options: RunOptions, *, as_json: bool, quiet: bool) -> int:
-    """Answer a question; returns the exit code."""
+    """Answer a question. Return the exit code."""
     from closeout.journal.journal import new_run_id
 
-    task = _question(question)
+    task = _read_question(question)
     run_id = new_run_id()
     agent = make_agent(options)
 
@@ -40,55 +43,55 @@ def run_command(question: str, options: RunOptions, *, as_json: bool, quiet: boo
         origin = options.as_origin()
         return await agent.run(task, files=options.files, run_id=run_id, origin=origin, listeners=listeners)
 
-    return _lead(agent, start, run_id, as_json=as_json, quiet=quiet)
+    return _run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
 
 
 def resume_command(
     run_id: str, model: str | None, base_url: str | None, *, force: bool, as_json: bool, quiet: bool
 ) -> int:
-    """Lead a run on, its model at another address if need be; returns the exit code."""
+    """Resume a run, with another model or address if they are set. Return the exit code."""
     options = recorded_options(run_id)
     agent = make_agent(replace(options, model=model or options.model, base_url=base_url or options.base_url))
 
-    async def go_on(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
-        return await agent.resume(run_id, despite_changes=force, listeners=listeners)
+    async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
+        return await agent.resume(run_id, despite_changes=force, despite_damage=force, listeners=listeners)
 
-    return _lead(agent, go_on, run_id, as_json=as_json, quiet=quiet)
+    return _run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
 
 
 def replay_command(run_id: str, *, as_json: bool) -> int:
-    """Run a record again; 0 if it comes out as it was, 1 if it departs."""
+    """Replay a recorded run. Return 0 if it follows its record, 1 if it departs from it."""
     from closeout.config import home_folder
     from closeout.journal.readonly import open_to_read
-    from closeout.orchestrator.run import replay
+    from closeout.run.lifecycle import replay_run
 
     plan = replace(make_agent(recorded_options(run_id), api_key="not needed").plan(), remember_dialect=None)
     with open_to_read(home_folder()) as store:
         rows = list(store.rows(run_id))
-    result, departure = asyncio.run(replay(plan, run_id, rows))
+    result, departure = asyncio.run(replay_run(plan, run_id, rows))
     if as_json:
         print_json({**result.to_dict(), "departure": departure})
         return 1 if departure else 0
     if result.answer is not None:
         print_answer(result.answer)
     if departure:
-        say_error(f"it departs from its record at {departure}.")
+        say_error(f"the replay departs from the record at {departure}.")
         return 1
-    print("It follows its record to the end.", file=sys.stderr)
+    print("The replay follows the record to its end.", file=sys.stderr)
     return 0
 
 
-def _question(text: str) -> str:
+def _read_question(text: str) -> str:
     if text == "-":
-        text = _from_stdin()
+        text = _read_stdin()
     if not text.strip():
         raise UsageError('The question is empty. Try: closeout run "How far is the Moon?"')
     return text.strip()
 
 
-def _from_stdin() -> str:
+def _read_stdin() -> str:
     if sys.stdin is None:
-        raise UsageError("The question was to come from stdin, but stdin is closed.")
+        raise UsageError("Cannot read the question: stdin is closed.")
     if sys.stdin.isatty():
         print("Type the question, then Ctrl-D.", file=sys.stderr)
     try:
@@ -97,54 +100,51 @@ def _from_stdin() -> str:
         raise UsageError("The question on stdin is not UTF-8 text.") from None
 
 
-# ------------------------------------------------------------------------------------------------ leading
+# ------------------------------------------------------------------------------------------------ one run
 
 
-def _lead(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: bool) -> int:
+def _run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: bool) -> int:
     display = None if quiet else Display()
 
-    def first() -> None:
+    def on_first_signal() -> None:
         if display is not None:
             display.stopping()
 
-    def second() -> None:
+    def on_second_signal() -> None:
         if display is not None:
             display.close()
         _say_stopped(run_id)
 
-    _keep_libraries_quiet()
-    with Interrupts(first, second) as interrupts:
+    logging.getLogger().addHandler(logging.NullHandler())  # libraries' logs are not for the person at the terminal
+    with _Signals(on_first_signal, on_second_signal) as signals:
         try:
             with display or nullcontext():
-                result = interrupts.run(_started(agent, start, display))
-        except Stopped as stopped:
+                result = signals.run(_start(agent, start, display))
+        except _Stopped as stopped:
             begun = _say_stopped(run_id)
             if as_json:
                 print_json({"answer": None, "status": "cancelled", "run_id": run_id if begun else None})
-            return interrupts.leave(stopped.code)
+            return _exit_now_if_blocked(stopped.code)
     _report(result, display, as_json=as_json)
     return exits.OUTCOMES[result.status]
 
 
-async def _started(agent: Agent, start: Start, display: Display | None) -> RunResult:
-    client = agent.plan().client
+async def _start(agent: Agent, start: Start, display: Display | None) -> RunResult:
+    from closeout.run.subagents import clients_of
+
+    clients = clients_of(agent.plan())
     try:
-        if display is not None and hasattr(client, "on_status"):
-            client.on_status = display.working  # loading and fetching weights take their time
+        for client in clients:
+            if display is not None and hasattr(client, "on_status"):
+                client.on_status = display.working  # downloading and loading weights take a while
         return await start(agent, (display,) if display is not None else ())
     finally:
-        await client.aclose()
-
-
-def _keep_libraries_quiet() -> None:
-    """What libraries log is for programs; here every line is for a person."""
-    import logging
-
-    logging.getLogger().addHandler(logging.NullHandler())
+        for client in clients:
+            await client.aclose()
 
 
 def _say_stopped(run_id: str) -> bool:
-    """Whether there is a run to go on with."""
+    """Say that the run was stopped. Return whether there is a run to resume."""
     from closeout.config import home_folder
     from closeout.errors import JournalError
     from closeout.journal.store import open_store
@@ -154,7 +154,7 @@ def _say_stopped(run_id: str) -> bool:
     except JournalError:
         say_error("stopped before the run began.")
         return False
-    say_error(f"stopped. See it: closeout runs {run_id}   Go on: closeout resume {run_id}")
+    say_error(f"stopped. To see it: closeout runs {run_id}   To resume it: closeout resume {run_id}")
     return True
 
 
@@ -168,10 +168,10 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
         print_answer(result.answer)
     if result.status == "failed":
         error = result.error or f"The run failed ({result.stop_reason})."
-        say_error(f"{_sentence(error)} {next_step(result.error_kind, result.run_id)}")
+        say_error(f"{_sentence(error)} {exits.next_step(result.error_kind, result.run_id)}")
     elif result.answer is None:
         reason = result.error or f"no answer was found ({result.stop_reason})."
-        say_error(f"{_sentence(reason)} What was learned: closeout runs {result.run_id}")
+        say_error(f"{_sentence(reason)} To see what it learned: closeout runs {result.run_id}")
 
 
 def _sentence(text: str) -> str:
@@ -184,8 +184,83 @@ def _outcome(result: RunResult) -> str:
         f"{result.status}{why}",
         amount(result.turns, "turn"),
         amount(result.usage.requests, "request"),
-        bill(result.usage),
+        usage_line(result.usage),
     ]
     parts += [amount(len(result.repairs), "repair")] if result.repairs else []
     parts += [amount(result.rollbacks, "rollback")] if result.rollbacks else []
     return " · ".join([*parts, duration(result.seconds * 1000)])
+
+
+# ------------------------------------------------------------------------------------------------ signals
+
+
+class _Stopped(Exception):
+    """A signal ended the run. `code` is the exit code: 128 + the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by signal {number}")
+        self.code = 128 + number
+
+
+class _Signals:
+    """Let the first Ctrl-C or SIGTERM cancel the run, and a second one end the process at once.
+
+    The journal is safe in both cases. Use it as a context manager in the main thread.
+
+    Args:
+        first: Called when the run is cancelled.
+        second: Called just before the process ends without waiting for a tool or a model.
+    """
+
+    def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        self._first = first
+        self._second = second
+        self._number = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs ignore it
+                self._previous[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Return what the work returns, raise what it raises, or raise _Stopped if a signal ended it."""
+        try:
+            return asyncio.run(self._watched(work))
+        except asyncio.CancelledError:
+            raise _Stopped(self._number or signal.SIGINT) from None
+
+    async def _watched(self, work: Awaitable[T]) -> T:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._number:
+            self._cancel()
+        return await work
+
+    def _received(self, number: int, _: FrameType | None) -> None:
+        if self._number:
+            self._second()
+            os._exit(128 + number)
+        self._number = number
+        self._first()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)  # wakes the loop
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _exit_now_if_blocked(code: int) -> int:
+    """Return the exit code, or exit with it if a thread (a model being loaded) would block the process's exit."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

@@ -1,28 +1,37 @@
-"""The history view: what of an agent's journal the model sees. A pure fold of events; dialects write it out.
+"""The history view: what the model sees of an agent's journal. A pure fold of events; dialects write it out.
 
-The same fold serves the live loop, which listens with it, and whoever reads a record.
+The live loop subscribes it to the journal; the events of a recorded run can be applied as well.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
+from closeout.codec import Snapshot
 from closeout.dialects.protocol import HistoryView
 from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, TurnAccepted
 from closeout.messages import Message, Step, ToolReturn, ToolSpec
 
 __all__ = ["History", "stub_text"]
 
-_SEEN = frozenset({TurnAccepted, AttemptStarted, Evicted, Compacted})
+_APPLIED = frozenset({TurnAccepted, AttemptStarted, Evicted, Compacted})
 
 
 class History:
-    """One agent's history in its present attempt. `apply` takes in the agent's events; `view` is what the model sees.
+    """One agent's history in its current attempt. `apply` adds an event of the agent; `view` is what the model sees.
 
-    Steps are written once: a step changes only by an eviction or a compaction, and then the earlier ones stay as they
-    are, so that a cached prefix breaks at most there.
+    A step is written once. Only an eviction or a compaction changes steps, and then the earlier ones stay as they are,
+    so that a cached prefix ends there at the earliest.
+
+    Args:
+        instructions: The agent's instructions.
+        question: The task as the model gets it.
+        tools: The tools on offer.
+        earlier: The conversation before the task.
+        images: Pictures of the task, OpenAI `image_url` parts.
+        agent: The agent's path in the run.
     """
 
     def __init__(
@@ -30,40 +39,42 @@ class History:
         instructions: str,
         question: str,
         tools: Sequence[ToolSpec] = (),
+        *,
         earlier: Sequence[Message] = (),
         images: Sequence[dict[str, Any]] = (),
         agent: str = "main",
     ) -> None:
+        self.tools = tuple(tools)
+        self.evicted_before = 0  # turns before this one show stubs
         self._instructions = instructions
         self._question = question
-        self._task = question  # as given
-        self._begun = question  # with the experience of earlier attempts
-        self._tools = tuple(tools)
+        self._task = question  # as passed
+        self._with_experience = question  # the task and the experience of earlier attempts
         self._earlier = tuple(earlier)
         self._images = tuple(images)
         self._agent = agent
-        self.steps: tuple[Step, ...] = ()
-        self.evicted_before = 0  # turns before this one show stubs
+        self._steps: list[Step] = []  # only appended to; any other change makes a new list
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
-        self._gone: tuple[str, ...] = ()  # handles of the first and the last result that a summary stands for
+        self._summarised: tuple[str, ...] = ()  # handles of the first and the last result that a summary replaced
+
+    @property
+    def steps(self) -> Snapshot[Step]:
+        """The accepted turns of the attempt, oldest first. Evicted results are stubs."""
+        return Snapshot(self._steps)
 
     def after(self, events: Iterable[Event]) -> Self:
-        """This history with recorded events taken in."""
+        """Apply recorded events, and return the history."""
         for event in events:
             self.apply(event)
         return self
 
     def __call__(self, event: Any) -> None:
-        """As a listener: what the model sees of is taken in, anything else let pass."""
-        if type(event) in _SEEN:
+        """Receive an event as a subscriber. Those that the model does not see are ignored."""
+        if type(event) in _APPLIED:
             self.apply(event)
 
-    def hears(self, kind: type) -> Callable[[Event], None] | None:
-        """As a journal's listener: what takes in events of a type."""
-        return self.apply if kind in _SEEN else None
-
     def apply(self, event: Event) -> None:
-        """Take in an event; those of other agents, and those that the model does not see, change nothing."""
+        """Apply an event. Those of other agents, and those that the model does not see, change nothing."""
         if event.agent != self._agent:
             return
         if isinstance(event, TurnAccepted):
@@ -71,52 +82,74 @@ class History:
         elif isinstance(event, AttemptStarted):
             self._start(event)
         elif isinstance(event, Evicted):
-            first, end = self._place(self.evicted_before), self._place(event.before)
-            self.evicted_before = event.before
-            self._evictions = (*self._evictions[-1:], event.before)
-            self.steps = (*self.steps[:first], *map(_stubbed, self.steps[first:end]), *self.steps[end:])
+            self._evict(event)
         elif isinstance(event, Compacted):
             self._compact(event)
 
-    def _compact(self, event: Compacted) -> None:
-        self._evictions = ()
-        handles = [r.handle for step in self.steps if step.turn < event.before for r in step.returns if r.handle]
-        if handles:
-            self._gone = ((*self._gone, *handles)[0], handles[-1])
-        readable = f"\n(Results {self._gone[0]} to {self._gone[1]}: read_result shows them.)" if self._gone else ""
-        # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles go on
-        # alternating.
-        self._question = f"{self._begun}\n\nSummary of your work so far:\n{event.summary}{readable}"
-        self.steps = tuple(step for step in self.steps if step.turn >= event.before)
-
-    def _start(self, event: AttemptStarted) -> None:
-        self.steps = ()
-        self.evicted_before = 0
-        self._evictions = self._gone = ()
-        self._question = self._begun = "\n\n".join((self._task, *event.experiences))
-
     def _accept(self, event: TurnAccepted) -> None:
         calls = event.tool_calls()
-        step = Step(event.turn, event.text, calls, event.tool_returns(calls), event.reasoning, event.raw)
-        if self.steps and self.steps[-1].turn == event.turn:  # written anew after a departure from the record
-            self.steps = self.steps[:-1]
-        self.steps = (*self.steps, step)
+        step = Step(
+            event.turn, event.text, calls, returns=event.tool_returns(calls), reasoning=event.reasoning, raw=event.raw
+        )
+        if self._steps and self._steps[-1].turn == event.turn:  # repeated after a departure from the record
+            self._steps = self._steps[:-1]
+        self._steps.append(step)
 
-    def _place(self, turn: int) -> int:
-        """How many steps lie before a turn."""
-        return bisect_left(self.steps, turn, key=lambda step: step.turn)
+    def _start(self, event: AttemptStarted) -> None:
+        self._steps = []
+        self.evicted_before = 0
+        self._evictions = self._summarised = ()
+        self._question = self._with_experience = "\n\n".join((self._task, *event.experiences))
 
-    def view(self, note: str = "", closing: str = "", withheld: frozenset[str] = frozenset()) -> HistoryView:
-        """What the model sees now. `note` is a hint that is not kept; `withheld` names tools that are not offered."""
-        tools = tuple(tool for tool in self._tools if tool.name not in withheld) if withheld else self._tools
-        borders = tuple(map(self._place, self._evictions)) if self._evictions else ()
+    def _evict(self, event: Evicted) -> None:
+        first, end = self._index_of(self.evicted_before), self._index_of(event.before)
+        self.evicted_before = event.before
+        self._evictions = (*self._evictions[-1:], event.before)
+        self._steps = [*self._steps[:first], *map(_stubbed, self._steps[first:end]), *self._steps[end:]]
+
+    def _compact(self, event: Compacted) -> None:
+        self._evictions = ()
+        end = self._index_of(event.before)
+        handles = [r.handle for step in self._steps[:end] for r in step.returns if r.handle]
+        if handles:
+            self._summarised = ((*self._summarised, *handles)[0], handles[-1])
+        readable = ""
+        if self._summarised:
+            first, last = self._summarised
+            readable = f"\n(Results {first} to {last}: read_result shows them.)"
+        # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles must
+        # alternate.
+        self._question = f"{self._with_experience}\n\nSummary of your work so far:\n{event.summary}{readable}"
+        self._steps = self._steps[end:]
+
+    def _index_of(self, turn: int) -> int:
+        """Return the number of steps before a turn."""
+        return bisect_left(self._steps, turn, key=lambda step: step.turn)
+
+    def view(self, note: str = "", closing: str = "", *, withheld: frozenset[str] = frozenset()) -> HistoryView:
+        """Return what the model sees now.
+
+        Args:
+            note: A hint after the conversation that is not kept.
+            closing: An instruction that ends the conversation.
+            withheld: Names of tools that are not offered.
+        """
+        tools = tuple(tool for tool in self.tools if tool.name not in withheld) if withheld else self.tools
         return HistoryView(
-            self._instructions, self._question, tools, self.steps, self._earlier, note, closing, self._images, borders
+            self._instructions,
+            self._question,
+            tools,
+            steps=self.steps,
+            earlier=self._earlier,
+            note=note,
+            closing=closing,
+            images=self._images,
+            borders=tuple(map(self._index_of, self._evictions)),
         )
 
 
 def stub_text(returned: ToolReturn) -> str:
-    """What stands for a result that was evicted: how to see it again."""
+    """Return the text that replaces an evicted result: it says how to read the result again."""
     if not returned.handle:
         return "[left out to save room]"
     return f'[result {returned.handle} left out to save room; read_result("{returned.handle}") shows it]'
@@ -125,5 +158,5 @@ def stub_text(returned: ToolReturn) -> str:
 def _stubbed(step: Step) -> Step:
     if not step.returns or all(r.tokens == 0 and r.text == stub_text(r) for r in step.returns):
         return step
-    returns = tuple(ToolReturn(r.call, stub_text(r), r.handle, r.ok) for r in step.returns)
-    return Step(step.turn, step.text, step.calls, returns, step.reasoning, step.raw)
+    returns = tuple(ToolReturn(r.call, stub_text(r), r.handle, ok=r.ok) for r in step.returns)
+    return Step(step.turn, step.text, step.calls, returns=returns, reasoning=step.reasoning, raw=step.raw)

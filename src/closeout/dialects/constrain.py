@@ -1,7 +1,4 @@
-"""Constrained decoding: what a ReAct reply must match, as a GBNF grammar or a JSON Schema made from the tools.
-
-Whether a run uses it is decided by its settings and by what the endpoint can do.
-"""
+"""Constrained decoding: what a ReAct reply must match, as a GBNF grammar or a JSON Schema made from the tools."""
 
 from __future__ import annotations
 
@@ -15,10 +12,9 @@ from closeout.messages import Capabilities, Constraint, ToolSpec
 __all__ = ["action_constraint", "action_grammar", "action_schema"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
-# `end`: vocabularies have brackets and the newline behind them as one token. Without it that token is ruled out, and
-# what is likeliest next is not the bracket alone but more of the input: "7 * 12 + 7 * 5 + …".
-# A weak model that is held to a line may never end it, so a thought is bounded: characters.
-_LONGEST_THOUGHT = 400
+_LONGEST_THOUGHT = 400  # characters; a weak model that is held to one line may never end it
+# `end`: vocabularies have brackets and the newline after them as one token. Without `end` that token is ruled out, and
+# the most likely continuation is not the bracket alone but more of the input: "7 * 12 + 7 * 5 + …".
 _COMMON = r"""
 object ::= "{" ws (pair ("," ws pair)*)? "}"
 pair ::= string ":" ws value ws
@@ -45,10 +41,17 @@ def action_constraint(
     may_answer: bool = True,
     answer: Constraint | None = None,
 ) -> Constraint | None:
-    """What a ReAct reply must match on an endpoint with these capabilities; None if it cannot constrain.
+    """Make the constraint for a ReAct reply.
 
-    `primed`: the prompt ended in `Thought:`. `may_answer`: whether a final answer is allowed now. `answer`: what the
-    answer must match where that is a grammar or a schema that can stand inside another; else it is any text.
+    Args:
+        tools: The tools that may be called.
+        capabilities: What the endpoint can do.
+        primed: The prompt ends in `Thought:`.
+        may_answer: A final answer is allowed now.
+        answer: What the answer must match: a grammar or a schema. Any other constraint is left to the answer contract.
+
+    Returns:
+        A grammar or a schema; None if the endpoint takes neither.
     """
     if capabilities.grammar:
         grammar = action_grammar(tools, primed=primed, may_answer=may_answer, answer=answer)
@@ -59,17 +62,17 @@ def action_constraint(
 
 
 def action_schema(tools: Sequence[ToolSpec], *, may_answer: bool = True) -> dict[str, Any]:
-    """A JSON Schema of one reply: `{"thought", "action", "action_input"}`, which the ReAct parser reads."""
+    """Make a JSON Schema of one reply: `{"thought", "action", "action_input"}`, which the ReAct parser reads."""
     options = [_option(tool.name, dict(tool.parameters)) for tool in tools]
     if may_answer or not options:
         options.append(_option("Final Answer", {"type": "string"}))
     return {"anyOf": options} if len(options) > 1 else options[0]
 
 
-def _option(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _option(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"thought": {"type": "string"}, "action": {"const": name}, "action_input": given},
+        "properties": {"thought": {"type": "string"}, "action": {"const": name}, "action_input": schema},
         "required": ["thought", "action", "action_input"],
         "additionalProperties": False,
     }
@@ -78,7 +81,7 @@ def _option(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def action_grammar(
     tools: Sequence[ToolSpec], *, primed: bool = False, may_answer: bool = True, answer: Constraint | None = None
 ) -> str:
-    """A GBNF grammar of one reply: a thought, then an action that fits its tool's schema, or the final answer."""
+    """Make a GBNF grammar of one reply: a thought, then an action that fits its tool's schema, or the final answer."""
     writer = _Grammar()
     calls = []
     for number, tool in enumerate(tools):
@@ -97,7 +100,7 @@ def action_grammar(
 class _Grammar:
     """Writes rules for JSON Schemas: types, enums, constants, required and optional properties, items.
 
-    What it does not know (references, patterns, bounds) is any JSON value of that place: the executor validates anyway.
+    References, patterns and bounds are not expressed: any JSON value is allowed there, and the executor validates it.
     """
 
     def __init__(self) -> None:
@@ -112,14 +115,14 @@ class _Grammar:
         return name
 
     def answer(self, constraint: Constraint | None) -> str:
-        """The name of a rule for the answer; `rest` for one that cannot stand inside a grammar."""
+        """The name of a rule for the answer; `rest` if the constraint cannot be part of a grammar."""
         if constraint is not None and constraint.kind == "json_schema" and isinstance(constraint.value, Mapping):
             return self.rule("answer", constraint.value)
         if constraint is None or constraint.kind != "grammar" or str(constraint.value).startswith("%"):
             return "rest"
         for line in str(constraint.value).splitlines():
             name, defined, body = line.partition("::=")
-            if defined:  # rules of two grammars may have the same names
+            if defined:  # two grammars may use the same rule names
                 self.rules[f"answer-{name.strip()}"] = _TOKEN.sub(_in_answer, body.strip())
         return "answer-root" if "answer-root" in self.rules else "rest"
 
@@ -166,7 +169,7 @@ class _Grammar:
         if first:
             body = ' ", " '.join(first)
             return f'"{{" {body} {_maybe(optional)}"}}"'
-        # Without a required member any one may come first, those behind it in their order.
+        # Without a required member any one may come first; those after it keep their order.
         chains = [f"{each} {_maybe(optional[i + 1 :])}" for i, each in enumerate(optional)]
         return f'"{{" ({" | ".join(chains)})? "}}"'
 

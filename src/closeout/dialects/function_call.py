@@ -1,40 +1,26 @@
-"""The dialect of models with native tool calls: the server takes tool schemas and gives calls back as such.
-
-Calls that a server lost on the way, and so arrive as text, are the business of `salvage`.
-"""
+"""The dialect of models with native tool calls: the server takes tool schemas and returns calls as such."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from closeout.codec import decode_json
+from closeout.codec import Snapshot, shared_items
 from closeout.dialects.prompts import Prompts
-from closeout.dialects.protocol import HistoryView, ReadEvent
-from closeout.dialects.thinking import ThinkingSplitter, split_thinking
-from closeout.messages import (
-    Capabilities,
-    Defect,
-    Delta,
-    Message,
-    ModelReply,
-    ModelRequest,
-    Reading,
-    Step,
-    ToolCall,
-    ToolSpec,
-)
+from closeout.dialects.protocol import HistoryView
+from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
+from closeout.parsing.action_keys import read_object
+from closeout.parsing.readers import NativeReader
 
-__all__ = ["FunctionCall", "FunctionCallReader", "call_ids", "head_messages", "read_native_calls", "user_message"]
+__all__ = ["FunctionCall", "Transcript", "call_ids", "head_messages", "user_message"]
 
 NOT_RUN = "No result: this call was not run."
-EMPTY = Defect("empty", "Your last reply was empty. Call a tool or give the answer.")
 
 
 class FunctionCall:
-    """Native tool calls, several in one reply if the model likes."""
+    """Native tool calls, any number in one reply."""
 
     name = "function_call"
     parallel_calls = True
@@ -42,43 +28,22 @@ class FunctionCall:
     def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
         self._prompts = Prompts(prompts)
         self._head: tuple[tuple[Any, ...], tuple[Message, ...]] | None = None
-        # What the steps of the last request were written as, and where in that each of them ends.
-        self._steps: tuple[Step, ...] = ()
-        self._images = False
-        self._messages: list[Message] = []
-        self._ends: list[int] = []
+        self._transcript = Transcript()
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
-        head = self._rendered_head(view)
-        self._write(view.steps, capabilities.images)
-        messages = [*head, *self._messages]
-        marks = [len(head) - 1, len(messages) - 1]
-        for border in view.borders:
-            marks.append(marks[0] + (self._ends[border - 1] if border else 0))
-        if view.note or view.closing:
-            messages += [Message(role="user", content=hint) for hint in (view.note, view.closing) if hint]
+        head, images = self._rendered_head(view), capabilities.images
+        key = "function_call+images" if images else "function_call"
+        written = self._transcript.write(head, view.steps, key, lambda step: _step_messages(step, images))
+        hints = [Message(role="user", content=hint) for hint in (view.note, view.closing) if hint]
         return ModelRequest(
-            messages=messages,
+            messages=[*written, *hints] if hints else written,
             tools=view.tools,
             tool_choice="none" if view.closing and view.tools else None,
-            breakpoints=tuple(sorted(set(marks))),
+            breakpoints=tuple(sorted({len(head) - 1, len(written) - 1, *map(self._transcript.last_of, view.borders)})),
         )
 
-    def reader(self, tools: Sequence[ToolSpec]) -> FunctionCallReader:
-        return FunctionCallReader()
-
-    def _write(self, steps: tuple[Step, ...], images: bool) -> None:
-        """Write out what the last request did not have yet; all of it where its steps are no longer the first ones."""
-        if self._images != images or steps[: len(self._steps)] != self._steps:
-            self._messages, self._ends, self._steps = [], [], ()
-        key = "function_call+images" if images else "function_call"
-        for step in steps[len(self._steps) :]:
-            done = step.rendered.get(key)
-            if done is None:
-                done = step.rendered[key] = _step_messages(step, images)
-            self._messages += done
-            self._ends.append(len(self._messages))
-        self._steps, self._images = steps, images
+    def reader(self, tools: Sequence[ToolSpec]) -> NativeReader:
+        return NativeReader(tools)
 
     def _rendered_head(self, view: HistoryView) -> tuple[Message, ...]:
         key = (view.instructions, view.question, view.earlier, view.images)
@@ -86,6 +51,49 @@ class FunctionCall:
             system = _system_text(self._prompts.source("function_call"), view.instructions)
             self._head = key, head_messages(system, view.earlier, view.question, view.images)
         return self._head[1]
+
+
+class Transcript:
+    """The messages of one conversation, from its head to its last step. A request for more steps adds to them."""
+
+    def __init__(self) -> None:
+        self._head: tuple[Message, ...] = ()
+        self._key = ""
+        self._steps: Sequence[Step] = ()
+        self._messages: list[Message] = []
+        self._ends: list[int] = []  # the number of messages up to the end of each step
+
+    def write(
+        self,
+        head: tuple[Message, ...],
+        steps: Sequence[Step],
+        key: str,
+        step_messages: Callable[[Step], Iterable[Message]],
+    ) -> Snapshot[Message]:
+        """Return the messages of a head and steps. Only those are written that the last request did not have.
+
+        Args:
+            head: The messages before the steps; the same object if they are the same.
+            steps: The steps.
+            key: The name under which a step keeps its messages.
+            step_messages: Writes a step.
+        """
+        same = shared_items(self._steps, steps) if head is self._head and key == self._key else 0
+        if head is not self._head or same < len(self._ends):
+            del self._ends[same:]
+            self._messages = self._messages[: self._ends[-1]] if same else list(head)
+        for step in steps[same:]:
+            done = step.rendered.get(key)
+            if done is None:
+                done = step.rendered[key] = tuple(step_messages(step))
+            self._messages += done
+            self._ends.append(len(self._messages))
+        self._head, self._key, self._steps = head, key, steps
+        return Snapshot(self._messages)
+
+    def last_of(self, steps: int) -> int:
+        """Return the index of the last message of so many steps."""
+        return (self._ends[steps - 1] if steps else len(self._head)) - 1
 
 
 @lru_cache(maxsize=32)
@@ -97,7 +105,7 @@ def _system_text(template: str, instructions: str) -> str:
 def head_messages(
     system: str, earlier: Sequence[Message], question: str, images: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Message, ...]:
-    """The start of every chat request: system text if there is any, the conversation so far, the question."""
+    """The start of every chat request: the system text, if any, the earlier conversation, the question."""
     first = (Message(role="system", content=system),) if system.strip() else ()
     return (*first, *earlier, user_message(question, images))
 
@@ -134,7 +142,7 @@ def _step_messages(step: Step, with_images: bool) -> tuple[Message, ...]:
 
 
 def call_ids(step: Step) -> list[str]:
-    """One id for each call: the model's own, or `call_{turn}_{index}` where it gave none or gave one twice."""
+    """One id per call: the model's own, or `call_{turn}_{index}` if it has none or used one twice."""
     ids: list[str] = []
     for index, call in enumerate(step.calls):
         own = call.id if call.id and call.id not in ids else ""
@@ -143,7 +151,7 @@ def call_ids(step: Step) -> list[str]:
 
 
 def _results(step: Step) -> list[str]:
-    """What is said of each call: its result, found by the call itself, by its id, else the next that is left."""
+    """The result of each call, matched by the call itself, by its id, or else by order."""
     if len(step.calls) == 1 == len(step.returns):
         return [step.returns[0].text]
     results = [NOT_RUN] * len(step.calls)
@@ -160,7 +168,7 @@ def _results(step: Step) -> list[str]:
 
 
 def _arguments_text(call: ToolCall) -> str:
-    """The arguments as the model wrote them while that is what they are; else as JSON. Servers refuse anything else."""
+    """The arguments as the model wrote them if that is valid JSON, else as JSON: servers refuse anything else."""
     written = call.text or (call.arguments if isinstance(call.arguments, str) else "")
     read = read_object(written)
     if isinstance(call.arguments, str):
@@ -170,68 +178,3 @@ def _arguments_text(call: ToolCall) -> str:
     if read is not None and read == call.arguments:
         return written
     return json.dumps(call.arguments, ensure_ascii=False, default=dict)
-
-
-def read_object(text: str) -> dict[str, Any] | None:
-    """A strict JSON object, or None."""
-    try:
-        value = decode_json(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-# ------------------------------------------------------------------------------------------------ reading
-
-
-class FunctionCallReader:
-    """Reads native calls; text beside them is a thought, text alone the answer, `<think>` blocks are reasoning."""
-
-    __slots__ = ("_splitter",)
-
-    complete = False  # several calls may come, so nothing is ever cut short
-
-    def __init__(self) -> None:
-        self._splitter: ThinkingSplitter | None = None
-
-    def feed(self, delta: Delta) -> list[ReadEvent]:
-        if delta.kind == "text":
-            if self._splitter is None:  # most replies are read whole
-                self._splitter = ThinkingSplitter()
-            return [
-                ReadEvent("reasoning" if thinking else "text", piece)
-                for thinking, piece in self._splitter.feed(delta.text)
-            ]
-        return [ReadEvent(delta.kind, delta.text, delta.index)] if delta.text else []
-
-    def close(self, reply: ModelReply) -> Reading:
-        thinking, text = split_thinking(reply.text)
-        reasoning = f"{reply.reasoning}\n{thinking}" if reply.reasoning and thinking else reply.reasoning or thinking
-        calls, defects = read_native_calls(reply)
-        if calls or defects:
-            return Reading(text, reasoning, tuple(calls), defects=tuple(defects), raw=reply.text)
-        cut = reply.finish_reason == "length"
-        if not text.strip():
-            return Reading(text, reasoning, defects=(_cut_defect("reply") if cut else EMPTY,), raw=reply.text)
-        return Reading(text, reasoning, answer=text, defects=(_cut_defect("answer"),) if cut else (), raw=reply.text)
-
-
-def read_native_calls(reply: ModelReply) -> tuple[list[ToolCall], list[Defect]]:
-    """The calls with their arguments read where they are JSON objects; what is not is left for repair to judge."""
-    calls: list[ToolCall] = []
-    for call in reply.tool_calls:
-        if not isinstance(call.arguments, str):
-            calls.append(call)
-            continue
-        written = call.arguments
-        if reply.finish_reason == "length" and read_object(written) is None:
-            return calls, [_cut_defect(f"call of {call.name}")]
-        arguments = {} if written.strip() in ("", "null") else read_object(written)
-        calls.append(
-            ToolCall(call.name, written if arguments is None else arguments, call.id, call.server_name, written)
-        )
-    return calls, []
-
-
-def _cut_defect(what: str) -> Defect:
-    return Defect("truncated", f"Your last {what} was cut off at the length limit. Write it again, shorter.")

@@ -8,28 +8,27 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from closeout.dialects.examples import LOCAL_SERVER
 from closeout.dialects.function_call import NOT_RUN
-from closeout.dialects.mcp_xml_reader import McpXmlReader
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat
 from closeout.messages import Message, Step, ToolCall, ToolSpec
+from closeout.parsing.readers import LOCAL_SERVER, McpXmlReader
 
 __all__ = ["McpXml", "call_tags"]
 
-# What opens a tool's place in the prompt: within a description, which a server wrote, it would open another's.
+# The lines that introduce a tool in the prompt. In a description, which a server wrote, they would introduce another.
 _SLOT = re.compile(r"(?im)^([ \t#]*(?:server name|tool name|input json schema)[ \t]*):")
-GO_ON = "Go on: use a tool, or give the answer."
+CONTINUE = "Continue: use a tool, or give the answer."
 
 
 class McpXml(TextChat):
     """Calls in XML tags over a chat endpoint."""
 
     name = "mcp_xml"
-    # No stop words: a model that reasons in text mentions its tags there, and would be stopped within its reasoning.
+    # No stop words: a model that reasons in text mentions its tags there and would be stopped in its reasoning.
 
     def reader(self, tools: Sequence[ToolSpec]) -> McpXmlReader:
-        return McpXmlReader()
+        return McpXmlReader(tools)
 
     def system_text(self, view: HistoryView, weak: bool) -> str:
         return self._prompts.render(
@@ -47,11 +46,11 @@ class McpXml(TextChat):
             yield Message(role="user", content=results[index] if index < len(results) else NOT_RUN)
         if not step.calls:
             yield Message(role="assistant", content=step.text)
-            yield Message(role="user", content=GO_ON)
+            yield Message(role="user", content=CONTINUE)
 
 
 def call_tags(call: ToolCall) -> str:
-    """A call as the prompt teaches it."""
+    """Write a call as the prompt teaches it."""
     if isinstance(call.arguments, str):
         arguments = call.arguments
     else:

@@ -1,7 +1,4 @@
-"""The prompt templates: Jinja files in `templates/`, replaceable by name, rendered in one pass.
-
-What goes into the slots is decided by the dialects.
-"""
+"""The prompt templates: Jinja files in `templates/`, replaceable by name, rendered in one pass; and their slots."""
 
 from __future__ import annotations
 
@@ -13,17 +10,46 @@ from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ConfigError
 from closeout.messages import ToolSpec
+from closeout.parsing.readers import LOCAL_SERVER
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["Prompts", "tool_names", "tools_json"]
+__all__ = ["PartlyFilled", "Prompts", "examples_slots", "tool_names", "tools_json"]
+
+# What each template must show the model, by slot.
+_FIRST_SLOTS = {"instruction": "the instructions and the form of the answer", "tools": "the tools"}
+_REQUIRED: Mapping[str, Mapping[str, str]] = {
+    "function_call": {"instruction": _FIRST_SLOTS["instruction"]},
+    "cot_chat": _FIRST_SLOTS,
+    "cot_completion": {
+        **_FIRST_SLOTS,
+        "historic_messages": "the earlier conversation",
+        "query": "the task",
+        "agent_scratchpad": "the steps so far",
+    },
+    "mcp_xml": {"instruction": _FIRST_SLOTS["instruction"], "servers": "the tools"},
+}
+
+# Parts of the names of tools that compute and of tools that look something up, for worked examples.
+_COMPUTES = ("calc", "comput", "math", "arith")
+_LOOKS_UP = ("search", "look", "find", "retriev", "query", "wiki", "get", "read", "fetch")
+
+
+class PartlyFilled(str):
+    """A template whose slots may be filled already: what an overridden method of a runner wrote."""
+
+    __slots__ = ()
 
 
 class Prompts:
-    """Templates by name: those given, else the package's. Values are put in as they are, never expanded again.
+    """Templates by name. Values are inserted as they are and never expanded again.
 
-    Raises ConfigError for a name that the package does not have: it would replace nothing.
+    Args:
+        own: Templates that replace the package's, name → Jinja text.
+
+    Raises:
+        ConfigError: The package has no template of that name, so it would replace nothing; or a template lacks a slot.
     """
 
     __slots__ = ("_own",)
@@ -32,14 +58,17 @@ class Prompts:
         self._own = dict(own or {})
         unknown = next((name for name in self._own if name not in _names()), None)
         if unknown is not None:
-            raise ConfigError(f"There is no prompt template '{unknown}'. Their names are {', '.join(_names())}.")
+            raise ConfigError(f"No prompt template is called '{unknown}'. Use one of {', '.join(_names())}.")
+        for name, text in self._own.items():
+            if name in _REQUIRED and not isinstance(text, PartlyFilled):
+                _check_slots(name, text)
 
     def source(self, name: str) -> str:
         """A template's Jinja text."""
         return self._own[name] if name in self._own else _shipped(name)
 
     def render(self, name: str, **slots: Any) -> str:
-        """The template with its slots filled. Raises ConfigError if it names a slot that does not exist."""
+        """Fill a template's slots. Raises ConfigError if it names a slot that does not exist."""
         from jinja2 import TemplateError
 
         try:
@@ -64,15 +93,32 @@ def _compiled(name: str, text: str) -> Template:
     from jinja2 import Environment, StrictUndefined, TemplateError
 
     # Prompts are plain text for a model: HTML escaping would corrupt them.
-    world = Environment(undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701
+    environment = Environment(undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701
     try:
-        return world.from_string(text)
+        return environment.from_string(text)
     except TemplateError as error:
         raise ConfigError(f"The prompt template '{name}' is not valid Jinja: {error}.") from None
 
 
+@lru_cache(maxsize=256)
+def _check_slots(name: str, text: str) -> None:
+    """Raise ConfigError for a template without a slot that it needs, or that is not valid Jinja."""
+    from jinja2 import Environment, TemplateError, meta
+
+    try:
+        found = meta.find_undeclared_variables(Environment(autoescape=False).parse(text))  # noqa: S701  only parsed
+    except TemplateError as error:
+        raise ConfigError(f"The prompt template '{name}' is not valid Jinja: {error}.") from None
+    for slot, contents in _REQUIRED[name].items():
+        if slot not in found:
+            raise ConfigError(
+                f"The prompt template '{name}' has no slot '{slot}', so the model would not see {contents}. "
+                f"Add {{{{ {slot} }}}}."
+            )
+
+
 def tools_json(tools: Sequence[ToolSpec]) -> str:
-    """The tools as one JSON array, a line for each: name, description, parameters. UTF-8 is left unescaped."""
+    """The tools as one JSON array, one per line: name, description, parameters. UTF-8 is not escaped."""
     lines = (
         json.dumps(
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
@@ -87,3 +133,35 @@ def tools_json(tools: Sequence[ToolSpec]) -> str:
 def tool_names(tools: Sequence[ToolSpec]) -> str:
     """The tools' names, joined by ", "."""
     return ", ".join(tool.name for tool in tools)
+
+
+def examples_slots(tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    """The slots of a template of worked examples for weak models: tools of the agent's own.
+
+    A tool fits if its one required parameter is a string.
+
+    Returns:
+        `look_up` and `compute`, each {"name", "parameter", "server"} or None; empty without a tool to look things up.
+    """
+    fitting = [(tool, parameter) for tool in tools if (parameter := _only_text(tool)) is not None]
+    compute = next((_slot(tool, name) for tool, name in fitting if _is(tool, _COMPUTES)), None)
+    others = [(tool, name) for tool, name in fitting if not _is(tool, _COMPUTES)]
+    by_name = [(tool, name) for word in _LOOKS_UP for tool, name in others if word in tool.name.casefold()]
+    look_up = next((_slot(tool, name) for tool, name in by_name), None)
+    return {"look_up": look_up, "compute": compute} if look_up else {}
+
+
+def _is(tool: ToolSpec, words: tuple[str, ...]) -> bool:
+    return any(word in tool.name.casefold() for word in words)
+
+
+def _slot(tool: ToolSpec, parameter: str) -> dict[str, str]:
+    return {"name": tool.name, "parameter": parameter, "server": tool.server_name or LOCAL_SERVER}
+
+
+def _only_text(tool: ToolSpec) -> str | None:
+    properties = tool.parameters.get("properties") or {}
+    required = tool.parameters.get("required") or (list(properties) if len(properties) == 1 else [])
+    if len(required) != 1 or not isinstance(properties.get(required[0]), dict):
+        return None
+    return str(required[0]) if properties[required[0]].get("type") == "string" else None

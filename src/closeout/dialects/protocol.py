@@ -1,79 +1,56 @@
-"""What a dialect is: it writes the conversation for a model and reads the reply back. Nothing else knows which is used.
-
-The dialects themselves are modules beside this one; how the loop uses them is in `orchestrator/`.
-"""
+"""What a dialect is: it writes the conversation for a model and reads the reply. `get_dialect` finds one by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from closeout.errors import UsageError
-from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Reading, Step, ToolSpec
+from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpec
+from closeout.parsing.readers import Reader
 from closeout.records import record
+from closeout.spelling import nearest_safe_name
 
-__all__ = ["DIALECTS", "Dialect", "HistoryView", "ReadEvent", "Reader", "get_dialect", "serves"]
+__all__ = ["DIALECTS", "Dialect", "HistoryView", "get_dialect", "serves"]
 
-# name → module and class; loaded when asked for.
+# name → module and class; imported when asked for.
 DIALECTS: Mapping[str, tuple[str, str]] = {
     "function_call": ("closeout.dialects.function_call", "FunctionCall"),
-    "cot_chat": ("closeout.dialects.cot_chat", "CotChat"),
-    "cot_completion": ("closeout.dialects.cot_completion", "CotCompletion"),
+    "cot_chat": ("closeout.dialects.cot", "CotChat"),
+    "cot_completion": ("closeout.dialects.cot", "CotCompletion"),
     "mcp_xml": ("closeout.dialects.mcp_xml", "McpXml"),
 }
 
 
 @record
 class HistoryView:
-    """What of the journal the model sees. Made by `context/`, written out by a dialect."""
+    """What the model sees of the run. `context/` makes it, a dialect writes it out."""
 
-    instructions: str  # the agent's instructions, the answer contract's among them
-    question: str  # the task, texts of files put before it
+    instructions: str  # the agent's instructions, including the answer contract's
+    question: str  # the task, with the texts of files before it
     tools: tuple[ToolSpec, ...] = ()  # sorted by name
-    steps: tuple[Step, ...] = ()  # accepted turns; results that were evicted are stubs already
+    steps: Sequence[Step] = ()  # accepted turns; evicted results are stubs already
     earlier: tuple[Message, ...] = ()  # the conversation before this run
     note: str = ""  # a short hint after the stable prefix, dropped once the turn succeeds
-    closing: str = ""  # the closing instruction: no tools any more, answer now
+    closing: str = ""  # the closing instruction: no more tools, answer now
     images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts of the question
-    # Before which of the steps results were evicted, the last two times: up to there the prompt will stay as it is
-    # when more are evicted, so that is where a cache that has to be told is to hold.
+    # Before which steps results were evicted, the last two times. The prompt stays as it is up to there when more are
+    # evicted, so a cache that takes breakpoints gets one there.
     borders: tuple[int, ...] = ()
 
 
-@record
-class ReadEvent:
-    """Something that a reader knows while the model still writes.
+@runtime_checkable
+class Dialect(Protocol):
+    """A way to talk to a model. Implement it to add your own, and pass an instance as `Agent(dialect=…)`.
 
-    `text` is the new piece: of a thought, of reasoning, of the answer, of a call's arguments as written; or a tool's
-    name, whole. `index` says which call of the reply. "text" is plain text that may be a thought or an answer.
+    Text dialects can subclass `closeout.dialects.text_chat.TextChat` and use a reader of `closeout.parsing.readers`.
     """
 
-    kind: Literal["thought", "reasoning", "text", "tool_name", "tool_arguments", "answer"]
-    text: str
-    index: int = 0
-
-
-class Reader(Protocol):
-    """Reads one reply. Feeding it is optional: `close` reads the whole reply either way, with the same result."""
-
-    def feed(self, delta: Delta) -> list[ReadEvent]: ...
-
     @property
-    def complete(self) -> bool:
-        """Whether the reply's one action is whole: what still comes would not count and may be cancelled."""
+    def name(self) -> str:
+        """A name of its own: a step keeps what was rendered for it under this name."""
         ...
-
-    def close(self, reply: ModelReply) -> Reading:
-        """What the reply says. A reply cut short by us ("cut") is read as if it ended there."""
-        ...
-
-
-class Dialect(Protocol):
-    """One way to speak with a model. An instance keeps what it rendered; make one for each run."""
-
-    @property
-    def name(self) -> str: ...
 
     @property
     def parallel_calls(self) -> bool:
@@ -81,30 +58,49 @@ class Dialect(Protocol):
         ...
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
-        """The request for a view. That of a grown view extends that of the view before, byte for byte."""
+        """Write the request for a view. The request for a longer view must extend it byte for byte."""
         ...
 
-    def reader(self, tools: Sequence[ToolSpec]) -> Reader: ...
+    def reader(self, tools: Sequence[ToolSpec]) -> Reader:
+        """Make a reader for one reply."""
+        ...
 
 
-def get_dialect(name: str, prompts: Mapping[str, str] | None = None) -> Dialect:
-    """A new dialect by its name. `prompts` replaces the package's templates: template name → Jinja text.
+def get_dialect(dialect: str | Dialect, prompts: Mapping[str, str] | None = None) -> Dialect:
+    """Return a new dialect by its name, or an instance as it is.
 
-    Raises UsageError for an unknown name, and ConfigError for a template that is not valid Jinja.
+    Args:
+        dialect: One of `DIALECTS`, or an object with `name`, `parallel_calls`, `render` and `reader`.
+        prompts: Templates that replace the package's, name → Jinja text. An instance has its own.
+
+    Raises:
+        UsageError: The name is unknown, or the object is not a dialect.
+        ConfigError: A template is not valid Jinja.
     """
-    if name not in DIALECTS:
-        raise UsageError(f"There is no dialect '{name}'. Choose one of {', '.join(sorted(DIALECTS))}, or auto.")
-    module, kind = DIALECTS[name]
+    if not isinstance(dialect, str):
+        if isinstance(dialect, Dialect) and not isinstance(dialect, type):
+            return dialect
+        raise UsageError(
+            f"dialect must be a name or a Dialect instance, got {dialect!r:.80}. "
+            "A Dialect has name, parallel_calls, render() and reader()."
+        )
+    if dialect not in DIALECTS:
+        known = ", ".join(sorted(DIALECTS))
+        # Only case and separators cannot change what is meant; any other likeness is not a reason to suggest.
+        near = nearest_safe_name(dialect, DIALECTS, slips=False)
+        advice = f"Did you mean '{near}'?" if near else f"Choose one of {known}, or auto."
+        raise UsageError(f"No dialect is called '{dialect}'. {advice}")
+    module, kind = DIALECTS[dialect]
     return cast("Dialect", getattr(import_module(module), kind)(prompts))
 
 
 def serves(name: str, capabilities: Capabilities) -> str:
-    """Why an endpoint cannot serve a dialect, in one sentence; the empty string if it can."""
+    """Why an endpoint cannot serve a dialect of `DIALECTS`, in one sentence; the empty string if it can."""
     if name == "cot_completion" and not capabilities.completions:
         return (
             "The dialect cot_completion needs a text completion endpoint (POST /completions), which this server does "
             "not offer. Use --dialect cot_chat instead."
         )
-    if name != "cot_completion" and not capabilities.chat:
+    if name in DIALECTS and name != "cot_completion" and not capabilities.chat:
         return f"The dialect {name} needs a chat endpoint, which this server does not offer. Use cot_completion."
     return ""

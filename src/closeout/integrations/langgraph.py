@@ -1,16 +1,19 @@
-"""LangGraph: a node that runs tools in place of `ToolNode` and gives the graph outputs, telemetry and short messages.
+"""Run a LangGraph graph's tools in a node that replaces `ToolNode`: short messages, outputs, telemetry.
 
-Needs the extra `langgraph`. How results are measured and shown is `outputs`' business.
+Needs the extra `langgraph`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_type_hints
 
 from langchain_core.messages import AnyMessage, ToolMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -23,14 +26,15 @@ from langgraph.types import Command
 from typing_extensions import TypedDict
 
 from closeout.messages import ToolPolicy
-from closeout.outputs.artifacts import Artifact, ArtifactStore, read_result
-from closeout.outputs.models import ToolOutput
-from closeout.outputs.normal import compact_json, normalise
-from closeout.outputs.present import Presented, present
-from closeout.outputs.summary import summarise
-from closeout.outputs.telemetry import CallMeter, TelemetryCollector, joined_telemetry
-from closeout.outputs.tokens import estimate_tokens
-from closeout.outputs.wrapper import WrappedOutput
+from closeout.results.artifacts import Artifact, ArtifactStore, MemoryArtifacts, read_result
+from closeout.results.normal import compact_json, normalise
+from closeout.results.present import Presented, present
+from closeout.results.summary import summarise
+from closeout.results.telemetry import CallMeter, TelemetryCollector, joined_telemetry
+from closeout.results.tokens import estimate_tokens
+from closeout.results.tool_output import ResponseFormat, ToolOutput, present_output
+from closeout.results.wrapper import WrappedOutput
+from closeout.tools.context import RunContext, context_factory, context_parameter
 
 __all__ = ["AgentState", "StateOutput", "ToolOutputNode", "add_telemetry", "tool_outputs"]
 
@@ -50,7 +54,7 @@ class StateOutput(ToolOutput):
 
 
 def add_telemetry(left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The sum of two telemetry summaries, as the reducer of a state."""
+    """Return the sum of two telemetry summaries, as the reducer of a state."""
     left, right = left or NO_CALLS, right or NO_CALLS
     return {
         "total_tokens": left["total_tokens"] + right["total_tokens"],
@@ -68,14 +72,14 @@ class AgentState(TypedDict, total=False):
 
 
 def tool_outputs(state: Mapping[str, Any]) -> list[ToolOutput]:
-    """The outputs in a state, also in one that a checkpointer gave back as plain records."""
+    """The outputs in a state, also in one that a checkpointer restored as plain records."""
     found = state.get("tool_outputs") or ()
     return [one if isinstance(one, ToolOutput) else StateOutput.from_record(one) for one in found]
 
 
 @dataclass(slots=True)
 class _Call:
-    """One call while it runs: its meter, and what its function returned before LangChain made text of it."""
+    """One call while it runs: its meter, and its function's result before LangChain turns it into text."""
 
     name: str
     arguments: Any
@@ -89,16 +93,25 @@ _call: ContextVar[_Call | None] = ContextVar("closeout_langgraph_call", default=
 
 
 class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is an extra, unknown to the type checker
-    """Runs the tool calls of the last AI message, at once, as `ToolNode` does, and takes its place in a `StateGraph`.
+    """Runs the tool calls of the last AI message, at once, as `ToolNode` does, and replaces it in a `StateGraph`.
 
-    Every result becomes a ToolMessage with the model's face of it (`outputs.present`: cheapest form, budget, nothing
-    that could pass for a marker). Beside `messages` the node gives the state `tool_outputs` (`StateOutput` each) and
-    `telemetry_summary` (`total_tokens`, `total_latency_ms`, `tool_calls`); a state without these keys does without.
-    A tool's exception becomes a message with status "error"; interrupts and Commands pass. A tool that returns a
-    ToolOutput, or is wrapped by UnifiedToolWrapper, speaks for itself.
+    Every result becomes a ToolMessage as the model should see it: in the cheapest form, inside its budget, unable to
+    forge a marker. The node also writes `tool_outputs` (`StateOutput` each) and `telemetry_summary` (`total_tokens`,
+    `total_latency_ms`, `tool_calls`) to the state, if the state has these keys, and applies the `state_update` of
+    outputs. A tool's exception becomes a message with status "error"; interrupts and Commands pass. A tool that returns
+    a ToolOutput, or is wrapped by UnifiedToolWrapper, decides for itself.
 
-    `tools` are LangChain tools or functions. `policies` are by tool name. With a `store`, whole results are kept and
-    `read_result` joins the tools: bind `node.tools` to the model.
+    Args:
+        tools: LangChain tools or functions.
+        policies: Policies by tool name.
+        budget: Tokens of a result; default 4,000.
+        model: The model whose tokens are counted.
+        store: Keeps whole results; `read_result` joins the tools, so bind `node.tools` to the model. Without one, a
+            store in memory is made if a tool shows only summaries (CONCISE).
+        collector: Records every call.
+        language: Of summaries: "en" or "zh".
+        messages_key: The state's key for messages.
+        name: The node's name.
     """
 
     def __init__(
@@ -114,7 +127,9 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         messages_key: str = "messages",
         name: str = "tools",
     ) -> None:
-        made = [one if isinstance(one, BaseTool) else langchain_tool(one) for one in tools]
+        made = [one if isinstance(one, BaseTool) else langchain_tool(_with_context(one)) for one in tools]
+        if store is None and any(_is_concise(one, (policies or {}).get(one.name)) for one in made):
+            store = MemoryArtifacts()  # what CONCISE does not show must be kept somewhere
         if store is not None and all(one.name != "read_result" for one in made):
             made.append(_read_result_tool(store, budget, model))
         self.name = name
@@ -122,7 +137,7 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         self._policies = dict(policies or {})
         self._budget, self._model, self._language = budget, model, language
         self._store, self._collector = store, collector
-        self._stored = 0
+        self._stored = itertools.count(1)
         self._messages_key = messages_key
         self._node = ToolNode(
             [_capturing(one) for one in made],
@@ -135,26 +150,18 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - LangChain's
         """Run the calls in threads."""
-        calls: dict[str, _Call] = {}
-        token = _calls.set(calls)
-        try:
+        with _collecting() as calls:
             result = self._node.invoke(input, config, **kwargs)
-        finally:
-            _calls.reset(token)
         return self._update(input, result, calls)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002
         """Run the calls as tasks."""
-        calls: dict[str, _Call] = {}
-        token = _calls.set(calls)
-        try:
+        with _collecting() as calls:
             result = await self._node.ainvoke(input, config, **kwargs)
-        finally:
-            _calls.reset(token)
         return self._update(input, result, calls)
 
     def _update(self, state: Any, result: Any, calls: dict[str, _Call]) -> Any:
-        """ToolNode's update with our messages in it, in the shape it had, and our keys beside them."""
+        """ToolNode's update, in the same shape, with our messages in it and our keys beside them."""
         outputs: list[StateOutput] = []
 
         def shown(message: Any) -> Any:
@@ -174,6 +181,9 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         if isinstance(state, list):
             return update
         ours = {"tool_outputs": outputs, "telemetry_summary": _summary(outputs)}
+        for output in outputs:
+            if output.success and isinstance(output.state_update, dict):
+                ours.update(output.state_update)
         return {**update, **ours} if isinstance(update, dict) else [*update, ours]
 
     def _finished(self, message: ToolMessage, call: _Call) -> tuple[ToolMessage, StateOutput]:
@@ -182,33 +192,43 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
             result = call.results[-1]
             if isinstance(result, tuple) and len(result) == 2 and message.artifact is not None:
                 result = result[0]  # response_format="content_and_artifact"
-        if isinstance(result, WrappedOutput):
-            result = result.output
-        own = result if isinstance(result, ToolOutput) else None
-        value = result if own is None else self._said(own)
+        whole = None
+        if issubclass(type(result), WrappedOutput):
+            result, whole = result.output, result.whole
+        own = result if issubclass(type(result), ToolOutput) else None
         if own is not None and not own.success:
             message = message.model_copy(update={"status": "error"})
         if call.failure is None and own is None and message.status == "error":  # LangChain's own words: no such tool
             call.failure = ToolException(str(message.content))
-        keep = call.failure is None and call.name != "read_result" and (own is None or own.result is not None)
-        handle = self._kept(value, call) if keep else ""
-        face = self._face(value, call, handle)
+        policy = self._policies.get(call.name, ToolPolicy())
+        if own is not None:
+            value = next((each for each in (own.result, whole, own.summary) if each is not None), None)
+            shown = own.model_copy(update={"result": normalise(value)})
+        else:
+            value = normalise(result)
+            shown = ToolOutput(result=value, summary=summarise(value, self._language))
+            shown.__pydantic_fields_set__.discard("response_format")
+        if policy.response_format is not None and "response_format" not in shown.model_fields_set:
+            shown.response_format = ResponseFormat(policy.response_format)
+        has_data = own is None or own.result is not None or whole is not None
+        handle = ""
+        if call.failure is None and call.name != "read_result" and shown.success and has_data:
+            handle = self._stored_by(own) or self._kept(shown.result, call)
+        if call.failure is None:
+            face = present_output(
+                shown, tool_name=call.name, policy=policy, budget=self._budget, handle=handle, model=self._model
+            )
+        else:
+            face = present(value, tool_name=call.name, policy=policy, budget=self._budget, model=self._model)
         if isinstance(message.content, str):
             message = message.model_copy(update={"content": face.text})
         return message, self._output(value, call, face, handle, own)
 
-    def _said(self, own: ToolOutput) -> Any:
-        """What of a tool's own output the model is to read: the result, else the summary and where the result is."""
-        if not own.success:
-            return f"Error: {own.telemetry.error_message or own.summary}"
-        if own.result is not None:
-            return own.result
-        stored = own.handle and self._store is not None and self._store.get(own.handle) is not None
-        return own.observation.removeprefix("Observation: ") if stored else own.summary
-
-    def _face(self, value: Any, call: _Call, handle: str) -> Presented:
-        policy = self._policies.get(call.name, ToolPolicy())
-        return present(value, tool_name=call.name, policy=policy, budget=self._budget, handle=handle, model=self._model)
+    def _stored_by(self, own: ToolOutput | None) -> str:
+        """The handle under which the tool itself has stored its result in our store."""
+        if own is None or not own.handle or self._store is None:
+            return ""
+        return own.handle if self._store.get(own.handle) is not None else ""
 
     def _output(self, value: Any, call: _Call, face: Presented, handle: str, own: ToolOutput | None) -> StateOutput:
         failure = call.failure
@@ -239,11 +259,10 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
     def _kept(self, value: Any, call: _Call) -> str:
         if self._store is None:
             return ""
-        self._stored += 1
-        while self._store.get(f"r{self._stored}") is not None:
-            self._stored += 1
-        self._store.put(f"r{self._stored}", Artifact(value, call.name))
-        return f"r{self._stored}"
+        handles = (f"r{number}" for number in self._stored)
+        handle = next(handle for handle in handles if self._store.get(handle) is None)
+        self._store.put(handle, Artifact(value, call.name))
+        return handle
 
 
 def _summary(outputs: Sequence[ToolOutput]) -> dict[str, Any]:
@@ -260,16 +279,54 @@ def _summary(outputs: Sequence[ToolOutput]) -> dict[str, Any]:
 def _read_result_tool(store: ArtifactStore, budget: int | None, model: str | None) -> BaseTool:
     def read(handle: str, offset: int = 0, path: str | None = None, pattern: str | None = None) -> str:
         """Read more of a stored tool result: from an offset, at a path like rows[3].name, or what a pattern matches."""
-        return read_result(store, handle, offset, path, pattern, budget, model=model)
+        return read_result(store, handle, offset, path=path, pattern=pattern, budget=budget, model=model)
 
     return cast(BaseTool, langchain_tool("read_result")(read))
+
+
+def _is_concise(tool: BaseTool, policy: ToolPolicy | None) -> bool:
+    """Whether a tool's results are shown as summaries only."""
+    if policy is not None and policy.response_format is not None:
+        return policy.response_format == "concise"
+    functions = (getattr(tool, "func", None), getattr(tool, "coroutine", None))
+    return any(getattr(function, "tool_response_format", None) is ResponseFormat.CONCISE for function in functions)
 
 
 # ------------------------------------------------------------------------------------------------ around one call
 
 
+def _with_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without its parameter annotated RunContext, which each call fills."""
+    signature = inspect.signature(function)
+    name = context_parameter(signature)
+    if not name:
+        return function
+    is_async = inspect.iscoroutinefunction(function)
+
+    @functools.wraps(function)
+    def filled(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{**kwargs, name: RunContext.current()})
+
+    @functools.wraps(function)
+    async def filled_async(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **{**kwargs, name: RunContext.current()})
+
+    made: Any = filled_async if is_async else filled
+    hints = get_type_hints(function, include_extras=True)
+    kept = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()]
+    made.__signature__ = signature.replace(parameters=[p for p in kept if p.name != name])
+    made.__annotations__ = {key: hint for key, hint in hints.items() if key != name}
+    del made.__wrapped__  # LangChain would read the hidden parameter from it
+    return cast(Callable[..., Any], made)
+
+
+def _context_of(request: Any) -> RunContext:
+    state = request.state if isinstance(request.state, Mapping) else {}
+    return RunContext(handle=str(request.tool_call["id"]), state=dict(state))
+
+
 def _capturing(tool: BaseTool) -> BaseTool:
-    """The tool, whose function also leaves what it returns with the running call; LangChain hands on only text."""
+    """The tool, whose function also leaves its result with the running call; LangChain passes on only text."""
     if not isinstance(tool, StructuredTool):
         return tool
     changes: dict[str, Any] = {}
@@ -303,44 +360,50 @@ def _left(result: Any) -> Any:
     return result
 
 
-def _began(request: Any) -> _Call:
+@contextmanager
+def _collecting() -> Iterator[dict[str, _Call]]:
+    """The calls that begin inside, by their ids."""
+    calls: dict[str, _Call] = {}
+    token = _calls.set(calls)
+    try:
+        yield calls
+    finally:
+        _calls.reset(token)
+
+
+@contextmanager
+def _measuring(request: Any) -> Iterator[_Call]:
+    """Measure a call, and keep its failure as a result; only the graph's own signals pass through."""
     call = _Call(request.tool_call["name"], request.tool_call["args"])
     calls = _calls.get()
     if calls is not None:
         calls[request.tool_call["id"]] = call
-    return call
-
-
-def _failed(call: _Call, request: Any, failure: Exception) -> ToolMessage:
-    call.failure = failure
-    return ToolMessage(
-        content=f"Error: {failure}", name=call.name, tool_call_id=request.tool_call["id"], status="error"
-    )
-
-
-def _measured(request: Any, handler: Callable[[Any], Any]) -> Any:
-    call = _began(request)
-    token = _call.set(call)
+    token, context = _call.set(call), context_factory.set(functools.partial(_context_of, request))
     try:
-        return handler(request)
-    except GraphBubbleUp:
-        raise
-    except Exception as failure:  # a tool's failure is a result; only the graph's own signals pass
-        return _failed(call, request, failure)
-    finally:
-        call.meter.stop()
-        _call.reset(token)
-
-
-async def _measured_async(request: Any, handler: Callable[[Any], Any]) -> Any:
-    call = _began(request)
-    token = _call.set(call)
-    try:
-        return await handler(request)
+        yield call
     except GraphBubbleUp:
         raise
     except Exception as failure:
-        return _failed(call, request, failure)
+        call.failure = failure
     finally:
         call.meter.stop()
+        context_factory.reset(context)
         _call.reset(token)
+
+
+def _measured(request: Any, handler: Callable[[Any], Any]) -> Any:
+    with _measuring(request) as call:
+        result = handler(request)
+    return result if call.failure is None else _failed(call, request)
+
+
+async def _measured_async(request: Any, handler: Callable[[Any], Any]) -> Any:
+    with _measuring(request) as call:
+        result = await handler(request)
+    return result if call.failure is None else _failed(call, request)
+
+
+def _failed(call: _Call, request: Any) -> ToolMessage:
+    return ToolMessage(
+        content=f"Error: {call.failure}", name=call.name, tool_call_id=request.tool_call["id"], status="error"
+    )

@@ -1,16 +1,16 @@
-"""The events of which a run consists. What happened is here; what it means to a reader is in the views.
+"""The events that a run consists of, and how they are read back from a row of the journal.
 
 Every event names the agent it belongs to by its path: "main", and for a sub-agent "main/r4:researcher", where r4 is the
-call that started it. Events that are written once for each thing that happens carry a key; see `Event.key`.
+call that started it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, field, fields
+from typing import Any, ClassVar, TypeAlias
 
-from closeout.journal.event import Event
+from closeout.errors import Failure
 from closeout.messages import ModelReply, Repair, ToolCall, ToolReturn, Usage
 from closeout.records import record, shallow_dict
 
@@ -21,6 +21,7 @@ __all__ = [
     "AnswerSeen",
     "AttemptEnded",
     "AttemptStarted",
+    "CheckpointReached",
     "Compacted",
     "Event",
     "Evicted",
@@ -37,40 +38,87 @@ __all__ = [
     "ServerTold",
     "ToolFinished",
     "ToolStarted",
+    "ToolsChanged",
     "TurnAccepted",
     "TurnRolledBack",
     "Unknown",
     "event_from",
+    "is_unreadable",
+    "read_event",
+    "unreadable",
+    "usage_record",
 ]
 
 
 @record
-class RunStarted(Event):
-    """`question` is the task with its files' texts, where it has any; `earlier`, `images`, `texts` are JSON lists.
+class Event:
+    """Something that happened. Field values are JSON values, so that every event can be stored as a row and read back.
 
-    `texts` holds what of the files is not in the question: `orchestrator.files.dump_texts`; `tools` the tools that
-    servers offered: `orchestrator.recorded_tools.dump_specs`.
+    Attributes:
+        bodies: fields that may be large. Long ones are stored once, by content hash.
+        momentary: True for events that describe the process rather than the run (a note, a retry). They are written
+            again when a resumed run reaches the same place.
+        identity: the field that distinguishes this event from the agent's other events of the type. Empty if events
+            of the type are numbered instead.
+        names: the names of the fields.
+        values: returns the fields by name, as they are stored.
+    """
+
+    bodies: ClassVar[tuple[str, ...]] = ()
+    momentary: ClassVar[bool] = False
+    identity: ClassVar[str] = ""
+    names: ClassVar[tuple[str, ...]] = ("agent",)
+    values: ClassVar[Callable[[Any], dict[str, Any]]]
+
+    agent: str
+
+    @property
+    def key(self) -> str:
+        """What identifies the event among its agent's events of the type; empty if they are numbered."""
+        return str(getattr(self, self.identity)) if self.identity else ""
+
+
+@record
+class RunStarted(Event):
+    """The run begins.
+
+    Attributes:
+        question: the task preceded by the texts of its files; empty if that is the task itself.
+        earlier: the conversation before the task, a JSON list of messages.
+        images: a JSON list of image parts.
+        texts: the file texts that are not in the question, as `run.files.dump_texts` writes them.
+        fingerprint: what identifies the agent. A resume compares it.
+        origin: notes of the caller, for a later resume.
+        name: the agent's name.
+        tools: the tools that servers offered, as `run.lifecycle` writes them.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools")
     task: str
     task_id: str = ""
+    _: KW_ONLY
     question: str = ""
     earlier: str = ""
     images: str = ""
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # of the agent: a resume compares it
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    origin: Mapping[str, Any] = field(default_factory=dict)  # what started it, for whoever resumes it
+    origin: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     ground_truth: str | None = None
     texts: str = ""
-    name: str = ""  # of the agent
+    name: str = ""
     tools: str = ""
 
 
 @record
 class RunResumed(Event):
-    """`idle` seconds lay between the last event and this one; they do not count against the run's wall clock."""
+    """A process resumes the run.
+
+    Attributes:
+        idle: seconds between the last event and this one, by the wall clock. They do not count against `max_seconds`.
+            Negative if the clock was set back in between.
+        differences: how the agent differs from the one that made the record.
+    """
 
     momentary = True
     idle: float = 0.0
@@ -79,30 +127,44 @@ class RunResumed(Event):
 
 @record
 class RunEnded(Event):
-    """`error_kind` is the name of the exception that `error` is the text of, where it was one."""
+    """The run is over.
+
+    Attributes:
+        summary: the summary for people, in three sections.
+        error: what went wrong, if anything did: the message of an `errors.Failure`, as `error_kind` and `permanent`.
+        error_kind: the name of the exception that `error` is the text of.
+        permanent: whether the same run would fail again.
+        closing_text: the model's own closing text.
+    """
 
     momentary = True
-    bodies = ("summary",)
+    bodies = ("summary", "closing_text")
     status: str
     stop_reason: str
+    _: KW_ONLY
     answer: str | None = None
     summary: str = ""
     error: str = ""
     error_kind: str = ""
+    permanent: bool = False
+    closing_text: str = ""
 
 
 @record
 class AgentStarted(Event):
-    """A sub-agent sets out."""
+    """A sub-agent begins."""
 
     bodies = ("task",)
     name: str
     task: str
+    _: KW_ONLY
     model: str = ""
 
 
 @record
 class AgentEnded(Event):
+    """A sub-agent is done. `report` is what its caller receives."""
+
     bodies = ("report",)
     status: str
     report: str = ""
@@ -110,17 +172,20 @@ class AgentEnded(Event):
 
 @record
 class AttemptStarted(Event):
+    """An attempt begins. `experiences` are what earlier attempts learned."""
+
     attempt: int
     experiences: tuple[str, ...] = ()
 
 
 @record
 class AttemptEnded(Event):
-    """`turns`: replies that were acted on, and the one that answered."""
+    """An attempt is over. `turns` counts the replies that were acted on and the one that answered."""
 
     bodies = ("experience",)
     attempt: int
     reason: str
+    _: KW_ONLY
     answer: str | None = None
     experience: str = ""
     turns: int = 0
@@ -128,15 +193,20 @@ class AttemptEnded(Event):
 
 @record
 class ModelRequested(Event):
-    """Intent: a request goes out. `call` numbers the agent's requests from 0.
+    """Intent: a request is about to be sent.
 
-    `messages` is their number; `size` the characters of the prompt, `shared` how many of them stood in the same place
-    in the request before (the part that a prefix cache can serve).
+    Attributes:
+        call: the agent's requests are numbered from 0.
+        messages: the number of messages in the request.
+        size: characters of the prompt.
+        shared: characters at the start of the prompt that the previous request had too, which a prefix cache can serve.
+        note: the hint that the prompt ends with, if any.
     """
 
     identity = "call"
     call: int
     attempt: int = 0
+    _: KW_ONLY
     turn: int = 0
     purpose: str = "act"  # act | close | experience | compact | probe
     messages: int = 0
@@ -148,22 +218,24 @@ class ModelRequested(Event):
 
 @record
 class ModelRetried(Event):
-    """The transport asks again. `wait` in seconds."""
+    """The transport repeats a request, after `wait` seconds."""
 
     momentary = True
     call: int
     reason: str
+    _: KW_ONLY
     wait: float = 0.0
 
 
 @record
 class ModelReplied(Event):
-    """Outcome of a request. `usage` as of `Usage`, `ms` wall clock."""
+    """Outcome of a request. `usage` has the fields of `Usage`, `ms` is wall clock."""
 
     identity = "call"
     bodies = ("text", "reasoning")
     call: int
     text: str = ""
+    _: KW_ONLY
     reasoning: str = ""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     finish_reason: str = "stop"
@@ -179,37 +251,68 @@ class ModelReplied(Event):
             for c in reply.tool_calls
         ]
         return cls(
-            agent, call, reply.text, reply.reasoning, tuple(calls), reply.finish_reason,
-            usage_record(reply.usage), reply.model, reply.reasoning_details, ms,
-        )  # fmt: skip
+            agent,
+            call,
+            reply.text,
+            reasoning=reply.reasoning,
+            tool_calls=tuple(calls),
+            finish_reason=reply.finish_reason,
+            usage=usage_record(reply.usage),
+            model=reply.model,
+            reasoning_details=reply.reasoning_details,
+            ms=ms,
+        )
 
     def reply(self) -> ModelReply:
         calls = tuple(
-            ToolCall(c["name"], c["arguments"], c["id"], c["server_name"], _text(c["arguments"]))
+            ToolCall(c["name"], c["arguments"], c["id"], server_name=c["server_name"], text=_text(c["arguments"]))
             for c in self.tool_calls
         )
         return ModelReply(
-            self.text, self.reasoning, calls, self.finish_reason, Usage(**self.usage), self.model,
-            self.reasoning_details,
-        )  # fmt: skip
+            self.text,
+            self.reasoning,
+            calls,
+            finish_reason=self.finish_reason,
+            usage=Usage(**self.usage),
+            model=self.model,
+            reasoning_details=self.reasoning_details,
+        )
 
 
 @record
 class ModelFailed(Event):
-    """Outcome of a request that brought no reply. `kind` is the name of the exception."""
+    """Outcome of a request that failed. The fields are those of `errors.Failure`."""
 
     identity = "call"
     call: int
     kind: str
+    _: KW_ONLY
     error: str
     usage: Mapping[str, Any] = field(default_factory=dict)
     status: int | None = None
     ms: float = 0.0
+    permanent: bool = False
+
+    @classmethod
+    def of(cls, agent: str, call: int, failure: Failure, *, usage: Usage | None, ms: float) -> ModelFailed:
+        return cls(
+            agent,
+            call,
+            failure.kind,
+            error=failure.message,
+            usage=usage_record(usage),
+            status=failure.status,
+            ms=ms,
+            permanent=failure.permanent,
+        )
+
+    def failure(self) -> Failure:
+        return Failure(self.kind, self.error, self.status, permanent=self.permanent)
 
 
 @record
 class ServerAsked(Event):
-    """Intent: the model's server is asked for something beside replies. `what`: "context", the tokens it takes."""
+    """Intent: the model's server is asked about itself. `what` is "context": how many tokens its context has."""
 
     identity = "what"
     what: str
@@ -217,7 +320,7 @@ class ServerAsked(Event):
 
 @record
 class ServerTold(Event):
-    """Outcome: what the server, or its client, knew; None: nothing."""
+    """Outcome of `ServerAsked`. `value` is None if the server does not know."""
 
     identity = "what"
     what: str
@@ -232,6 +335,7 @@ class ToolStarted(Event):
     bodies = ("arguments",)
     handle: str
     name: str
+    _: KW_ONLY
     arguments: str
     turn: int = 0
     call_id: str = ""
@@ -241,12 +345,13 @@ class ToolStarted(Event):
 
 @record
 class ToolFinished(Event):
-    """Outcome of a tool. `record` is the whole ToolOutput as JSON text, but for its tokens: see `TurnAccepted`."""
+    """Outcome of a tool call. `record` is the ToolOutput as JSON text, without its token counts: see `TurnAccepted`."""
 
     identity = "handle"
     bodies = ("record",)
     handle: str
     name: str
+    _: KW_ONLY
     ok: bool
     record: str
     ms: float = 0.0
@@ -254,30 +359,48 @@ class ToolFinished(Event):
 
 
 @record
+class ToolsChanged(Event):
+    """The agent is offered other tools from request number `request` on: an MCP server has changed its list.
+
+    `tools` is JSON: all tools of servers, with their schemas and policies.
+    """
+
+    bodies = ("tools",)
+    identity = "request"
+    request: int
+    _: KW_ONLY
+    tools: str = ""
+
+
+@record
 class Repaired(Event):
-    """A line of the repairs ledger."""
+    """A repair that was made to a reply or a call."""
 
     turn: int
     kind: str
+    _: KW_ONLY
     where: str = ""
     before: str = ""
     after: str = ""
 
     @property
     def repair(self) -> Repair:
-        return Repair(self.kind, self.where, self.before, self.after)
+        return Repair(self.kind, self.where, self.before, after=self.after)
 
 
 @record
 class TurnAccepted(Event):
-    """A turn enters the history, with what the model is shown of its calls: frozen from here on.
+    """A turn enters the history, with the results as the model sees them. It does not change any more.
 
-    `calls` hold id, name, arguments (an object), server_name, text; `returns` call (index), text, handle, ok, tokens.
+    Attributes:
+        calls: id, name, arguments (an object), server_name and text of each call.
+        returns: call (an index into `calls`), text, handle, ok, tokens and images of each result.
     """
 
     bodies = ("text", "raw", "reasoning")
     attempt: int
     turn: int
+    _: KW_ONLY
     text: str = ""
     raw: str = ""
     reasoning: str = ""
@@ -285,11 +408,23 @@ class TurnAccepted(Event):
     returns: tuple[Mapping[str, Any], ...] = ()
 
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return tuple([ToolCall(c["name"], c["arguments"], c["id"], c["server_name"], c["text"]) for c in self.calls])
+        return tuple(
+            [
+                ToolCall(c["name"], c["arguments"], c["id"], server_name=c["server_name"], text=c["text"])
+                for c in self.calls
+            ]
+        )
 
     def tool_returns(self, calls: tuple[ToolCall, ...]) -> tuple[ToolReturn, ...]:
         returns = [
-            ToolReturn(calls[r["call"]], r["text"], r["handle"], r["ok"], r["tokens"], tuple(r.get("images", ())))
+            ToolReturn(
+                calls[r["call"]],
+                r["text"],
+                r["handle"],
+                ok=r["ok"],
+                tokens=r["tokens"],
+                images=tuple(r.get("images", ())),
+            )
             for r in self.returns
         ]
         return tuple(returns)
@@ -297,33 +432,52 @@ class TurnAccepted(Event):
 
 @record
 class TurnRolledBack(Event):
-    """A turn is taken back. `change` says what is different when the model is asked again."""
+    """A turn is rolled back.
 
+    `change` says what is different when the model is asked again; `draft` is the reply if the next request shows it.
+    """
+
+    bodies = ("draft",)
     attempt: int
     turn: int
+    _: KW_ONLY
     reason: str
     detail: str = ""
     change: str = ""
     tokens: int = 0
+    draft: str = ""
 
 
 @record
 class AnswerSeen(Event):
-    """An answer in the form asked for, seen on the way: a candidate to fall back on."""
+    """An answer that satisfies the contract appeared before the end: a candidate to fall back on."""
 
     bodies = ("text",)
     attempt: int
     turn: int
+    _: KW_ONLY
     answer: str
     text: str = ""
 
 
 @record
+class CheckpointReached(Event):
+    """A tool named the point that the turn before this event ended at. `handle` is the tool's call."""
+
+    attempt: int
+    turn: int
+    _: KW_ONLY
+    name: str
+    handle: str = ""
+
+
+@record
 class Evicted(Event):
-    """The results of the turns before `before` become stubs. `tokens` is what that frees, as far as counted."""
+    """The results of the turns before `before` are replaced by stubs. `tokens` is how many that frees, as counted."""
 
     attempt: int
     before: int
+    _: KW_ONLY
     results: int = 0
     tokens: int = 0
     reason: str = ""
@@ -336,6 +490,7 @@ class Compacted(Event):
     bodies = ("summary",)
     attempt: int
     before: int
+    _: KW_ONLY
     summary: str
     tokens: int = 0
 
@@ -347,13 +502,14 @@ class Noted(Event):
     momentary = True
     level: str
     name: str
+    _: KW_ONLY
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @record
 class Unknown(Event):
-    """An event of a later version of Closeout, or one that cannot be read any more."""
+    """An event of a later version of Closeout, or one that cannot be read."""
 
     momentary = True
     type: str
@@ -361,6 +517,7 @@ class Unknown(Event):
 
 
 def usage_record(usage: Usage | None) -> dict[str, Any]:
+    """Return the fields of a `Usage` as an event stores them; empty for None."""
     if usage is None:
         return {}
     return {
@@ -386,9 +543,28 @@ def _register() -> dict[str, type[Event]]:
 
 EVENT_TYPES = _register()
 
+# ------------------------------------------------------------------------------------------------ reading
+
+UNREADABLE = "this row of the journal cannot be read"
+_NUMBERS = (int, float)
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": _NUMBERS,
+    "bool": (bool,),
+    "Mapping": (Mapping,),
+    "tuple": (tuple,),
+    "None": (type(None),),
+}
+_FieldTypes: TypeAlias = tuple[tuple[str, tuple[type, ...], tuple[type, ...], bool], ...]
+_USAGE = frozenset(each.name for each in fields(Usage))
+
 
 def event_from(kind: str, body: Mapping[str, Any]) -> Event:
-    """The event of a row; one that this version does not know becomes `Unknown`, never an error."""
+    """Return the event of a type with these field values.
+
+    A type or a field that this version does not know gives `Unknown`, never an exception.
+    """
     found = EVENT_TYPES.get(kind)
     try:
         if found is None:
@@ -397,3 +573,51 @@ def event_from(kind: str, body: Mapping[str, Any]) -> Event:
         return found(**values)
     except TypeError:
         return Unknown(str(body.get("agent", "main")), kind, dict(body))
+
+
+def read_event(kind: str, values: Mapping[str, Any]) -> Event:
+    """Return the event stored in a row, after checking that every value has its field's type.
+
+    A journal is a file that others can edit. An event with impossible values becomes `Unknown`, so that code that shows
+    or counts events need not check each value.
+    """
+    event = event_from(kind, values)
+    for name, allowed, items, is_usage in _FIELD_TYPES.get(type(event), ()):
+        if not _fits(getattr(event, name), allowed, items, is_usage):
+            return unreadable(kind)
+    return event
+
+
+def unreadable(kind: str) -> Unknown:
+    """Return the event that takes the place of one that cannot be read."""
+    return Unknown("main", kind, {"problem": UNREADABLE})
+
+
+def is_unreadable(event: Event) -> bool:
+    """Whether the event takes the place of one that cannot be read. Events of later versions are not meant."""
+    return isinstance(event, Unknown) and event.body.get("problem") == UNREADABLE
+
+
+def _field_types(kind: type[Event]) -> _FieldTypes:
+    """For each field: its name, the types it may have, the types of its items, and whether it is a usage record."""
+    found = []
+    for each in fields(kind):
+        outer, _, rest = str(each.type).partition("[")
+        alternatives = [part.strip() for part in outer.split("|")]
+        if all(part in _TYPES for part in alternatives):
+            allowed = tuple(kind for part in alternatives for kind in _TYPES[part])
+            items = _TYPES.get(rest.split("[")[0].split(",")[0], ()) if outer == "tuple" else ()
+            found.append((each.name, allowed, items, each.name == "usage"))
+    return tuple(found)
+
+
+def _fits(value: Any, allowed: tuple[type, ...], items: tuple[type, ...], is_usage: bool) -> bool:
+    if not isinstance(value, allowed):
+        return False
+    inner: Any = value
+    if is_usage:
+        return inner.keys() <= _USAGE and all(count is None or isinstance(count, _NUMBERS) for count in inner.values())
+    return not items or all(isinstance(item, items) for item in inner)
+
+
+_FIELD_TYPES: Mapping[type, _FieldTypes] = {kind: _field_types(kind) for kind in EVENT_TYPES.values()}

@@ -1,7 +1,7 @@
-"""One run's journal: events go in, everybody who wants hears of them, and every effect passes its one door.
+"""One run's journal: events are recorded and published, and every effect passes through `effect`.
 
-To resume is to run the same code again on a journal that remembers: `append` recognises what is written already, and
-`effect` hands back the recorded outcome instead of repeating the effect.
+To resume a run is to execute the same code again on a journal with a record: `append` recognises what is written
+already, and `effect` returns the recorded outcome instead of repeating the effect.
 """
 
 from __future__ import annotations
@@ -10,103 +10,77 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from inspect import iscoroutinefunction
-from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from closeout.errors import JournalError
+from closeout.errors import JournalDamaged, JournalError
 from closeout.journal.events import Event, Noted, RunEnded, RunResumed, RunStarted
-from closeout.journal.past import Past
+from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row, Store
+from closeout.journal.subscribers import RunInfo, Subscribers
 
-__all__ = ["Follower", "Journal", "Listener", "Progress", "RunListener", "new_run_id"]
+__all__ = ["Journal", "describe_damage", "new_run_id"]
 
-# How long an event may wait for others to be committed with. A kill within that time costs at most what was just heard
-# from the model, which is then asked again; calls that may not be made again do not wait.
+# How long an event may wait for others to be committed with it. A kill within that time costs at most a reply of the
+# model, which is then asked again; calls that must not be repeated do not wait.
 COMMIT_SECONDS = 0.025
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A piece of a reply while the model writes it. Heard by listeners, never stored.
-
-    `discard` says that what was heard of this turn does not count: the reply failed, or is not taken as the answer.
-    """
-
-    agent: str
-    turn: int
-    kind: Literal["thought", "reasoning", "text", "tool_name", "tool_arguments", "answer", "discard"]
-    text: str = ""
-    index: int = 0
-
-
-class Follower(Protocol):
-    """A listener of one run. `close` is called when the run is over, however it ended."""
-
-    def __call__(self, event: Event | Progress, /) -> Any: ...
-
-    def close(self) -> None: ...
-
-
-class RunListener(Protocol):
-    """A listener for many runs, also at the same time: for each it is asked for one that follows that run."""
-
-    def follow(self, journal: Journal, /) -> Follower: ...
-
-
-_Hears: TypeAlias = Callable[[Event | Progress], Any]
-Listener: TypeAlias = _Hears | RunListener
-
-
-def _hearer(listener: _Hears, kind: type) -> Callable[[Any], Any] | None:
-    """What of a listener takes in things of a type; one to which not all of them matter says so with `hears`."""
-    choose: Callable[[type], Callable[[Any], Any] | None] | None = getattr(listener, "hears", None)
-    return listener if choose is None else choose(kind)
-
-
-def _follower(listener: Listener, journal: Journal) -> Follower | None:
-    """Who follows the run for a listener of many; None for one that listens itself."""
-    follow = getattr(listener, "follow", None)  # a tenth of what it costs to ask whether it fits the protocol
-    return None if follow is None else follow(journal)
-
-
 def new_run_id() -> str:
-    """Sorts by time and is short enough to type: 20261121-114503-k3v9q."""
+    """Return a name that sorts by time and is short enough to type: 20261121-114503-k3v9q."""
     letters = "abcdefghjkmnpqrstvwxyz23456789"
     return time.strftime("%Y%m%d-%H%M%S-") + "".join(secrets.choice(letters) for _ in range(5))
 
 
 class Journal:
-    """The journal of one run.
+    """The journal of one run. Not for use from several threads: a run lives in one event loop.
 
-    `Journal.start` makes a new one, `Journal.reopen` one that remembers what is recorded. Without a store it lives in
-    memory only. Not for use from several threads: a run lives in one event loop.
+    `Journal.begin` and `Journal.resume` make one in a running event loop, `Journal.start` and `Journal.reopen` outside
+    of one. Without a store the journal is kept in memory only.
+
+    Attributes:
+        run_id: the name of the run.
+        started: the event that the run began with.
+        subscribers: the callbacks that receive the run's events.
+        replay_only: True if nothing may be done that is not in the record.
     """
 
-    def __init__(self, run_id: str, store: Store | None, number: int, recorded: Iterable[Row] = ()) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        store: Store | None,
+        number: int,
+        *,
+        recorded: Iterable[Row] = (),
+        replay_only: bool = False,
+    ) -> None:
         rows = tuple(recorded)
         self.run_id = run_id
-        self.started_at = rows[0].time if rows else time.time()  # seconds since the epoch
-        self.replay_only = False
-        self.handed_back = False  # what listeners hear at this moment is from the record, nothing is done for it
         self.started: RunStarted | None = None
         self._opening: Event | None = None
         if rows and isinstance(rows[0].event, RunStarted):
             self.started = self._opening = rows[0].event
         self._store = store
         self._number = number
-        self._past = Past(rows)
+        self.replay_only = replay_only
+        self._recorded = RecordedRun(rows)
+        self._worked_before = self._recorded.work  # seconds, in the processes before this one
         self._next = rows[-1].seq + 1 if rows else 0
         self._kept: list[Row] = []  # of a run without a store
-        self._listeners: list[_Hears] = []
-        self._hearers: dict[type, tuple[Callable[[Any], Any], ...]] = {}  # of each type: found once
-        self._commit: asyncio.TimerHandle | None = None  # the next one, where one is due
+        # Within a process the monotonic clock counts, so that a change of the wall clock moves no deadline.
+        self._opened, self._opened_at = time.monotonic(), time.time()
+        self.started_at = rows[0].time if rows else self._opened_at  # seconds since the epoch
+        self._timer: asyncio.TimerHandle | None = None  # of the next commit
+        self._commit: Future[None] | None = None  # the last one that was begun
         self._failure: JournalError | None = None
+        run = RunInfo(run_id, self.started, resumed=bool(rows) and not replay_only)
+        self.subscribers = Subscribers(run, self._note_listener)
+
+    # ------------------------------------------------------------------------------------------ making
 
     @classmethod
-    def start(cls, store: Store | None, started: RunStarted, model: str = "", run_id: str = "") -> Journal:
-        """A new run's journal. Raises JournalError where it cannot be kept."""
+    def start(cls, store: Store | None, started: RunStarted, model: str = "", *, run_id: str = "") -> Journal:
+        """Create a run and its journal. Raises JournalError if it cannot be recorded."""
         run_id = run_id or new_run_id()
         if store is None:
             journal = cls(run_id, None, 0)
@@ -114,140 +88,147 @@ class Journal:
         else:
             journal = cls(run_id, store, store.create_run(run_id, model, started))
             journal._next = 1
-        journal.started = journal._opening = started
+        journal.started = journal.subscribers.run.started = journal._opening = started
         return journal
 
     @classmethod
-    def reopen(cls, store: Store, run_id: str) -> Journal:
-        """The journal of a recorded run, to be led on from where it stopped. Raises RunNotFound, JournalLocked."""
+    async def begin(cls, store: Store | None, started: RunStarted, model: str = "", *, run_id: str = "") -> Journal:
+        """`start` without stopping the event loop."""
+        if store is None:
+            return cls.start(None, started, model, run_id=run_id)
+        return await _opened_off_loop(store, store.submit(cls.start, store, started, model, run_id=run_id))
+
+    @classmethod
+    def reopen(cls, store: Store, run_id: str, *, despite_damage: bool = False) -> Journal:
+        """Return the journal of a recorded run, to continue it from where it stopped.
+
+        Args:
+            store: where the run is kept.
+            run_id: the name of the run.
+            despite_damage: continue although parts of the record are missing or cannot be read.
+
+        Raises:
+            RunNotFound: no run has this name.
+            JournalLocked: the run is being executed.
+            JournalDamaged: the record is damaged.
+        """
         number = store.reopen_run(run_id)
         try:
-            rows = tuple(store.rows(run_id))
+            record = store.read(run_id)
+            if record.problems and not despite_damage:
+                raise JournalDamaged(describe_damage(run_id, record.problems))
         except BaseException:
             store.release(number)
             raise
-        journal = cls(run_id, store, number, rows)
-        idle = max(time.time() - rows[-1].time, 0.0) if rows else 0.0
-        journal._past.idle += idle
+        rows = record.rows
+        journal = cls(run_id, store, number, recorded=rows)
+        idle = journal._opened_at - rows[-1].time if rows else 0.0
+        journal._recorded.idle += idle
         journal._opening = journal.append(RunResumed("main", idle))
         return journal
 
     @classmethod
-    def replay(cls, run_id: str, rows: Iterable[Row]) -> Journal:
-        """A journal in memory that hands back a record. An effect that is not in the record raises JournalError."""
-        journal = cls(run_id, None, 0, rows)
-        journal.replay_only = True
-        return journal
+    async def resume(cls, store: Store, run_id: str, *, despite_damage: bool = False) -> Journal:
+        """`reopen` without stopping the event loop."""
+        return await _opened_off_loop(store, store.submit(cls.reopen, store, run_id, despite_damage=despite_damage))
 
-    # ------------------------------------------------------------------------------------------ what is said
+    @classmethod
+    def replay(cls, run_id: str, rows: Iterable[Row]) -> Journal:
+        """Return a journal in memory that repeats a record. An effect that is not in it raises JournalError."""
+        return cls(run_id, None, 0, recorded=rows, replay_only=True)
+
+    # ------------------------------------------------------------------------------------------ state
 
     @property
     def replaying(self) -> bool:
-        """Recorded outcomes are still to come."""
-        return self._past.outcomes_left > 0
+        """Whether recorded outcomes are still to be taken."""
+        return self._recorded.outcomes_left > 0
 
-    @property
-    def resumed(self) -> bool:
-        """Whether the run goes on from a record."""
-        return bool(self._past.rows) and not self.replay_only
+    def recorded(self, kind: type[Event], agent: str, key: str) -> Event | None:
+        """Return a recorded event that the run has not reached yet, None if there is none of this kind and key."""
+        return self._recorded.find(kind, agent, key)
 
     @property
     def departure(self) -> str:
-        """Where the run first did something else than its record; empty where it did not."""
-        return self._past.departure
+        """Where the run first did something else than its record; empty if it did not."""
+        return self._recorded.departure
 
     @property
     def elapsed(self) -> float:
         """Seconds that the run has been at work; time between a crash and its resume does not count.
 
-        While recorded outcomes are handed back this is the recorded time, so that what was decided by the clock is
-        decided the same way again.
+        While recorded outcomes are taken this is the recorded time, so that what the clock decided is decided the same
+        way again.
         """
-        if self._past.outcomes_left:
-            return self._past.elapsed
-        return time.time() - self.started_at - self._past.idle
+        if self._recorded.outcomes_left:
+            return self._recorded.elapsed
+        return self._worked_before + (0.0 if self.replay_only else time.monotonic() - self._opened)
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """Every event and piece of progress from now on goes to the listener; call what comes back to stop that."""
-        follower = _follower(listener, self)
-        if follower is None:
-            return self._hear(cast(_Hears, listener))
-        stop = self._hear(follower)
+    def _now(self) -> float:
+        """The wall clock as it was when the journal was opened, continued by the monotonic clock."""
+        return self._opened_at + time.monotonic() - self._opened
 
-        def leave() -> None:
-            stop()
-            follower.close()
-
-        return leave
-
-    def _hear(self, listener: _Hears) -> Callable[[], None]:
-        self._listeners.append(listener)
-        self._hearers.clear()
-
-        def leave() -> None:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-                self._hearers.clear()
-
-        return leave
-
-    def invite(self, listener: Listener) -> Callable[[], None]:
-        """`listen`, for one whose failures are not the run's: it is then noted and heard no more."""
-        guest = _Guest(self, listener)
-        return guest.leaving(self._hear(guest))
+    @property
+    def failure(self) -> JournalError | None:
+        """Why the record is incomplete, if it is."""
+        return self._failure
 
     def announce(self) -> None:
-        """Let listeners, who come after it, hear of the event with which the run began, or began again."""
+        """Publish the event with which the run began, or was resumed, to those who subscribed after it."""
         if self._opening is not None:
-            self._say(self._opening, handed_back=False)
+            self.subscribers.publish(self._opening, from_record=self.replay_only)
 
-    def _say(self, event: Event, *, handed_back: bool) -> None:
-        hearers = self._hearers.get(type(event))
-        if hearers is None:
-            hearers = self._find_hearers(type(event))
-        if hearers:
-            outer = self.handed_back
-            self.handed_back = handed_back or self.replay_only
-            for hear in hearers:
-                hear(event)
-            self.handed_back = outer
+    def _note_listener(self, problem: str) -> None:
+        with suppress(JournalError):
+            self.append(Noted("main", "warning", "Listener", message=problem))
 
-    def tell(self, progress: Progress) -> None:
-        """Let listeners hear of something that is not kept."""
-        hearers = self._hearers.get(Progress)
-        for hear in self._find_hearers(Progress) if hearers is None else hearers:
-            hear(progress)
+    # ------------------------------------------------------------------------------------------ recording
 
-    def _find_hearers(self, kind: type) -> tuple[Callable[[Any], Any], ...]:
-        found = tuple(hear for each in self._listeners if (hear := _hearer(each, kind)) is not None)
-        self._hearers[kind] = found
-        return found
+    def append(self, event: Event, *, durable: bool = False) -> Event:
+        """Record an event, or recognise it as the one that is recorded in this place, and publish it.
 
-    # ------------------------------------------------------------------------------------------ what is kept
+        Args:
+            event: what happened.
+            durable: sync the commit that writes it.
 
-    def append(self, event: Event) -> Event:
-        """Write an event, or recognise it as the one that is recorded at this place; what stands is returned."""
-        recorded = self._past.recognise(event) if self._past.events else None
+        Returns:
+            The event as it is recorded.
+
+        Raises:
+            JournalError: the journal cannot be written. Subscribers receive the event all the same: it has happened.
+        """
+        recorded = self._recorded.match(event)
         if recorded is not None:
-            self._say(recorded, handed_back=True)
+            self.subscribers.publish(recorded, from_record=True)
             return recorded
         try:
-            self._write(event)
-        finally:  # what cannot be kept has happened all the same: it is on the bill
-            self._say(event, handed_back=False)
+            self._write(event, durable=durable)
+        finally:
+            self.subscribers.publish(event, from_record=self.replay_only)
         return event
 
-    def _write(self, event: Event) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _write(self, event: Event, *, durable: bool = False) -> None:
+        self._raise_failure()
         if self._store is None:
-            self._kept.append(Row(self._next, time.time(), event))
+            self._kept.append(Row(self._next, self._now(), event))
             self._next += 1
             return
-        self._store.put(self._number, self._next, time.time(), event)
+        self._store.put(self._number, self._next, self._now(), event, durable=durable)
         self._next += 1
-        if self._commit is None:
+        if self._timer is None:
             self._plan_commit()
+
+    def _raise_failure(self) -> None:
+        """Raise why an earlier commit failed, if one did."""
+        if self._failure is None and self._commit is not None and self._commit.done():
+            commit, self._commit = self._commit, None
+            error = commit.exception()
+            if isinstance(error, JournalError):
+                self._failure = error
+            elif error is not None:
+                raise error
+        if self._failure is not None:
+            raise self._failure
 
     def _plan_commit(self) -> None:
         try:
@@ -255,144 +236,152 @@ class Journal:
         except RuntimeError:
             self.flush()
             return
-        self._commit = loop.call_later(COMMIT_SECONDS, self._commit_now)
+        self._timer = loop.call_later(COMMIT_SECONDS, self._begin_commit)
 
-    def _commit_now(self) -> None:
-        self._commit = None
-        try:
-            self.flush()
-        except JournalError as error:
-            self._failure = error  # raised where the run next writes
+    def _begin_commit(self) -> None:
+        self._timer = None
+        if self._store is not None:
+            self._commit = self._store.commit()
 
     def flush(self) -> None:
-        """All events so far are safe once this returns. Raises JournalError."""
+        """Wait until all events so far are committed. Raises JournalError."""
         if self._store is not None:
             self._store.flush()
+
+    async def _committed(self) -> None:
+        """Wait until all events so far are committed, without stopping the event loop."""
+        if self._store is None:
+            return
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._store.commit()))
+        except JournalError as error:
+            self._failure = error  # every later write raises it too: no tool and no sub-agent can swallow it
+            raise
 
     async def effect(
         self,
         started: Event,
         run: Callable[[], Awaitable[Event]],
+        *,
         interrupted: Callable[[], Event] | None = None,
         below: Callable[[Event], object] | None = None,
         failed: Callable[[Event], object] | None = None,
     ) -> Event:
-        """The one door: write the intent, do the effect, write the outcome, and return it.
+        """Record the intent, do the effect, record the outcome, and return it.
 
-        Of an effect whose outcome is recorded, that outcome is returned and nothing is done. Of one that was under way
-        when the process died, `interrupted()` is the outcome if given; otherwise it is done again. An effect that may
-        not be done again has its intent on disk before it begins and its outcome before anything follows from it.
-        `below` is told what is recorded of agents that a handed-back call had started: they do not run again.
-        `failed` is told of failures after which the effect was tried again.
+        If the outcome is recorded already, it is returned and nothing is done.
+
+        Args:
+            started: the intent.
+            run: does the effect and returns its outcome.
+            interrupted: for an effect that must not be repeated. Its intent is synced to disk before it begins, its
+                outcome before anything follows from it. If only the intent is recorded, because the process died in
+                between, `interrupted()` is the outcome. Without it, the effect is done again.
+            below: called with each recorded event of the sub-agents of a call whose outcome is recorded: they do not
+                run again.
+            failed: called with each recorded failure after which the effect was tried again.
+
+        Raises:
+            JournalError: the journal cannot be written, or a replay needs an effect that is not in its record.
         """
-        past = self._past
-        started_before = past.has_started(started) if past.events else False
-        recorded = past.outcome_of(started) if past.outcomes_left else None
-        stands = past.recognise(started) if past.events else None
-        if stands is None:
-            self._write(started)
-        if failed is not None and past.rows:
-            for failure in past.failures_of(started):
-                self._say(stands or started, handed_back=True)
-                self._say(failure, handed_back=True)
+        record, publish = self._recorded, self.subscribers.publish
+        started_before = record.has_started(started)
+        outcome = record.take_outcome(started) if record.outcomes_left else None
+        intent = record.match(started)
+        if intent is None:
+            self._write(started, durable=interrupted is not None and outcome is None)
+            intent = started
+        for failure in record.take_failures(started):
+            publish(intent, from_record=True)
+            publish(failure, from_record=True)
+            if failed is not None:
                 failed(failure)
-        # Of a call that was under way when the process died the intent is recorded; it is made now all the same.
-        self._say(stands or started, handed_back=recorded is not None)
-        if recorded is not None:
-            if below is not None:
-                for event in past.take_below(started):
-                    self._say(event, handed_back=True)
-                    below(event)
-            self._say(recorded, handed_back=True)
-            return recorded
+        # The intent of a call that was under way when the process died is recorded, but the call is made now.
+        publish(intent, from_record=outcome is not None or self.replay_only)
+        if outcome is not None:
+            for event in record.take_below(started) if below is not None else ():
+                publish(event, from_record=True)
+                assert below is not None
+                below(event)
+            publish(outcome, from_record=True)
+            return outcome
         if self.replay_only:
             place = f"{type(started).__name__} {started.key} of agent {started.agent}"
-            raise JournalError(f"The record of run {self.run_id} ends here: it does not hold what {place} brought.")
-        if interrupted is not None:
-            if started_before:
-                return self.append(interrupted())
-            self.flush()
-        finished = self.append(await run())
-        if interrupted is not None:
-            self.flush()
+            raise JournalError(f"The record of run {self.run_id} ends here: it has no outcome for {place}.")
+        if interrupted is None:
+            return self.append(await run())
+        if started_before:
+            return self.append(interrupted())
+        await self._committed()
+        finished = self.append(await run(), durable=True)
+        await self._committed()
         return finished
 
-    def end(self, ended: RunEnded) -> None:
-        """The run is over: written, listed, and free to be resumed by anybody. Never raises for a full disk."""
+    # ------------------------------------------------------------------------------------------ the end
+
+    async def end(self, ended: RunEnded) -> None:
+        """Record the end of the run, synced, and release it. A journal that cannot be written sets `failure` instead of
+        raising.
+        """
+        self._stop_timer()
         try:
-            self.append(ended)
-            if self._store is not None:
-                self._store.end_run(self._number, ended.status, ended.answer, ended.stop_reason)
+            self.append(ended, durable=True)
         except JournalError as error:
             self._failure = error
-            if self._store is not None:
-                self._store.forget_pending(self._number)
+        if self._store is None:
+            return
+        if self._failure is not None:
+            self._store.forget(self._number)
+            await self._store.off_loop(self._store.release, self._number)
+            return
+        try:
+            end = self._store.end_run(self._number, ended.status, ended.answer, stop_reason=ended.stop_reason)
+            await asyncio.shield(asyncio.wrap_future(end))
+        except JournalError as error:
+            self._failure = error
         finally:
-            self.abandon()
+            self._stop_timer()
 
     def abandon(self) -> None:
-        """Let go of the run without an end: what it has said so far is kept, and it can be resumed."""
-        if self._commit is not None:
-            self._commit.cancel()
-            self._commit = None
+        """Release the run without an end: what was recorded so far is kept, and it can be resumed."""
+        self._stop_timer()
         if self._store is not None:
             with suppress(JournalError):
                 self._store.flush()
-            self._store.forget_pending(self._number)  # from here on it is somebody else's to write
+            self._store.forget(self._number)  # from now on another process may write this run
             self._store.release(self._number)
 
-    @property
-    def failure(self) -> JournalError | None:
-        """Why the record is incomplete, if it is."""
-        return self._failure
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def rows(self) -> list[Row]:
-        """All events of the run so far, in order, with their times."""
+        """Return all events of the run so far, in order, with their times."""
         if self._store is None:
-            return [*self._past.rows, *self._kept]
-        self.flush()
+            return [*self._recorded.rows, *self._kept]
         return list(self._store.rows(self.run_id))
 
 
-class _Guest:
-    """A listener from outside; a failure of its own ends its listening and nothing else."""
+def describe_damage(run_id: str, problems: Iterable[str]) -> str:
+    """Say what is wrong with a run's record, and what to do."""
+    found = list(problems)
+    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        f"The record of run {run_id} is damaged: {'; '.join(found[:3])}{more}. What the run did there is not known, so "
+        "resuming it could repeat calls that must not be repeated. `closeout doctor --check` examines the journal; "
+        "`--force` (in Python despite_damage=True) resumes the run all the same."
+    )
 
-    def __init__(self, journal: Journal, listener: Listener) -> None:
-        self._journal = journal
-        self._name = f"{listener!r:.120}"
-        self._listener: Callable[[Event | Progress], Any] | None = None
-        self._close: Callable[[], None] | None = None
-        self._guarded(self._begin, listener)
 
-    def _begin(self, listener: Listener) -> None:
-        follower = _follower(listener, self._journal)
-        if follower is None:
-            self._listener = cast(_Hears, listener)
-        else:
-            self._listener, self._close = follower, follower.close
-        heard = self._listener
-        if iscoroutinefunction(heard) or iscoroutinefunction(type(heard).__call__):
-            self._listener = None
-            raise TypeError("a listener is a plain function, and this one is async")
+async def _opened_off_loop(store: Store, opening: Future[Journal]) -> Journal:
+    try:
+        return await asyncio.shield(asyncio.wrap_future(opening))
+    except asyncio.CancelledError:
+        opening.add_done_callback(lambda done: _let_go(store, done))  # the run will not be executed
+        raise
 
-    def __call__(self, event: Event | Progress) -> None:
-        if self._listener is not None:
-            self._guarded(self._listener, event)
 
-    def _guarded(self, act: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            act(*arguments)
-        except Exception as error:  # whoever listens, the run goes on
-            self._listener = None
-            text = f"{self._name} raised {type(error).__name__}: {error}. It is not told of this run any more."
-            with suppress(JournalError):
-                self._journal.append(Noted("main", "warning", "Listener", text))
-
-    def leaving(self, stop: Callable[[], None]) -> Callable[[], None]:
-        def leave() -> None:
-            stop()
-            if self._close is not None:
-                with suppress(Exception):
-                    self._close()
-
-        return leave
+def _let_go(store: Store, opened: Future[Journal]) -> None:
+    if opened.exception() is None:
+        store.release(opened.result()._number)

@@ -1,6 +1,6 @@
-"""The journal for who only looks at runs: nothing is written where nothing may be, nothing made where nothing is.
+"""Looking at runs without writing: nothing is created where no journal is, nothing changed where that is not allowed.
 
-A folder that can be written is looked at through the process's own store. What rows mean is `store`'s business.
+A folder that can be written is read through the process's own store.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from closeout.errors import JournalError
-from closeout.journal.runlock import RunLocks
-from closeout.journal.store import FILE_NAME, LOCKS_NAME, VERSION, Store, open_store
-from closeout.journal.trouble import LOCK_SECONDS, explained
+from closeout.journal.database import FILE_NAME, JOURNAL_FILES, LOCK_SECONDS, VERSION, explained, prepare, version_of
+from closeout.journal.locks import LOCKS_NAME, RunLocks
+from closeout.journal.store import SYNCED_NAME, Store, SyncedMarks, open_store
 
 __all__ = ["open_to_read"]
 
@@ -23,7 +23,7 @@ _EFFECTIVE = os.access in os.supports_effective_ids
 
 @contextmanager
 def open_to_read(folder: Path) -> Iterator[Store]:
-    """The runs kept in a folder, to be looked at; none where there is no journal. Raises JournalError."""
+    """Open the runs kept in a folder to look at them; there are none if it has no journal. Raises JournalError."""
     try:
         store = open_store(folder, _writable_store)
     except _OnlyToRead:
@@ -34,40 +34,47 @@ def open_to_read(folder: Path) -> Iterator[Store]:
 
 
 class _OnlyToRead(Exception):
-    """Nothing may be written in the folder, or there is nothing in it yet."""
+    """The folder cannot be written, or it has no journal."""
 
 
 def _writable_store(folder: Path) -> Store:
     journal = folder / FILE_NAME
     if not _exists(journal):
         raise _OnlyToRead
-    beside = [path for path in (_log(journal), _index(journal), folder / LOCKS_NAME) if path.exists()]
-    if not all(os.access(path, os.W_OK, effective_ids=_EFFECTIVE) for path in (folder, journal, *beside)):
+    files = [folder, journal, *(path for name in JOURNAL_FILES[1:] if (path := folder / name).exists())]
+    if not all(os.access(path, os.W_OK, effective_ids=_EFFECTIVE) for path in files):
         raise _OnlyToRead
     return Store(folder)
 
 
 class _ReadOnlyStore(Store):
-    """A store that leaves its folder as it is. What would write raises JournalError."""
+    """A store that changes nothing in its folder. What would write raises JournalError."""
 
     def _open(self, folder: Path) -> None:
-        self._connect()
-        self._locks = RunLocks(folder / LOCKS_NAME, read_only=True)
-
-    def _connect(self) -> None:
         with explained(self.path):
-            if _exists(self.path):
-                self._db = self._connected()
-                if self._version(self._db) == VERSION:
-                    return
-                self._db.close()  # nothing was written yet
-            self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            self._prepare(self._db)
+            self._db = self._connect()
+        self._reader = self._db
+        self._locks = RunLocks(folder / LOCKS_NAME, read_only=True)
+        self._synced = SyncedMarks(folder / SYNCED_NAME, read_only=True)
+
+    def _connect(self) -> sqlite3.Connection:
+        if _exists(self.path):
+            db = self._connected()
+            version = version_of(db, self.path)
+            if version == VERSION:
+                return db
+            if version:
+                self._has_checksums = False  # the previous format had no checksums, and it may not be migrated here
+                return db
+            db.close()  # nothing was written yet
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        prepare(db, self.path)
+        return db
 
     def _connected(self) -> sqlite3.Connection:
         if not _log(self.path).exists():
-            return self._read("mode=ro&immutable=1")
-        db = self._read("mode=ro")
+            return self._read_file("mode=ro&immutable=1")
+        db = self._read_file("mode=ro")
         try:
             db.execute("PRAGMA schema_version")
             return db
@@ -75,16 +82,16 @@ class _ReadOnlyStore(Store):
             db.close()
             if "unable to open" not in str(error):
                 raise
-        # The log's index is missing, and may not be made.
+        # The log's index is missing, and must not be created.
         if _log(self.path).stat().st_size == 0:
-            return self._read("mode=ro&immutable=1")
+            return self._read_file("mode=ro&immutable=1")
         raise JournalError(
-            f"The latest runs are in {_log(self.path)}, which cannot be read where nothing may be written. "
+            f"The latest runs are in {_log(self.path)}, which cannot be read in a folder that cannot be written. "
             "Copy the folder to one you own and set CLOSEOUT_HOME to that."
         )
 
-    def _read(self, how: str) -> sqlite3.Connection:
-        """`mode=ro` reads beside whoever writes, which takes the log's index; `immutable` is for a file at rest."""
+    def _read_file(self, how: str) -> sqlite3.Connection:
+        """`mode=ro` reads beside a writer and needs the log's index; `immutable` is for a file without writers."""
         uri = f"{self.path.absolute().as_uri()}?{how}"
         return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
 
@@ -95,13 +102,9 @@ def _exists(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise JournalError(f"Cannot read {path} ({error.strerror}). Set CLOSEOUT_HOME to one you own.") from None
+        raise JournalError(f"Cannot read {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own.") from None
     return True
 
 
 def _log(journal: Path) -> Path:
     return Path(f"{journal}-wal")
-
-
-def _index(journal: Path) -> Path:
-    return Path(f"{journal}-shm")

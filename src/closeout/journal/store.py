@@ -1,65 +1,63 @@
-"""The SQLite file in which runs are kept: rows, bodies by content hash, run locks. What a row means is in `events`.
+"""The store: the runs kept in one folder, written by one thread and read beside it.
 
-One connection a process and folder, in WAL mode; every run of the process writes through it, and what has piled up goes
-in with one commit. A commit is a write to the log file without fsync (synchronous=NORMAL): it survives the death of the
-process at any instant; after a power cut the last moments may be missing, the file stays whole.
+One connection per process and folder writes, in WAL mode and in a thread of its own, so that neither a slow disk nor
+another process's write lock stops the event loop. Everything that has been put goes into one commit, in order. An
+ordinary commit is a write without fsync: it survives the death of the process at any instant. A durable commit is
+synced and survives a power cut, together with everything before it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import sqlite3
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from closeout.errors import JournalError, RunNotFound
-from closeout.journal.events import Event, RunStarted
-from closeout.journal.forks import closed_while_forking
-from closeout.journal.reading import read_event, unreadable
-from closeout.journal.runlock import RunLocks
-from closeout.journal.trouble import LOCK_SECONDS, explained, journal_error, make_folder, unless_locked
+from closeout.errors import JournalError, JournalLocked, RunNotFound
+from closeout.journal.database import FILE_NAME, LOCK_SECONDS, connect, explained, journal_error, make_folder
+from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
+from closeout.journal.locks import LOCKS_NAME, RunLocks
 
-__all__ = ["Row", "RunRecord", "Store", "open_store"]
+__all__ = ["Row", "RunRecord", "RunRows", "Store", "SyncedMarks", "close_stores", "open_store"]
 
-FILE_NAME = "journal.sqlite3"
-LOCKS_NAME = "journal.locks"
-VERSION = 2  # 1 had a row for each event
-BODY_LIMIT = 1024  # characters: a field longer than this is kept once, by hash
-# A row holds what one run had to say in one commit: a JSON list of [time, type, fields], and where bodies are kept
-# apart their hashes by field. Its place is run * 2**32 + seq of the first. One row costs half of what five do, and with
-# one integer as its key the table grows at its end: a commit writes two pages, with the pair (run, seq) it was five.
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BODY_LIMIT = 1024  # characters: a longer field is stored once, by hash
+SYNCED_NAME = "journal.synced"
+RETRY_SECONDS = 0.05  # between a commit that failed and its repetition
+# A row holds what one run put into one commit: a JSON list of [time, type, fields], with the hashes of fields that are
+# stored apart. Its place is run * 2**32 + seq of the first event. One row costs half as much as five, and with one
+# integer as its key the table grows at its end: a commit writes two pages instead of five.
 SEQ_BITS = 32
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-  id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, started REAL NOT NULL, ended REAL,
-  status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT);
-CREATE TABLE IF NOT EXISTS events (place INTEGER PRIMARY KEY, body BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
-"""
-
 _INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
-_INSERT_EVENTS = "INSERT INTO events VALUES (?,?)"
-_REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?)"
+_INSERT_EVENTS = "INSERT INTO events VALUES (?,?,?)"
+_REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?,?)"
 _INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
-_ALL = 2**63 - 1  # SQLite's largest number
-_LATEST = 2.0**37  # seconds: the year 6325. A later time was not written here, and no calendar shows it
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
+_SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
+_SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
+_SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # of format 2
+_ALL = 2**63 - 1  # SQLite's largest number
+_LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
 _Entry: TypeAlias = tuple[int, float, Event]  # seq, time
-_SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """A run as the list of runs shows it. Times are seconds since the epoch; `task` is its first 200 characters."""
 
@@ -82,59 +80,83 @@ class Row:
     event: Event
 
 
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """The events of a run, and what is wrong with its record: gaps, rows that cannot be read, lost ends."""
+
+    rows: tuple[Row, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What has been put since the last commit began: events by run number. `durable`: the commit must be synced."""
+
+    events: dict[int, list[_Entry]] = field(default_factory=dict)
+    durable: bool = False
+
+    def before(self, later: _Batch) -> _Batch:
+        """This batch, which could not be written, followed by what was put after it."""
+        for run, entries in later.events.items():
+            self.events.setdefault(run, []).extend(entries)
+        return _Batch(self.events, self.durable or later.durable)
+
+
 class Store:
-    """The runs kept in one folder. Get one from `open_store`; it is shared by all runs of the process."""
+    """The runs kept in one folder. Get one from `open_store`: all runs of the process share it.
+
+    Methods may be called from any thread. Those that write wait for the disk, except `put`, `commit`, `end_run` and
+    `note`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
-        self._lock = threading.RLock()
-        self._pending: dict[int, list[_Entry]] = {}  # by run
+        self._state = threading.Lock()  # guards the batch and the job; never held while the disk is used
+        self._writing = threading.RLock()  # held while the writing connection is used
+        self._reading = threading.RLock()  # held while the reading connection is used
+        self._batch = _Batch()
+        self._in_commit: _Batch | None = None
+        self._job: Future[None] | None = None  # the next commit, until it begins
+        self._notes: dict[str, str] = {}
         self._insert = _INSERT_EVENTS
-        self._known: set[bytes] = set()  # hashes that this process has written
+        self._known: set[bytes] = set()  # hashes of bodies that this process has written
+        self._reader: sqlite3.Connection | None = None
+        self._has_checksums = True
+        self._writer = ThreadPoolExecutor(1, "closeout-journal", self._begin_writing)
+        self._writer_thread = 0
         self._open(folder)
 
     def _open(self, folder: Path) -> None:
         make_folder(folder, FILE_NAME)
-        self._connect()
+        self._db = connect(self.path)
         try:
             self._locks = RunLocks(folder / LOCKS_NAME)
+            self._synced = SyncedMarks(folder / SYNCED_NAME)
         except BaseException:
             self._db.close()
             raise
 
-    def _connect(self) -> None:
-        with explained(self.path):
-            self._db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
-            try:
-                unless_locked(lambda: self._prepare(self._db))
-            except BaseException:
-                self._db.close()
-                raise
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        if self._version(db) < VERSION:
-            db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
-
-    def _version(self, db: sqlite3.Connection) -> int:
-        version = int(db.execute("PRAGMA user_version").fetchone()[0])
-        if version > VERSION:
-            raise JournalError(f"{self.path} is of a newer Closeout. Install that, or set another CLOSEOUT_HOME.")
-        columns = [name for _, name, *_ in db.execute("PRAGMA table_info(events)")]
-        if columns not in ([], ["place", "body"]):
-            raise JournalError(
-                f"{self.path} is of an earlier Closeout, whose runs are not read any more. "
-                "Move it away, or set another CLOSEOUT_HOME."
-            )
-        return version
-
     # -------------------------------------------------------------------------------------------- writing
 
-    def create_run(self, run_id: str, model: str, started: RunStarted) -> int:
-        """A new run's number; it is there together with its first event, or not at all.
+    def _begin_writing(self) -> None:
+        self._writer_thread = threading.get_ident()
 
-        Raises JournalError where the run exists already.
+    def submit(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call a function in the writing thread, after what was submitted before."""
+        try:
+            return self._writer.submit(act, *args, **kwargs)
+        except RuntimeError:
+            return _called_here(act, *args, **kwargs)
+
+    async def off_loop(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in the writing thread and wait for it without stopping the event loop."""
+        return await asyncio.shield(asyncio.wrap_future(self.submit(act, *args, **kwargs)))
+
+    def create_run(self, run_id: str, model: str, started: RunStarted) -> int:
+        """Create a run together with its first event, lock it, and return its number.
+
+        Raises:
+            JournalError: a run of this name exists, or it cannot be written.
         """
         at = time.time()
         row = (_storable(run_id), at, "running", _storable(started.task[:200]), model)
@@ -144,14 +166,15 @@ class Store:
                 try:
                     cursor = db.execute(_INSERT_RUN, row)
                 except sqlite3.IntegrityError:
-                    text = f"There is a run {run_id} already. `closeout resume {run_id}` continues it."
+                    text = f"A run {run_id} exists already. `closeout resume {run_id}` continues it."
                     raise JournalError(text) from None
                 number = int(cursor.lastrowid or 0)
+                self._synced.clear(number)
                 bodies: dict[bytes, bytes] = {}
                 db.execute(_INSERT_EVENTS, _row(number, [(0, at, started)], bodies))
                 if bodies:
                     db.executemany(_INSERT_BODY, list(bodies.items()))
-                self._locks.take(run_id, number)  # before others can see the run and take it for one left behind
+                self._locks.take(run_id, number)  # before others see the run and think that its process died
         except BaseException:
             self.release(number)
             raise
@@ -160,8 +183,8 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is done within, or nothing."""
-        db = self._db
-        with self._lock:
+        with self._writing:
+            db = self._db
             try:
                 db.execute("BEGIN IMMEDIATE")
                 try:
@@ -175,122 +198,252 @@ class Store:
                 raise journal_error(error, self.path) from error
 
     def reopen_run(self, run_id: str) -> int:
-        """The number of a run to continue. Raises RunNotFound, or JournalLocked while another process leads it."""
-        with self._lock, explained(self.path):
-            number = self._number(run_id)
+        """Lock a run to continue it, and return its number.
+
+        Raises:
+            RunNotFound: no run has this name.
+            JournalLocked: the run is being executed.
+        """
+        number = self._number(run_id)
+        with self._writing, explained(self.path):
             self._locks.take(run_id, number)
-            self._db.execute("UPDATE runs SET status='running', ended=NULL WHERE id=?", (number,))
+            try:
+                self._db.execute("UPDATE runs SET status='running', ended=NULL WHERE id=?", (number,))
+            except BaseException:
+                self._locks.drop(number)
+                raise
             return number
 
-    def end_run(self, number: int, status: str, answer: str | None, stop_reason: str) -> None:
-        """Everything of the run is written, its outcome is in the list, and others may take it up."""
-        row = (status, time.time(), None if answer is None else _storable(answer), stop_reason, number)
-        self._commit((_UPDATE_RUN, row))
+    def put(self, run: int, seq: int, at: float, event: Event, *, durable: bool = False) -> None:
+        """Add a run's next event to the next commit. `durable`: that commit is synced."""
+        with self._state:
+            self._batch.events.setdefault(run, []).append((seq, at, event))
+            self._batch.durable |= durable
 
-    def release(self, number: int) -> None:
-        """Let go of the run: another process may continue it."""
-        with self._lock:
-            self._locks.drop(number)
+    def commit(self) -> Future[None]:
+        """Begin to commit everything that has been put, in the writing thread.
 
-    def put(self, run: int, seq: int, at: float, event: Event) -> None:
-        """Take a run's next event in. It is safe once `flush` returns."""
-        with self._lock:
-            self._pending.setdefault(run, []).append((seq, at, event))
+        Returns:
+            A future that is done when everything put before this call is committed. It raises JournalError.
+        """
+        with self._state:
+            if self._job is not None:
+                return self._job
+            try:
+                job = self._job = self._writer.submit(self._commit)
+                return job
+            except RuntimeError:
+                pass
+        return _called_here(self._commit)
 
     def flush(self) -> None:
-        """Write what has piled up, of all runs of the process, in one commit."""
-        with self._lock:  # another thread may be about to write what this one needs to be safe
-            if self._pending:
-                self._commit()
+        """Wait until everything that has been put is committed. Raises JournalError."""
+        if threading.get_ident() == self._writer_thread:
+            self._commit()
+        else:
+            self.commit().result()
+
+    def end_run(self, number: int, status: str, answer: str | None, *, stop_reason: str) -> Future[None]:
+        """Begin to commit the end of a run: its events and its outcome, synced. Then release it, whatever happened.
+
+        Returns:
+            A future that is done when the run is released. It raises JournalError if the end could not be written.
+        """
+        row = (status, time.time(), None if answer is None else _storable(answer), stop_reason, number)
+
+        def end() -> None:
+            try:
+                self._commit((_UPDATE_RUN, row))
+            finally:
+                self.forget(number)
+                self.release(number)
+
+        return self.submit(end)
+
+    def release(self, number: int) -> None:
+        """Unlock a run: another process may continue it."""
+        with self._writing:
+            self._locks.drop(number)
+
+    def forget(self, run: int) -> None:
+        """Drop events that could not be written of a run that is over, so that they do not hold up other runs."""
+        with self._state:
+            self._batch.events.pop(run, None)
 
     def _commit(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
-        """What has piled up, and then the statements: all of it or nothing."""
-        with self._lock:
-            pending, self._pending = self._pending, {}
-            bodies: dict[bytes, bytes] = {}
+        """Write everything that has been put, and then the statements: all of it or nothing. In the writing thread.
+
+        A write that fails is repeated once, since a disk that was full for a moment must not end a run.
+        """
+        try:
+            self._commit_once(*statements)
+        except JournalLocked:
+            raise  # SQLite has waited already
+        except JournalError:
+            time.sleep(RETRY_SECONDS)
+            self._commit_once(*statements)
+
+    def _commit_once(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        with self._writing:
+            with self._state:
+                self._job = None
+                batch = self._in_commit = self._batch
+                self._batch = _Batch()
             try:
-                rows = [_row(run, entries, bodies) for run, entries in pending.items()]
-                fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
-                if len(rows) == 1 and not (fresh or statements):
-                    # All or nothing by itself: a transaction around it would be half the work.
-                    self._db.execute(self._insert, rows[0])
-                else:
-                    with self._transaction() as db:
-                        if fresh:
-                            db.executemany(_INSERT_BODY, fresh)
-                        db.executemany(self._insert, rows)
-                        for statement, values in statements:
-                            db.execute(statement, values)
+                if batch.events or statements:
+                    self._write(batch, statements)
             except BaseException as error:
-                # Nothing is lost: the next flush tries again. What Ctrl-C broke off may have been written all the same.
+                # Nothing is lost: the next commit tries again. A write that Ctrl-C interrupted may have succeeded.
                 self._insert = _REPLACE_EVENTS
-                for run, later in self._pending.items():
-                    pending.setdefault(run, []).extend(later)
-                self._pending = pending
+                with self._state:
+                    self._batch = batch.before(self._batch)
                 if isinstance(error, sqlite3.Error):
                     raise journal_error(error, self.path) from error
                 raise
+            finally:
+                self._in_commit = None
             self._insert = _INSERT_EVENTS
-            if bodies:
-                self._known.update(bodies)
+            if batch.durable:
+                self._synced.mark({run: entries[-1][0] + 1 for run, entries in batch.events.items()})
 
-    def forget_pending(self, run: int) -> None:
-        """Drop what could not be written of a run that is over, so that it does not hold up others."""
-        with self._lock:
-            self._pending.pop(run, None)
+    def _write(self, batch: _Batch, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        db = self._db
+        bodies: dict[bytes, bytes] = {}
+        rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]
+        fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
+        if batch.durable or statements:
+            db.execute("PRAGMA synchronous=FULL")
+        try:
+            if len(rows) == 1 and not (fresh or statements):
+                # One statement is all or nothing by itself: a transaction around it would double its cost.
+                db.execute(self._insert, rows[0])
+            else:
+                with self._transaction():
+                    if fresh:
+                        db.executemany(_INSERT_BODY, fresh)
+                    db.executemany(self._insert, rows)
+                    for statement, values in statements:
+                        db.execute(statement, values)
+        finally:
+            if batch.durable or statements:
+                db.execute("PRAGMA synchronous=NORMAL")
+        if bodies:
+            self._known.update(bodies)
 
     def note(self, name: str, value: str) -> None:
-        """Remember something small beyond runs, such as the dialect that an endpoint turned out to speak."""
-        with self._lock, explained(self.path):
-            self._db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (name, value))
+        """Remember something small beyond runs, such as the dialect that an endpoint speaks. Failures are ignored."""
+
+        def write() -> None:
+            with self._writing, suppress(sqlite3.Error):
+                self._db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (name, value))
+
+        self._notes[name] = value
+        self.submit(write)
 
     def noted(self, name: str) -> str | None:
-        """What was remembered under a name, or None."""
-        with self._lock, explained(self.path):
-            found = self._db.execute("SELECT value FROM notes WHERE name=?", (name,)).fetchone()
-        return None if found is None else str(found[0])
+        """Return what was remembered under a name, or None."""
+        if name in self._notes:
+            return self._notes[name]
+        found = self.query("SELECT value FROM notes WHERE name=?", (name,))
+        return str(found[0][0]) if found else None
 
     # -------------------------------------------------------------------------------------------- reading
 
+    def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Read through a connection of its own, which no writer holds up."""
+        with self._reading, explained(self.path):
+            if self._reader is None:
+                self._reader = self._connect_reader()
+            return self._reader.execute(statement, values).fetchall()
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA query_only=1")
+        return db
+
     def _number(self, run_id: str) -> int:
-        found = self._db.execute("SELECT id FROM runs WHERE run_id=?", (_storable(run_id),)).fetchone()
-        if found is None:
-            raise RunNotFound(f"There is no run {run_id} in {self.path}. `closeout runs` lists them.")
-        return int(found[0])
+        found = self.query("SELECT id FROM runs WHERE run_id=?", (_storable(run_id),))
+        if not found:
+            raise RunNotFound(f"No run {run_id} in {self.path}. `closeout runs` lists them.")
+        return int(found[0][0])
 
     def runs(self, limit: int = 100) -> list[RunRecord]:
-        """The latest runs, newest first. A run left "running" by a process that died is "interrupted"."""
-        with self._lock, explained(self.path):
-            rows = self._db.execute(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (min(limit, _ALL),)).fetchall()
-            return [self._record(row) for row in rows]
+        """Return the latest runs, newest first. A run that a dead process left "running" is "interrupted"."""
+        return [self._record(row) for row in self.query(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (min(limit, _ALL),))]
 
     def run(self, run_id: str) -> RunRecord:
-        with self._lock, explained(self.path):
-            number = self._number(run_id)
-            return self._record(self._db.execute(f"{_SELECT_RUN} WHERE id=?", (number,)).fetchone())
+        """Return a run by its name. Raises RunNotFound."""
+        return self._record(self.query(f"{_SELECT_RUN} WHERE id=?", (self._number(run_id),))[0])
 
     def _record(self, row: tuple[Any, ...]) -> RunRecord:
         number, run_id, started, ended, *texts = row
-        shown: list[Any] = [text if text is None else str(text) for text in texts]
-        record = RunRecord(run_id, _time(started) or 0.0, _time(ended), *shown)
-        if record.status == "running" and not self._locks.held_anywhere(number):
-            return replace(record, status="interrupted")
-        return record
+        status, task, model = (str(text) for text in texts[:3])
+        answer, stop_reason = (text if text is None else str(text) for text in texts[3:])
+        if status == "running" and not self._locks.held_anywhere(number):
+            status = "interrupted"
+        return RunRecord(
+            run_id=run_id,
+            started=_time(started) or 0.0,
+            ended=_time(ended),
+            status=status,
+            task=task,
+            model=model,
+            answer=answer,
+            stop_reason=stop_reason,
+        )
 
     def rows(self, run_id: str) -> Iterator[Row]:
-        """The run's events, in order. One that cannot be read comes as `Unknown`; none is left out."""
-        query = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place"
-        with self._lock, explained(self.path):
+        """Iterate over a run's events, in order. An event that cannot be read is `Unknown`; none is left out."""
+        return iter(self.read(run_id).rows)
+
+    def read(self, run_id: str) -> RunRows:
+        """Return a run's events and what is wrong with its record. Raises RunNotFound, JournalError."""
+        number = self._number(run_id)
+        with self._state:
+            unwritten = number in self._batch.events
+            unwritten |= self._in_commit is not None and number in self._in_commit.events
+        if unwritten:
             self.flush()
-            number = self._number(run_id)
-            start = number << SEQ_BITS
-            fetched = self._db.execute(query, (start, number + 1 << SEQ_BITS)).fetchall()
-        latest = 0.0
-        for place, body in fetched:
+        return self._read(number)
+
+    def _read(self, number: int) -> RunRows:
+        start = number << SEQ_BITS
+        stored = self.query(
+            _SELECT_EVENTS if self._has_checksums else _SELECT_EVENTS_2,
+            (start, number + 1 << SEQ_BITS),
+        )
+        rows: list[Row] = []
+        problems: list[str] = []
+        expected, latest = 0, 0.0
+        for place, body, crc in stored:
+            seq = place - start
+            if seq != expected:
+                missing = f"events {expected} to {seq - 1} are missing"
+                problems.append(missing if seq > expected else f"event {seq} is stored twice")
+            damaged = crc is not None and crc != _checksum(place, body)
+            if damaged:
+                problems.append(f"the row of event {seq} does not match its checksum")
             events = self._events(body, latest)
             for offset, (at, event) in enumerate(events):
-                yield Row(place - start + offset, at, event)
+                rows.append(Row(seq + offset, at, event))
+                if not damaged and is_unreadable(event):
+                    problems.append(f"event {seq + offset} cannot be read")
+            expected = seq + max(len(events), 1)
             latest = events[-1][0] if events else latest
+        problems.extend(self._lost_end(number, rows, expected))
+        return RunRows(tuple(rows), tuple(problems))
+
+    def _lost_end(self, number: int, rows: Sequence[Row], expected: int) -> Iterator[str]:
+        """What shows that a record has lost its first or its last events."""
+        if rows and rows[0].seq == 0 and not isinstance(rows[0].event, RunStarted):
+            yield "it does not begin with RunStarted"
+        synced = self._synced.of(number)
+        if synced > expected:
+            yield f"events {expected} to {synced - 1} are missing, which were safely on disk"
+            return
+        ((status,),) = self.query("SELECT status FROM runs WHERE id=?", (number,))
+        if status != "running" and not _has_ended(rows):
+            yield f"the run ended ({status}), but its last events are missing"
 
     def _events(self, body: bytes, before: float) -> list[tuple[float, Event]]:
         import json
@@ -309,48 +462,128 @@ class Store:
             return unreadable(kind)
 
     def _body(self, digest: bytes) -> str:
-        with self._lock:
-            found = self._db.execute("SELECT body FROM bodies WHERE hash=?", (digest,)).fetchone()
-        if found is None or not isinstance(found[0], bytes) or hashlib.sha256(found[0]).digest() != digest:
+        found = self.query("SELECT body FROM bodies WHERE hash=?", (digest,))
+        if not found or not isinstance(found[0][0], bytes) or hashlib.sha256(found[0][0]).digest() != digest:
             raise ValueError("a stored body is missing or damaged")
-        return found[0].decode("utf-8", "surrogatepass")
+        return found[0][0].decode("utf-8", "surrogatepass")
+
+    # -------------------------------------------------------------------------------------------- lifetime
 
     def pause(self) -> None:
-        """Let nobody in, and have no connection open, until `go_on`."""
-        self._lock.acquire()
+        """Wait for the writer and close the connections, until `proceed`: no connection may be open during a fork."""
+        self._writing.acquire()
+        self._reading.acquire()
+        self._state.acquire()
         self._db.close()
+        self._close_reader()
 
-    def go_on(self, *, reopen: bool) -> None:
-        """`reopen` is False in a child process: this store is its parent's."""
+    def proceed(self, *, in_parent: bool) -> None:
+        """Open the connections again. In a child process the store is the parent's, and only lets go of its locks."""
         try:
-            if reopen:
-                with suppress(JournalError):  # whoever writes next is told
-                    self._connect()
+            if in_parent:
+                with suppress(JournalError):  # the next write raises it
+                    self._db = connect(self.path)
+            else:
+                self._locks.close()
+                self._synced.close()
         finally:
-            self._lock.release()
+            self._state.release()
+            self._reading.release()
+            self._writing.release()
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def close(self) -> None:
-        with self._lock:
-            with suppress(JournalError):
-                self.flush()
+        """Commit what has been put, and close the files."""
+        with suppress(JournalError):
+            self.flush()
+        self._writer.shutdown()
+        with self._writing, self._reading:
             self._db.close()
+            self._close_reader()
             self._locks.close()
+            self._synced.close()
 
 
-def _row(run: int, entries: Sequence[_Entry], bodies: dict[bytes, bytes]) -> tuple[int, bytes]:
+class SyncedMarks:
+    """For each run, how many of its events a durable commit has synced: eight bytes in a file beside the journal.
+
+    If the journal holds fewer, it has lost events that were safely on disk, for example because its log was deleted.
+    The marks are not synced themselves: a mark that a power cut loses only hides such a loss.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._lock = threading.Lock()  # the file has one position
+        self._file = -1
+        try:
+            self._file = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            if not read_only:
+                raise JournalError(
+                    f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own."
+                ) from None
+
+    def of(self, run: int) -> int:
+        """Return how many events of a run were synced; 0 if that is not known."""
+        if self._file < 0:
+            return 0
+        with self._lock:
+            os.lseek(self._file, run * 8, os.SEEK_SET)
+            found = os.read(self._file, 8)
+        return int(struct.unpack("<Q", found)[0]) if len(found) == 8 else 0
+
+    def mark(self, counts: Mapping[int, int]) -> None:
+        """Remember how many events of each run are synced. A failure is ignored: the events themselves are safe."""
+        for run, count in counts.items():
+            with self._lock, suppress(OSError):
+                os.lseek(self._file, run * 8, os.SEEK_SET)
+                os.write(self._file, struct.pack("<Q", count))
+
+    def clear(self, run: int) -> None:
+        """Forget the mark of a lost run whose number a new run gets."""
+        if self.of(run):
+            self.mark({run: 0})
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _called_here(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Call a function when there are no more threads, because the interpreter is shutting down."""
+    done: Future[T] = Future()
+    try:
+        done.set_result(act(*args, **kwargs))
+    except BaseException as error:
+        done.set_exception(error)
+    return done
+
+
+def _row(run: int, entries: Sequence[_Entry], bodies: dict[bytes, bytes]) -> tuple[int, bytes, int]:
     items = [(at, type(event).__name__, *_apart(event, bodies)) for _, at, event in entries]
     place = (run << SEQ_BITS) + entries[0][0]
     try:
-        return place, to_json(items, inf_nan_mode="constants")
+        body = to_json(items, inf_nan_mode="constants")
     except (PydanticSerializationError, ValueError):
-        # Lone surrogates and foreign objects: escapes carry the first, their text stands for the second.
+        # Lone surrogates are written as escapes, foreign objects as their text.
         import json
 
-        return place, json.dumps(items, default=str).encode()
+        body = json.dumps(items, default=str).encode()
+    return place, body, _checksum(place, body)
+
+
+def _checksum(place: int, body: bytes | str) -> int:
+    """CRC-32 of a row, its place included, so that rows cannot change places."""
+    data = body.encode() if isinstance(body, str) else body
+    return zlib.crc32(data, place & 0xFFFFFFFF)
 
 
 def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
-    """What a row says of an event: itself, or without its large bodies and with their hashes."""
+    """An event as a row holds it: its fields, or its fields without the large ones and the hashes of those."""
     values = event.values()
     refs: dict[str, str] = {}
     for name in event.bodies:
@@ -363,6 +596,13 @@ def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
     return (values, refs) if refs else (values,)
 
 
+def _has_ended(rows: Sequence[Row]) -> bool:
+    for row in reversed(rows):
+        if isinstance(row.event, (RunEnded, RunResumed)):
+            return isinstance(row.event, RunEnded)
+    return False
+
+
 def _time(at: Any) -> float | None:
     return at if isinstance(at, float) and 0 <= at < _LATEST else None
 
@@ -371,26 +611,63 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+# ------------------------------------------------------------------------------------------------ one store per folder
+
 _stores: dict[tuple[int, Path], Store] = {}
 _stores_lock = threading.Lock()
-closed_while_forking(_stores, _stores_lock)
 
 
 def open_store(folder: Path, make: Callable[[Path], Store] = Store) -> Store:
-    """The process's store for a folder. A child process after a fork gets its own."""
+    """Return the process's store for a folder. A child process after a fork gets its own.
+
+    Raises:
+        JournalError: the folder cannot be written, or the journal in it cannot be read.
+    """
     key = (os.getpid(), folder.absolute())
     with _stores_lock:
         found = _stores.get(key)
         if found is None:
-            # By whatever way to the folder: two stores of one would not see, and would drop, each other's run locks.
+            # By its real path too: two stores of one folder would not see each other's run locks on every system.
             real = (key[0], Path(os.path.realpath(folder)))
             found = _stores[key] = _stores[real] = _stores.get(real) or make(folder)
         return found
 
 
 def close_stores() -> None:
-    """Close every store of this process (tests and long-lived programs that switch folders)."""
+    """Close every store of this process (tests, and long-lived programs that switch folders)."""
     with _stores_lock:
         own = [key for key in _stores if key[0] == os.getpid()]
-        for store in {_stores.pop(key) for key in own}:
-            store.close()
+        closing = {_stores.pop(key) for key in own}
+    for store in closing:
+        store.close()
+
+
+_paused: list[Store] = []
+
+
+def _before_fork() -> None:
+    """Close all connections: SQLite keeps a process's locks in memory, where a child would inherit them as its own.
+
+    Once the parent is gone, the child's writes and those of other processes would destroy each other.
+    """
+    _stores_lock.acquire()
+    _paused[:] = {store for (process, _), store in _stores.items() if process == os.getpid()}
+    for store in _paused:
+        store.pause()
+
+
+def _after_fork(*, in_parent: bool) -> None:
+    if not in_parent:
+        _stores.clear()
+    for store in _paused:
+        store.proceed(in_parent=in_parent)
+    _paused.clear()
+    _stores_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(in_parent=True),
+        after_in_child=lambda: _after_fork(in_parent=False),
+    )

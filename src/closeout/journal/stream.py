@@ -1,11 +1,11 @@
-"""The live view of a run for the outside: what happens goes into a queue as small dicts, for server-sent events."""
+"""Stream runs to a client: events as small dicts in a queue, ready for server-sent events."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from closeout.journal.events import (
     AgentEnded,
@@ -24,11 +24,8 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
-from closeout.journal.journal import Progress
-from closeout.journal.past import CANCELLED
-
-if TYPE_CHECKING:
-    from closeout.journal.journal import Journal
+from closeout.journal.recorded import CANCELLED
+from closeout.journal.subscribers import Progress, RunInfo
 
 __all__ = ["StreamHandler"]
 
@@ -36,15 +33,15 @@ _Put = Callable[[dict[str, Any]], Any]
 
 
 class StreamHandler:
-    """Tells the outside what a run does, as `{"event": …, "data": {…}}`.
+    """Sends the events of runs as `{"event": …, "data": {…}}`.
 
-    `stream_queue`: anything with `put_nowait` (an `asyncio.Queue`) or a function that takes the dict; None: nobody
-    listens. A queue that is full or a listener that fails never disturbs the run: `dropped` counts what was lost.
+    `stream_queue` is anything with `put_nowait` (an `asyncio.Queue`), a function that takes the dict, or None to send
+    nothing. A full queue or a failing function never disturbs the run: `dropped` counts the events that were lost.
 
     Events: start_of_workflow, end_of_workflow, start_of_agent, end_of_agent, start_of_llm, end_of_llm, message (a
-    delta), tool_call (also as it is written, and with its result), show_error, discard (what was told of a message does
-    not count). The methods may be called by anybody; as a listener (`agent.run(…, listeners=[handler])`) it tells
-    whole runs by itself, several at once too: each under a workflow_id of its own, which all its events carry.
+    delta), tool_call (also as it is written, and with its result), tool_progress, show_error, discard (ignore a
+    message). Call the methods yourself, or pass the handler as a listener (`agent.run(…, listeners=[handler])`): it
+    then sends whole runs, several at once too, each with a workflow_id that all its events carry.
     """
 
     def __init__(self, stream_queue: Any = None) -> None:
@@ -57,15 +54,15 @@ class StreamHandler:
             return
         try:
             self._put({"event": event_type, "data": dict(data)})
-        except Exception:  # whoever listens, the run goes on
+        except Exception:  # a failing queue must not end the run
             self.dropped += 1
 
     @staticmethod
     def sse(event: Mapping[str, Any]) -> str:
-        """One event as text/event-stream bytes want it."""
+        """Return one event in the format of text/event-stream."""
         return f"event: {event['event']}\ndata: {json.dumps(event['data'], ensure_ascii=True, default=str)}\n\n"
 
-    # ------------------------------------------------------------------------------------ what callers may say
+    # ------------------------------------------------------------------------------------ methods for callers
 
     async def update(self, event_type: str, data: Mapping[str, Any]) -> None:
         self.send(event_type, data)
@@ -115,20 +112,20 @@ class StreamHandler:
         """An error for people to see. The stream goes on."""
         self.send("show_error", {"error": error})
 
-    def follow(self, journal: Journal) -> _Follower:
-        """As a listener: who tells one run."""
-        return _Follower(self, journal)
+    def for_run(self, run: RunInfo) -> _RunStream:
+        """The callback that sends the events of one run."""
+        return _RunStream(self, run)
 
 
-class _Follower:
-    """Tells one run from its journal, in its handler's stream."""
+class _RunStream:
+    """Sends the events of one run to its handler."""
 
-    def __init__(self, handler: StreamHandler, journal: Journal) -> None:
+    def __init__(self, handler: StreamHandler, run: RunInfo) -> None:
         self._handler = handler
-        self._journal = journal
+        self._run = run
         self._workflow = str(uuid.uuid4())
         self._agents: dict[str, str] = {}
-        self._attempts: dict[str, int] = {}  # of each agent, the present one: turns are counted anew in each
+        self._attempts: dict[str, int] = {}  # of each agent, the current one: turns are counted from 0 in each
         self._requests: dict[str, int] = {}  # of each agent, the last one
         self._written: dict[str, list[int]] = {}  # of each agent, the indexes of its reply's calls in their order
         self._calls: dict[str, str] = {}  # agent:handle → the id of a call that was run
@@ -136,20 +133,22 @@ class _Follower:
     def send(self, event_type: str, data: Mapping[str, Any]) -> None:
         self._handler.send(event_type, {"workflow_id": self._workflow, **data})
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def __call__(self, event: Event | Progress) -> None:
         if isinstance(event, Progress):
-            self._tell_progress(event)
+            self._send_progress(event)
         elif isinstance(event, (ModelRequested, ModelReplied, ModelFailed)):
-            self._tell_model(event)
+            self._send_model(event)
         elif isinstance(event, (ToolStarted, ToolFinished)):
-            self._tell_tool(event)
+            self._send_tool(event)
         else:
-            self._tell_agents(event)
+            self._send_agents(event)
 
-    def _tell_progress(self, piece: Progress) -> None:
+    def _send_progress(self, piece: Progress) -> None:
+        if piece.kind == "tool_progress":
+            place = f"{piece.agent}:{piece.handle}"
+            about = {"done": piece.done, "total": piece.total, "message": piece.text}
+            self.send("tool_progress", {"tool_call_id": self._calls.get(place, place), "handle": piece.handle, **about})
+            return
         message_id = self._message_id(piece.agent, piece.turn)
         if piece.kind in ("thought", "text", "answer", "reasoning"):
             data = {"message_id": message_id, "delta": {"content": piece.text}, "kind": piece.kind}
@@ -174,7 +173,7 @@ class _Follower:
         """The id of a call, while it is written and while it runs: its request and its place in the reply."""
         return f"{agent}:{self._requests.get(agent, 0)}.{index}"
 
-    def _tell_model(self, event: ModelRequested | ModelReplied | ModelFailed) -> None:
+    def _send_model(self, event: ModelRequested | ModelReplied | ModelFailed) -> None:
         if isinstance(event, ModelRequested):
             self._requests[event.agent] = event.call
             self._written.pop(event.agent, None)
@@ -184,7 +183,7 @@ class _Follower:
         if isinstance(event, ModelFailed) and event.kind != CANCELLED:
             self.send("show_error", {"error": event.error})
 
-    def _tell_tool(self, event: ToolStarted | ToolFinished) -> None:
+    def _send_tool(self, event: ToolStarted | ToolFinished) -> None:
         place = f"{event.agent}:{event.handle}"
         if isinstance(event, ToolStarted):
             call_id = self._calls[place] = self._call_id(event.agent, event.index)
@@ -194,22 +193,22 @@ class _Follower:
             ended = {"ok": event.ok, "result": event.note, "ms": event.ms}
             self.send("tool_call", _call(call_id, event.name, handle=event.handle, **ended))
 
-    def _tell_not_run(self, event: TurnAccepted) -> None:
-        """Calls that were written and answered without being run: refused, or made before."""
-        for given in event.returns:
-            if self._calls.pop(f"{event.agent}:{given['handle']}", None) is None:
-                place, ok = given["call"], given["ok"]
+    def _send_not_run(self, event: TurnAccepted) -> None:
+        """Send the end of calls that were answered without running: refused, or a repetition."""
+        for returned in event.returns:
+            if self._calls.pop(f"{event.agent}:{returned['handle']}", None) is None:
+                place, ok = returned["call"], returned["ok"]
                 call_id = self._call_id(event.agent, place)
-                about = {"handle": given["handle"], "ok": ok, "result": "" if ok else given["text"], "run": False}
+                about = {"handle": returned["handle"], "ok": ok, "result": "" if ok else returned["text"], "run": False}
                 self.send("tool_call", _call(call_id, event.calls[place]["name"], **about))
 
-    def _tell_agents(self, event: Event) -> None:
+    def _send_agents(self, event: Event) -> None:
         match event:
             case RunStarted() | RunResumed():
-                started = self._journal.started
+                started = self._run.started
                 content = [{"role": "user", "content": started.task if started is not None else ""}]
                 resumed = {"resumed": True} if isinstance(event, RunResumed) else {}
-                self.send("start_of_workflow", {"run_id": self._journal.run_id, "input": content, **resumed})
+                self.send("start_of_workflow", {"run_id": self._run.run_id, "input": content, **resumed})
             case AgentStarted() | AttemptStarted():
                 if isinstance(event, AttemptStarted):
                     self._attempts[event.agent] = event.attempt
@@ -220,7 +219,7 @@ class _Follower:
             case AgentEnded():
                 self._end_agent(event.agent)
             case TurnAccepted():
-                self._tell_not_run(event)
+                self._send_not_run(event)
             case TurnRolledBack():
                 message_id = self._message_id(event.agent, event.turn)
                 self.send("discard", {"message_id": message_id, "reason": event.reason})

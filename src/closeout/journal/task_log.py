@@ -1,7 +1,4 @@
-"""The log of a task as people read it: a status, the answer, and steps with a level, a name and a message.
-
-A view: `TaskLog.of(events)` is made from a journal, and a log that is bound to one writes its steps there.
-"""
+"""The log of a task for people: a status, the answer, and steps with a level, a name and a message."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from typing import Any, Self
 from closeout.journal.events import (
     AttemptEnded,
     AttemptStarted,
+    CheckpointReached,
     Event,
     Evicted,
     ModelFailed,
@@ -30,8 +28,10 @@ from closeout.journal.events import (
     ToolFinished,
     ToolStarted,
     TurnRolledBack,
+    usage_record,
 )
 from closeout.journal.store import Row
+from closeout.journal.totals import RunTotals
 
 __all__ = ["StepLog", "TaskLog"]
 
@@ -53,8 +53,10 @@ class StepLog:
 class TaskLog:
     """The log of one task.
 
-    `status`: running | answered | unanswered | failed | cancelled. `ground_truth` is kept for those who grade; the
-    model never sees it. `writer`, where there is one, takes each step to the journal.
+    `status`: running | answered | unanswered | failed | cancelled. `ground_truth` is kept for
+    grading; the model never sees it. `usage` holds the tokens, requests and cost of the run, with its sub-agents.
+    `tool_calls` holds a record for each call that ran: agent, handle, server_name, tool_name, arguments, result or
+    error, and duration_ms. `writer`, if set, is called with each step.
     """
 
     status: str = "running"
@@ -63,13 +65,15 @@ class TaskLog:
     ground_truth: str | None = None
     final_boxed_answer: str = ""
     error: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
     step_logs: list[StepLog] = field(default_factory=list)
     start_time: str = field(default_factory=lambda: _iso(time.time()))
     end_time: str = ""
     writer: Callable[[StepLog], None] | None = field(default=None, repr=False, compare=False)
 
     def log_step(self, level: str, step_name: str, message: str, metadata: Mapping[str, Any] | None = None) -> StepLog:
-        """Add a step. Constant time: nothing that stands is written again. An unknown level is taken as info."""
+        """Add a step, in constant time. An unknown level becomes info."""
         known = level.lower() if isinstance(level, str) and level.lower() in LEVELS else "info"
         step = StepLog(known, str(step_name), str(message), _iso(time.time()), dict(metadata or {}))
         self.step_logs.append(step)
@@ -81,12 +85,12 @@ class TaskLog:
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "writer"}
 
     def to_json(self, indent: int | None = 2) -> str:
-        """JSON text, Unicode as it is; values that JSON does not know stand as their text."""
+        """Return the log as JSON. Values that JSON cannot represent become their text."""
         text = json.dumps(self.to_dict(), ensure_ascii=False, indent=indent, default=str)
         return text.encode("utf-8", "replace").decode("utf-8")
 
     def save(self, path: str | Path) -> Path:
-        """Write the log as a JSON file, whole or not at all. Returns the path. Raises OSError."""
+        """Write the log as a JSON file atomically. Returns the path. Raises OSError."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
@@ -101,7 +105,7 @@ class TaskLog:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """A log from what `to_dict` gave. Keys that a log does not have are left out."""
+        """Return a log from what `to_dict` returned. Unknown keys are ignored."""
         known = {f.name for f in fields(cls)} - {"writer"}
         values = {name: value for name, value in record.items() if name in known}
         names = {f.name for f in fields(StepLog)}
@@ -113,11 +117,25 @@ class TaskLog:
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Self:
-        """The log that a journal's rows add up to."""
-        log = cls(start_time="")
+        """Return the log of a journal's rows."""
+        log, totals = cls(start_time=""), RunTotals()
+        running: dict[tuple[str, str], dict[str, Any]] = {}
         for row in rows:
+            totals(row.event)
             log._take(_iso(row.time), row.event)
+            log._take_call(row.event, running)
+        log.usage = {**usage_record(totals.usage), "total_tokens": totals.usage.total_tokens}
         return log
+
+    def _take_call(self, event: Event, running: dict[tuple[str, str], dict[str, Any]]) -> None:
+        """Add the record of a tool call when it starts; complete it with its result when it ends."""
+        if isinstance(event, ToolStarted):
+            record = running[event.agent, event.handle] = _call_record(event)
+            self.tool_calls.append(record)
+        elif isinstance(event, ToolFinished):
+            call = running.pop((event.agent, event.handle), None)
+            if call is not None:
+                call |= {("result" if event.ok else "error"): _result_of(event), "duration_ms": event.ms}
 
     def _take(self, at: str, event: Event) -> None:
         self.start_time = self.start_time or at
@@ -135,7 +153,7 @@ class TaskLog:
 
 
 def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
-    """Level, name, message and metadata of an event that a log shows, else None."""
+    """Return level, name, message and metadata of an event, None if the log does not show it."""
     who = "Main Agent" if event.agent == "main" else event.agent.removeprefix("main/")
     match event:
         case RunStarted():
@@ -148,11 +166,8 @@ def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
             return "error", f"{who} | Model request {call}", event.error, {"kind": event.kind}
         case ModelRetried(call=call):
             return "warning", f"{who} | Model request {call}", event.reason, {"wait": event.wait}
-        case ToolStarted(handle=handle):
-            return "info", f"{who} | Tool Call {handle}", f"{event.name} {event.arguments}", {}
-        case ToolFinished(handle=handle, ok=ok):
-            metadata = {"ms": event.ms, "ok": ok}
-            return "info" if ok else "warning", f"{who} | Tool Result {handle}", event.note or event.name, metadata
+        case ToolStarted() | ToolFinished() | CheckpointReached():
+            return _describe_tool(event, who)
         case Repaired():
             return "info", f"{who} | Repair", f"{event.kind} {event.where}: {event.before} → {event.after}", {}
         case TurnRolledBack(turn=turn):
@@ -169,8 +184,47 @@ def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
     return None
 
 
+def _describe_tool(
+    event: ToolStarted | ToolFinished | CheckpointReached, who: str
+) -> tuple[str, str, str, dict[str, Any]]:
+    if isinstance(event, CheckpointReached):
+        return "info", f"{who} | Checkpoint", event.name, {"turn": event.turn, "handle": event.handle}
+    if isinstance(event, ToolStarted):
+        message = f"{event.name} {event.arguments}"
+        return "info", f"{who} | Tool Call {event.handle}", message, _call_record(event)
+    metadata = {"tool_name": event.name, "ms": event.ms, "ok": event.ok}
+    level = "info" if event.ok else "warning"
+    return level, f"{who} | Tool Result {event.handle}", event.note or event.name, metadata
+
+
+def _call_record(event: ToolStarted) -> dict[str, Any]:
+    return {
+        "agent": event.agent,
+        "handle": event.handle,
+        "server_name": event.server_name,
+        "tool_name": event.name,
+        "arguments": _read(event.arguments),
+    }
+
+
+def _result_of(event: ToolFinished) -> Any:
+    """Return the result of a call; for a failure its message."""
+    if not event.ok:
+        return event.note
+    output = _read(event.record)
+    return output.get("result", output.get("summary")) if isinstance(output, dict) else output
+
+
+def _read(text: str) -> Any:
+    """Return the value of a JSON text, and other text as it is."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _plain(value: Any) -> Any:
-    return [asdict(step) for step in value] if isinstance(value, list) else value
+    return [asdict(step) if isinstance(step, StepLog) else step for step in value] if isinstance(value, list) else value
 
 
 def _iso(at: float) -> str:

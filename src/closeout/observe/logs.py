@@ -1,7 +1,4 @@
-"""A run as structured logs: one JSON object a line and event, through stdlib `logging`, which the caller sets up.
-
-The fields of each event are a table below; a field, once there, keeps its name and meaning.
-"""
+"""Log runs with stdlib `logging`: one JSON object for each event, whose fields keep their names and meaning."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from closeout.journal import events as ev
-from closeout.journal.journal import Journal, Progress
+from closeout.journal.subscribers import Progress, RunInfo
 
 __all__ = ["JsonLogListener"]
 
-# Beside time, run_id, agent and event. What a person, a model or a tool wrote is in _CONTENT.
+# In addition to time, run_id, agent and event. What a person, a model or a tool wrote is in _CONTENT.
 _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.RunStarted: ("name", "task_id"),
     ev.RunResumed: ("idle",),
@@ -33,10 +30,12 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.ServerTold: ("what", "value"),
     ev.ToolStarted: ("handle", "name", "turn", "call_id", "server_name"),
     ev.ToolFinished: ("handle", "name", "ok", "ms"),
+    ev.ToolsChanged: ("request",),
     ev.Repaired: ("turn", "kind", "where"),
     ev.TurnAccepted: ("attempt", "turn"),
     ev.TurnRolledBack: ("attempt", "turn", "reason", "tokens"),
     ev.AnswerSeen: ("attempt", "turn"),
+    ev.CheckpointReached: ("attempt", "turn", "name", "handle"),
     ev.Evicted: ("attempt", "before", "results", "tokens", "reason"),
     ev.Compacted: ("attempt", "before", "tokens"),
     ev.Noted: ("level", "name", "message"),
@@ -50,6 +49,7 @@ _CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.ModelReplied: ("text", "reasoning", "tool_calls"),
     ev.ToolStarted: ("arguments",),
     ev.ToolFinished: ("note", "record"),
+    ev.ToolsChanged: ("tools",),
     ev.Repaired: ("before", "after"),
     ev.TurnRolledBack: ("detail", "change"),
     ev.AnswerSeen: ("answer",),
@@ -64,40 +64,37 @@ class JsonLogListener:
 
     Each line is an object with `time` (ISO 8601, UTC), `run_id`, `agent` (its path), `event` (its type) and the event's
     own fields. Intents are logged at DEBUG; failures, retries and rollbacks at WARNING; a run that failed at ERROR; the
-    rest at INFO. What a resumed run takes from its record is not logged again. `capture_content`: also what was asked,
-    said, called and returned. Without it texts of errors and notes are all that is not a number or a name.
+    rest at INFO. Events from the record of a resumed run are not logged again. `capture_content` also logs
+    prompts, replies, arguments and results. Without it the only texts are those of errors and notes.
     """
 
     def __init__(self, logger: str | logging.Logger = "closeout.run", capture_content: bool = False) -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._content = capture_content
 
-    def follow(self, journal: Journal) -> _RunLog:
-        """A listener for one run."""
-        return _RunLog(self._logger, journal, self._content)
+    def for_run(self, run: RunInfo) -> _RunLog:
+        """The callback that logs one run."""
+        return _RunLog(self._logger, run, self._content)
 
 
 class _RunLog:
-    def __init__(self, logger: logging.Logger, journal: Journal, content: bool) -> None:
+    def __init__(self, logger: logging.Logger, run: RunInfo, content: bool) -> None:
         self._logger = logger
-        self._journal = journal
+        self._run = run
         self._content = content
 
     def __call__(self, event: ev.Event | Progress) -> None:
-        if isinstance(event, Progress) or self._journal.handed_back:
+        if isinstance(event, Progress) or self._run.from_record:
             return
         level = _level(event)
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", json.dumps(self._record(event), default=str))
 
-    def close(self) -> None:
-        """A log has no end to write."""
-
     def _record(self, event: ev.Event) -> dict[str, Any]:
         kind = type(event)
         record: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "run_id": self._journal.run_id,
+            "run_id": self._run.run_id,
             "agent": event.agent,
             "event": kind.__name__,
         }

@@ -1,7 +1,4 @@
-"""A run as OpenTelemetry spans and metrics, by the GenAI semantic conventions. Needs the extra `otel`.
-
-Which attributes an event gives is in `otel_attributes`; tool telemetry without a run is exported by `otel_tools`.
-"""
+"""Export runs as OpenTelemetry spans and metrics, by the GenAI semantic conventions. Needs the extra `otel`."""
 
 from __future__ import annotations
 
@@ -29,9 +26,9 @@ from closeout.journal.events import (
     ToolFinished,
     ToolStarted,
 )
-from closeout.journal.journal import Journal, Progress
+from closeout.journal.subscribers import Progress, RunInfo
 from closeout.observe import otel_attributes as attributes
-from closeout.observe.otel_instruments import SCOPE, Instruments
+from closeout.observe.otel_tools import SCOPE, Instruments
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -46,10 +43,10 @@ class OpenTelemetryListener:
 
     Spans: `invoke_agent NAME` for the run and for each sub-agent, below it `chat MODEL` (`text_completion MODEL`) and
     `execute_tool NAME`. Tokens are on the chat spans only, so that a trace adds up. Rollbacks, repairs, evictions and
-    retries are span events. Of a resumed run only what is done anew is exported. Providers default to the process' own;
+    retries are span events. Of a resumed run only new work is exported. Providers default to the process's own;
     the span that is current where the run starts is the parent.
 
-    `capture_content`: also what was asked, said, called and returned, and the texts of errors. Off, nothing of that
+    `capture_content` also exports prompts, replies, arguments, results and the texts of errors. Without it none of that
     leaves the process.
     """
 
@@ -63,9 +60,9 @@ class OpenTelemetryListener:
         self._instruments = Instruments(meter_provider)
         self._capture_content = capture_content
 
-    def follow(self, journal: Journal) -> _RunSpans:
-        """A listener for one run."""
-        return _RunSpans(self._tracer, self._instruments, journal, self._capture_content)
+    def for_run(self, run: RunInfo) -> _RunSpans:
+        """The callback that exports one run."""
+        return _RunSpans(self._tracer, self._instruments, run, self._capture_content)
 
 
 @dataclass(slots=True)
@@ -79,12 +76,12 @@ class _Open:
 
 
 class _RunSpans:
-    """The spans of one run. An event of an effect that is handed back from the record makes none."""
+    """The spans of one run. Events from the record make none."""
 
-    def __init__(self, tracer: trace.Tracer, instruments: Instruments, journal: Journal, capture_content: bool) -> None:
+    def __init__(self, tracer: trace.Tracer, instruments: Instruments, run: RunInfo, capture_content: bool) -> None:
         self._tracer = tracer
         self._instruments = instruments
-        self._journal = journal
+        self._run = run
         self._content = capture_content
         self._open: dict[_Key, _Open] = {}
         self._chats: dict[str, _Open] = {}  # the request that an agent waits for
@@ -94,28 +91,42 @@ class _RunSpans:
         self._begin_run()
 
     def _begin_run(self) -> None:
-        started = self._journal.started
+        started = self._run.started
         name = started.name if started is not None else ""
         model = str(started.fingerprint.get("model", "")) if started is not None else ""
-        more = attributes.of_run(self._journal, self._content)
+        more = attributes.of_run(self._run, self._content)
         self._begin_agent("main", name, model, self._outer, more)
         self._make_current(self._open["agent", "main", ""])
 
     def __call__(self, event: Event | Progress) -> None:
         if isinstance(event, Progress):
-            self._hear_piece(event)
+            self._note_first_piece(event)
             return
-        take = _TAKES.get(type(event))
-        if isinstance(event, (AgentStarted, AgentEnded, RunEnded)):
-            # An agent's span is there although its start is in the record: what it does now belongs below it.
-            assert take is not None
-            take(self, event)
-        elif self._journal.handed_back:
+        # An agent has a span although its start is recorded: its new work belongs below it.
+        if self._run.from_record and not isinstance(event, AgentStarted | AgentEnded | RunEnded):
             return
-        elif take is not None:
-            take(self, event)
-        else:
-            self._note(event)
+        match event:
+            case AgentStarted():
+                self._agent_started(event)
+            case AgentEnded():
+                self._agent_ended(event)
+            case RunEnded():
+                self._run_ended(event)
+            case ModelRequested():
+                self._model_requested(event)
+            case ModelReplied():
+                self._model_replied(event)
+            case ModelFailed():
+                self._end_request(event, attributes.of_usage(event.usage), error=event.kind, message=event.error)
+            case ModelRetried():
+                if held := self._open.get(("chat", event.agent, str(event.call))):
+                    held.span.add_event("closeout.retry", attributes.of_retry(event, self._content))
+            case ToolStarted():
+                self._tool_started(event)
+            case ToolFinished():
+                self._tool_finished(event)
+            case _:
+                self._note(event)
 
     def close(self) -> None:
         """End what the run left open, the innermost first."""
@@ -125,21 +136,26 @@ class _RunSpans:
     # ------------------------------------------------------------------------------------------ agents
 
     def _begin_agent(self, path: str, name: str, model: str, context: Any, more: Mapping[str, Any]) -> None:
-        identity = self._agents[path] = attributes.AgentIdentity.of(name or path.rpartition(":")[2], model)
+        identity = self._agents[path] = attributes.AgentIdentity.from_client(name or path.rpartition(":")[2], model)
         self._begin(
             ("agent", path, ""),
             f"invoke_agent {identity.name}",
             SpanKind.INTERNAL,
-            {**identity.of_agent(), "gen_ai.conversation.id": self._journal.run_id, "closeout.agent": path, **more},
-            identity.agent_labels(),
-            context,
+            details={
+                **identity.of("invoke_agent"),
+                "gen_ai.conversation.id": self._run.run_id,
+                "closeout.agent": path,
+                **more,
+            },
+            labels=identity.agent_labels(),
+            context=context,
         )
 
     def _agent_started(self, event: AgentStarted) -> None:
         above, _, own = event.agent.rpartition("/")
         caller = self._open.get(("tool", above, own.partition(":")[0]))
-        if caller is None and self._journal.handed_back:
-            return  # it ran and ended before: its call is handed back whole
+        if caller is None and self._run.from_record:
+            return  # it ran and ended in an earlier process
         parent = self._context_of(above) if caller is None else trace.set_span_in_context(caller.span, self._outer)
         content = {"gen_ai.input.messages": attributes.user_message(event.task)} if self._content else {}
         self._begin_agent(event.agent, event.name, event.model, parent, content)
@@ -164,7 +180,7 @@ class _RunSpans:
         self._end(main, ended, error=error, message=event.error)
 
     def _note(self, event: Event) -> None:
-        """What happened on the way, as an event of the agent's span."""
+        """Add an event to the agent's span."""
         described = attributes.of_note(event, self._content)
         held = self._open.get(("agent", event.agent, ""))
         if described is not None and held is not None:
@@ -179,22 +195,19 @@ class _RunSpans:
             ("chat", event.agent, event.key),
             f"{operation} {identity.model}".rstrip(),
             SpanKind.CLIENT,
-            {**identity.of_request(operation), **attributes.of_request(event, self._journal.run_id)},
-            identity.of_request(operation, with_agent=False),
-            self._context_of(event.agent),
+            details={**identity.of(operation), **attributes.of_request(event, self._run.run_id)},
+            labels=identity.request_labels(operation),
+            context=self._context_of(event.agent),
             current=True,
         )
 
     def _model_replied(self, event: ModelReplied) -> None:
         if event.model and (held := self._open.get(("chat", event.agent, event.key))):
             held.labels["gen_ai.response.model"] = event.model
-        self._end_request(event, attributes.of_reply(event, self._content), "", "")
-
-    def _model_failed(self, event: ModelFailed) -> None:
-        self._end_request(event, attributes.of_usage(event.usage), event.kind, event.error)
+        self._end_request(event, attributes.of_reply(event, self._content))
 
     def _end_request(
-        self, event: ModelReplied | ModelFailed, ended: Mapping[str, Any], error: str, message: str
+        self, event: ModelReplied | ModelFailed, ended: Mapping[str, Any], *, error: str = "", message: str = ""
     ) -> None:
         self._chats.pop(event.agent, None)
         held = self._end(("chat", event.agent, event.key), ended, error=error, message=message)
@@ -205,12 +218,7 @@ class _RunSpans:
             if count:
                 self._instruments.tokens.record(count, {**held.labels, "gen_ai.token.type": kind})
 
-    def _model_retried(self, event: ModelRetried) -> None:
-        held = self._open.get(("chat", event.agent, str(event.call)))
-        if held is not None:
-            held.span.add_event("closeout.retry", attributes.of_retry(event, self._content))
-
-    def _hear_piece(self, piece: Progress) -> None:
+    def _note_first_piece(self, piece: Progress) -> None:
         held = self._chats.get(piece.agent)
         if held is not None and piece.kind != "discard":
             del self._chats[piece.agent]
@@ -228,9 +236,9 @@ class _RunSpans:
             ("tool", event.agent, event.handle),
             f"execute_tool {event.name}",
             SpanKind.INTERNAL,
-            {"gen_ai.operation.name": "execute_tool", **labels, **attributes.of_call(event, self._content)},
-            labels,
-            self._context_of(event.agent),
+            details={"gen_ai.operation.name": "execute_tool", **labels, **attributes.of_call(event, self._content)},
+            labels=labels,
+            context=self._context_of(event.agent),
             current=True,
         )
 
@@ -256,21 +264,21 @@ class _RunSpans:
         key: _Key,
         name: str,
         kind: SpanKind,
-        given: Mapping[str, Any],
+        *,
+        details: Mapping[str, Any],
         labels: Mapping[str, Any],
         context: Any,
-        *,
         current: bool = False,
     ) -> _Open:
         began = time.time_ns()
-        span = self._tracer.start_span(name, context, kind, dict(given), start_time=began)
+        span = self._tracer.start_span(name, context, kind, dict(details), start_time=began)
         held = self._open[key] = _Open(span, began, dict(labels))
         if current:
             self._make_current(held)
         return held
 
     def _make_current(self, held: _Open) -> None:
-        """Let spans of other instrumentations (HTTP, databases) that begin in this task stand below this one."""
+        """Make spans of other instrumentations (HTTP, databases) that begin in this task children of this one."""
         held.token = otel_context.attach(trace.set_span_in_context(held.span))
 
     def _end(self, key: _Key, ended: Mapping[str, Any], *, error: str = "", message: str = "") -> _Open | None:
@@ -294,16 +302,3 @@ class _RunSpans:
         "chat": lambda instruments: instruments.request_seconds,
         "tool": lambda instruments: instruments.tool_seconds,
     }
-
-
-_TAKES: Mapping[type[Event], Callable[[_RunSpans, Any], None]] = {
-    AgentStarted: _RunSpans._agent_started,
-    AgentEnded: _RunSpans._agent_ended,
-    RunEnded: _RunSpans._run_ended,
-    ModelRequested: _RunSpans._model_requested,
-    ModelReplied: _RunSpans._model_replied,
-    ModelFailed: _RunSpans._model_failed,
-    ModelRetried: _RunSpans._model_retried,
-    ToolStarted: _RunSpans._tool_started,
-    ToolFinished: _RunSpans._tool_finished,
-}

@@ -25,10 +25,11 @@ from closeout.journal.events import (
     RunEnded,
     RunResumed,
     ToolFinished,
+    ToolsChanged,
     ToolStarted,
     TurnRolledBack,
 )
-from closeout.journal.journal import Journal
+from closeout.journal.subscribers import RunInfo
 
 __all__ = ["FAILURES", "AgentIdentity"]
 
@@ -55,37 +56,32 @@ class AgentIdentity:
     model: str
 
     @classmethod
-    def of(cls, name: str, client_name: str) -> Self:
-        """From a client's name: "openai:gpt-5" is the model gpt-5 of openai, "local" is both."""
+    def from_client(cls, name: str, client_name: str) -> Self:
+        """Read a client's name: "openai:gpt-5" is the model gpt-5 of openai, "local" is both."""
         provider, colon, model = client_name.partition(":")
         return cls(name, provider or "unknown", model if colon else provider)
-
-    def of_agent(self) -> Attributes:
-        return {
-            "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.provider.name": self.provider,
-            "gen_ai.agent.name": self.name,
-            "gen_ai.request.model": self.model,
-        }
 
     def agent_labels(self) -> Attributes:
         return {"gen_ai.agent.name": self.name, "gen_ai.request.model": self.model}
 
-    def of_request(self, operation: str, *, with_agent: bool = True) -> Attributes:
-        found = {
+    def request_labels(self, operation: str) -> Attributes:
+        return {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": self.provider,
             "gen_ai.request.model": self.model,
         }
-        return {**found, "gen_ai.agent.name": self.name} if with_agent else found
+
+    def of(self, operation: str) -> Attributes:
+        """Return the attributes of a span of this agent."""
+        return {**self.request_labels(operation), "gen_ai.agent.name": self.name}
 
 
-def of_run(journal: Journal, content: bool) -> Attributes:
-    started = journal.started
+def of_run(run: RunInfo, content: bool) -> Attributes:
+    started = run.started
     found: Attributes = {}
     if started is None:
         return found
-    if journal.resumed:
+    if run.resumed:
         found["closeout.resumed"] = True
     if started.task_id:
         found["closeout.task_id"] = clean(started.task_id)
@@ -96,8 +92,8 @@ def of_run(journal: Journal, content: bool) -> Attributes:
 
 def of_run_end(event: RunEnded, content: bool) -> Attributes:
     found: Attributes = {"closeout.status": event.status, "closeout.stop_reason": event.stop_reason}
-    if content and (event.summary or event.answer):
-        found["gen_ai.output.messages"] = assistant_message(event.summary or event.answer or "")
+    if content and (event.closing_text or event.answer):
+        found["gen_ai.output.messages"] = assistant_message(event.closing_text or event.answer or "")
     return found
 
 
@@ -181,6 +177,8 @@ def of_note(event: Event, content: bool) -> tuple[str, Attributes] | None:
             return "closeout.eviction", {**found, "closeout.reason": event.reason}
         case Compacted():
             return "closeout.compaction", {"closeout.before_turn": event.before, "closeout.tokens": event.tokens}
+        case ToolsChanged():
+            return "closeout.tools_changed", {"closeout.request": event.request}
         case AnswerSeen():
             return "closeout.answer_seen", {"closeout.turn": event.turn}
         case Noted():

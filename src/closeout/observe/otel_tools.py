@@ -1,6 +1,6 @@
-"""Tool telemetry as OpenTelemetry spans and metrics, by the GenAI semantic conventions. Needs the extra `otel`.
+"""OpenTelemetry instruments of the GenAI semantic conventions, and the export of single tool calls.
 
-Runs and model requests are exported elsewhere in `observe`; what a call cost is measured in `outputs.telemetry`.
+Needs the extra `otel`. Runs are exported by `observe.otel`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,59 @@ from typing import Any
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from closeout.observe.otel_instruments import SCOPE, tool_duration
-from closeout.outputs.models import ToolTelemetry
+from closeout.results.tool_output import ToolTelemetry
 
-__all__ = ["ToolTelemetryExporter"]
+__all__ = ["SCOPE", "Instruments", "ToolTelemetryExporter"]
+
+# Names, units and bucket bounds are the conventions' own (github.com/open-telemetry/semantic-conventions-genai).
+SCOPE = "closeout"  # the instrumentation scope of all spans and metrics
+
+_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_AGENT_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6)
+_TOKENS = tuple(4**power for power in range(14))  # 1 to 67,108,864
+
+
+class Instruments:
+    """The histograms of runs: `tokens` of requests; seconds of requests, tool calls and agents."""
+
+    def __init__(self, meter_provider: metrics.MeterProvider | None = None) -> None:
+        meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
+        self.tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )
+        self.request_seconds = meter.create_histogram(
+            "gen_ai.client.operation.duration",
+            unit="s",
+            description="GenAI operation duration.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        self.agent_seconds = meter.create_histogram(
+            "gen_ai.invoke_agent.duration",
+            unit="s",
+            description="Duration of agent invocations.",
+            explicit_bucket_boundaries_advisory=_AGENT_SECONDS,
+        )
+        self.tool_seconds = tool_duration(meter)
+
+
+def tool_duration(meter: metrics.Meter) -> metrics.Histogram:
+    """The histogram `gen_ai.execute_tool.duration`, in seconds."""
+    return meter.create_histogram(
+        "gen_ai.execute_tool.duration",
+        unit="s",
+        description="Duration of tool executions.",
+        explicit_bucket_boundaries_advisory=_SECONDS,
+    )
 
 
 class ToolTelemetryExporter:
-    """Makes of each call a span `execute_tool NAME` and points of two histograms.
+    """Exports each call as a span `execute_tool NAME` and as points of two histograms.
 
     `gen_ai.execute_tool.duration` (seconds) is the conventions' own; `closeout.tool.output.tokens` counts what the
-    model was shown. Use it as `TelemetryCollector(forward=exporter.record)`. Providers default to the process' own.
+    model was shown. Use it as `TelemetryCollector(forward=exporter.record)`. Providers default to the process's own.
     """
 
     def __init__(
@@ -74,7 +116,7 @@ def _details(telemetry: ToolTelemetry, call_id: str) -> dict[str, Any]:
 
 
 def _nanoseconds(timestamp: str) -> int | None:
-    """The epoch time of an ISO 8601 text; None if it is none. A time without zone is UTC."""
+    """Return the epoch time of an ISO 8601 text, None for any other text. A time without a zone is UTC."""
     try:
         moment = datetime.fromisoformat(timestamp)
     except ValueError:

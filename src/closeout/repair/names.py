@@ -1,6 +1,8 @@
-"""`resolve_tool_name`: the tool that a model meant. Exact, then normalised, then a close name that takes the arguments.
+"""Find the tool that a model meant by a name.
 
-Otherwise there is no such tool, and the message says which there are.
+A name is repaired only where the difference cannot carry meaning: case, separators, a namespace, a call index, quotes
+around it, or one typing slip (see `closeout.spelling`). Everything else is refused with the likely tool: a request is
+cheaper than the wrong tool.
 """
 
 from __future__ import annotations
@@ -11,23 +13,28 @@ from typing import Any, NamedTuple
 
 from closeout.errors import ToolDefinitionError
 from closeout.messages import Repair, ToolSpec
-from closeout.repair.argument_names import fold, words
 from closeout.repair.arguments import repair_arguments
+from closeout.spelling import fold, is_typing_slip, words
 
 __all__ = ["ResolvedName", "resolve_tool_name"]
 
-_MIN_SCORE = 75.0  # rapidfuzz, 0 to 100; the schema check behind it is the stronger guard
-_MARGIN = 8.0
-_MAX_NAME = 128
+_MAX_NAME = 128  # characters
 _LISTED = 20  # tools named in a message
+_MIN_LIKENESS = 75.0  # rapidfuzz, 0 to 100; for a suggestion only, never for a choice
+_SUGGESTED = 3
 
-_JUNK = re.compile(r"<\|.*|\(.*|[\s\"'`*]+")
-_CALL_INDEX = re.compile(r":\d+$")
-_PARTS = re.compile(r"__|[.:/]")
+# Control tokens after a name, empty parentheses and quotes. What is in parentheses may be arguments: it stays.
+_JUNK = re.compile(r"(?:<\|[\w/]{1,40}\|>\w*)+\s*\Z|\(\s*\)?\s*\Z|\A[\s\"'`*]+|[\s\"'`*]+\Z")
+_CALL_INDEX = re.compile(r":\d+\Z")
+_NAMESPACE_END = re.compile(r"__|(?<!\d)[.:/]|[.:/](?!\d)")
+# Namespaces that models write before the name of any tool.
+_CALLING = re.compile(
+    r"functions?|tools?|defaultapi|api|mcp|namespace|multitooluse|default|client|assistant|commentary"
+)
 
 
 class ResolvedName(NamedTuple):
-    """The tool meant and how its name was repaired; or no tool and a message for the model that lists what exists."""
+    """The tool that was meant and how its name was repaired; or no tool, and a message for the model."""
 
     spec: ToolSpec | None
     repairs: tuple[Repair, ...] = ()
@@ -40,10 +47,16 @@ def resolve_tool_name(
     arguments: Any = None,
     server_name: str | None = None,
 ) -> ResolvedName:
-    """The tool that `name` means among `tools`. `arguments` decide between a close name and none at all.
+    """Return the tool that `name` means among `tools`. Never raises.
 
-    `server_name` is the server that the model named beside the tool, if it did; it decides between tools of one name.
-    A tool that destroys things is never chosen by likeness. Never raises.
+    Tools with `policy.strict_names` (destructive ones, MCP tools whose server gives no hints) are never chosen for a
+    misspelt name, nor under the name of another server.
+
+    Args:
+        name: The name as the model wrote it.
+        tools: The tools that exist.
+        arguments: The call's arguments. A misspelt name counts only if the tool takes them.
+        server_name: The server that the model named beside the tool.
     """
     if isinstance(tools, Mapping):
         exact = tools.get(name)
@@ -56,60 +69,96 @@ def resolve_tool_name(
 
 
 def _resolve(name: str, specs: list[ToolSpec], arguments: Any, server_name: str | None) -> ResolvedName:
+    servers = frozenset(fold(spec.server_name) for spec in specs if spec.server_name)
     same = [spec for spec in specs if spec.name == name]
     at_server = [spec for spec in same if server_name is None or spec.server_name in (None, server_name)]
-    if at_server or len(same) == 1:
-        spec = (at_server or same)[0]
-        elsewhere = not at_server
-        return ResolvedName(
-            spec, (Repair("server_name", "name", str(server_name), str(spec.server_name)),) if elsewhere else ()
-        )
-    for form in _forms(name, server_name):
-        matching = [spec for spec in specs if form in _names_of(spec)]
-        if len(matching) == 1:
-            return ResolvedName(matching[0], (Repair("tool_name", "name", name[:_MAX_NAME], matching[0].name),))
-    close = _close(name, specs)
-    chosen = close[0] if len(close) == 1 else None
-    if chosen is not None and not chosen.policy.destructive and _takes(chosen, arguments):
-        return ResolvedName(chosen, (Repair("tool_name_spelling", "name", name[:_MAX_NAME], chosen.name),))
-    return ResolvedName(None, (), _message(name, specs, close))
+    if at_server:
+        return ResolvedName(at_server[0])
+    if len(same) == 1 and _may_be_at(same[0], server_name, servers):
+        server = Repair("server_name", "name", str(server_name), after=str(same[0].server_name))
+        return ResolvedName(same[0], (server,))
+    readings = list(_readings(name))
+    for namespace, written in () if same else readings:
+        found = [spec for spec in specs if _is_named(spec, namespace, written, server_name, servers)]
+        if len(found) > 1:
+            found = [spec for spec in found if spec.server_name == server_name]
+        if len(found) != 1:
+            found = _called(specs, written, namespace, server_name, servers)
+        if len(found) == 1:
+            return ResolvedName(found[0], (Repair("tool_name", "name", name[:_MAX_NAME], after=found[0].name),))
+    chosen = None if same else _misspelt(readings, specs, server_name, servers)
+    if chosen is not None and _takes(chosen, arguments):
+        return ResolvedName(chosen, (Repair("tool_name_spelling", "name", name[:_MAX_NAME], after=chosen.name),))
+    return ResolvedName(None, (), _message(name, specs, server_name if same else None))
 
 
-def _forms(name: str, server_name: str | None) -> Iterator[str]:
-    """Folded forms of a name, from the whole of it to its last part: namespaces come off from the left."""
+def _readings(name: str) -> Iterator[tuple[list[str], str]]:
+    """Yield (namespace, name) for each way to divide a name, without the junk around it; the whole name first."""
     clean = _CALL_INDEX.sub("", _JUNK.sub("", name[:_MAX_NAME]))
-    if server_name:
-        yield fold(server_name) + fold(clean)
-    yield fold(clean)
-    parts = [part for part in _PARTS.split(clean) if part]
-    for first in range(1, len(parts)):
-        yield "".join(fold(part) for part in parts[first:])
+    yield [], clean
+    for end in _NAMESPACE_END.finditer(clean):
+        namespace = [fold(part) for part in _NAMESPACE_END.split(clean[: end.start()]) if part]
+        if fold(clean[end.end() :]):
+            yield namespace, clean[end.end() :]
 
 
-def _names_of(spec: ToolSpec) -> tuple[str, ...]:
+def _is_named(
+    spec: ToolSpec, namespace: list[str], written: str, server_name: str | None, servers: frozenset[str]
+) -> bool:
+    form = fold(written)
+    if not form or not _may_be_at(spec, server_name, servers) or not _may_be_in(spec, namespace, servers):
+        return False
     own = fold(spec.name)
-    return (own, fold(spec.server_name) + own) if spec.server_name else (own,)
+    server = fold(spec.server_name or "")
+    forms = {own, server + own, own.removeprefix("mcp").removeprefix(server)} if server else {own}
+    return form in forms or (server_name is not None and fold(server_name) + form == own)
 
 
-def _close(name: str, specs: list[ToolSpec]) -> list[ToolSpec]:
-    """Tools with a name like this one, likeliest first; a single one only if it leads by the margin."""
-    mine = " ".join(words(_JUNK.sub("", name[:_MAX_NAME])))
-    if not mine:
+def _called(
+    specs: list[ToolSpec], written: str, namespace: list[str], server_name: str | None, servers: frozenset[str]
+) -> list[ToolSpec]:
+    """Return the tools that declare a name as one of their other names; none if a tool has it as its own."""
+    form = fold(written)
+    if not form or any(form == fold(spec.name) for spec in specs):
         return []
-    scored = sorted(
-        ((_likeness(mine, " ".join(words(spec.name))), index) for index, spec in enumerate(specs)),
-        key=lambda pair: (-pair[0], pair[1]),
-    )
-    near = [pair for pair in scored if pair[0] >= _MIN_SCORE]
-    if len(near) > 1 and near[0][0] - near[1][0] >= _MARGIN:
-        near = near[:1]
-    return [specs[index] for _, index in near[:3]]
+    return [
+        spec
+        for spec in specs
+        if any(form == fold(other) for other in spec.policy.other_names)
+        and _may_be_at(spec, server_name, servers)
+        and _may_be_in(spec, namespace, servers)
+    ]
 
 
-def _likeness(mine: str, other: str) -> float:
-    from rapidfuzz import fuzz
+def _may_be_at(spec: ToolSpec, server_name: str | None, servers: frozenset[str]) -> bool:
+    """Tell whether a tool may be meant by a call that names a server. Models often invent the server."""
+    if not server_name or spec.server_name is None or fold(server_name) == fold(spec.server_name):
+        return True
+    return not (spec.policy.strict_names and fold(server_name) in servers)
 
-    return max(fuzz.ratio(mine, other), fuzz.token_sort_ratio(mine, other))
+
+def _may_be_in(spec: ToolSpec, namespace: list[str], servers: frozenset[str]) -> bool:
+    """Tell whether a namespace may be dropped: it says nothing, is the tool's server, or (not strict) is made up."""
+    server = fold(spec.server_name or "")
+    unknown = [part for part in namespace if not _CALLING.fullmatch(part) and part != server]
+    if not unknown or (server and "".join(unknown) == server):
+        return True
+    return not spec.policy.strict_names and not servers.intersection([*unknown, "".join(unknown)])
+
+
+def _misspelt(
+    readings: list[tuple[list[str], str]], specs: list[ToolSpec], server_name: str | None, servers: frozenset[str]
+) -> ToolSpec | None:
+    """Return the one tool whose name is written with a typing slip."""
+    vocabulary = {word for spec in specs for word in words(spec.name)}
+    for namespace, written in readings:
+        if any(not _CALLING.fullmatch(part) and part not in servers for part in namespace):
+            continue
+        near = [spec for spec in specs if is_typing_slip(written, spec.name, vocabulary)]
+        if near:
+            fits = _may_be_at(near[0], server_name, servers) and _may_be_in(near[0], namespace, servers)
+            return near[0] if len(near) == 1 and fits and not near[0].policy.strict_names else None
+    return None
 
 
 def _takes(spec: ToolSpec, arguments: Any) -> bool:
@@ -124,13 +173,29 @@ def _takes(spec: ToolSpec, arguments: Any) -> bool:
         return False
 
 
-def _message(name: str, specs: list[ToolSpec], close: list[ToolSpec]) -> str:
+def _message(name: str, specs: list[ToolSpec], server_name: str | None) -> str:
     shown = name[:60].encode("utf-8", "replace").decode("utf-8")
     if not specs:
-        return f'There is no tool "{shown}", and no other tools are available: answer without tools.'
-    guess = " or ".join(f'"{spec.name}"' for spec in close)
+        return f'No tool is named "{shown}", and no other tools are available: answer without tools.'
+    where = f' at the server "{server_name[:60]}"' if server_name else ""
+    likely = _likely(name, specs)
+    guess = f"; did you mean {' or '.join(likely)}?" if likely else "."
     names = sorted({spec.name for spec in specs})
     listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
-    return (
-        f'There is no tool "{shown}"' + (f", did you mean {guess}?" if guess else ".") + f" Available tools: {listed}."
-    )
+    return f'No tool is named "{shown}"{where}{guess} Available tools: {listed}.'
+
+
+def _likely(name: str, specs: list[ToolSpec]) -> list[str]:
+    """Return the tools with names like this one, quoted, the likeliest first."""
+    from rapidfuzz import fuzz
+
+    mine = " ".join(words(_JUNK.sub("", name[:_MAX_NAME])))
+    scored = []
+    for index, spec in enumerate(specs):
+        theirs = " ".join(words(spec.name))
+        scored.append((-max(fuzz.ratio(mine, theirs), fuzz.token_sort_ratio(mine, theirs)), index))
+    near = [index for score, index in sorted(scored) if mine and -score >= _MIN_LIKENESS]
+    return [
+        f'"{specs[index].name}"' + (f' at "{specs[index].server_name}"' if specs[index].name == name else "")
+        for index in near[:_SUGGESTED]
+    ]

@@ -1,17 +1,14 @@
-"""A tool's JSON Schema, compiled once: does a call satisfy it, what parameters does it have, which types do they take.
-
-How arguments that do not satisfy it are put right is in `arguments`, `argument_names` and `argument_types`.
-"""
+"""A tool's JSON Schema, compiled once: whether a call satisfies it, which parameters it has, which types they take."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from closeout.errors import ToolDefinitionError
+from closeout.errors import BrokenDependency, ToolDefinitionError
 
 if TYPE_CHECKING:
     import jsonschema_rs
@@ -35,13 +32,13 @@ _KINDS = {
 
 
 def kind_of(value: Any) -> str:
-    """The JSON type of a value; a float without a fraction counts as an integer, as JSON Schema says."""
+    """Return the JSON type of a value; a float without a fraction counts as an integer, as JSON Schema says."""
     kind = _KINDS.get(type(value), "object" if isinstance(value, Mapping) else "unknown")
     return "integer" if kind == "number" and value.is_integer() else kind
 
 
 def nests_deeper(value: Any, limit: int = MAX_ARGUMENT_DEPTH) -> bool:
-    """Whether lists and objects in the value nest deeper than `limit` levels. Does not recurse."""
+    """Tell whether lists and objects in the value nest deeper than `limit` levels. Does not recurse."""
     level = [value]
     for _ in range(limit):
         below: list[Any] = []
@@ -56,7 +53,7 @@ def nests_deeper(value: Any, limit: int = MAX_ARGUMENT_DEPTH) -> bool:
 
 
 def fits_plainly(arguments: Mapping[str, Any], kinds: Mapping[str, Any], required: frozenset[str]) -> bool:
-    """Whether each argument is exactly of its name's Python type, and none is missing; False says nothing.
+    """Tell whether each argument is exactly of its name's Python type, and none is missing. False decides nothing.
 
     Nearly every call of nearly every tool is settled by this. Text beyond ASCII is not: it may hold lone surrogates.
     """
@@ -68,7 +65,7 @@ def fits_plainly(arguments: Mapping[str, Any], kinds: Mapping[str, Any], require
 
 
 def short(value: Any, limit: int = 60) -> str:
-    """A value as a person reads it in a ledger or a diagnostic: JSON where possible, one line, bounded."""
+    """Return a value for a record or a message: JSON where possible, one line, bounded."""
     if isinstance(value, str):
         value = value if len(value) <= limit else value[: limit - 1] + "…"
     elif isinstance(value, Mapping | list | tuple):
@@ -86,7 +83,7 @@ def _json(value: Any, limit: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObjectShape:
-    """What an object schema says of members. `closed`: it allows no member that it does not name."""
+    """The members of an object schema. `closed`: it allows only those that it names."""
 
     properties: Mapping[str, Any]
     required: tuple[str, ...]
@@ -108,9 +105,9 @@ class SchemaRules:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> SchemaRules:
-        """The rules of a schema, compiled at most once for schemas of the same content.
+        """Return the rules of a schema, compiled at most once for schemas of the same content.
 
-        Raises ToolDefinitionError if it is no JSON Schema, or refers to something outside itself.
+        Raises ToolDefinitionError if it is not a JSON Schema, or refers to something outside itself.
         """
         try:
             return _rules_of(json.dumps(schema))
@@ -118,13 +115,13 @@ class SchemaRules:
             raise ToolDefinitionError(f"The schema cannot be written as JSON: {error}.") from error
 
     def accepts(self, arguments: Any) -> bool:
-        """Whether arguments satisfy the schema. Never raises; what cannot be checked is not accepted."""
+        """Tell whether arguments satisfy the schema. Never raises; what cannot be checked is not accepted."""
         if self._plain and type(arguments) is dict and fits_plainly(arguments, self._plain, self._required):
             return True
         return not nests_deeper(arguments) and _is_valid(self._validator, arguments)
 
     def first_error(self, arguments: Any) -> jsonschema_rs.ValidationError | None:
-        """The validator's first complaint; None if there is none, or if it cannot look into the arguments."""
+        """Return the validator's first complaint; None if there is none, or if it cannot look into the arguments."""
         import jsonschema_rs
 
         if nests_deeper(arguments):
@@ -138,7 +135,7 @@ class SchemaRules:
         return None
 
     def accepts_part(self, schema: Any, value: Any) -> bool:
-        """Whether a value satisfies a part of this schema."""
+        """Tell whether a value satisfies a part of this schema."""
         if not isinstance(schema, Mapping):
             return schema is not False
         known = self._subvalidators.get(id(schema))
@@ -152,7 +149,7 @@ class SchemaRules:
         return known[1] is not None and _is_valid(known[1], value)
 
     def resolve(self, schema: Any) -> dict[str, Any]:
-        """The schema that a chain of `$ref`s ends at, what stood beside them added; {} for what is no object."""
+        """Follow `$ref`s to a schema, with what is beside them added; {} for what is not an object."""
         beside: dict[str, Any] = {}
         for _ in range(_MAX_REFS):
             if not isinstance(schema, dict):
@@ -175,7 +172,7 @@ class SchemaRules:
         return found
 
     def shape_of(self, schema: Any) -> ObjectShape:
-        """The members of an object schema, those from `$ref` and `allOf` included."""
+        """Return the members of an object schema, those from `$ref` and `allOf` included."""
         properties: dict[str, Any] = {}
         required: dict[str, None] = {}
         closed = False
@@ -197,7 +194,7 @@ class SchemaRules:
         return ObjectShape(properties, tuple(required), closed)
 
     def types_of(self, schema: Any, depth: int = 0) -> frozenset[str]:
-        """The JSON types that a schema may accept; empty where it does not say."""
+        """Return the JSON types that a schema may accept; empty where it does not say."""
         part = self.resolve(schema)
         declared = part.get("type")
         if isinstance(declared, str):
@@ -239,14 +236,36 @@ def _plain_members(schema: Mapping[str, Any]) -> dict[str, type]:
     return found
 
 
+@cache
+def _check_validator() -> None:
+    """Raise BrokenDependency if jsonschema-rs does not work: an old version would refuse every call of every tool."""
+    import jsonschema_rs
+
+    try:
+        validator = jsonschema_rs.validator_for({"type": "object"}, offline=True)
+        works = validator.is_valid({}) and not validator.is_valid([])
+    except Exception as error:
+        raise _broken(error) from error
+    if not works:
+        raise _broken("it accepts what a schema forbids")
+
+
+def _broken(reason: object) -> BrokenDependency:
+    return BrokenDependency(
+        f"Tool calls cannot be validated, because jsonschema-rs does not work: {reason}. "
+        "Install the version that Closeout requires: pip install --upgrade closeout."
+    )
+
+
 def _compile(schema: dict[str, Any]) -> Any:
     import jsonschema_rs  # 20 ms, paid when the first schema is compiled
 
+    _check_validator()
     try:
         return jsonschema_rs.validator_for(schema, offline=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError, TypeError) as error:
         reason = getattr(error, "message", None) or str(error)
-        raise ToolDefinitionError(f"The schema is no JSON Schema: {str(reason)[:200]}.") from error
+        raise ToolDefinitionError(f"The schema is not a JSON Schema: {str(reason)[:200]}.") from error
 
 
 def _is_valid(validator: Any, value: Any) -> bool:
@@ -254,3 +273,5 @@ def _is_valid(validator: Any, value: Any) -> bool:
         return bool(validator.is_valid(value))
     except (ValueError, TypeError):  # lone surrogates and other values that are not JSON
         return False
+    except Exception as error:
+        raise _broken(error) from error

@@ -1,4 +1,4 @@
-"""For tests of agents: a scripted model, in process and over HTTP, that misbehaves on request; recorded runs.
+"""Test agents: a scripted model, in process or over HTTP, with faults on request; recorded runs.
 
 from closeout.testing import ScriptedClient, answer, call, recorded
 """
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from closeout.testing.client import ScriptedClient
-    from closeout.testing.misbehaviour import MISBEHAVIOURS, Misbehaviour, always, once, sometimes
+    from closeout.testing.misbehaviour import MISBEHAVIOURS, NON_ANSWERS, Misbehaviour, always, once, sometimes
     from closeout.testing.recording import RecordedClient, Recording, export_run, recorded
     from closeout.testing.script import RequestView, Turn, answer, call, say
     from closeout.testing.server import ScriptedServer, serve_script
 
 __all__ = [
     "MISBEHAVIOURS",
+    "NON_ANSWERS",
     "Misbehaviour",
     "RecordedClient",
     "Recording",
@@ -36,7 +37,7 @@ __all__ = [
 
 _HOMES = {
     "client": ("ScriptedClient",),
-    "misbehaviour": ("MISBEHAVIOURS", "Misbehaviour", "always", "once", "sometimes"),
+    "misbehaviour": ("MISBEHAVIOURS", "NON_ANSWERS", "Misbehaviour", "always", "once", "sometimes"),
     "recording": ("RecordedClient", "Recording", "export_run", "recorded"),
     "script": ("RequestView", "Turn", "answer", "call", "say"),
     "server": ("ScriptedServer", "serve_script"),

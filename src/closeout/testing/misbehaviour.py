@@ -1,20 +1,29 @@
-"""How a scripted model goes wrong on request: which fault, when, and what becomes of the turn. No I/O."""
+"""The faults of a scripted model: which ones exist, when they happen, and what they do to a turn. No I/O."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from closeout.errors import UsageError
 from closeout.messages import ModelReply, ToolCall
-from closeout.testing.script import Dialect, RequestView, Turn
-from closeout.testing.writing import argument_text, hermes_call, write
+from closeout.testing.script import Dialect, RequestView, Turn, argument_text, hermes_call, write
 
-__all__ = ["MISBEHAVIOURS", "Misbehaviour", "always", "applies_to", "once", "sometimes", "spoil"]
+__all__ = [
+    "MISBEHAVIOURS",
+    "NON_ANSWERS",
+    "Misbehaviour",
+    "always",
+    "applies_to",
+    "misbehaviours",
+    "once",
+    "sometimes",
+    "spoil",
+]
 
-# Faults of the connection: staged by the server, raised by the client in process.
+# Connection faults: the server produces them, the client in process raises them.
 CONNECTION_FAULTS: Mapping[str, str] = {
     "rate_limited": "429 with Retry-After",
     "server_error": "500 with a JSON error",
@@ -23,48 +32,65 @@ CONNECTION_FAULTS: Mapping[str, str] = {
     "error_in_200": "200 whose body is an error object, in a stream an error event",
     "garbage_body": "200 whose body is not JSON, in a stream a broken event",
     "empty_body": "200 with nothing in it",
-    "dropped": "the connection ends in the middle of the reply",
-    "slow": "the reply is right and comes late",
-    "hang": "nothing ever comes",
+    "dropped": "the connection breaks in the middle of the reply",
+    "slow": "the reply is correct but late",
+    "hang": "no reply ever",
 }
-# Faults of the reply, and to which turns they can happen.
+# Faults of the reply.
 REPLY_FAULTS: Mapping[str, str] = {
     "empty": "no text, no call",
-    "refusal": "an apology in place of the turn",
+    "non_answer": "a text that neither calls a tool nor answers, one of NON_ANSWERS",
     "repeated": "the end of the text repeats until the length limit",
     "truncated": "cut in the middle by the length limit",
     "missing_box": "the answer without its box",
-    "malformed": "arguments that are almost JSON",
-    "wrong_dialect": "the call in another form than asked for",
+    "malformed": "arguments that are not quite JSON",
+    "wrong_dialect": "the call in another form than requested",
     "hallucinated_observation": "an observation and an answer that the model made up",
     "wrong_parameter": "a parameter's name slightly wrong",
     "misspelt_tool": "the tool's name slightly wrong",
     "wrong_types": "numbers as strings, texts as lists",
 }
+NON_ANSWERS: tuple[str, ...] = (
+    "I'm sorry, but I can't help with that.",
+    "I don’t have access to the tools needed.",
+    "Please consult a professional.",
+    "Let me look that up for you.",
+    "To find this, one would first look up each key and then compare the values.",
+    "抱歉，我无法完成这个任务。",
+    "Désolé, je ne peux pas répondre à cette question.",
+    "Could you tell me more about what you need?",
+    "The task is complete.",
+    "Hmm.",
+)
+"""Texts that neither call a tool nor answer. A fault's `seed` says which of them comes first."""
 MISBEHAVIOURS: tuple[str, ...] = (*CONNECTION_FAULTS, *REPLY_FAULTS)
-"""Every kind that `Misbehaviour` takes."""
+"""Every kind of fault."""
 
 _ON_CALLS = frozenset({
     "malformed", "wrong_dialect", "hallucinated_observation", "wrong_parameter", "misspelt_tool", "wrong_types",
 })  # fmt: skip
-# After these an agent may have run the call all the same: whether the turn is over shows in its next request.
-MAY_STILL_ACT = frozenset({
-    "malformed", "wrong_dialect", "hallucinated_observation", "wrong_parameter", "misspelt_tool", "wrong_types",
-})  # fmt: skip
+MAY_STILL_ACT = _ON_CALLS
+"""Faults after which an agent may have run the call all the same; its next request shows it."""
 _SHORT_NAMES = {"429": "rate_limited", "500": "server_error", "529": "overloaded"}
 
 
 @dataclass(frozen=True, slots=True)
 class Misbehaviour:
-    """One fault and when it happens: at turn `at` (None: any), so many `times` in a conversation (None: no end),
-    to a `share` of the requests that it could happen to, drawn from `seed`.
+    """A fault and when it happens.
 
-    `seconds`: how late "slow" is, and what "rate_limited" asks to wait.
+    Attributes:
+        kind: One of MISBEHAVIOURS, or "429", "500", "529".
+        at: The turn at which it happens; None: any.
+        times: How often it happens in a conversation; None: no limit.
+        share: The share of the possible requests that it happens to, drawn with `seed`.
+        seed: The seed of the draw.
+        seconds: How late "slow" is, or how long "rate_limited" asks to wait.
     """
 
     kind: str
     at: int | None = None
     times: int | None = 1
+    _: KW_ONLY
     share: float = 1.0
     seed: int = 0
     seconds: float = 0.0
@@ -72,11 +98,11 @@ class Misbehaviour:
     def __post_init__(self) -> None:
         kind = _SHORT_NAMES.get(self.kind, self.kind)
         if kind not in MISBEHAVIOURS:
-            raise UsageError(f"No misbehaviour is called '{self.kind}'. Known: {', '.join(MISBEHAVIOURS)}.")
+            raise UsageError(f"Unknown misbehaviour '{self.kind}'. Choose one of: {', '.join(MISBEHAVIOURS)}.")
         object.__setattr__(self, "kind", kind)
 
     def happens(self, turn: Turn, view: RequestView, conversation: str, so_far: int) -> bool:
-        """Whether it happens to this request; the draw depends on nothing but seed, conversation and request."""
+        """Return whether it happens to this request. The draw depends only on seed, conversation and request."""
         if self.times is not None and so_far >= self.times:
             return False
         if self.at not in (None, view.turn) or not applies_to(self.kind, turn):
@@ -86,29 +112,32 @@ class Misbehaviour:
 
 
 def once(kind: str, at: int | None = None, *, times: int = 1, seconds: float = 0.0) -> Misbehaviour:
-    """The fault `times` times running, at turn `at` or at the first turn that it can happen to."""
+    """Return the fault `times` times in a row, at turn `at` or at the first turn that it can happen to."""
     return Misbehaviour(kind, at, times, seconds=seconds)
 
 
 def always(kind: str, at: int | None = None, *, seconds: float = 0.0) -> Misbehaviour:
-    """The fault at every request."""
+    """Return the fault at every request."""
     return Misbehaviour(kind, at, None, seconds=seconds)
 
 
 def sometimes(kind: str, share: float, *, seed: int = 0, seconds: float = 0.0) -> Misbehaviour:
-    """The fault at a random share of the requests, the same ones for the same seed."""
-    return Misbehaviour(kind, None, None, share, seed, seconds)
+    """Return the fault at a random share of the requests, the same ones for the same seed."""
+    return Misbehaviour(kind, times=None, share=share, seed=seed, seconds=seconds)
 
 
 def applies_to(kind: str, turn: Turn) -> bool:
-    """Whether the fault can happen to the turn: a wrong parameter needs a call, a missing box an answer."""
+    """Return whether the fault can happen to the turn: a wrong parameter needs a call, a missing box an answer."""
     if kind in _ON_CALLS:
         return bool(turn.calls)
     return turn.answer is not None if kind == "missing_box" else True
 
 
-def spoil(kind: str, turn: Turn, view: RequestView) -> ModelReply:
-    """The reply with the fault in it; faults of the connection leave the reply itself right."""
+def spoil(kind: str, turn: Turn, view: RequestView, *, seed: int = 0) -> ModelReply:
+    """Return the reply with the fault; connection faults leave the reply unchanged."""
+    if kind == "non_answer":
+        text = NON_ANSWERS[(seed + view.number) % len(NON_ANSWERS)]
+        return write(replace(turn, text=text, calls=(), answer=None), view)
     if kind in _ON_TURNS:
         return write(_ON_TURNS[kind](turn), view)
     reply = write(turn, view)
@@ -152,7 +181,6 @@ def _retyped(call: ToolCall) -> ToolCall:
 
 _ON_TURNS: Mapping[str, Callable[[Turn], Turn]] = {
     "empty": lambda turn: replace(turn, text="", calls=(), answer=None),
-    "refusal": lambda turn: replace(turn, text="I'm sorry, but I can't help with that.", calls=(), answer=None),
     "malformed": _each_call(_almost_json),
     "wrong_parameter": _each_call(_renamed_parameter),
     "misspelt_tool": _each_call(_misspelt),
@@ -180,7 +208,7 @@ def _truncated(turn: Turn, reply: ModelReply, dialect: Dialect) -> ModelReply:
         *whole, last = reply.tool_calls
         last = replace(last, text=cut(last.text), arguments=cut(last.text))
         return replace(reply, tool_calls=(*whole, last), finish_reason="length")
-    # The last character of every dialect's call and of a box lies in the last third.
+    # In every dialect the end of a call and of a box is in the last third.
     return replace(reply, text=cut(reply.text), finish_reason="length")
 
 
@@ -204,7 +232,7 @@ _ON_REPLIES: Mapping[str, Callable[[Turn, ModelReply, Dialect], ModelReply]] = {
 }
 
 
-def plan(given: Iterable[Misbehaviour | str] | Misbehaviour | str) -> tuple[Misbehaviour, ...]:
-    """Misbehaviours from what a caller wrote; a name alone stands for once, at the first turn it can happen to."""
-    items = (given,) if isinstance(given, Misbehaviour | str) else given
+def misbehaviours(faults: Iterable[Misbehaviour | str] | Misbehaviour | str) -> tuple[Misbehaviour, ...]:
+    """Return faults as Misbehaviours; a name alone means once, at the first turn that it can happen to."""
+    items = (faults,) if isinstance(faults, Misbehaviour | str) else faults
     return tuple(item if isinstance(item, Misbehaviour) else once(item) for item in items)

@@ -1,7 +1,4 @@
-"""A recorded run as a test fixture: its model played back, an agent held against it, and runs as files to commit.
-
-How a record is led again is the business of `orchestrator.run.replay`.
-"""
+"""A recorded run as a test fixture: play back its model, compare an agent with it, export it as a file."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from closeout.config import home_folder
+from closeout.context.keeper import message_size
 from closeout.errors import JournalDamaged, JournalError, UsageError
 from closeout.journal.events import (
     Event,
@@ -24,18 +22,17 @@ from closeout.journal.events import (
     RunStarted,
     event_from,
 )
-from closeout.journal.past import CANCELLED
 from closeout.journal.readonly import open_to_read
+from closeout.journal.recorded import CANCELLED
 from closeout.journal.store import Row
-from closeout.llm.base import OnDelta, OnRetry
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
-from closeout.orchestrator.model_door import error_of, message_size
-from closeout.testing.client import EVERYTHING, ScriptedClient
+from closeout.models.base import OnDelta, OnRetry
+from closeout.testing.client import ALL_CAPABILITIES, ScriptedClient
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.answers.reading import Value
-    from closeout.orchestrator.result import RunResult
+    from closeout.run.result import RunResult
 
 __all__ = ["RecordedClient", "Recording", "export_run", "recorded"]
 
@@ -44,23 +41,34 @@ VERSION = 1
 
 
 def recorded(run: str | Path, home: str | Path | None = None) -> Recording:
-    """A recorded run: by its id in a home (by default the usual one), or from a file that `export_run` wrote.
+    """Return a recorded run.
 
-    Raises RunNotFound, UsageError for a file that is not there, JournalDamaged for one that is no exported run.
+    Args:
+        run: A run id, or the path of a file that `export_run` wrote.
+        home: The folder that holds the run; by default the usual one.
+
+    Raises:
+        RunNotFound: There is no such run.
+        UsageError: There is no such file.
+        JournalDamaged: The file does not hold an exported run.
     """
     path = Path(run)
     if path.is_file():
         return _load(path)
     if isinstance(run, Path) or path.suffix == ".jsonl" or path.name != str(run):
-        raise UsageError(f"There is no file {path}. `closeout.testing.export_run(run_id, path)` writes one.")
+        raise UsageError(f"No such file: {path}. Write it with closeout.testing.export_run(run_id, path).")
     return Recording(str(run), _rows(str(run), home))
 
 
 def export_run(run_id: str, path: str | Path, home: str | Path | None = None) -> Path:
-    """Write a run as one JSON-lines file that stands for itself, whole or not at all. Returns the path.
+    """Write a run to one self-contained JSON-lines file, completely or not at all. Return its path.
 
-    What started the run (options and paths of one machine) is left out; task, texts, tool results are not.
-    Raises RunNotFound, OSError.
+    The file holds the task, all texts and all tool results. The command-line options that started the run, which
+    contain paths of one machine, are left out.
+
+    Raises:
+        RunNotFound: There is no such run.
+        OSError: The file cannot be written.
     """
     target = Path(path)
     rows = _rows(run_id, home)
@@ -78,7 +86,7 @@ def export_run(run_id: str, path: str | Path, home: str | Path | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a run did, event by event. `rows` as the journal has them."""
+    """The events of a run. `rows` are the rows of its journal."""
 
     run_id: str
     rows: tuple[Row, ...]
@@ -89,15 +97,19 @@ class Recording:
 
     @property
     def started(self) -> RunStarted:
-        """How it began. Raises JournalDamaged where that cannot be read."""
+        """The first event.
+
+        Raises:
+            JournalDamaged: It cannot be read.
+        """
         first = self.rows[0].event if self.rows else None
         if not isinstance(first, RunStarted):
-            raise JournalDamaged(f"The record of run {self.run_id} has no readable beginning.")
+            raise JournalDamaged(f"Cannot read the first event of run {self.run_id}.")
         return first
 
     @property
     def ended(self) -> RunEnded | None:
-        """How it ended at last; None for a run that was cut off."""
+        """The last event, or None if the run was interrupted."""
         last = self.rows[-1].event if self.rows else None
         return last if isinstance(last, RunEnded) else None
 
@@ -110,20 +122,21 @@ class Recording:
         return self.ended.answer if self.ended is not None else None
 
     def client(self, *, strict: bool = False, capabilities: Capabilities | None = None) -> RecordedClient:
-        """A model that says what the recorded one said; see RecordedClient. Each call gives a new one."""
+        """Return a new model client that repeats the recorded replies; see RecordedClient."""
         return RecordedClient(self, strict=strict, capabilities=capabilities)
 
     async def follow(self, agent: Agent[Value]) -> RunResult[Value]:
-        """Lead the agent through the record: no model, no tools, no network. Returns the result.
+        """Replay the record with the agent, without model, tools and network. Return the result.
 
-        Raises AssertionError that names the first event at which the agent departs from what is recorded, and what of
-        the agent has changed since.
+        Raises:
+            AssertionError: The agent departs from the record. The message names the first event that differs, and what
+                has changed in the agent.
         """
-        from closeout.orchestrator.plan import differences
-        from closeout.orchestrator.run import replay
+        from closeout.run.lifecycle import replay_run
+        from closeout.run.plan import differences
 
         plan = replace(agent.plan(), remember_dialect=None)
-        result, departure = await replay(plan, self.run_id, self.rows)
+        result, departure = await replay_run(plan, self.run_id, self.rows)
         departure = departure or self._end_departs(result)
         if departure:
             changed = differences(self.started.fingerprint, plan.fingerprint(plan.offered_tools()))
@@ -132,11 +145,11 @@ class Recording:
         return result
 
     def follow_sync(self, agent: Agent[Value]) -> RunResult[Value]:
-        """`follow` for tests that are not async."""
+        """Like `follow`, for tests that are not async."""
         return asyncio.run(self.follow(agent))
 
     def _end_departs(self, result: RunResult) -> str:
-        """How the replay's end differs from the recorded one; that of a run that broke off is the end of its record."""
+        """Return how the end of the replay differs from the record; an interrupted run ends with its record."""
         ended = self.ended
         if ended is None or ended.status in ("cancelled", "failed"):
             return "" if result.stop_reason == "journal_failed" else _beyond(result)
@@ -150,7 +163,7 @@ class Recording:
 
 
 def _beyond(result: RunResult) -> str:
-    return f"its end: the record was cut off there, and the agent ended ({result.stop_reason}) without going on"
+    return f"its end: the run was interrupted there, but the agent ended ({result.stop_reason}) without continuing"
 
 
 # ------------------------------------------------------------------------------------------------ the model
@@ -158,52 +171,55 @@ def _beyond(result: RunResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """A recorded request and what it brought."""
+    """A recorded request and its outcome."""
 
-    asked: ModelRequested
-    brought: ModelReplied | ModelFailed
+    request: ModelRequested
+    outcome: ModelReplied | ModelFailed
 
 
 class RecordedClient(ScriptedClient):
-    """A model client that plays the replies of a record, failures too, to requests in their recorded order.
+    """A model client that repeats the replies and failures of a record in their order.
 
-    Sub-agents may share it: a request is known by the number and size of its messages. One that fits no recorded
-    request gets the next reply all the same, as a test with real tools needs it; with `strict` it raises an
-    AssertionError that says where it differs. So does a request after the last reply. `requests` keeps all requests.
+    Sub-agents may share it: it recognises a request by the number and size of its messages. A request that matches no
+    recorded one gets the next reply, because a test with real tools needs that; with `strict` it raises an
+    AssertionError that says how it differs. A request after the last reply always does.
+
+    Attributes:
+        requests: Every request that it received.
     """
 
     def __init__(self, recording: Recording, *, strict: bool = False, capabilities: Capabilities | None = None) -> None:
         fingerprint = recording.started.fingerprint
-        known = capabilities or replace(EVERYTHING, preferred_dialect=fingerprint.get("dialect"))
+        known = capabilities or replace(ALL_CAPABILITIES, preferred_dialect=fingerprint.get("dialect"))
         super().__init__((), name=str(fingerprint.get("model", "recorded")), capabilities=known)
         self._run_id = recording.run_id
         self._strict = strict
         self._left: dict[str, deque[_Exchange]] = {}
         for exchange in _exchanges(recording.events):
-            self._left.setdefault(exchange.asked.agent, deque()).append(exchange)
+            self._left.setdefault(exchange.request.agent, deque()).append(exchange)
 
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
         self.requests.append(request)
         await asyncio.sleep(0)
-        brought = self._next(request).brought
-        usage = Usage(**brought.usage)
+        outcome = self._next(request).outcome
+        usage = Usage(**outcome.usage)
         self.charge(usage)
-        if isinstance(brought, ModelFailed):
-            raise error_of(brought, usage)
-        reply = brought.reply()
+        if isinstance(outcome, ModelFailed):
+            raise outcome.failure().to_exception(usage)
+        reply = outcome.reply()
         return reply if on_delta is None else self._stream(reply, on_delta)
 
     def _next(self, request: ModelRequest) -> _Exchange:
         due = [queue for queue in self._left.values() if queue]
         if not due:
             number = len(self.requests)
-            raise AssertionError(f"The record of run {self._run_id} holds no reply to request {number}.")
+            raise AssertionError(f"Run {self._run_id} has no recorded reply to request {number}.")
         shape = _shape(request)
-        fitting = [queue for queue in due if (queue[0].asked.messages, queue[0].asked.size) == shape]
+        fitting = [queue for queue in due if (queue[0].request.messages, queue[0].request.size) == shape]
         if not fitting and self._strict:
-            asked = due[0][0].asked
+            asked = due[0][0].request
             raise AssertionError(
                 f"The agent departs from run {self._run_id} at {asked.agent}: ModelRequested {asked.call}: "
                 f"{asked.messages} messages of {asked.size:,} characters then, {shape[0]} of {shape[1]:,} now."
@@ -212,16 +228,16 @@ class RecordedClient(ScriptedClient):
 
 
 def _exchanges(events: Sequence[Event]) -> Iterator[_Exchange]:
-    """Requests that brought something, in the order in which they were made."""
-    outcomes = [e for e in events if isinstance(e, (ModelReplied, ModelFailed))]
-    brought = {(e.agent, e.call): e for e in outcomes if not (isinstance(e, ModelFailed) and e.kind == CANCELLED)}
+    """Yield the requests that had an outcome, in their order."""
+    finished = [e for e in events if isinstance(e, (ModelReplied, ModelFailed))]
+    outcomes = {(e.agent, e.call): e for e in finished if not (isinstance(e, ModelFailed) and e.kind == CANCELLED)}
     for event in events:
-        if isinstance(event, ModelRequested) and (outcome := brought.pop((event.agent, event.call), None)) is not None:
+        if isinstance(event, ModelRequested) and (outcome := outcomes.pop((event.agent, event.call), None)) is not None:
             yield _Exchange(event, outcome)
 
 
 def _shape(request: ModelRequest) -> tuple[int, int]:
-    """Number and characters of the messages, as `ModelRequested` counts them."""
+    """Return the number and characters of the messages, as `ModelRequested` counts them."""
     if request.prompt is not None:
         return 0, len(request.prompt)
     return len(request.messages), sum(map(message_size, request.messages))
@@ -261,13 +277,13 @@ def _load(path: Path) -> Recording:
                 if number > 1:
                     rows.append(Row(record["seq"], record["time"], event_from(record["event"], record["body"])))
                 elif record.get("format") != FORMAT:
-                    raise JournalDamaged(f"{path} is no exported run. `closeout.testing.export_run` writes one.")
+                    raise JournalDamaged(f"{path} is not an exported run. Write one with closeout.testing.export_run.")
                 elif record["version"] > VERSION:
                     raise JournalError(f"{path} was written by a newer Closeout. Install that to read it.")
                 else:
                     run_id = str(record["run_id"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise JournalDamaged(f"{path} is no exported run, or damaged: line {number} cannot be read.") from None
+        raise JournalDamaged(f"{path} is not an exported run, or it is damaged: cannot read line {number}.") from None
     if not rows:
-        raise JournalDamaged(f"{path} holds no run.")
+        raise JournalDamaged(f"{path} contains no events.")
     return Recording(run_id, tuple(rows))

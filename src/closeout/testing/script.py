@@ -1,24 +1,45 @@
-"""What a scripted model says: turns, and the request that a turn may look at. How it is written: `writing`."""
+"""Scripts of a scripted model: turns, the requests that they see, and how a turn is written in each dialect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from closeout.messages import Message, ModelReply, ToolCall, Usage
+from closeout.codec import encode_json
+from closeout.messages import Delta, Message, ModelReply, ToolCall, Usage
 
-__all__ = ["Dialect", "RequestView", "Script", "ScriptItem", "Turn", "answer", "as_turn", "call", "say"]
+__all__ = [
+    "Dialect",
+    "RequestView",
+    "Script",
+    "ScriptItem",
+    "Turn",
+    "answer",
+    "argument_text",
+    "as_deltas",
+    "as_turn",
+    "call",
+    "hermes_call",
+    "one_call_each",
+    "pieces",
+    "say",
+    "write",
+]
 
 Dialect = Literal["native", "react_json", "react_text", "mcp_xml", "plain"]
+Text = TypeVar("Text", str, bytes)
+
+CHARACTERS_PER_TOKEN = 4  # the usual rule of thumb; good enough for usage that tests add up
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn, independent of any dialect: a thought, then calls or an answer; or `text`, said as it stands.
+    """One turn, independent of any dialect: a thought, then calls or an answer; or `text`, sent unchanged.
 
-    `answer` is put in a box. `usage` None: estimated at four characters a token.
+    `answer` is put in a box. `usage` None is estimated at four characters per token.
     """
 
     thought: str = ""
@@ -31,49 +52,49 @@ class Turn:
 
 
 def call(tool: str, /, **arguments: Any) -> ToolCall:
-    """A tool call; in a script it stands for a turn that makes it."""
+    """Return a tool call; in a script it is a turn that makes this call."""
     return ToolCall(tool, arguments)
 
 
 def answer(value: str, thought: str = "") -> Turn:
-    """A closing turn: the value in a box."""
+    """Return a turn that answers: the value in a box."""
     return Turn(thought, answer=value)
 
 
 def say(text: str) -> Turn:
-    """A turn that says exactly this."""
+    """Return a turn that sends exactly this text."""
     return Turn(text=text)
 
 
 @dataclass(frozen=True)
 class RequestView:
-    """A request as a turn in a script may look at it, from whichever protocol it came."""
+    """A request as a script sees it, the same for every protocol."""
 
     messages: Sequence[Mapping[str, Any]] = ()  # OpenAI shape
     prompt: str | None = None
-    tools: Sequence[str] = ()  # the offered tools' names
+    tools: Sequence[str] = ()  # the names of the listed tools
     stop: Sequence[str] = ()
-    key: str = ""  # the API key it came with
-    body: Mapping[str, Any] = field(default_factory=dict)  # the whole request as it was sent
-    size: int = 0  # of the body in bytes; 0: unknown
-    number: int = 1  # which request of its conversation, rolled-back and repeated ones too
-    turn: int = 1  # which turn of the script is due
+    key: str = ""  # the API key
+    body: Mapping[str, Any] = field(default_factory=dict)  # the whole request
+    size: int = 0  # bytes of the body; 0: unknown
+    number: int = 1  # the number of the request in its conversation, rolled-back and repeated ones included
+    turn: int = 1  # the number of the next turn of the script
 
     @cached_property
     def head(self) -> str:
-        """Where a dialect is taught: the prompt, or the first two messages."""
+        """The part that explains the dialect: the prompt, or the first two messages."""
         return self.prompt if self.prompt is not None else "\n".join(map(_text, self.messages[:2]))
 
     @cached_property
     def last(self) -> str:
-        """The text of the last message, or the prompt: the newest tool result, as a rule."""
+        """The text of the last message, usually the newest tool result; or the prompt."""
         if self.prompt is not None:
             return self.prompt
         return _text(self.messages[-1]) if self.messages else ""
 
     @cached_property
     def question(self) -> str:
-        """The first user message, or what stands behind the prompt's last `Question:`."""
+        """The first user message, or the line after the prompt's last `Question:`."""
         if self.prompt is not None:
             return self.prompt.rpartition("Question:")[2].lstrip().partition("\n")[0]
         return next((_text(message) for message in self.messages if message.get("role") == "user"), "")
@@ -85,7 +106,7 @@ class RequestView:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How the request wants its calls: native ones if it offers tools, else what its head teaches."""
+        """The form in which the request wants calls: native if it lists tools, otherwise what its head explains."""
         if self.tools or any(message.get("tool_calls") for message in self.messages):
             return "native"
         if "<use_mcp_tool>" in self.head:
@@ -96,14 +117,18 @@ class RequestView:
 
 
 ScriptItem = Turn | ToolCall | str | ModelReply | BaseException | Callable[[RequestView], Any]
-"""One turn of a script. A str is said as it stands; a callable sees the request and returns another item."""
+"""One turn of a script. A str is sent unchanged; a callable gets the request and returns another item."""
 
 Script = Sequence[ScriptItem] | Callable[[RequestView], Any] | Mapping[str, Sequence[ScriptItem]]
-"""Turns; or a callable that gives every turn; or a mapping from a piece of the question to the turns for it."""
+"""Turns; or a callable that returns every turn; or a mapping from a part of the question to its turns."""
 
 
 def as_turn(item: Any) -> Turn:
-    """A script item that needs no request as a Turn. Raises TypeError for what is none."""
+    """Return a script item, not a callable, as a Turn.
+
+    Raises:
+        TypeError: The item has another type.
+    """
     if isinstance(item, Turn):
         return item
     if isinstance(item, ToolCall):
@@ -119,9 +144,125 @@ def as_turn(item: Any) -> Turn:
             usage=item.usage,
         )
     raise TypeError(
-        f"A script holds turns, calls, texts, replies, exceptions and callables, not {type(item).__name__}."
+        f"A script item must be a turn, call, text, reply, exception or callable, got {type(item).__name__}."
     )
 
 
 def _text(message: Mapping[str, Any]) -> str:
     return Message.of(message).text
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def write(turn: Turn, view: RequestView, dialect: Dialect | None = None) -> ModelReply:
+    """Return the reply that a model writes for a turn, in the dialect that the request asks for."""
+    dialect = dialect or view.dialect
+    if turn.text is not None:
+        calls = tuple(_native(call, view, i) for i, call in enumerate(turn.calls))
+        reply = ModelReply(text=turn.text, tool_calls=calls)
+    elif dialect == "native":
+        reply = _write_native(turn, view)
+    else:
+        reply = ModelReply(text=_write_text(turn, view, dialect))
+    finish = turn.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+    reply = replace(reply, reasoning=turn.reasoning, finish_reason=finish, model="scripted")
+    return replace(reply, usage=turn.usage or _estimate(view, reply))
+
+
+def one_call_each(dialect: Dialect) -> bool:
+    """Return whether a reply in the dialect holds at most one call."""
+    return dialect in {"react_json", "react_text", "mcp_xml"}
+
+
+def argument_text(call: ToolCall) -> str:
+    """Return the arguments as JSON, or the text that replaces them."""
+    return call.arguments if isinstance(call.arguments, str) else encode_json(dict(call.arguments)).decode()
+
+
+def hermes_call(call: ToolCall) -> str:
+    """Return the call as models of the Hermes family write it in plain text."""
+    return f'<tool_call>\n{{"name": "{call.name}", "arguments": {argument_text(call)}}}\n</tool_call>'
+
+
+def _write_native(turn: Turn, view: RequestView) -> ModelReply:
+    if turn.answer is not None:
+        return ModelReply(text=_paragraphs(turn.thought, _boxed(turn.answer)))
+    calls = tuple(_native(call, view, i) for i, call in enumerate(turn.calls))
+    return ModelReply(text=turn.thought, tool_calls=calls)
+
+
+def _native(call: ToolCall, view: RequestView, number: int) -> ToolCall:
+    text = argument_text(call)
+    return ToolCall(call.name, text, call.id or f"call_{view.turn}_{number}", server_name=call.server_name, text=text)
+
+
+def _write_text(turn: Turn, view: RequestView, dialect: Dialect) -> str:
+    if dialect == "mcp_xml":
+        closing = [_boxed(turn.answer)] if turn.answer is not None else [_xml_call(call, view) for call in turn.calls]
+        return _paragraphs(turn.thought, *closing)
+    if dialect == "plain":
+        closing = [_boxed(turn.answer)] if turn.answer is not None else [hermes_call(call) for call in turn.calls]
+        return _paragraphs(turn.thought, *closing)
+    # If the prompt ends in "Thought:", the reply continues it.
+    start = " " if view.last.rstrip().endswith("Thought:") else "Thought: "
+    lines = [start + (turn.thought or "I know what to do.")]
+    if turn.answer is not None:
+        lines.append(f"Final Answer: {_boxed(turn.answer)}")
+    for call in turn.calls:
+        if dialect == "react_json":
+            action = f'{{"action": "{call.name}", "action_input": {argument_text(call)}}}'
+            lines.append(f"Action:\n```json\n{action}\n```")
+        else:
+            lines.append(f"Action: {call.name}\nAction Input: {argument_text(call)}")
+    return "\n".join(lines)
+
+
+def _xml_call(call: ToolCall, view: RequestView) -> str:
+    server = call.server_name or _server_of(call.name, view.head)
+    return (
+        f"<use_mcp_tool>\n<server_name>{server}</server_name>\n<tool_name>{call.name}</tool_name>\n"
+        f"<arguments>\n{argument_text(call)}\n</arguments>\n</use_mcp_tool>"
+    )
+
+
+def _server_of(tool: str, head: str) -> str:
+    """Return the last server that the prompt names before the tool."""
+    before = head.partition(f"ool name: {tool}")[0] or head
+    named = re.findall(r"[Ss]erver name:\s*(\S+)", before)
+    return named[-1] if named else "local"
+
+
+def _boxed(value: str) -> str:
+    return f"The answer is \\boxed{{{value}}}."
+
+
+def _paragraphs(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _estimate(view: RequestView, reply: ModelReply) -> Usage:
+    sent = view.size or len(view.text)
+    written = len(reply.text) + len(reply.reasoning) + sum(len(call.text) for call in reply.tool_calls)
+    return Usage(sent // CHARACTERS_PER_TOKEN + 1, written // CHARACTERS_PER_TOKEN + 1, requests=1)
+
+
+def pieces(text: Text, sizes: Sequence[int]) -> Iterator[Text]:
+    """Yield the text in pieces of these lengths, which repeat."""
+    position = number = 0
+    while position < len(text):
+        size = max(sizes[number % len(sizes)], 1)
+        yield text[position : position + size]
+        position, number = position + size, number + 1
+
+
+def as_deltas(reply: ModelReply, sizes: Sequence[int]) -> Iterator[Delta]:
+    """Yield the reply as it is streamed, in pieces of these lengths in characters."""
+    parts: Mapping[str, str] = {"reasoning": reply.reasoning, "text": reply.text}
+    for kind, text in parts.items():
+        for piece in pieces(text, sizes):
+            yield Delta("text" if kind == "text" else "reasoning", piece)
+    for index, call in enumerate(reply.tool_calls):
+        yield Delta("tool_name", call.name, index)
+        for piece in pieces(call.text, sizes):
+            yield Delta("tool_arguments", piece, index)

@@ -1,4 +1,4 @@
-"""`python -m closeout.testing.serve`: the scripted server in a process of its own; prints its URL, serves until told.
+"""`python -m closeout.testing.serve`: run the scripted server in its own process; print its URL, serve until stopped.
 
 python -m closeout.testing.serve --calls 200 --tool lookup --by question
 python -m closeout.testing.serve script.json --misbehave 429@2 --misbehave empty@3x2 --misbehave dropped%0.1
@@ -28,10 +28,10 @@ _PLAN = re.compile(r"(?P<kind>\w+)(?:@(?P<at>\d+))?(?:x(?P<times>\d+|\*))?(?:%(?
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serves until SIGINT or SIGTERM; the first line of its output is its address, with /v1."""
+    """Serve until SIGINT or SIGTERM. The first line of output is the address, with /v1."""
     parser = argparse.ArgumentParser(prog="python -m closeout.testing.serve", description=__doc__.partition("\n")[0])
     parser.add_argument("script", nargs="?", type=Path, help='JSON: [{"thought", "calls": [{"name", "arguments"}]}, …]')
-    parser.add_argument("--calls", type=int, default=1, help="without a script: so many tool calls, then an answer")
+    parser.add_argument("--calls", type=int, default=1, help="without a script: this many tool calls, then an answer")
     parser.add_argument("--tool", default="lookup", help="the tool that is called, with {key: 'k1'}, {key: 'k2'}, …")
     parser.add_argument("--answer", default="42")
     parser.add_argument("--by", choices=("key", "question"), default="key", help="how conversations are told apart")
@@ -40,24 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         script = read_script(options.script) if options.script else _calls(options.calls, options.tool, options.answer)
-        plan = [read_misbehaviour(text) for text in options.misbehave]
+        faults = [read_misbehaviour(text) for text in options.misbehave]
     except (UsageError, OSError, ValueError) as error:
         parser.error(str(error))
     try:
-        asyncio.run(_serve(script, plan, options.by, options.port))
+        asyncio.run(_serve(script, faults, options.by, options.port))
     except (OSError, OverflowError) as error:
         parser.error(f"--port {options.port}: {error}")
 
 
-async def _serve(script: Script, plan: Sequence[Misbehaviour], by: Any, port: int) -> None:
-    over = asyncio.Event()
+async def _serve(script: Script, faults: Sequence[Misbehaviour], by: Any, port: int) -> None:
+    stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, over.set)
-    async with serve_script(script, misbehave=plan, by=by, port=port, record=False) as server:
+        loop.add_signal_handler(number, stopped.set)
+    async with serve_script(script, misbehave=faults, by=by, port=port, record=False) as server:
         sys.stdout.write(f"{server.base_url}\n")
         sys.stdout.flush()
-        await over.wait()
+        await stopped.wait()
 
 
 def _calls(number: int, tool: str, answer: str) -> Script:
@@ -66,31 +66,39 @@ def _calls(number: int, tool: str, answer: str) -> Script:
 
 
 def read_script(path: Path) -> Script:
-    """A script from a JSON file: a list of turns, or an object from pieces of questions to lists of turns."""
-    given = decode_json(path.read_bytes())
-    if isinstance(given, dict):
-        return {str(question): [_turn(item) for item in turns] for question, turns in given.items()}
-    if not isinstance(given, list):
-        raise UsageError("A script is a list of turns, or an object from pieces of questions to lists of turns.")
-    return [_turn(item) for item in given]
+    """Read a script from a JSON file: a list of turns, or an object from parts of questions to lists of turns."""
+    script = decode_json(path.read_bytes())
+    if isinstance(script, dict):
+        return {str(question): [_turn(item) for item in turns] for question, turns in script.items()}
+    if not isinstance(script, list):
+        raise UsageError(
+            f"A script must be a list of turns, or an object from parts of questions to such lists, got {script!r:.80}."
+        )
+    return [_turn(item) for item in script]
 
 
 def _turn(item: Any) -> Turn:
     if isinstance(item, str):
         return Turn(text=item)
     if not isinstance(item, dict) or not {"thought", "calls", "answer", "text", "reasoning"}.issuperset(item):
-        raise UsageError("A turn is a text, or an object of thought, calls, answer, text, reasoning.")
+        raise UsageError(
+            f"A turn must be a text or an object with thought, calls, answer, text, reasoning, got {item!r:.80}."
+        )
     calls = item.pop("calls", [])
     if not isinstance(calls, list) or not all(isinstance(call, dict) and "name" in call for call in calls):
-        raise UsageError('The calls of a turn are a list of objects: {"name": …, "arguments": {…}}.')
+        raise UsageError(
+            'The calls of a turn must be a list of objects such as {"name": "lookup", "arguments": {"key": "k1"}}.'
+        )
     return Turn(calls=tuple(ToolCall(call["name"], call.get("arguments") or {}) for call in calls), **item)
 
 
 def read_misbehaviour(text: str) -> Misbehaviour:
-    """`empty@3x2`: at turn 3, twice; `429`: once; `dropped%0.1`: at a tenth of all requests; `slowx*`: always."""
+    """Read `empty@3x2` (at turn 3, twice), `429` (once), `dropped%0.1` (at 10 % of the requests), `slowx*` (always)."""
     match = _PLAN.fullmatch(text)
     if match is None:
-        raise UsageError(f"'{text}' is no misbehaviour. Write KIND, KIND@TURN, KIND@TURNxTIMES or KIND%SHARE.")
+        raise UsageError(
+            f"Cannot read the misbehaviour '{text}'. Write KIND, KIND@TURN, KIND@TURNxTIMES or KIND%SHARE."
+        )
     share = float(match["share"] or 1.0)
     endless = match["times"] == "*" or (match["share"] is not None and match["times"] is None)
     return Misbehaviour(

@@ -1,13 +1,10 @@
-"""A scripted model as a real HTTP server on loopback: OpenAI chat and completions, Anthropic messages, all the faults.
-
-What it says and when it goes wrong is the player's business; how that looks on the wire `protocols` knows.
-"""
+"""A scripted model as an HTTP server on the loopback interface: OpenAI chat and completions, Anthropic messages."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -16,11 +13,9 @@ from aiohttp import web
 from closeout.codec import decode_json, encode_json, shared_prefix
 from closeout.errors import ModelError
 from closeout.messages import ModelReply
+from closeout.testing.client import ConversationKey, Performance, Player
 from closeout.testing.misbehaviour import Misbehaviour
-from closeout.testing.player import ConversationKey, Performance, Player
-from closeout.testing.protocols import PROTOCOLS, Protocol
-from closeout.testing.script import RequestView, Script
-from closeout.testing.writing import CHARACTERS_PER_TOKEN
+from closeout.testing.script import CHARACTERS_PER_TOKEN, RequestView, Script, as_deltas, pieces
 
 __all__ = ["ReceivedRequest", "ScriptedServer", "serve_script"]
 
@@ -30,7 +25,7 @@ _HTML = "<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gate
 
 @dataclass(slots=True)
 class ReceivedRequest:
-    """One request as it came: the body byte for byte, the headers, and what became of it."""
+    """A request that the server received: its body, its headers, and its outcome."""
 
     path: str
     body: bytes
@@ -38,7 +33,7 @@ class ReceivedRequest:
     conversation: str = ""
     turn: int = 0
     fault: str | None = None
-    disconnected: bool = False  # the client closed the connection before the reply was over
+    disconnected: bool = False  # the client closed the connection during the reply
 
     @property
     def json(self) -> Any:
@@ -46,29 +41,48 @@ class ReceivedRequest:
 
 
 class ScriptedServer:
-    """A server that plays a script: `async with` in the running loop, or `with` in a thread of its own.
+    """A server that plays a script. Enter it with `async with`, or with `with` to run it in a thread.
 
-    `url` is its address, `base_url` what an OpenAI client takes. `requests` keeps what came, in order (`record=False`:
-    nothing). Made by `serve_script`.
+    Args:
+        script: The turns; see `Script`.
+        misbehave: Which faults happen, and when.
+        by: How conversations are told apart: by API key, by question, or by a function of a RequestView.
+        stop_words: Whether the server knows stop words.
+        native_tools: Whether the server knows native tool calls.
+        pieces: Lengths of the streamed pieces in characters.
+        chunks: Lengths in bytes in which a stream is sent; None sends one event at a time.
+        pause: Seconds between two chunks.
+        record: Whether to keep the requests.
+        host: The address to listen on.
+        port: The port to listen on; 0 chooses a free one.
+        kind: The `owned_by` of `/v1/models`.
+        max_context: The `max_model_len` of `/v1/models`.
+
+    Attributes:
+        requests: The requests in order of arrival.
+        url: The server's address, set when it listens.
     """
 
     def __init__(
         self,
-        player: Player,
+        script: Script,
         *,
-        pieces: Sequence[int],
-        chunks: Sequence[int] | None,
-        pause: float,
-        native_tools: bool,
-        record: bool,
-        host: str,
-        port: int,
-        kind: str,
-        max_context: int | None,
+        misbehave: Iterable[Misbehaviour | str] | Misbehaviour | str = (),
+        by: ConversationKey = "key",
+        stop_words: bool = True,
+        native_tools: bool = True,
+        pieces: Sequence[int] = (7, 3, 11),
+        chunks: Sequence[int] | None = None,
+        pause: float = 0.0,
+        record: bool = True,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        kind: str = "closeout",
+        max_context: int | None = None,
     ) -> None:
         self.requests: list[ReceivedRequest] = []
         self.url = ""
-        self._player = player
+        self._player = Player(script, misbehave=misbehave, by=by, stop_words=stop_words)
         self._pieces = pieces
         self._chunks = chunks
         self._pause = pause
@@ -82,17 +96,18 @@ class ScriptedServer:
 
     @property
     def base_url(self) -> str:
+        """The address that an OpenAI client takes."""
         return f"{self.url}/v1"
 
     @property
     def bodies(self) -> list[bytes]:
-        """The bodies that came, in order."""
+        """The bodies of the requests in order of arrival."""
         return [request.body for request in self.requests]
 
-    # ---------------------------------------------------------------------------------- life
+    # ---------------------------------------------------------------------------------- start and stop
 
     async def start(self) -> Self:
-        """Listens; `url` is set then."""
+        """Start to listen and set `url`."""
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/{path:.*}", self._answer)
@@ -104,6 +119,7 @@ class ScriptedServer:
         return self
 
     async def stop(self) -> None:
+        """Stop listening. Safe to call twice."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -116,12 +132,12 @@ class ScriptedServer:
 
     def __enter__(self) -> Self:
         self._thread = _ServerThread(self)
-        self._thread.launch()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._thread is not None:
-            self._thread.end()
+            self._thread.stop()
             self._thread = None
 
     # ---------------------------------------------------------------------------------- requests
@@ -135,12 +151,12 @@ class ScriptedServer:
             self.requests.append(received)
         protocol = PROTOCOLS.get(request.path)
         if protocol is None:
-            return _error(404, f"There is nothing at {request.path}.")
+            return _error(404, f"Unknown path {request.path}.")
         try:
             body = received.json
             view = self._view(protocol, body, received)
         except (ValueError, AttributeError, TypeError) as error:
-            return _error(400, f"The request cannot be read: {error}.")
+            return _error(400, f"Cannot read the request: {error}.")
         try:
             performance = self._player.play(view)
         except ModelError as error:
@@ -161,7 +177,7 @@ class ScriptedServer:
         return replace(view, key=key, size=len(received.body), tools=view.tools if self._native_tools else ())
 
     def _with_cache(self, performance: Performance, received: ReceivedRequest) -> ModelReply:
-        """The reply, its usage telling how much of the prompt the conversation's last request had already."""
+        """Return the reply; its usage counts the prefix shared with the conversation's last request as cached."""
         before = self._bodies.get(performance.conversation, b"")
         self._bodies[performance.conversation] = received.body
         usage = performance.reply.usage
@@ -187,13 +203,13 @@ class ScriptedServer:
         data = encode_json(protocol.body(performance.reply, body))
         if kind == "dropped":
             return await _half(request, data)
-        data = _spoilt_body(kind, data)
+        data = _faulty_body(kind, data)
         return web.Response(body=data, content_type="application/json")
 
     async def _stream(self, request: web.Request, events: Iterator[bytes], fault: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        for piece in self._cut(_spoilt_events(fault, list(events))):
+        for piece in self._cut(_faulty_events(fault, list(events))):
             await response.write(piece)
             if self._pause:
                 await asyncio.sleep(self._pause)
@@ -204,53 +220,11 @@ class ScriptedServer:
         return response
 
     def _cut(self, events: list[bytes]) -> Iterator[bytes]:
-        """The stream's bytes, an event at a time or in pieces of the chosen lengths, wherever those may fall."""
-        if self._chunks is None:
-            yield from events
-            return
-        data = b"".join(events)
-        position = number = 0
-        while position < len(data):
-            size = max(self._chunks[number % len(self._chunks)], 1)
-            yield data[position : position + size]
-            position, number = position + size, number + 1
+        """Yield the stream one event at a time, or in chunks of the chosen lengths."""
+        return iter(events) if self._chunks is None else pieces(b"".join(events), self._chunks)
 
 
-def serve_script(
-    script: Script,
-    *,
-    misbehave: Iterable[Misbehaviour | str] | Misbehaviour | str = (),
-    by: ConversationKey = "key",
-    stop_words: bool = True,
-    native_tools: bool = True,
-    pieces: Sequence[int] = (7, 3, 11),
-    chunks: Sequence[int] | None = None,
-    pause: float = 0.0,
-    record: bool = True,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    kind: str = "closeout",
-    max_context: int | None = None,
-) -> ScriptedServer:
-    """A server that plays a script, to be entered with `async with` or `with`.
-
-    `by`: how conversations are told apart: by API key, by question, or by your function of a RequestView.
-    `stop_words`, `native_tools`: whether the server knows them. `pieces`: lengths of streamed pieces in characters;
-    `chunks`: lengths in which the stream's bytes are sent (None: an event at a time), with `pause` seconds between.
-    `kind`, `max_context`: what `/v1/models` says (`owned_by`, `max_model_len`).
-    """
-    return ScriptedServer(
-        Player(script, misbehave=misbehave, by=by, stop_words=stop_words),
-        pieces=pieces,
-        chunks=chunks,
-        pause=pause,
-        native_tools=native_tools,
-        record=record,
-        host=host,
-        port=port,
-        kind=kind,
-        max_context=max_context,
-    )
+serve_script = ScriptedServer
 
 
 # ------------------------------------------------------------------------------------------------ faults
@@ -262,7 +236,7 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 def _refusal(fault: Misbehaviour) -> web.Response | None:
-    """The answer in place of a reply; None for faults that show in the reply itself."""
+    """Return the error response for a fault, or None for faults within the reply."""
     if fault.kind == "rate_limited":
         return _error(429, "Too many requests.", {"Retry-After": f"{fault.seconds:g}"})
     if fault.kind == "server_error":
@@ -275,17 +249,17 @@ def _refusal(fault: Misbehaviour) -> web.Response | None:
     return None
 
 
-def _spoilt_body(fault: str, data: bytes) -> bytes:
+def _faulty_body(fault: str, data: bytes) -> bytes:
     if fault == "empty_body":
         return b""
     if fault == "garbage_body":
-        return b"\x00\xff\xfe this is no JSON {"
+        return b"\x00\xff\xfe this is not JSON {"
     if fault == "error_in_200":
         return encode_json({"error": {"message": "The engine died.", "code": 500}})
     return data
 
 
-def _spoilt_events(fault: str, events: list[bytes]) -> list[bytes]:
+def _faulty_events(fault: str, events: list[bytes]) -> list[bytes]:
     half = events[: max(len(events) // 2, 1)]
     if fault == "empty_body":
         return []
@@ -311,25 +285,25 @@ def _abort(request: web.Request) -> None:
 
 
 class _ServerThread:
-    """An event loop in a thread for one server, so that code without a loop can use it."""
+    """A thread with an event loop for one server, for code without a loop."""
 
     def __init__(self, server: ScriptedServer) -> None:
         self._server = server
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._over: asyncio.Event | None = None
+        self._stopped: asyncio.Event | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="scripted-server", daemon=True)
 
-    def launch(self) -> None:
+    def start(self) -> None:
         self._thread.start()
         self._ready.wait()
         if self._error is not None:
             raise self._error
 
-    def end(self) -> None:
-        if self._loop is not None and self._over is not None:
-            self._loop.call_soon_threadsafe(self._over.set)
+    def stop(self) -> None:
+        if self._loop is not None and self._stopped is not None:
+            self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
     def _run(self) -> None:
@@ -341,7 +315,232 @@ class _ServerThread:
             self._ready.set()
 
     async def _serve(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         async with self._server:
             self._ready.set()
-            await self._over.wait()
+            await self._stopped.wait()
+
+
+# ------------------------------------------------------------------------------------------------ protocols
+
+Events = Callable[[ModelReply, Mapping[str, Any], Sequence[int]], Iterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How an endpoint reads a request and writes a reply, as one body or as server-sent events."""
+
+    read: Callable[[Mapping[str, Any]], RequestView]
+    body: Callable[[ModelReply, Mapping[str, Any]], dict[str, Any]]
+    events: Events
+
+
+def _event(value: Mapping[str, Any], name: str = "") -> bytes:
+    return (b"event: %b\n" % name.encode() if name else b"") + b"data: %b\n\n" % encode_json(dict(value))
+
+
+# ------------------------------------------------------------------------------------------------ OpenAI
+
+
+def _openai_request(body: Mapping[str, Any]) -> RequestView:
+    stop = body.get("stop") or ()
+    prompt = body.get("prompt")
+    messages = body.get("messages") or ()
+    if not all(isinstance(message, dict) for message in messages):
+        raise TypeError("messages must be a list of objects")
+    return RequestView(
+        messages=messages,
+        prompt=prompt if isinstance(prompt, str) else None,
+        tools=tuple(str(tool.get("function", {}).get("name")) for tool in body.get("tools") or ()),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        body=body,
+    )
+
+
+def _openai_usage(reply: ModelReply) -> dict[str, Any]:
+    usage = reply.usage
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cache_read_tokens},
+    }
+
+
+def _envelope(kind: str, request: Mapping[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": "scripted", "object": kind, "created": 0, "model": request.get("model"), "choices": choices}
+
+
+def _chat_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.tool_calls else "")}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+            for call in reply.tool_calls
+        ]
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason}
+    return {**_envelope("chat.completion", request, [choice]), "usage": _openai_usage(reply)}
+
+
+def _completion_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
+    choice = {"index": 0, "text": reply.text, "finish_reason": reply.finish_reason}
+    return {**_envelope("text_completion", request, [choice]), "usage": _openai_usage(reply)}
+
+
+def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[int]) -> Iterator[bytes]:
+    def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return _event(_envelope("chat.completion.chunk", request, [choice]))
+
+    yield chunk({"role": "assistant", "content": ""})
+    for delta in as_deltas(reply, sizes):
+        if delta.kind in {"text", "reasoning"}:
+            yield chunk({"content" if delta.kind == "text" else "reasoning_content": delta.text})
+        elif delta.kind == "tool_name":
+            call = reply.tool_calls[delta.index]
+            function: dict[str, Any] = {"name": call.name, "arguments": ""}
+            yield chunk(
+                {"tool_calls": [{"index": delta.index, "id": call.id, "type": "function", "function": function}]}
+            )
+        else:
+            yield chunk({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]})
+    yield chunk({}, reply.finish_reason)
+    yield from _openai_end("chat.completion.chunk", reply, request)
+
+
+def _completion_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[int]) -> Iterator[bytes]:
+    for delta in as_deltas(reply, sizes):
+        choice = {"index": 0, "text": delta.text, "finish_reason": None}
+        yield _event(_envelope("text_completion", request, [choice]))
+    last = {"index": 0, "text": "", "finish_reason": reply.finish_reason}
+    yield _event(_envelope("text_completion", request, [last]))
+    yield from _openai_end("text_completion", reply, request)
+
+
+def _openai_end(kind: str, reply: ModelReply, request: Mapping[str, Any]) -> Iterator[bytes]:
+    if (request.get("stream_options") or {}).get("include_usage"):
+        yield _event({**_envelope(kind, request, []), "usage": _openai_usage(reply)})
+    yield b"data: [DONE]\n\n"
+
+
+# ------------------------------------------------------------------------------------------------ Anthropic
+
+_STOP_REASONS: Mapping[str, str] = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+
+
+def _anthropic_request(body: Mapping[str, Any]) -> RequestView:
+    messages: list[dict[str, Any]] = []
+    system = _blocks_text(body.get("system"))
+    if system:
+        messages.append({"role": "system", "content": system})
+    for message in body.get("messages") or ():
+        messages.extend(_openai_messages(message))
+    return RequestView(
+        messages=messages,
+        tools=tuple(str(tool.get("name")) for tool in body.get("tools") or ()),
+        stop=tuple(body.get("stop_sequences") or ()),
+        body=body,
+    )
+
+
+def _openai_messages(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    content = message.get("content")
+    blocks: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            text = _blocks_text(block.get("content"))
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+    text = _blocks_text(blocks)
+    calls = [
+        {"id": b["id"], "function": {"name": b["name"], "arguments": encode_json(b["input"]).decode()}}
+        for b in blocks
+        if b.get("type") == "tool_use"
+    ]
+    if text or calls:
+        yield {"role": message.get("role"), "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def _blocks_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(block.get("text") or "" for block in content or () if block.get("type") == "text")
+
+
+def _anthropic_usage(reply: ModelReply) -> dict[str, int]:
+    usage = reply.usage
+    fresh = max(usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens, 0)
+    return {
+        "input_tokens": fresh,
+        "output_tokens": usage.output_tokens,
+        "cache_read_input_tokens": usage.cache_read_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+    }
+
+
+def _anthropic_blocks(reply: ModelReply) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if reply.reasoning:
+        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": "c2lnbmVk"})
+    if reply.text or not reply.tool_calls:
+        blocks.append({"type": "text", "text": reply.text})
+    for call in reply.tool_calls:
+        try:
+            arguments = decode_json(call.text)
+        except ValueError:
+            arguments = {}
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    return blocks
+
+
+def _anthropic_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "scripted",
+        "type": "message",
+        "role": "assistant",
+        "model": request.get("model"),
+        "content": _anthropic_blocks(reply),
+        "stop_reason": _STOP_REASONS.get(reply.finish_reason, "end_turn"),
+        "usage": _anthropic_usage(reply),
+    }
+
+
+def _anthropic_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[int]) -> Iterator[bytes]:
+    whole = _anthropic_body(reply, request)
+    started = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 1}}
+    yield _event({"type": "message_start", "message": started}, "message_start")
+    yield _event({"type": "ping"}, "ping")
+    texts = iter(call.text for call in reply.tool_calls)
+    for index, block in enumerate(whole["content"]):
+        empty, deltas = _growing(block, texts, sizes)
+        yield _event({"type": "content_block_start", "index": index, "content_block": empty}, "content_block_start")
+        for delta in deltas:
+            yield _event({"type": "content_block_delta", "index": index, "delta": delta}, "content_block_delta")
+        yield _event({"type": "content_block_stop", "index": index}, "content_block_stop")
+    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    yield _event({"type": "message_delta", "delta": ending, "usage": whole["usage"]}, "message_delta")
+    yield _event({"type": "message_stop"}, "message_stop")
+
+
+def _growing(
+    block: dict[str, Any], arguments: Iterator[str], sizes: Sequence[int]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a block as it starts, and the deltas that fill it. Arguments are streamed as the model wrote them."""
+    if block["type"] == "text":
+        deltas = [{"type": "text_delta", "text": piece} for piece in pieces(block["text"], sizes)]
+        return {**block, "text": ""}, deltas
+    if block["type"] == "thinking":
+        deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"], sizes)]
+        deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        return {**block, "thinking": "", "signature": ""}, deltas
+    deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(next(arguments), sizes)]
+    return {**block, "input": {}}, deltas
+
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    "/v1/chat/completions": Protocol(_openai_request, _chat_body, _chat_events),
+    "/v1/completions": Protocol(_openai_request, _completion_body, _completion_events),
+    "/v1/messages": Protocol(_anthropic_request, _anthropic_body, _anthropic_events),
+}
+"""The endpoints of the server by path."""

@@ -1,13 +1,14 @@
-"""How one tool call is governed: resolve → repair → check duplicate → run → judge → ToolOutput.
+"""Govern tool calls: resolve, repair, check for duplicates, run, judge, present.
 
-Each stage returns a value that says what it did; nothing here raises for a bad call or a failing tool. What tools are
-lives in tool.py and manager.py, how results are shown in `closeout.outputs`, how calls are put right in
-`closeout.repair`.
+`ToolExecutor` is a class to subclass: `execute_calls` calls its documented methods for every call of a run. A call that
+fails gives an outcome, not an exception.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,52 +16,96 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from closeout.messages import ToolCall, ToolPolicy, ToolSpec
-from closeout.outputs.models import ToolOutput
-from closeout.outputs.present import present
-from closeout.repair.arguments import repair_arguments
-from closeout.repair.json_text import repair_json
-from closeout.tools.duplicates import CallMemory, DuplicateCheck, cache_name, query_key
-from closeout.tools.judge import judge, says_tool_failed
-from closeout.tools.outcome import CallOutcome, Status
-from closeout.tools.planning import Plan, plan_call, with_twins
+from closeout.errors import ToolDefinitionError
+from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
+from closeout.parsing.json_text import repair_json
+from closeout.records import record
+from closeout.repair.arguments import RepairedArguments, repair_arguments
+from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
+from closeout.results.normal import normalise
+from closeout.results.present import Presented, present
+from closeout.results.summary import summarise
+from closeout.results.telemetry import CallMeter
+from closeout.results.tokens import count_tokens
+from closeout.results.tool_output import ToolOutput, observation_of, present_output
+from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, Status, cache_name, query_key
+from closeout.tools.judge import has_no_organic_results, judge, says_tool_failed, shorten_text
 from closeout.tools.running import ToolSource, failed_output, images_of, run_tool
-from closeout.tools.scrape import (
-    DEMO_SCRAPE_MAX_LENGTH,
-    formatted_as_text,
-    has_no_organic_results,
-    is_demo_cut,
-    shorten_scrape,
-)
-from closeout.tools.toolbox import Toolbox
+from closeout.tools.toolbox import DEMO_SCRAPE_MAX_LENGTH, Toolbox
 
 __all__ = ["DEMO_SCRAPE_MAX_LENGTH", "CallOutcome", "SingleCall", "Through", "ToolExecutor", "directly"]
 
-CHARACTERS_A_TOKEN = 4  # of what a call was made with: telemetry that nothing is decided by, so a rough rate will do
+CHARACTERS_A_TOKEN = 4  # of a call's arguments: a rough rate, for telemetry that decides nothing
+
+logger = logging.getLogger(__name__)
 
 Run: TypeAlias = Callable[[], Awaitable[ToolOutput]]
 Through: TypeAlias = Callable[[ToolCall, ToolSpec, str, Run], Awaitable[ToolOutput]]
 
 
 async def directly(call: ToolCall, spec: ToolSpec, handle: str, run: Run) -> ToolOutput:
-    """The door that does nothing but run the tool. A journal's door writes the intent before and the outcome after."""
+    """Run the tool and do nothing else. A run passes a callable that journals the call before and after instead."""
     return await run()
 
 
 class SingleCall(NamedTuple):
-    """What `execute_single_tool_call` brings: the manager's result or `{"error": …}`, milliseconds, records to log."""
+    """The result of `execute_single_tool_call`.
+
+    Attributes:
+        tool_result: The manager's result, or `{"error": …}`.
+        duration_ms: Milliseconds.
+        tool_calls_data: Records to log.
+    """
 
     tool_result: dict[str, Any]
     duration_ms: int
     tool_calls_data: list[dict[str, Any]]
 
 
-class ToolExecutor:
-    """Governs tool calls for one run and its agents.
+@record(kw_only=True)
+class _Plan:
+    """What to do about one call, decided before anything runs.
 
-    Every collaborator is optional: the methods that only look at values work on a bare `ToolExecutor()`.
-    `result_budget` is in tokens, `retry_delay` in seconds; `max_parallel` calls run at once. `sub_agent_tool_managers`
-    maps an agent's name to its manager; agents without one use the main one.
+    With a `refusal` nothing runs; with `earlier` there is a result already.
+    """
+
+    call: ToolCall
+    spec: ToolSpec | None
+    repairs: tuple[Repair, ...] = ()
+    query: str | None = None  # calls with the same query are the same call; None: it may be repeated
+    refusal: str = ""
+    code: str = ""  # error code of the refusal
+    repeated: bool = False  # the agent has seen its result
+    earlier: CallOutcome | None = None
+    twin: int = -1  # index of the same call in the same reply
+    handle: str = ""
+
+    def is_to_run(self, allow_duplicates: bool) -> bool:
+        if self.refusal or self.spec is None or self.twin >= 0:
+            return False
+        has_result = self.earlier is not None and self.spec.policy.read_only
+        return not has_result and (allow_duplicates or not self.repeated)
+
+
+class ToolExecutor:
+    """Governs the tool calls of one run and its agents.
+
+    Subclass it and pass the class to `Agent(tool_executor=…)`. These methods are called for every call of a run:
+    `fix_tool_call_arguments`, `get_query_str_from_tool_call`, `post_process_tool_call_result`,
+    `should_rollback_result` and `format_tool_result_for_llm`. A method that raises fails its call, not the run.
+
+    Args:
+        main_agent_tool_manager: The tools. Methods that only look at values work without.
+        sub_agent_tool_managers: An agent's name → its tools; other agents use the main ones.
+        output_formatter: Its `format_tool_result_for_user` writes every result that the model is shown.
+        task_log: `execute_single_tool_call` logs to its `log_step`.
+        stream_handler: Kept for subclasses.
+        max_consecutive_rollbacks: Kept for subclasses.
+        result_budget: Tokens of a result that the model is shown.
+        max_parallel: How many calls of a reply run at once.
+        retry_delay: Seconds before a failed call is tried again.
+        model: The model whose tokens are counted.
+        on_progress: Called with a call's handle and the progress that its tool reports: done, total, message.
     """
 
     def __init__(
@@ -76,6 +121,7 @@ class ToolExecutor:
         max_parallel: int = 8,
         retry_delay: float = 0.5,
         model: str | None = None,
+        on_progress: Callable[[str, float, float | None, str], None] | None = None,
     ) -> None:
         self.main_agent_tool_manager = main_agent_tool_manager
         self.sub_agent_tool_managers = dict(sub_agent_tool_managers or {})
@@ -87,12 +133,13 @@ class ToolExecutor:
         self.max_parallel = max_parallel
         self.retry_delay = retry_delay
         self.model = model
+        self.on_progress = on_progress
         self._toolbox = Toolbox(main_agent_tool_manager)
         self._toolboxes = {name: Toolbox(manager) for name, manager in self.sub_agent_tool_managers.items()}
         self._memory = CallMemory()
-        self._accepted_empty: set[tuple[str, str]] = set()  # (agent, tool) whose next empty result is evidence
+        self._accepts_empty: set[tuple[str, str]] = set()  # (agent, tool) whose next empty result is evidence
 
-    # ------------------------------------------------------------------------------------ many calls of one reply
+    # ------------------------------------------------------------------------------------ the calls of one reply
 
     async def execute_calls(
         self,
@@ -103,93 +150,182 @@ class ToolExecutor:
         through: Through = directly,
         handles: Callable[[int], str] | None = None,
     ) -> list[CallOutcome]:
-        """The outcomes of the calls of one reply, in their order; independent calls run at once.
+        """Execute the calls of one reply; independent calls run at once.
 
-        `allow_duplicates` says that the rollback budget is spent: then a call that was made before is answered with
-        its earlier result if the tool is read-only, and run again if it is not. `handles` gives the name under which
-        the result of call number n is stored. Raises only what `through` raises, and cancellation.
+        Args:
+            calls: The calls as the model made them.
+            agent: The calling agent's name.
+            allow_duplicates: The rollback budget is spent: a call that was made before gets its earlier result if the
+                tool is read-only, and runs again if it is not.
+            through: Runs each call: `await through(call, spec, handle, run)`.
+            handles: Returns the name under which the result of call number n is stored.
+
+        Returns:
+            The outcomes, in the order of the calls. Raises only what `through` raises, and cancellation.
         """
         toolbox = self._toolbox_of(agent)
-        plans = with_twins([plan_call(call, toolbox, self._memory, agent) for call in calls])
-        named = [(plan, handles(index) if handles else "") for index, plan in enumerate(plans)]
-        running = {index: each for index, each in enumerate(named) if each[0].is_to_run(allow_duplicates)}
-        if len(running) == 1:  # nearly always: in the caller's task
-            ((index, (plan, handle)),) = running.items()
-            outputs = {index: await self._run(toolbox, plan, handle, through)}
+        plans = [
+            self._plan(call, toolbox, agent, handles(index) if handles else "") for index, call in enumerate(calls)
+        ]
+        plans = _with_twins(plans)
+        running = {index: plan for index, plan in enumerate(plans) if plan.is_to_run(allow_duplicates)}
+        if len(running) == 1:  # the usual case needs no task of its own
+            ((index, plan),) = running.items()
+            outputs = {index: await self._run(toolbox, plan, through)}
         else:
             outputs = await self._run_together(toolbox, running, through)
         outcomes: list[CallOutcome] = []
-        for index, (plan, handle) in enumerate(named):
+        for index, plan in enumerate(plans):
             if index in outputs:
-                outcome = self._finish(plan, outputs[index], handle, agent)
+                outcomes.append(self._finish(plan, outputs[index], agent))
             else:
-                outcome = self._without_running(plan, outcomes, handle, allow_duplicates)
-            outcomes.append(outcome)
+                outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
         return outcomes
 
+    def offer(self, specs: Sequence[ToolSpec]) -> None:
+        """Resolve calls among these tools, instead of those that the manager has at the moment of a call."""
+        self._toolbox.offer(specs)
+
     def begin_attempt(self, agent: str = "main") -> None:
-        """Call this when an agent starts again with an empty history: what it called before is no repetition now."""
+        """Start an attempt with an empty history: earlier calls no longer count as repetitions."""
         self._memory.begin_attempt(agent)
+
+    # ------------------------------------------------------------------------------------ plan
+
+    def _plan(self, call: ToolCall, toolbox: Toolbox, agent: str, handle: str) -> _Plan:
+        """Resolve the tool, repair the arguments and look for an earlier call like this one. Nothing runs."""
+        spec, repairs, message = toolbox.resolve(call)
+        if spec is None:
+            return _Plan(call=call, spec=None, refusal=message, code="UnknownTool", handle=handle)
+        refused = partial(_Plan, call=call, spec=spec, handle=handle)
+        try:
+            arguments, made, errors = self._repaired(call.arguments, spec, toolbox)
+        except ToolDefinitionError as error:
+            return refused(refusal=f"{spec.name} cannot be called: {error}", code="ToolDefinitionError")
+        except _MethodFailed as error:
+            return refused(refusal=str(error), code="ToolExecutorError")
+        if errors:
+            return refused(repairs=repairs, refusal=errors[0], code="InvalidArguments")
+        repairs += made
+        if repairs and spec.policy.repair == "none":
+            names = ", ".join(dict.fromkeys(repair.kind for repair in repairs))
+            refusal = f"{spec.name} takes only calls that need no repair; this one needed: {names}."
+            return refused(repairs=(), refusal=refusal, code="InvalidArguments")
+        if repairs or arguments is not call.arguments:
+            server = spec.server_name or call.server_name
+            text = "" if repairs else call.text  # the history shows the call as it was made
+            call = replace(call, name=spec.name, arguments=arguments, server_name=server, text=text)
+        try:
+            query = self._call_method("get_query_str_from_tool_call", spec.name, arguments)
+        except _MethodFailed as error:
+            return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
+        planned = partial(_Plan, call=call, spec=spec, repairs=repairs, handle=handle)
+        if query is None:
+            return planned()
+        repeated, earlier = self._memory.look(agent, spec.name, query)
+        return planned(query=query, repeated=repeated, earlier=earlier)
+
+    def _repaired(self, arguments: Any, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
+        """The arguments, repaired, with the last word of `fix_tool_call_arguments` on them."""
+        found = _repair(arguments, spec, toolbox)
+        given = arguments if isinstance(arguments, Mapping) else found.arguments if found.ok else _as_object(arguments)
+        if not isinstance(given, Mapping) or (not found.ok and not given):
+            return found
+        fixed = self._call_method("fix_tool_call_arguments", spec.name, dict(given))
+        if fixed == (found.arguments if found.ok else given):
+            return found
+        again = _repair(fixed, spec, toolbox)
+        if not again.ok:
+            return again
+        repair = Repair("fix_tool_call_arguments", "arguments", summarise(given), after=summarise(again.arguments))
+        return again._replace(repairs=(*found.repairs, repair))
+
+    def _call_method(self, name: str, *arguments: Any) -> Any:
+        """What one of the overridable methods returns. Raises `_MethodFailed` instead of what an override raises."""
+        try:
+            return getattr(self, name)(*arguments)
+        except ToolDefinitionError:
+            raise
+        except Exception as error:
+            logger.exception("%s.%s failed.", type(self).__name__, name)
+            raise _MethodFailed(f"{type(self).__name__}.{name} raised {type(error).__name__}: {error}") from error
 
     # ------------------------------------------------------------------------------------ run
 
-    def _run(self, toolbox: Toolbox, plan: Plan, handle: str, through: Through) -> Awaitable[ToolOutput]:
-        """One call on its way through the door."""
-        source, spec, arguments = toolbox.source, plan.spec, plan.call.arguments
+    def _run(self, toolbox: Toolbox, plan: _Plan, through: Through) -> Awaitable[ToolOutput]:
+        source, spec = toolbox.source, plan.spec
         assert source is not None
         assert spec is not None
+        return through(plan.call, spec, plan.handle, partial(self._run_tool, source, plan))
+
+    async def _run_tool(self, source: ToolSource, plan: _Plan) -> ToolOutput:
+        spec, arguments = plan.spec, plan.call.arguments
+        assert spec is not None
         assert not isinstance(arguments, str)
-        run = partial(run_tool, source, spec, arguments, retry_delay=self.retry_delay)
-        return through(plan.call, spec, handle, run)
+        progress = None if self.on_progress is None else partial(self.on_progress, plan.handle)
+        output = await run_tool(source, spec, arguments, retry_delay=self.retry_delay, progress=progress)
+        before = _result_record(spec, output)
+        shown = before.get("result")
+        try:
+            after = self._call_method("post_process_tool_call_result", spec.name, before)
+        except _MethodFailed as error:
+            return failed_output(spec.name, str(error), "ToolExecutorError")
+        return _post_processed(spec, output, shown, after)
 
     async def _run_together(
-        self, toolbox: Toolbox, running: Mapping[int, tuple[Plan, str]], through: Through
+        self, toolbox: Toolbox, running: Mapping[int, _Plan], through: Through
     ) -> dict[int, ToolOutput]:
         """Outputs by index, of calls that each run in their own task, `max_parallel` at once."""
         if not running:
             return {}
         slots = asyncio.Semaphore(max(self.max_parallel, 1))
 
-        async def run_in_slot(plan: Plan, handle: str) -> ToolOutput:
+        async def run_in_slot(plan: _Plan) -> ToolOutput:
             async with slots:
-                return await self._run(toolbox, plan, handle, through)
+                return await self._run(toolbox, plan, through)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {index: group.create_task(run_in_slot(*each)) for index, each in running.items()}
+                tasks = {index: group.create_task(run_in_slot(plan)) for index, plan in running.items()}
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return {index: task.result() for index, task in tasks.items()}
 
-    # ------------------------------------------------------------------------------------ judge
+    # ------------------------------------------------------------------------------------ judge and present
 
-    def _finish(self, plan: Plan, output: ToolOutput, handle: str, agent: str) -> CallOutcome:
-        """What a call that ran has brought, as the model and the loop take it."""
+    def _finish(self, plan: _Plan, output: ToolOutput, agent: str) -> CallOutcome:
+        """The outcome of a call that ran."""
         spec = plan.spec
         assert spec is not None
-        status, reason, rollback = self._judge(output, spec, agent)
-        shown = (
-            output.result if output.telemetry.success else f"Error: {output.telemetry.error_message or output.summary}"
-        )
-        face = present(
-            shown, tool_name=spec.name, policy=spec.policy, budget=self.result_budget, handle=handle, model=self.model
-        )
-        given = len(plan.call.text or str(plan.call.arguments)) // CHARACTERS_A_TOKEN
-        output.telemetry.count_tokens(given, face.tokens)
-        outcome = CallOutcome(
-            plan.call,
-            spec,
+        tool_result = _result_record(spec, output)
+        status, reason, rollback = self._judge(output, tool_result, spec, agent)
+        presented = present_output(
             output,
-            face.text,
-            status,
-            reason,
-            plan.repairs,
-            output.telemetry.duration_ms,
-            handle,
-            rollback,
-            face.tokens,
-            face.truncated,
-            images_of(output) if output.metadata else (),
+            tool_name=spec.name,
+            policy=spec.policy,
+            budget=self.result_budget,
+            handle=plan.handle,
+            model=self.model,
+        )
+        text, tokens = self._formatted(tool_result, presented, plan.handle)
+        output.compressed = output.compressed or presented.truncated or presented.saved_tokens > 0
+        output.telemetry.count_tokens(len(plan.call.text or str(plan.call.arguments)) // CHARACTERS_A_TOKEN, tokens)
+        if spec.policy.duplicate_key is not None and output.telemetry.cache_key is None:
+            output.telemetry.cache_key = plan.query
+        outcome = CallOutcome(
+            call=plan.call,
+            spec=spec,
+            output=output,
+            text=text,
+            status=status,
+            reason=reason,
+            repairs=plan.repairs,
+            duration_ms=output.telemetry.duration_ms,
+            handle=plan.handle,
+            rollback=rollback,
+            tokens=tokens,
+            truncated=presented.truncated,
+            images=images_of(output) if output.metadata else (),
         )
         if plan.query is not None and status in ("ok", "low_quality"):
             if spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only):
@@ -198,76 +334,111 @@ class ToolExecutor:
             self._memory.keep(agent, plan.query, outcome)
         return outcome
 
-    def _judge(self, output: ToolOutput, spec: ToolSpec, agent: str) -> tuple[Status, str, bool]:
-        """Status, reason, and whether the turn is better taken back."""
+    def _judge(
+        self, output: ToolOutput, tool_result: dict[str, Any], spec: ToolSpec, agent: str
+    ) -> tuple[Status, str, bool]:
+        """Status, reason, and whether the turn is better rolled back."""
         telemetry = output.telemetry
+        failure = "" if telemetry.success else telemetry.error_message or output.summary
+        if telemetry.error_code == "Interrupted":
+            return "interrupted", failure, False
+        try:
+            shown = output.result if telemetry.success else failure
+            rollback = bool(self._call_method("should_rollback_result", spec.name, shown, tool_result))
+        except _MethodFailed as error:
+            return "error", str(error), False
         if not telemetry.success:
-            message = telemetry.error_message or output.summary
-            if telemetry.error_code == "Interrupted":
-                return "interrupted", message, False
-            return "error", message, says_tool_failed(message)
-        judgement = judge(output.result, spec.policy, spec.name)
+            return "error", failure, rollback
+        judgement = judge(output.result, spec.policy, spec.name, is_normal=True)
+        quality, reason = judgement.quality, judgement.reason
         place = (agent, spec.name)
-        if judgement.quality == "empty" and judgement.ask_again:
-            accepted = place in self._accepted_empty  # asked again in other words, and still nothing: that is a finding
-            self._accepted_empty ^= {place}
-            return "low_quality", judgement.reason, not accepted
-        self._accepted_empty.discard(place)
-        if judgement.quality == "good":
+        if rollback and quality in ("good", "empty"):  # nothing found, by our rules or by an override's
+            accepted = place in self._accepts_empty  # asked again in other words, and still nothing: that is a finding
+            self._accepts_empty ^= {place}
+            reason = reason or f"The result of {spec.name} is not usable: make another call."
+            return "low_quality", reason, not accepted
+        self._accepts_empty.discard(place)
+        if quality == "good":
             return "ok", "", False
-        return "error" if judgement.quality == "error" else "low_quality", judgement.reason, judgement.ask_again
+        return "error" if quality == "error" else "low_quality", reason, rollback
 
-    def _without_running(
-        self, plan: Plan, outcomes: Sequence[CallOutcome], handle: str, allow_duplicates: bool
-    ) -> CallOutcome:
+    def _formatted(self, tool_result: dict[str, Any], presented: Presented, handle: str) -> tuple[str, int]:
+        """The text that the model is shown, and its tokens."""
+        outcome = {**tool_result, "text": presented.text, "handle": handle}
+        try:
+            part = self._call_method("format_tool_result_for_llm", outcome)
+            text = part["text"]
+        except (_MethodFailed, KeyError, TypeError):
+            return presented.text, presented.tokens
+        if text == presented.text or not isinstance(text, str):
+            return presented.text, presented.tokens
+        if len(text) > TOOL_RESULT_MAX_LENGTH:
+            text = f"{text[:TOOL_RESULT_MAX_LENGTH]}\n{TRUNCATED}"
+        return text, count_tokens(text, self.model)
+
+    # ------------------------------------------------------------------------------------ outcomes without a run
+
+    def _without_running(self, plan: _Plan, outcomes: Sequence[CallOutcome], allow_duplicates: bool) -> CallOutcome:
         """The outcome of a call that is refused, or whose result is there already."""
-        if plan.refusal or plan.spec is None:
-            return self._refused(plan, handle)
+        spec, earlier = plan.spec, plan.earlier
+        if plan.refusal or spec is None:
+            return self._refused(plan, "refused", plan.refusal, plan.code, rollback=plan.code == "UnknownTool")
         if plan.twin >= 0:
             first = outcomes[plan.twin]
             text = f"The same call as {first.handle or 'one above'} in this reply: its result counts for both."
             return replace(
                 first, call=plan.call, text=text, status="duplicate", reason=text, repairs=plan.repairs, tokens=20
             )
-        earlier = plan.earlier
         if not plan.repeated and earlier is not None:
-            return replace(earlier, call=plan.call, repairs=plan.repairs, duration_ms=0.0, rollback=False)
-        reason = f"You already called {plan.spec.name} with these arguments: use its result, or ask something else."
+            return self._from_memory(plan, earlier, rollback=False)
+        reason = f"You already called {spec.name} with these arguments: use its result, or ask something else."
         if earlier is not None and earlier.status == "low_quality":
-            reason = (
-                f"You already called {plan.spec.name} with these arguments and it brought nothing: ask something else."
-            )
-        if earlier is not None and plan.spec.policy.read_only:
-            return replace(
-                earlier,
-                call=plan.call,
-                status="duplicate",
-                reason=reason,
-                repairs=plan.repairs,
-                duration_ms=0.0,
-                rollback=not allow_duplicates,
-            )
-        output = failed_output(plan.spec.name, reason, "Duplicate")
-        return CallOutcome(
-            plan.call, plan.spec, output, reason, "duplicate", reason, plan.repairs, 0.0, handle, True, 30
+            reason = f"You already called {spec.name} with these arguments and found nothing: ask something else."
+        if earlier is not None and spec.policy.read_only:
+            again = self._from_memory(plan, earlier, rollback=not allow_duplicates)
+            return replace(again, status="duplicate", reason=reason)
+        return self._refused(plan, "duplicate", reason, "Duplicate", rollback=True)
+
+    def _from_memory(self, plan: _Plan, earlier: CallOutcome, *, rollback: bool) -> CallOutcome:
+        """An earlier outcome as the outcome of this call; its telemetry says that nothing ran."""
+        meter = CallMeter()
+        meter.stop()
+        telemetry = meter.telemetry(
+            earlier.output.telemetry.tool_name,
+            tool_version=earlier.output.telemetry.tool_version,
+            cache_hit=True,
+            cache_key=plan.query,
+        )
+        telemetry.count_tokens(len(plan.call.text or str(plan.call.arguments)) // CHARACTERS_A_TOKEN, earlier.tokens)
+        return replace(
+            earlier,
+            call=plan.call,
+            output=earlier.output.model_copy(update={"telemetry": telemetry}),
+            repairs=plan.repairs,
+            duration_ms=telemetry.duration_ms,
+            rollback=rollback,
         )
 
-    def _refused(self, plan: Plan, handle: str) -> CallOutcome:
-        output = failed_output(plan.call.name, plan.refusal, plan.code)
-        face = present(f"Error: {plan.refusal}", budget=self.result_budget, model=self.model)
+    def _refused(self, plan: _Plan, status: Status, reason: str, code: str, *, rollback: bool) -> CallOutcome:
+        output = failed_output(plan.call.name if plan.spec is None else plan.spec.name, reason, code)
+        words = reason if status == "duplicate" else f"Error: {reason}"
+        presented = present(words, budget=self.result_budget, model=self.model)
+        tool_result = {"server_name": plan.call.server_name, "tool_name": plan.call.name, "error": reason}
+        text, tokens = self._formatted(tool_result, presented, plan.handle)
         return CallOutcome(
-            plan.call,
-            plan.spec,
-            output,
-            face.text,
-            "refused",
-            plan.refusal,
-            plan.repairs,
-            0.0,
-            handle,
-            plan.code == "UnknownTool",
-            face.tokens,
+            call=plan.call,
+            spec=plan.spec,
+            output=output,
+            text=text,
+            status=status,
+            reason=reason,
+            repairs=plan.repairs,
+            handle=plan.handle,
+            rollback=rollback,
+            tokens=tokens,
         )
+
+    # ------------------------------------------------------------------------------------ whose tool
 
     def _toolbox_of(self, agent: str) -> Toolbox:
         if not self._toolboxes:
@@ -275,69 +446,103 @@ class ToolExecutor:
         return self._toolboxes.get(agent) or self._toolboxes.get(agent.rsplit(":", 1)[-1]) or self._toolbox
 
     def _toolbox_with(self, tool_name: str) -> Toolbox:
-        """The toolbox that holds a tool, whichever agent it is for: the methods below are not told which."""
+        """The toolbox that holds a tool, whichever agent it is for."""
         toolboxes = (self._toolbox, *self._toolboxes.values())
         return next((toolbox for toolbox in toolboxes if toolbox.named(tool_name) is not None), self._toolbox)
 
     def _policy(self, tool_name: str) -> ToolPolicy:
         return self._toolbox_with(tool_name).policy(tool_name)
 
-    # ------------------------------------------------------------------------------------ the seed design's methods
+    # ------------------------------------------------------------------------------------ methods to override
+
+    def fix_tool_call_arguments(self, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of the arguments, repaired as the tool's policy and schema allow.
+
+        Called before every call. What it changes is recorded as a repair, and must fit the tool's schema. Arguments
+        that cannot be repaired are returned unchanged; if the tool is unknown, its policy's aliases and defaults apply.
+        """
+        toolbox = self._toolbox_with(tool_name)
+        spec = toolbox.named(tool_name)
+        if spec is None:
+            return _renamed(_as_object(arguments), self._policy(tool_name))
+        repaired = _repair(arguments, spec, toolbox)
+        return dict(repaired.arguments if repaired.ok else _as_object(arguments))
+
+    def get_query_str_from_tool_call(self, tool_name: str, arguments: dict[str, Any]) -> str | None:
+        """Return the key that two calls share if they are the same call, such as `google_search_<q>`.
+
+        Called for every call. None means that the call may be repeated.
+        """
+        return query_key(tool_name, _as_object(arguments), self._policy(tool_name))
+
+    def post_process_tool_call_result(self, tool_name: str, tool_call_result: dict[str, Any]) -> dict[str, Any]:
+        """Return the result as it is judged, stored and shown; with DEMO_MODE=1, with scraped texts shortened.
+
+        Called after every call that ran, before its outcome is recorded. A resumed run reuses the recorded outcome.
+
+        Args:
+            tool_name: The tool's name.
+            tool_call_result: `server_name`, `tool_name`, and `result` or `error`. Not changed.
+        """
+        length = self._policy(tool_name).demo_length
+        if "result" not in tool_call_result or length is None or os.environ.get("DEMO_MODE") != "1":
+            return tool_call_result
+        return {**tool_call_result, "result": shorten_text(tool_call_result["result"], length)}
+
+    def should_rollback_result(self, tool_name: str, result: Any, tool_result: dict[str, Any]) -> bool:
+        """Return whether a turn with this result is better rolled back: the tool failed, found nothing, was blocked.
+
+        Called for every call that ran. An override decides: what it accepts is shown to the model. A result that
+        the built-in rules find good or empty is rolled back once, then accepted as evidence.
+
+        Args:
+            tool_name: The tool's name.
+            result: The result, or the error's text.
+            tool_result: `server_name`, `tool_name`, and `result` or `error`.
+        """
+        if says_tool_failed(result) or says_tool_failed(tool_result.get("error")):
+            return True
+        if tool_result.get("error"):
+            return False
+        return judge(tool_result.get("result", result), self._policy(tool_name), tool_name).ask_again
+
+    def format_tool_result_for_llm(self, tool_result: dict[str, Any]) -> dict[str, Any]:
+        """Return the result as a message part, `{"type": "text", "text": …}`; the output formatter's, if there is one.
+
+        Called for every result. What it returns is what the model is shown.
+
+        Args:
+            tool_result: `server_name`, `tool_name`, and `result` or `error`. In a run also `text`, the result as it is
+                shown by default (inside its budget, markers escaped), and its `handle`.
+        """
+        if self.output_formatter is not None:
+            return dict(self.output_formatter.format_tool_result_for_user(tool_result))
+        if "text" in tool_result:
+            return {"type": "text", "text": tool_result["text"]}
+        return _as_text_part(tool_result, self.result_budget)
+
+    # ------------------------------------------------------------------------------------ the seed's other methods
 
     @property
     def used_queries(self) -> dict[str, dict[str, int]]:
         """Cache name, such as "main_google_search" → query → how often it was made."""
         return self._memory.counts
 
-    def fix_tool_call_arguments(self, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the arguments, put right as the tool's policy and schema allow; the given ones stay as they are.
-
-        Arguments that cannot be made valid come back with their declared aliases and defaults applied and no more; of
-        what is no object and no text for one, nothing is left.
-        """
-        toolbox = self._toolbox_with(tool_name)
-        spec = toolbox.named(tool_name)
-        if spec is not None:
-            repaired = repair_arguments(
-                arguments, toolbox.rules(spec), spec.policy.aliases, defaults=spec.policy.defaults
-            )
-            if repaired.ok:
-                return dict(repaired.arguments)
-        return _renamed(_as_object(arguments), self._policy(tool_name))
-
-    def get_query_str_from_tool_call(self, tool_name: str, arguments: dict[str, Any]) -> str | None:
-        """What makes two calls the same, `google_search_<q>` for instance; None if the tool may be repeated."""
-        return query_key(tool_name, _as_object(arguments), self._policy(tool_name))
-
     def is_duplicate_query(self, cache_name: str, query_str: str) -> DuplicateCheck:
-        """Whether the query was recorded in that cache ("main_google_search"), and how often."""
+        """Return whether a query was recorded in a cache ("main_google_search"), and how often."""
         return self._memory.check(cache_name, query_str)
 
     def record_query(self, cache_name: str, query_str: str) -> None:
-        """Counts one more execution of the query."""
+        """Count one more execution of a query."""
         self._memory.record(cache_name, query_str)
 
     def is_google_search_empty_result(self, tool_name: str, tool_result: dict[str, Any]) -> bool:
-        """Whether a google_search brought no organic results; False for other tools and for what cannot be read."""
-        return tool_name == "google_search" and has_no_organic_results(tool_result.get("result"))
+        """Return whether a search has no organic results; False for tools without them and for unreadable results."""
+        return "organic" in self._policy(tool_name).empty_at and has_no_organic_results(tool_result.get("result"))
 
     def get_scrape_result(self, result: str) -> str:
-        """A scraped text of at most DEMO_SCRAPE_MAX_LENGTH characters; of JSON with a "text", only that is cut."""
-        return str(shorten_scrape(result))
-
-    def post_process_tool_call_result(self, tool_name: str, tool_call_result: dict[str, Any]) -> dict[str, Any]:
-        """The result, scraped text shortened where the environment says DEMO_MODE=1; the given one stays as it is."""
-        if "result" not in tool_call_result or not is_demo_cut(tool_name):
-            return tool_call_result
-        return {**tool_call_result, "result": shorten_scrape(tool_call_result["result"])}
-
-    def should_rollback_result(self, tool_name: str, result: Any, tool_result: dict[str, Any]) -> bool:
-        """Whether a turn with this result is better taken back: the tool failed, found nothing, or read a bot wall."""
-        if says_tool_failed(str(result)) or self.is_google_search_empty_result(tool_name, tool_result):
-            return True
-        if tool_result.get("error"):
-            return False
-        return judge(tool_result.get("result", result), self._policy(tool_name), tool_name).ask_again
+        """Return a scraped text of at most DEMO_SCRAPE_MAX_LENGTH characters; in JSON, only its "text" is cut."""
+        return str(shorten_text(result, DEMO_SCRAPE_MAX_LENGTH))
 
     async def execute_single_tool_call(
         self,
@@ -348,36 +553,84 @@ class ToolExecutor:
         agent_name: str = "main",
         turn_count: int = 0,
     ) -> SingleCall:
-        """One call through `tool_manager.execute_tool_call`, measured and logged. Never raises but for cancellation."""
+        """Make one call through `tool_manager.execute_tool_call`, measured and logged. Raises only cancellation."""
         began = time.perf_counter()
-        record: dict[str, Any] = {"server_name": server_name, "tool_name": tool_name, "arguments": arguments}
+        entry: dict[str, Any] = {"server_name": server_name, "tool_name": tool_name, "arguments": arguments}
         try:
             found = await tool_manager.execute_tool_call(server_name, tool_name, arguments)
             if not isinstance(found, Mapping):  # the bare result
                 found = {"server_name": server_name, "tool_name": tool_name, "result": found}
-            tool_result = self.post_process_tool_call_result(tool_name, found)
-            record["result"] = tool_result
+            tool_result = self.post_process_tool_call_result(tool_name, dict(found))
+            entry["result"] = tool_result
             level, message = "info", f"Tool {tool_name} completed in {{}}ms"
         except (Exception, SystemExit) as error:
             tool_result = {"error": f"Tool call failed: {error}", "server_name": server_name, "tool_name": tool_name}
-            record["error"] = str(error)
+            entry["error"] = str(error)
             level, message = "error", f"Tool {tool_name} failed to execute after {{}}ms: {error}"
         duration_ms = int((time.perf_counter() - began) * 1000)
-        record |= {"duration_ms": duration_ms, "call_time": datetime.now(UTC).isoformat()}
+        entry |= {"duration_ms": duration_ms, "call_time": datetime.now(UTC).isoformat()}
         if self.task_log is not None:
             step = f"{agent_name} | Turn: {turn_count} | Tool Call"
             self.task_log.log_step(level, step, message.replace("{}", str(duration_ms), 1))
-        return SingleCall(tool_result, duration_ms, [record])
+        return SingleCall(tool_result, duration_ms, [entry])
 
-    def format_tool_result_for_llm(self, tool_result: dict[str, Any]) -> dict[str, Any]:
-        """The result as a message part, `{"type": "text", "text": …}`; the output formatter's, where there is one."""
-        if self.output_formatter is not None:
-            return dict(self.output_formatter.format_tool_result_for_user(tool_result))
-        return formatted_as_text(tool_result, self.result_budget)
+
+class _MethodFailed(Exception):
+    """An overridden method raised. The text says which and what."""
+
+
+def _with_twins(plans: Sequence[_Plan]) -> list[_Plan]:
+    """The plans of one reply, in which a call that occurs twice runs once."""
+    if len(plans) == 1:
+        return list(plans)
+    first: dict[str, int] = {}
+    marked = []
+    for index, plan in enumerate(plans):
+        is_twin = plan.query is not None and first.setdefault(plan.query, index) != index
+        marked.append(replace(plan, twin=first[plan.query or ""]) if is_twin else plan)
+    return marked
+
+
+def _repair(arguments: Any, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
+    policy = spec.policy
+    return repair_arguments(
+        arguments,
+        toolbox.rules(spec),
+        policy.aliases,
+        defaults=policy.defaults,
+        drop_unknown=not policy.destructive,
+        slips=not policy.strict_names,
+    )
+
+
+def _result_record(spec: ToolSpec, output: ToolOutput) -> dict[str, Any]:
+    """The output in the shape that the overridable methods take."""
+    named: dict[str, Any] = {"server_name": spec.server_name, "tool_name": spec.name}
+    if output.telemetry.success:
+        return {**named, "result": output.result}
+    return {**named, "error": output.telemetry.error_message or output.summary}
+
+
+def _post_processed(spec: ToolSpec, output: ToolOutput, before: Any, after: Any) -> ToolOutput:
+    """The output with the result that `post_process_tool_call_result` returned in place of `before`."""
+    if not isinstance(after, Mapping):
+        message = f"post_process_tool_call_result must return a dict, got {type(after).__name__}."
+        return failed_output(spec.name, message, "ToolExecutorError")
+    if after.get("error"):
+        if not output.telemetry.success and after["error"] == (output.telemetry.error_message or output.summary):
+            return output
+        return failed_output(spec.name, str(after["error"]), output.telemetry.error_code or "ToolError")
+    if "result" not in after or (output.telemetry.success and after["result"] is before):
+        return output
+    result = normalise(after["result"])
+    summary = summarise(result)
+    telemetry = output.telemetry.model_copy(update={"success": True, "error_code": None, "error_message": None})
+    changed = {"result": result, "summary": summary, "observation": observation_of(summary), "telemetry": telemetry}
+    return output.model_copy(update=changed)
 
 
 def _as_object(arguments: Any) -> Mapping[str, Any]:
-    """Arguments that may still be the model's text, or nothing."""
+    """Arguments that may still be the model's text, or missing."""
     value = repair_json(arguments).value if isinstance(arguments, str) else arguments
     return value if isinstance(value, Mapping) else {}
 
@@ -390,3 +643,16 @@ def _renamed(arguments: Mapping[str, Any], policy: ToolPolicy) -> dict[str, Any]
         if parameter not in fixed and alias is not None:
             fixed[parameter] = fixed.pop(alias)
     return {**policy.defaults, **fixed}
+
+
+def _as_text_part(tool_result: Mapping[str, Any], budget: int | None) -> dict[str, Any]:
+    """A tool result as a message part, without an output formatter."""
+    name, server = tool_result.get("tool_name", "the tool"), tool_result.get("server_name")
+    if tool_result.get("error"):
+        where = f" on {server}" if server else ""
+        text = present(f"Tool call to {name}{where} failed. Error: {tool_result['error']}", budget=budget).text
+    elif tool_result.get("result") is not None:
+        text = present(tool_result["result"], budget=budget).text
+    else:
+        text = f"Tool call to {name} completed, but produced no output."
+    return {"type": "text", "text": text}

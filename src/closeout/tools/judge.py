@@ -1,44 +1,52 @@
-"""Is a result worth its place in the conversation? Errors in disguise, empty results, pages without content.
+"""Decide whether a result is usable: failures reported as text, empty results, pages without content.
 
-Pure: text and values in, a judgement with its reason out. A judgement never throws anything away.
+Pure functions of values. A judgement never changes a result.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 from closeout.messages import ToolPolicy
+from closeout.results.normal import normalise
 
-__all__ = ["GOOD", "Judgement", "judge", "says_tool_failed"]
+__all__ = ["GOOD", "Judgement", "has_no_organic_results", "judge", "says_tool_failed", "shorten_text"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`reason` is a sentence for the model. `ask_again`: the call is worth making in another way, so the turn may be
-    rolled back."""
+    """What a result is worth.
 
-    quality: Literal["good", "error", "empty", "no_content"]
+    Attributes:
+        quality: "good", or why the result is not usable; "unusable" is the verdict of a tool's own `judge`.
+        reason: One sentence for the model; empty if the result is good.
+        ask_again: Another call is likely to give a better result, so the turn may be rolled back.
+    """
+
+    quality: Literal["good", "error", "empty", "no_content", "unusable"]
     reason: str = ""
     ask_again: bool = False
 
 
 GOOD = Judgement("good")
 
-# What the MCP reference server and the research agents' tool managers write in front of a failure.
+# The MCP reference server and the research agents' tool managers start their failure texts with these.
 _FAILED = ("Unknown tool:", "Error executing tool")
 _ERROR_WORDS = ("Error:", "ERROR:", "Traceback (most recent call last)", "[ERROR]", "Exception:")
 _ITEM_KEYS = ("organic", "results", "items", "hits", "documents", "matches", "search_results", "webPages")
 _TEXT_KEYS = ("text", "content", "markdown", "extracted_info", "body", "html")
-# Under any other key that holds no list services repeat the question, count, and name themselves.
+# Other keys that do not hold a list repeat the query, a count, or the service's name.
 _FINDING_KEYS = frozenset((*_ITEM_KEYS, *_TEXT_KEYS, "answer", "answerBox", "data", "knowledgeGraph", "result"))
 
-_SHORT_PAGE = 1_500  # characters; an article that mentions a captcha is longer than the wall that asks for one
-_MAX_PARSED = 20_000  # characters of JSON text that are parsed to be judged; longer results are not empty
+_SHORT_PAGE = 1_500  # characters; an article that mentions a captcha is longer than a page that asks for one
+_MAX_PARSED = 200_000  # characters of JSON text that are parsed before judging; longer texts count as content
 
 _CAPTCHA = (
     r"captcha|verify (?:that )?you are (?:a )?human|are you a (?:ro)?bot|not a robot|unusual traffic"
@@ -72,25 +80,66 @@ _WALLS = {
 
 
 def says_tool_failed(result: object) -> bool:
-    """Whether a result is text that begins as a tool manager's own report of a failure does."""
+    """Return whether a result is a text that starts like a tool manager's report of a failure."""
     return isinstance(result, str) and result.startswith(_FAILED)
 
 
-def judge(value: Any, policy: ToolPolicy, tool_name: str = "The tool") -> Judgement:
-    """What a call that did not raise brought. `policy` declares where the items are and whether it reads pages."""
-    if isinstance(value, str):
-        if value.startswith(_FAILED):
-            return Judgement("error", value[:300], ask_again=True)
-        if value.startswith(_ERROR_WORDS):
-            return Judgement("error", value[:300])
-    elif isinstance(value, Mapping):
-        error = _error_in(value)
+def judge(value: Any, policy: ToolPolicy, tool_name: str = "The tool", *, is_normal: bool = False) -> Judgement:
+    """Judge the result of a call that did not raise. Never raises, for any value.
+
+    JSON text is parsed before it is judged. A `policy.judge` is asked first; its verdict is final unless it is None.
+
+    Args:
+        value: The result, in any Python type.
+        policy: Declares where the result's items are, whether it is a web page, and the tool's own rule.
+        tool_name: The name that reasons use.
+        is_normal: The value went through `normalise` already.
+    """
+    plain = _parsed(value if is_normal else normalise(value))
+    if policy.judge is not None:
+        verdict = _own_verdict(plain, policy, tool_name)
+        if verdict is not None:
+            return verdict
+    if isinstance(plain, str):
+        if plain.startswith(_FAILED):
+            return Judgement("error", plain[:300], ask_again=True)
+        if plain.startswith(_ERROR_WORDS):
+            return Judgement("error", plain[:300])
+    elif isinstance(plain, dict):
+        error = _error_in(plain)
         if error:
             return Judgement("error", error)
-    empty = _judge_emptiness(value, policy, tool_name)
+    empty = _judge_emptiness(plain, policy, tool_name)
     if empty is not GOOD:
         return empty
-    return _judge_page(value, tool_name) if policy.check_content else GOOD
+    return _judge_page(plain, tool_name) if policy.check_content else GOOD
+
+
+def _parsed(value: Any) -> Any:
+    """JSON text of an object or a list as its value; anything else unchanged."""
+    if not isinstance(value, str) or len(value) > _MAX_PARSED or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _own_verdict(value: Any, policy: ToolPolicy, tool_name: str) -> Judgement | None:
+    """The verdict of the tool's own rule; None if it has none, or fails."""
+    assert policy.judge is not None
+    try:
+        verdict = policy.judge(value)
+    except Exception:  # a rule that fails must not end the run
+        logger.exception("The judge of tool %s failed; the built-in rules apply.", tool_name)
+        return None
+    if verdict is None:
+        return None
+    if isinstance(verdict, str):
+        return Judgement("unusable", verdict, ask_again=True) if verdict else GOOD
+    if not verdict:
+        return GOOD
+    return Judgement("unusable", f"The result of {tool_name} is not usable: make another call.", ask_again=True)
 
 
 def _error_in(value: Mapping[str, Any]) -> str:
@@ -109,48 +158,46 @@ def _error_in(value: Mapping[str, Any]) -> str:
 def _judge_emptiness(value: Any, policy: ToolPolicy, tool_name: str) -> Judgement:
     if policy.accept_empty:
         return GOOD
-    if policy.empty_at:
-        found = _parsed(value, policy.empty_at) if isinstance(value, str) else value
-        if isinstance(found, Mapping) and _brought_nothing(found, policy.empty_at):
-            return Judgement("empty", f"{tool_name} found nothing: ask with other words.", ask_again=True)
-    if not isinstance(value, str) and isinstance(value, Mapping):
+    nothing_found = Judgement("empty", f"{tool_name} found nothing: ask with other words.", ask_again=True)
+    if isinstance(value, dict):
+        if policy.empty_at and _found_nothing(value, policy.empty_at):
+            return nothing_found
         keys = [key for key in _ITEM_KEYS if key in value]
-        if keys and all(is_empty(value[key]) for key in keys):
-            return Judgement("empty", f"{tool_name} found nothing: ask with other words.", ask_again=True)
-    if value is None or value in ("", "[]", "{}") or (isinstance(value, list | tuple | dict) and not value):
-        return Judgement("empty", f"{tool_name} returned nothing.", ask_again=bool(policy.empty_at))
+        if keys and all(_is_empty(value[key]) for key in keys):
+            return nothing_found
+    if value is None or (isinstance(value, str | list | dict) and not value):
+        return Judgement("empty", f"{tool_name} returned nothing.", bool(policy.empty_at or policy.check_content))
     return GOOD
 
 
-def _brought_nothing(found: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
-    """Whether the declared places hold nothing; where there are none of them, whether others hold nothing either."""
-    if any(key in found for key in keys):
-        return all(is_empty(found.get(key)) for key in keys)
-    # Services leave an empty place out; but a tool may also answer in another shape than was declared for its name.
+def _found_nothing(found: Mapping[str, Any], paths: tuple[str, ...]) -> bool:
+    """Whether the declared places are empty or, if the result has none of them, all the others are."""
+    places = [place for place in (_at(found, path) for path in paths) if place is not _MISSING]
+    if places:
+        return all(_is_empty(place) for place in places)
+    # Services leave an empty place out; but a tool may also answer in another shape than declared.
     return not any(items if isinstance(items, list) else key in _FINDING_KEYS and items for key, items in found.items())
 
 
-def is_empty(items: Any) -> bool:
+_MISSING = object()
+
+
+def _at(value: Any, path: str) -> Any:
+    """The part of a result at a key or a dotted path ("webPages.value"); `_MISSING` if there is none."""
+    if isinstance(value, dict) and path in value:
+        return value[path]
+    for step in path.split("."):
+        if not isinstance(value, dict) or step not in value:
+            return _MISSING
+        value = value[step]
+    return value
+
+
+def _is_empty(items: Any) -> bool:
     """Nothing, or a wrapper around nothing such as `{"value": []}`."""
-    if isinstance(items, Mapping):
+    if isinstance(items, dict):
         return not items or ("value" in items and not items["value"])
     return not items
-
-
-@lru_cache(maxsize=64)
-def _filled(keys: tuple[str, ...]) -> re.Pattern[str]:
-    names = "|".join(re.escape(key) for key in keys)
-    return re.compile(rf'"(?:{names})"\s*+:\s*+[\[{{]\s*+[^\s\]}}]')
-
-
-def _parsed(text: str, keys: tuple[str, ...]) -> Any:
-    """JSON text as its value, unless a look at it shows that there are items, or that it is too long to be empty."""
-    if text.lstrip()[:1] != "{" or len(text) > _MAX_PARSED or _filled(keys).search(text):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 # -------------------------------------------------------------------------------------------- pages
@@ -161,22 +208,45 @@ def _judge_page(value: Any, tool_name: str) -> Judgement:
     if text is None or len(text) > _SHORT_PAGE:
         return GOOD
     if not text.strip():
-        return Judgement("no_content", f"{tool_name} brought no text: use another source.", ask_again=True)
+        return Judgement("no_content", f"{tool_name} returned no text: use another source.", ask_again=True)
     for reason, pattern in _WALLS.items():
         if pattern.search(text):
             return Judgement(
-                "no_content", f"{tool_name} brought no content, {reason}: use another source.", ask_again=True
+                "no_content", f"{tool_name} returned no content, {reason}: use another source.", ask_again=True
             )
     return GOOD
 
 
 def _page_text(value: Any) -> str | None:
-    """The page's own words; None where the result is not a page or is plainly long enough."""
-    if isinstance(value, str) and value.lstrip()[:1] == "{" and len(value) <= 4 * _SHORT_PAGE:
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return str(value)
-    if isinstance(value, Mapping):
+    """The page's own words; None if the result is not a page."""
+    if isinstance(value, dict):
         return next((value[key] for key in _TEXT_KEYS if isinstance(value.get(key), str)), None)
     return value if isinstance(value, str) else None
+
+
+# -------------------------------------------------------------------------------------------- the seeds' rules
+
+
+def has_no_organic_results(result: Any) -> bool:
+    """Return whether a search result, JSON text or object, has an empty `organic` list; False for anything else."""
+    found = _parsed(normalise(result))
+    organic = found.get("organic") if isinstance(found, dict) else None
+    return isinstance(organic, list | dict) and not organic
+
+
+def shorten_text(result: Any, length: int) -> Any:
+    """Cut a result's text to a number of characters; an object or JSON text keeps its other fields."""
+    if isinstance(result, Mapping):
+        text = result.get("text")
+        if isinstance(text, str) and len(text) > length:
+            return {**result, "text": text[:length]}
+        return result
+    if not isinstance(result, str) or len(result) <= length:
+        return result
+    try:
+        parsed = json.loads(result)
+    except (ValueError, RecursionError):
+        return result[:length]
+    if isinstance(parsed, dict) and isinstance(parsed.get("text"), str):
+        return json.dumps(shorten_text(parsed, length), ensure_ascii=False)
+    return result[:length]

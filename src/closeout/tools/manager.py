@@ -1,7 +1,4 @@
-"""Where an agent's tools come from: one registry of local tools and MCP servers, and one way to call any of them.
-
-How a server is reached is mcp_client.py's business; how a call is repaired, judged and shown, executor.py's.
-"""
+"""Hold an agent's tools, local ones and those of MCP servers, in one registry, and call any of them."""
 
 from __future__ import annotations
 
@@ -9,18 +6,19 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from closeout.errors import ToolDefinitionError, ToolError
 from closeout.messages import ToolSpec
-from closeout.tools.mcp_client import McpServer
+from closeout.tools.calls import Progress
+from closeout.tools.context import reporting_to
+from closeout.tools.mcp_client import McpServer, Offer, ServerFailed, require_mcp
 from closeout.tools.mcp_config import McpEntry, read_servers
-from closeout.tools.mcp_transport import ServerFailed, require_mcp
-from closeout.tools.schema import is_json_schema
-from closeout.tools.seed_policies import governed
 from closeout.tools.tool import Tool
+from closeout.tools.toolbox import governed
 
 __all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager", "is_tool"]
 
@@ -44,7 +42,7 @@ def is_tool(something: Any) -> TypeGuard[AnyTool]:
 
 @dataclass(frozen=True, slots=True)
 class ServerProblem:
-    """A server whose tools are not on offer, or only in part, and why."""
+    """A tool that is not offered, or a server none of whose tools are, and why."""
 
     server_name: str
     message: str
@@ -55,7 +53,7 @@ class ServerProblem:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Where a tool lives: its own name there, and the local tool or the server."""
+    """A tool on offer: its own name, and the local tool or the server that runs it."""
 
     spec: ToolSpec
     name: str
@@ -65,14 +63,17 @@ class _Route:
 class ToolManager:
     """A registry of tools under names that are unique in it.
 
-    Servers are started at `open`, all at once, and live until `aclose`; `async with` does both. Several runs, in
-    several threads too, may use one manager: the last one that leaves an event loop closes what that loop opened.
+    Servers are started by `open`, all at once, and run until `aclose`; `async with` does both. Several runs, in
+    several threads too, may share a manager: the last one that leaves an event loop closes what that loop opened.
 
-    Names: a local tool keeps its name; two local tools of one name are a `ToolDefinitionError`. A server's tool keeps
-    its name if no other tool has it; otherwise it is offered as `server-tool`, for every server that has it, so that
-    names do not depend on the order in which servers answer.
+    A local tool keeps its name; two local tools with one name are a `ToolDefinitionError`. A server's tool keeps its
+    name if no other tool has it; otherwise it is offered as `server-tool`, for every server that has it, so that names
+    do not depend on the order in which servers answer.
 
-    `blacklist` holds tools that are not offered: "tool", "server/tool" or ("server", "tool").
+    Args:
+        tools: Local tools.
+        mcp_servers: Servers, as `read_servers` takes them.
+        blacklist: Tools that are not offered: "tool", "server/tool" or ("server", "tool").
     """
 
     def __init__(
@@ -82,9 +83,12 @@ class ToolManager:
         blacklist: Iterable[str | tuple[str, str]] = (),
     ) -> None:
         self._blacklist = {entry if isinstance(entry, str) else "/".join(entry) for entry in blacklist}
-        self._servers = tuple(McpServer(config) for config in read_servers(mcp_servers))
+        self._servers = tuple(
+            McpServer(config, partial(self._tools_changed, config.name)) for config in read_servers(mcp_servers)
+        )
         self._offers: dict[str, tuple[ToolSpec, ...]] = {}  # server name → its tools, once it was reached
-        self._problems: dict[str, str] = {}
+        self._problems: dict[str, tuple[str, ...]] = {}  # server name → what is not offered, and why
+        self._collisions: dict[str, tuple[str, ...]] = {}  # the same, for names that another tool has
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._local: dict[str, _Route] = {}
         for tool in tools:
@@ -95,32 +99,47 @@ class ToolManager:
 
     # -------------------------------------------------------------------------------------------- what there is
 
+    takes_progress = True  # `call` has the parameter `progress`
+
     @property
     def problems(self) -> tuple[ServerProblem, ...]:
-        """Servers that could not be used, as of the last `open`."""
-        return tuple(ServerProblem(name, message) for name, message in self._problems.items())
+        """Servers that could not be used, and tools that are not offered."""
+        return tuple(
+            ServerProblem(server.name, message)
+            for server in self._servers
+            for message in (*self._problems.get(server.name, ()), *self._collisions.get(server.name, ()))
+        )
+
+    @property
+    def local_tools(self) -> tuple[Any, ...]:
+        """The tools that were passed in code, not those of servers."""
+        return tuple(route.home for route in self._local.values())
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools on offer, sorted by name: the local ones, and after `open` those of the servers."""
+        """Return the tools on offer, sorted by name: the local ones and, after `open`, those of the servers.
+
+        It is the same object until a server's tools change.
+        """
         return self._specs
 
     async def get_all_tool_definitions(self) -> list[dict[str, Any]]:
-        """`[{"name": server, "tools": [{"name", "description", "schema"}, …]}, …]`, local tools under "local".
+        """Return `[{"name": server, "tools": [{"name", "description", "schema"}, …]}, …]`, local tools under "local".
 
-        Opens the servers if they are not open. A server that could not be used has no tools and an "error".
+        Opens the servers if they are not open. A server with problems has an "error".
         """
         await self.open()
         listed = [_definition(LOCAL, [route.spec for route in self._local.values()])] if self._local else []
         for server in self._servers:
             listed.append(_definition(server.name, self._offers.get(server.name, ())))
-            if server.name in self._problems:
-                listed[-1]["error"] = self._problems[server.name]
+            problems = (*self._problems.get(server.name, ()), *self._collisions.get(server.name, ()))
+            if problems:
+                listed[-1]["error"] = " ".join(problems)
         return listed
 
     # -------------------------------------------------------------------------------------------- opening and closing
 
     async def open(self) -> None:
-        """Start every server that does not run, all at once. One that fails is in `problems`; the others serve."""
+        """Start every server that does not run, all at once. One that fails is listed in `problems`."""
         if not self._servers:
             return
         require_mcp()
@@ -159,43 +178,55 @@ class ToolManager:
 
     async def _reach(self, server: McpServer) -> tuple[ToolSpec, ...] | None:
         try:
-            specs = await server.open()
+            offer = await server.open()
         except ServerFailed as error:
-            self._problems[server.name] = str(error)
+            self._problems[server.name] = (str(error),)
             return None
-        self._problems.pop(server.name, None)
-        offered = [spec for spec in specs if not self._is_listed_out(server.name, spec.name)]
-        if not all(spec.name for spec in offered):  # an API would refuse the whole request for it
-            self._problems[server.name] = f"MCP server {server.name!r} has a tool without a name; not offered."
-            offered = [spec for spec in offered if spec.name]
-        broken = [spec.name for spec in offered if not is_json_schema(spec.parameters)]
-        if broken:
-            self._problems[server.name] = (
-                f"MCP server {server.name!r}: the parameters of {', '.join(broken)} are no JSON Schema that stands "
-                "alone; not offered."
-            )
-        return tuple(spec for spec in offered if spec.name not in broken)
+        self._problems[server.name] = offer.problems
+        return self._allowed(server.name, offer)
+
+    def _allowed(self, server_name: str, offer: Offer) -> tuple[ToolSpec, ...]:
+        return tuple(spec for spec in offer.tools if not self._is_blacklisted(server_name, spec.name))
+
+    def _tools_changed(self, server_name: str, offer: Offer) -> None:
+        """Take over a server's new list of tools: `specs` returns it then."""
+        self._problems[server_name] = offer.problems
+        allowed = self._allowed(server_name, offer)
+        if allowed != self._offers.get(server_name):
+            self._offers = {**self._offers, server_name: allowed}
+            self._name_all()
 
     # -------------------------------------------------------------------------------------------- calling
 
-    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Any:
-        """What the tool returns for arguments that fit its schema.
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any], progress: Progress | None = None) -> Any:
+        """Call a tool with arguments that fit its schema.
 
-        A local tool's value and exceptions come as they are. A server's result is its text or its structured content;
-        with images, audio or resources it is a `ToolOutput` whose `metadata` holds every part whole. Raises `ToolError`
-        if there is no such tool, if the server's tool failed, and if its server did.
+        Args:
+            spec: The tool.
+            arguments: Its arguments.
+            progress: Receives the progress that the tool reports.
+
+        Returns:
+            A local tool's value. A server's result is its text or its structured content; with images, audio or
+            resources it is a `ToolOutput` whose `metadata` has every part.
+
+        Raises:
+            ToolError: The tool is unknown, the server's tool failed, or its server did. A local tool's exceptions are
+                raised as they are.
         """
         route = self._routes.get(spec.name)
         if route is None:
             raise ToolError(f"Unknown tool: {spec.name}.")
         if not isinstance(route.home, McpServer):
-            return await route.home.call(arguments)
-        return await self._ask_server(route, route.home, arguments)
+            with reporting_to(progress):
+                return await route.home.call(arguments)
+        result = await route.home.call(route.name, arguments, route.spec.policy, progress)
+        return result.value if result.is_plain else result.output()
 
     async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`{"server_name", "tool_name", "result"}`, or "error" in place of "result". Raises nothing but cancellation.
+        """Return `{"server_name", "tool_name", "result"}`, or "error" instead of "result". Raises only cancellation.
 
-        The server name of a local tool is "local" (an empty one will do). Opens the servers if they are not open.
+        The server name of a local tool is "local" or empty. Opens the servers if they are not open.
         """
         named: dict[str, Any] = {"server_name": server_name, "tool_name": tool_name}
         try:
@@ -207,13 +238,9 @@ class ToolManager:
                 return {**named, "error": f"Unknown tool: {tool_name} on server {server_name}. {self._listed()}"}
             return {**named, "result": _result(await self.call(route.spec, arguments))}
         except (Exception, SystemExit) as error:
-            told = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
+            message = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
             prefix = f"Error executing tool {tool_name}"  # servers on the reference classes write it themselves
-            return {**named, "error": told if told.startswith(prefix) else f"{prefix}: {told}"}
-
-    async def _ask_server(self, route: _Route, server: McpServer, arguments: Mapping[str, Any]) -> Any:
-        result = await server.call(route.name, arguments, route.spec.policy)
-        return result.value if result.is_plain else result.output()
+            return {**named, "error": message if message.startswith(prefix) else f"{prefix}: {message}"}
 
     def _find(self, server_name: str | None, tool_name: str) -> _Route | None:
         """A tool by its server's name for it, or by the name it is offered under."""
@@ -230,25 +257,35 @@ class ToolManager:
 
     # -------------------------------------------------------------------------------------------- naming
 
+    def add(self, tool: AnyTool) -> None:
+        """Add a local tool.
+
+        Raises:
+            ToolDefinitionError: It is not a tool, or another tool has its name.
+        """
+        self._add(tool)
+        self._name_all()
+
     def _add(self, tool: AnyTool) -> None:
         if not is_tool(tool):
-            raise ToolDefinitionError(f"{tool!r} is no tool. Put @tool on the function.")
+            raise ToolDefinitionError(f"{tool!r} is not a tool. Put @tool on the function.")
         spec = governed(tool.spec)
         if spec.name in self._local:
             raise ToolDefinitionError(
                 f"Two tools are named {spec.name!r}: {_place(self._local[spec.name].home)} and {_place(tool)}. "
                 "Give one another name: @tool(name='…')."
             )
-        if not self._is_listed_out(LOCAL, spec.name):
+        if not self._is_blacklisted(LOCAL, spec.name):
             self._local[spec.name] = _Route(spec, spec.name, tool)
 
-    def _is_listed_out(self, server: str, tool: str) -> bool:
+    def _is_blacklisted(self, server: str, tool: str) -> bool:
         return tool in self._blacklist or f"{server}/{tool}" in self._blacklist
 
     def _name_all(self) -> None:
         routes = dict(self._local)
         offered = [(server, spec) for server in self._servers for spec in self._offers.get(server.name, ())]
         counts: dict[str, int] = {}
+        collisions: dict[str, list[str]] = {}
         for _, spec in offered:
             counts[_wire_name(spec.name)] = counts.get(_wire_name(spec.name), 0) + 1
         for server, spec in offered:
@@ -257,12 +294,13 @@ class ToolManager:
                 name = _wire_name(f"{server.name}-{spec.name}")
             if name in routes:
                 other = routes[name].spec.server_name or LOCAL
-                self._problems[server.name] = (
-                    f"The tool {spec.name!r} of MCP server {server.name!r} is not offered: {name!r} is the name of a "
-                    f"tool of {other!r} already. Give the server another name, or blacklist one of the two."
+                collisions.setdefault(server.name, []).append(
+                    f"The tool {spec.name!r} of MCP server {server.name!r} is not offered: {other!r} already has a "
+                    f"tool named {name!r}. Give the server another name, or blacklist one of the two."
                 )
                 continue
             routes[name] = _Route(replace(governed(spec), name=name), spec.name, server)
+        self._collisions = {name: tuple(messages) for name, messages in collisions.items()}
         self._routes = routes
         self._specs = tuple(routes[name].spec for name in sorted(routes))
 
@@ -289,6 +327,6 @@ def _definition(server: str, specs: Sequence[ToolSpec]) -> dict[str, Any]:
 
 
 def _result(value: Any) -> Any:
-    from closeout.outputs.models import ToolOutput
+    from closeout.results.tool_output import ToolOutput
 
     return value.result if isinstance(value, ToolOutput) else value

@@ -1,82 +1,148 @@
-"""One MCP server over its whole life: started, connected, called, reconnected once when it died, closed.
+"""Connect to one MCP server: start it, list and call its tools, connect again if it ends or forgets the session.
 
-A session must be entered and left in the same task (its cancel scopes say so), so each has a task of its own that does
-only that; calls are made from whatever task they come from. Which tools exist in all is manager.py's business.
+A session must be entered and left in the same task, because it holds cancel scopes. So each session has a task of its
+own that does only that; calls may come from any task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+import logging
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
-from closeout.errors import ToolError
+from closeout.errors import ToolError, UsageError
 from closeout.messages import ToolPolicy, ToolSpec
-from closeout.outputs.escape import escape_markers
+from closeout.redaction import redact
+from closeout.results.escape import escape_markers
+from closeout.tools.calls import MAX_EXTENSION, Progress, extensible_timeout
 from closeout.tools.mcp_config import McpServerConfig
 from closeout.tools.mcp_result import McpResult
-from closeout.tools.mcp_transport import ErrorTail, ServerFailed, open_transport, overflowed, reason
-from closeout.tools.schema import without_titles
+from closeout.tools.schema import is_json_schema, without_titles
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import Tool as McpTool
 
-__all__ = ["McpServer"]
+__all__ = ["POLICY_KEY", "STATED_FIELDS", "McpServer", "Offer", "ServerFailed", "require_mcp"]
+
+POLICY_KEY = "closeout/policy"  # in a tool's `_meta`: what a Closeout server states about its tool
+STATED_FIELDS = ("aliases", "duplicate_key", "empty_at", "check_content")
 
 PROBE_SECONDS = 3.0  # for a server that let a call time out to show that it still answers
 BROKEN_SECONDS = 0.5  # for a stream that broke to say why
 MAX_PAGES = 200  # of a server's list of tools
-MAX_DESCRIPTION = 10_000  # characters: it stands in every request
-CLOSED = "Connection closed"  # how the library says so
+MAX_TOOLS = 1_000  # of one server; every request would carry them
+MAX_DESCRIPTION = 10_000  # characters; every request carries it
+CLOSED = "Connection closed"  # the library's message
+SESSION_HEADER = "mcp-session-id"
+STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
+STDERR_SHOWN = 600  # characters of it in a message
+MAX_EVENT_BYTES = 256_000_000  # of one result over streamable HTTP
+LINES_SHOWN = 4
+CONNECT_SECONDS = 30.0
+SILENCE_SECONDS = 86_400.0  # of an event stream: a slow tool may be silent, and calls have their own deadlines
+
+
+class ServerFailed(ToolError):
+    """A server could not be started or reached. The text names it and says why."""
+
+
+def require_mcp() -> None:
+    """Raise `UsageError` if the extra `mcp` is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("mcp") is None:
+        raise UsageError("MCP servers need the extra 'mcp': pip install 'closeout[mcp]'.")
+
+
+class Offer(NamedTuple):
+    """The tools that a server offers, under their own names, and one sentence for each that is left out."""
+
+    tools: tuple[ToolSpec, ...]
+    problems: tuple[str, ...] = ()
 
 
 class McpServer:
-    """A server and its live session, one for each event loop that uses it."""
+    """A server and its live session, one for each event loop that uses it.
 
-    def __init__(self, config: McpServerConfig) -> None:
+    Args:
+        config: How to reach it.
+        on_change: Called with the new offer when the server says that its tools have changed.
+    """
+
+    def __init__(self, config: McpServerConfig, on_change: Callable[[Offer], None] | None = None) -> None:
         self.config = config
+        self._on_change = on_change
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, _Slot] = WeakKeyDictionary()
 
     @property
     def name(self) -> str:
         return self.config.name
 
-    async def open(self) -> tuple[ToolSpec, ...]:
-        """Start the server if it does not run, and read its tools, each under its own name. Raises `ServerFailed`."""
+    async def open(self) -> Offer:
+        """Start the server if it does not run, and return its tools. Raises `ServerFailed`."""
         session = await self._live()
-        return tuple(_spec(self.config, tool) for tool in session.tools)
+        return _offer(self.config, session.tools, is_cut=session.is_cut)
 
-    async def call(self, name: str, arguments: Mapping[str, Any], policy: ToolPolicy) -> McpResult:
-        """Call a tool. If the server dies meanwhile it is started once more, and the call is made again if the policy
-        allows that. Raises `ToolError`: the tool failed, the server did, or there was no answer in time.
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], policy: ToolPolicy, progress: Progress | None = None
+    ) -> McpResult:
+        """Call a tool.
+
+        A server that dies meanwhile is started once more; a session that it has forgotten is initialised again. The
+        call is then repeated if the policy allows that.
+
+        Args:
+            name: The tool's own name.
+            arguments: Arguments that fit its schema.
+            policy: The tool's policy.
+            progress: Receives the call's progress, which also extends its deadline.
+
+        Raises:
+            ToolError: The tool failed, the server did, or there was no answer in time.
         """
         timeout = self.config.timeout or policy.timeout
         session = await self._live()
         try:
-            return await session.call(name, arguments, timeout)
+            return await session.call(name, arguments, timeout, progress)
         except _Died as death:
             try:
                 session = await self._live(dead=session)
             except ServerFailed as error:
                 raise ToolError(f"MCP server {self.name!r} ended during the call of {name}. {error}") from None
             if policy.crash_rule != "rerun":
-                raise ToolError(
-                    f"MCP server {self.name!r} ended during the call of {name}.{death} It is connected again; whether "
-                    "the call had its effect is not known."
-                ) from None
+                raise ToolError(self._not_repeated(name, death)) from None
         try:
-            return await session.call(name, arguments, timeout)
+            return await session.call(name, arguments, timeout, progress)
         except _Died as death:
-            raise ToolError(f"MCP server {self.name!r} ended twice during the call of {name}.{death}") from None
+            verb = "forgot its session" if death.is_forgotten else "ended"
+            raise ToolError(f"MCP server {self.name!r} {verb} twice during the call of {name}.{death}") from None
+
+    def _not_repeated(self, name: str, death: _Died) -> str:
+        if death.is_forgotten:
+            return (
+                f"MCP server {self.name!r} had forgotten its session and refused the call of {name}. It is connected "
+                "again. Make the call again if it is still needed."
+            )
+        return (
+            f"MCP server {self.name!r} ended during the call of {name}.{death} It is connected again; whether the call "
+            "had its effect is not known."
+        )
 
     async def aclose(self) -> None:
-        """End this event loop's session and its server process. `open` and `call` start anew."""
+        """End this event loop's session and its server process. `open` and `call` start them again."""
         slot = self._slots.pop(asyncio.get_running_loop(), None)
         if slot is not None and slot.session is not None:
             await slot.session.close()
@@ -91,10 +157,16 @@ class McpServer:
             slot.session = None
             if old is not None:
                 await old.close()
-            session = _Session(self.config)
+            session = _Session(self.config, self._changed)
             await session.start()
             slot.session = session
+            if old is not None:  # the new session may offer other tools
+                self._changed(session)
             return session
+
+    def _changed(self, session: _Session) -> None:
+        if self._on_change is not None:
+            self._on_change(_offer(self.config, session.tools, is_cut=session.is_cut))
 
 
 @dataclass(slots=True)
@@ -104,22 +176,29 @@ class _Slot:
 
 
 class _Died(Exception):
-    """The session ended under a call. Its text is the end of the server's error output, ready for a message."""
+    """The session ended during a call. The text is the end of the server's error output, ready for a message."""
+
+    def __init__(self, text: str = "", *, is_forgotten: bool = False) -> None:
+        super().__init__(text)
+        self.is_forgotten = is_forgotten  # the server runs, but no longer knows the session
 
 
 class _Session:
     """One session and the task that owns it."""
 
-    def __init__(self, config: McpServerConfig) -> None:
+    def __init__(self, config: McpServerConfig, on_change: Callable[[_Session], None]) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
         self.tools: list[McpTool] = []
-        self._errors = ErrorTail()
+        self.is_cut = False  # the server has more tools than are listed
+        self._on_change = on_change
+        self._changed = asyncio.Event()  # the server says that its tools have changed
+        self._errors = _ErrorTail()
         self._client: Client | None = None
         self._ready: asyncio.Future[None] = self.loop.create_future()
         self._stop = asyncio.Event()
         self._doubtful = False  # a call timed out: the server may hang
-        self._overflowed = False  # it ended of a result that the library does not read
+        self._has_overflowed = False  # it ended because of a result that the library does not read
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -142,28 +221,44 @@ class _Session:
             await self.close()
             raise
 
-    async def call(self, name: str, arguments: Mapping[str, Any], timeout: float | None) -> McpResult:
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], timeout: float | None, receiver: Progress | None
+    ) -> McpResult:
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+        from mcp.types import CONNECTION_CLOSED
 
         client = self._client
         if client is None or self.ended:
             raise _Died(self._errors.quoted())
-        request = asyncio.ensure_future(client.call_tool(name, dict(arguments), read_timeout_seconds=timeout))
+        deadline, extend = extensible_timeout(timeout, receiver)
+        has_progressed = False
+
+        async def report(progress: float, total: float | None, message: str | None) -> None:  # the library's names
+            nonlocal has_progressed
+            has_progressed = True
+            extend(progress, total, message or "")
+
+        self._errors.forgotten = False
+        request = asyncio.ensure_future(client.call_tool(name, dict(arguments), progress_callback=report))
         try:
-            result = await self._unless_ended(request)
+            async with deadline:
+                result = await self._unless_ended(request)
         except _Died:
             raise await self._lost(name) from None
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED and error.message == CLOSED:  # servers use the code for errors of theirs
+            if error.code == CONNECTION_CLOSED and error.message == CLOSED:  # servers use the code for their own errors
                 raise await self._lost(name) from None
-            if error.code == REQUEST_TIMEOUT:
-                self._doubtful = True
-                raise ToolError(
-                    f"{name} did not answer within {timeout:g} s (MCP server {self.config.name!r})."
-                ) from None
-            raise ToolError(error.message) from None
-        except (RuntimeError, ValueError, TimeoutError) as error:  # a result that breaks the protocol or its own schema
+            if self._errors.forgotten:
+                self._stop.set()
+                raise _Died(is_forgotten=True) from None
+            raise ToolError(redact(error.message, self.config.secrets)) from None
+        except (RuntimeError, ValueError, TimeoutError) as error:  # too late, or a result that breaks its schema
+            if deadline.expired():
+                within = f"{timeout:g} s"
+                if has_progressed and timeout is not None:
+                    within += f" of its last report of progress, or {timeout * MAX_EXTENSION:g} s in all"
+                raise ToolError(f"{name} did not answer within {within} (MCP server {self.config.name!r}).") from None
+            # a result that breaks the protocol or its own schema
             raise ToolError(f"{name} gave a result that cannot be used: {_first(error)}") from None
         content = tuple(part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in result.content)
         outcome = McpResult(content, result.structured_content)
@@ -172,25 +267,25 @@ class _Session:
         return outcome
 
     async def _unless_ended(self, request: asyncio.Future[Any]) -> Any:
-        """The outcome of a request, or `_Died` if the session's own task ends before: a transport may just break."""
+        """The result of a request. Raises `_Died` if the session's own task ends before: a transport may just break."""
         assert self._task is not None
         try:
             await asyncio.wait((request, self._task), return_when=asyncio.FIRST_COMPLETED)
             if request.done():
                 return request.result()
+            raise _Died
         finally:
             if not request.done():
-                self._doubtful = True  # the caller's deadline passed, as a rule: ask before the next call
+                self._doubtful = True  # usually a deadline has passed: probe the server before the next call
                 request.cancel()
                 with suppress(Exception, asyncio.CancelledError):
                     await asyncio.wait((request,))
-        raise _Died
 
     async def _lost(self, name: str) -> Exception:
-        """What to raise of a call that was under way when the session ended."""
+        """What to raise for a call that was running when the session ended."""
         if self.config.transport == "sse" and self._task is not None:
             await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # it knows why
-        if not self._overflowed:
+        if not self._has_overflowed:
             return _Died(await self._last_words())
         return ToolError(
             f"MCP server {self.config.name!r} sent a result of more than 1 MB over SSE, which the mcp library does not "
@@ -224,19 +319,21 @@ class _Session:
             raise
 
     async def _own(self) -> None:
-        """Hold the session open until it is told to stop. Failures before it is ready are told to `start`."""
+        """Hold the session open until it must stop. Failures before it is ready are raised by `start`."""
         try:
             async with AsyncExitStack() as stack:
                 stack.callback(self._errors.release)
-                transport = open_transport(self.config, self._errors, stack)
+                transport = _open_transport(self.config, self._errors, stack)
                 from mcp import Client
 
-                client = await stack.enter_async_context(Client(transport, cache=None))
+                client = await stack.enter_async_context(
+                    Client(transport, cache=None, message_handler=self._note_message)
+                )
                 self._errors.release()
-                self.tools = await _list_tools(client)
+                self.tools, self.is_cut = await _list_tools(client)
                 self._client = client
                 self._ready.set_result(None)
-                await self._stop.wait()
+                await self._follow(client)
         except asyncio.CancelledError:
             if not self._ready.done():
                 self._ready.cancel()
@@ -244,38 +341,245 @@ class _Session:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            self._overflowed = overflowed(error)
+            self._has_overflowed = _overflowed(error)
             if not self._ready.done():
                 self._ready.set_exception(self._failure(error, await self._last_words()))
         finally:
             self._client = None
+
+    async def _note_message(self, message: Any) -> None:
+        """Note that the server's tools have changed."""
+        if type(message).__name__ == "ToolListChangedNotification":
+            self._changed.set()
+
+    async def _follow(self, client: Client) -> None:
+        """List the tools again whenever they change, until the session must stop."""
+        subscription = asyncio.create_task(self._subscribe(client))
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            while not self._stop.is_set():
+                changed = asyncio.create_task(self._changed.wait())
+                await asyncio.wait((stop, changed), return_when=asyncio.FIRST_COMPLETED)
+                if not changed.done():
+                    changed.cancel()
+                    return
+                self._changed.clear()
+                with suppress(Exception):  # the tools stay as they are; the next call shows what is wrong
+                    self.tools, self.is_cut = await _list_tools(client)
+                    self._on_change(self)
+        finally:
+            subscription.cancel()
+            stop.cancel()
+
+    async def _subscribe(self, client: Client) -> None:
+        """Follow the changes that newer servers report on a stream of their own."""
+        with suppress(Exception):  # an older protocol sends notifications instead
+            async with client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    self._changed.set()
 
     def _failure(self, error: BaseException, last_words: str) -> ServerFailed:
         about = f"MCP server {self.config.name!r} ({self.config.address})"
         if isinstance(error, ServerFailed):
             return error
         verb = "started" if self.config.transport == "stdio" else "reached"
-        return ServerFailed(f"{about} could not be {verb}: {reason(error, self._errors.status)}.{last_words}")
+        cause = f"{_reason(error, self._errors.status)}.{last_words}"
+        return ServerFailed(f"{about} could not be {verb}: {redact(cause, self.config.secrets)}")
 
     async def _last_words(self) -> str:
         """The end of the error output, after a moment for the dying process to write it."""
         await asyncio.to_thread(self._errors.settle)
-        return self._errors.quoted()
+        return str(redact(self._errors.quoted(), self.config.secrets))
 
 
-# ------------------------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------------------------ transports
 
 
-async def _list_tools(client: Client) -> list[McpTool]:
+def _open_transport(
+    config: McpServerConfig, errors: _ErrorTail, stack: AsyncExitStack
+) -> AbstractAsyncContextManager[Any]:
+    """Return the transport to a server; entering it connects."""
+    _keep_quiet()
+    if config.transport == "stdio":
+        from mcp import StdioServerParameters, stdio_client
+
+        parameters = StdioServerParameters(
+            command=_program(config), args=list(config.args), env=dict(config.env), cwd=config.cwd,
+            encoding_error_handler="replace",
+        )  # fmt: skip
+        return stdio_client(parameters, errlog=errors.open())
+    if config.transport == "sse":
+        from mcp.client.sse import sse_client
+
+        return sse_client(
+            config.url, headers=dict(config.headers), timeout=CONNECT_SECONDS, sse_read_timeout=SILENCE_SECONDS
+        )
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    http = httpx2.AsyncClient(
+        headers=dict(config.headers),
+        timeout=httpx2.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS),
+        event_hooks={"response": [errors.note]},
+    )
+    stack.push_async_callback(http.aclose)
+    return streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_EVENT_BYTES)
+
+
+def _program(config: McpServerConfig) -> str:
+    """The full path of the command. Raises `ServerFailed` if there is none."""
+    if config.cwd and not Path(config.cwd).is_dir():
+        raise ServerFailed(f"MCP server {config.name!r} could not be started: its cwd {config.cwd!r} does not exist.")
+    found = shutil.which(config.command, path=config.env.get("PATH"))
+    if found is None and config.cwd and (beside := Path(config.cwd, config.command)).is_file():
+        found = str(beside)
+    if found is None and config.command in ("python", "python3"):
+        found = sys.executable
+    if found is None:
+        raise ServerFailed(
+            f"MCP server {config.name!r} could not be started: the command {config.command!r} was not found. "
+            "Install it or give its full path."
+        )
+    return found
+
+
+def _keep_quiet() -> None:
+    """The library logs what servers send. Unless the program sets up logging, that must not reach the terminal."""
+    for name in ("mcp", "client", "httpx2"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            logger.addHandler(logging.NullHandler())
+
+
+def _reason(error: BaseException, status: int | None = None) -> str:
+    """Return the first real cause in a tree of exceptions, as a sentence without its full stop.
+
+    `status` is that of the server's last answer over HTTP, if it was an error.
+    """
+    causes = list(_leaves(error))
+    cause = causes[0] if causes else error
+    status = getattr(getattr(cause, "response", None), "status_code", status)
+    if status in (401, 403):
+        return f"it answered HTTP {status}; give its key in headers={{'Authorization': 'Bearer …'}}"
+    if status is not None:
+        return f"it answered HTTP {status}"
+    text = str(cause).strip().rstrip(".").splitlines()
+    if text and text[0] == "Connection closed":
+        return "it ended before it was ready"
+    return text[0][:300] if text else type(cause).__name__
+
+
+def _overflowed(error: BaseException) -> bool:
+    """Return whether a stream ended because of an event longer than the HTTP library reads: 1 MB."""
+    return any(type(cause).__name__ == "SSEError" and "limit" in str(cause) for cause in _leaves(error))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    elif not isinstance(error, asyncio.CancelledError):
+        yield error
+
+
+class _ErrorTail:
+    """The errors of a server: the end of its error output, or the status of its last HTTP answer.
+
+    A thread drains the output, so that the process never waits and no terminal shows it.
+    """
+
+    def __init__(self) -> None:
+        self._writer: TextIO | None = None
+        self._drained: threading.Thread | None = None
+        self._kept = b""
+        self.status: int | None = None
+        self.forgotten = False  # the last answer over HTTP says that the server no longer knows the session
+
+    async def note(self, response: Any) -> None:
+        """Remember the last answer over HTTP if it was an error: the library does not pass it on."""
+        self.status = status = response.status_code if response.status_code >= 400 else None
+        if status not in (400, 404) or SESSION_HEADER not in response.request.headers:
+            return
+        try:
+            body = (await response.aread()).decode("utf-8", "replace")
+        except Exception:  # the answer broke off
+            body = ""
+        if status == 404:  # the specification's answer, unless the body says that the method is not known
+            self.forgotten = self.forgotten or not re.search(r"-32601\b", body)
+        else:  # many servers answer 400 "No valid session ID provided"
+            self.forgotten = self.forgotten or "session" in body.lower()
+
+    def open(self) -> TextIO:
+        """Return the file that the process writes its errors to."""
+        receive, send = os.pipe()
+        self._writer = os.fdopen(send, "w", encoding="utf-8", errors="replace")
+        self._drained = threading.Thread(target=self._drain, args=(receive,), name="closeout-mcp-stderr", daemon=True)
+        self._drained.start()
+        return self._writer
+
+    def _drain(self, receive: int) -> None:
+        with os.fdopen(receive, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(65_536):
+                self._kept = (self._kept + chunk)[-STDERR_KEPT:]
+
+    def release(self) -> None:
+        """Close our end once the process has its own, so that the pipe ends with the process."""
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
+
+    def settle(self) -> None:
+        """Wait a moment for the rest of the output of a process that ends."""
+        self.release()
+        if self._drained is not None:
+            self._drained.join(0.5)
+
+    def quoted(self) -> str:
+        """Return the last words as a sentence that starts with a blank, or ""."""
+        lines = [" ".join(line.split()) for line in self._kept.decode("utf-8", "replace").splitlines()]
+        words = " / ".join([line for line in lines if line][-LINES_SHOWN:])
+        return f" Its last words: {words[-STDERR_SHOWN:]}." if words else ""
+
+
+# ------------------------------------------------------------------------------------------------ tools
+
+
+async def _list_tools(client: Client) -> tuple[list[McpTool], bool]:
+    """The server's tools, and whether it has more than are read."""
     tools: list[McpTool] = []
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
         tools.extend(page.tools)
         cursor = page.next_cursor
-        if not cursor:
+        if not cursor or len(tools) > MAX_TOOLS:
             break
-    return tools
+    return tools[:MAX_TOOLS], bool(cursor) or len(tools) > MAX_TOOLS
+
+
+def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> Offer:
+    """The tools that can be offered, and why each of the others cannot."""
+    about = f"MCP server {config.name!r}"
+    offered: dict[str, ToolSpec] = {}
+    problems: list[str] = []
+    if is_cut:
+        problems.append(f"{about} has more than {MAX_TOOLS:,} tools; only the first {MAX_TOOLS:,} are offered.")
+    for tool in tools:
+        if not tool.name:  # a model's API would refuse the whole request
+            problems.append(f"{about} has a tool without a name; not offered.")
+        elif tool.name in offered:
+            problems.append(f"{about} has two tools named {tool.name!r}; the second is not offered.")
+        elif tool.execution is not None and tool.execution.task_support == "required":
+            problems.append(f"{about}: {tool.name} runs only as a task, which is not supported; not offered.")
+        else:
+            spec = _spec(config, tool)
+            if is_json_schema(spec.parameters):
+                offered[tool.name] = spec
+            else:
+                problems.append(
+                    f"{about}: the parameters of {tool.name} are not a self-contained JSON Schema; not offered."
+                )
+    return Offer(tuple(offered.values()), tuple(problems))
 
 
 def _spec(config: McpServerConfig, tool: McpTool) -> ToolSpec:
@@ -292,14 +596,14 @@ def _spec(config: McpServerConfig, tool: McpTool) -> ToolSpec:
 
 
 def _harmless(description: str) -> str:
-    """A description that a server wrote: it stands in the prompt, where it must not open a turn, a call or a result."""
+    """A server's description as it enters the prompt, where it must not open a turn, a call or a result."""
     if len(description) > MAX_DESCRIPTION:
         description = f"{description[:MAX_DESCRIPTION]} …"
     return escape_markers(description)
 
 
 def _first(error: Exception) -> str:
-    """The first complaint of a validation, which has a page for each; another error as it is."""
+    """The first error of a validation; any other error's text."""
     complaints = error.errors(include_url=False) if isinstance(error, ValidationError) else []
     if not complaints:
         return str(error)
@@ -307,14 +611,37 @@ def _first(error: Exception) -> str:
 
 
 def _policy(tool: McpTool) -> ToolPolicy:
-    """What the server hints at. A hint that is not given is not taken for granted either way."""
+    """Return what the server hints at. A tool without hints may be destructive: the specification's default."""
+    stated = _stated_policy(tool)
     hints = tool.annotations
     if hints is None:
-        return ToolPolicy()
+        return replace(stated, effects_known=False)
     read_only = bool(hints.read_only_hint)
     return replace(
-        ToolPolicy(),
+        stated,
         read_only=read_only,
         idempotent=read_only or bool(hints.idempotent_hint),
         destructive=bool(hints.destructive_hint) and not read_only,
+        effects_known=read_only or hints.destructive_hint is not None,
     )
+
+
+def _stated_policy(tool: McpTool) -> ToolPolicy:
+    """Return the policy that a Closeout server states beside a tool; the default for anything malformed."""
+    stated = (tool.meta or {}).get(POLICY_KEY)
+    known = (tool.input_schema or {}).get("properties")
+    if not isinstance(stated, Mapping) or not isinstance(known, Mapping):
+        return ToolPolicy()
+    aliases = stated.get("aliases")
+    policy = ToolPolicy(
+        aliases={name: _texts(others) for name, others in aliases.items()} if isinstance(aliases, Mapping) else {},
+        duplicate_key=_texts(stated.get("duplicate_key")) or None,
+        empty_at=_texts(stated.get("empty_at")),
+        check_content=stated.get("check_content") is True,
+    )
+    named = {*policy.aliases, *(policy.duplicate_key or ())}
+    return policy if named <= known.keys() else ToolPolicy()
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()

@@ -1,4 +1,4 @@
-"""How an MCP server is named and reached, read from what a user wrote. Nothing is started or connected here."""
+"""Read how MCP servers are named and reached, from entries of our own or from the configuration of another client."""
 
 from __future__ import annotations
 
@@ -9,83 +9,88 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from closeout.errors import ConfigError
+from closeout.parsing.json_text import repair_json
+from closeout.redaction import secrets_in
 
 __all__ = ["McpEntry", "McpServerConfig", "read_servers"]
 
 START_SECONDS = 60.0  # for a server to start and list its tools: package runners download it first
+MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout",
 )  # fmt: skip
+_URL_KEYS = ("url", "httpUrl", "serverUrl")
+_SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
+# What other clients write beside a server's address: approvals, filters of their interfaces, looks, sign-in.
+_FOREIGN_KEYS = frozenset((
+    "alwaysAllow", "autoApprove", "autoapprove", "description", "dev", "disabledTools", "enabledTools", "excludeTools",
+    "gallery", "icon", "iconPath", "id", "includeTools", "oauth", "sandbox", "sandboxEnabled", "tools", "trust",
+    "version", "workingDirectory",
+))  # fmt: skip
 _TRANSPORTS = {
-    "stdio": "stdio", "http": "http", "streamable-http": "http", "streamable_http": "http", "streamableHttp": "http",
-    "sse": "sse",
+    "stdio": "stdio", "local": "stdio", "http": "http", "streamable-http": "http", "streamable_http": "http",
+    "streamableHttp": "http", "remote": "http", "sse": "sse",
 }  # fmt: skip
-_RUNNERS = {
-    "python",
-    "python3",
-    "py",
-    "node",
-    "npx",
-    "uvx",
-    "uv",
-    "run",
-    "exec",
-    "bunx",
-    "deno",
-    "docker",
-    "sh",
-    "bash",
-}
+_RUNNERS = frozenset((
+    "python", "python3", "py", "node", "npx", "uvx", "uv", "run", "exec", "bunx", "deno", "docker", "sh", "bash",
+))  # fmt: skip
+_VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*)(?::-(?P<default>[^}]*))?\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServerConfig:
-    """One server. `timeout` (seconds for a call) None: the tool's policy decides."""
+    """One server. `timeout` is seconds for a call; None leaves it to the tool's policy."""
 
     name: str
     transport: Literal["stdio", "http", "sse"]
     command: str = ""
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
     url: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout: float | None = None
     start_timeout: float = START_SECONDS
 
     @property
     def address(self) -> str:
-        """What a person is shown: the command line or the URL without password and query."""
+        """The command line, or the URL without password and query, for messages."""
         if self.transport == "stdio":
             return shlex.join([self.command, *self.args])
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Texts that no message may show: the keys in headers and environment."""
+        return (*secrets_in(self.headers), *secrets_in(self.env))
 
-# A command, a URL, a mapping with the keys of `McpServerConfig`, or what was read of one.
+
+# A command, a URL, a JSON file's path, a mapping with the keys of `McpServerConfig`, or a configuration read already.
 McpEntry = str | Mapping[str, Any] | McpServerConfig
 
 
 def read_servers(entries: McpEntry | Mapping[str, McpEntry] | Iterable[McpEntry]) -> tuple[McpServerConfig, ...]:
-    """Read one entry, a list of them, or a mapping of names to them (the usual `mcpServers` JSON, whole too).
+    """Read MCP servers.
 
-    Every server has a name of its own afterwards. Raises `ConfigError` that says which entry is wrong and how.
+    Args:
+        entries: One entry, a list of entries, a mapping of names to entries, or the whole configuration of Claude
+            Desktop, VS Code or another client: the servers are under `mcpServers` or `servers`, other top-level keys
+            are ignored, and so are disabled servers. `${VAR}` and `${VAR:-default}` are replaced from the environment.
+            A text that names a JSON file is read as such a configuration.
+
+    Returns:
+        The servers, each with a name of its own.
+
+    Raises:
+        ConfigError: An entry is wrong. The text says which, and how.
     """
-    if isinstance(entries, Mapping) and list(entries) == ["mcpServers"]:
-        entries = entries["mcpServers"]
-    if isinstance(entries, str | McpServerConfig) or (
-        isinstance(entries, Mapping) and ("command" in entries or "url" in entries)
-    ):
-        entries = [entries]
-    if isinstance(entries, Mapping):
-        configs = [_read(entry, str(name)) for name, entry in entries.items()]
-    else:
-        configs = [_read(entry, "") for entry in entries]
+    configs = _read_all(entries, is_foreign=False)
     taken: set[str] = set()
     unique: list[McpServerConfig] = []
     for config in configs:
@@ -98,28 +103,85 @@ def read_servers(entries: McpEntry | Mapping[str, McpEntry] | Iterable[McpEntry]
     return tuple(unique)
 
 
-def _read(entry: Any, name: str) -> McpServerConfig:
+def _read_all(entries: Any, *, is_foreign: bool) -> list[McpServerConfig]:
+    if isinstance(entries, McpServerConfig):
+        return [entries]
+    if isinstance(entries, str):
+        file = _configuration_file(entries)
+        return [_read(entries, "")] if file is None else _read_all(_loaded(file), is_foreign=True)
+    if isinstance(entries, Mapping):
+        listed = _listed_servers(entries)
+        if listed is not None:
+            return _read_all(listed, is_foreign=True)
+        if "command" in entries or any(key in entries for key in _URL_KEYS):
+            entries = [entries]
+        else:
+            named = [(str(name), entry) for name, entry in entries.items() if not _is_disabled(entry)]
+            return [_read(entry, name, is_foreign=is_foreign) for name, entry in named]
+    found: list[McpServerConfig] = []
+    for entry in entries:
+        if isinstance(entry, str | McpServerConfig) or (isinstance(entry, Mapping) and _listed_servers(entry)):
+            found += _read_all(entry, is_foreign=is_foreign)
+        elif not _is_disabled(entry):
+            found.append(_read(entry, "", is_foreign=is_foreign))
+    return found
+
+
+def _listed_servers(entries: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The servers of a client's whole configuration; None if this is not one."""
+    if isinstance(entries.get("mcp"), Mapping):  # VS Code's settings.json
+        return _listed_servers(entries["mcp"])
+    for key in _SERVER_LISTS:
+        listed = entries.get(key)
+        if isinstance(listed, Mapping) and not ("command" in listed and isinstance(listed["command"], str)):
+            return listed
+    return None
+
+
+def _is_disabled(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and (entry.get("disabled") is True or entry.get("enabled") is False)
+
+
+def _configuration_file(entry: str) -> Path | None:
+    """The file that a text names; None if it is a command or a URL."""
+    if PurePath(entry).suffix.lower() not in (".json", ".jsonc") or _is_url(entry):
+        return None
+    file = Path(entry).expanduser()
+    if not file.is_file() and len(entry.split()) > 1:  # a command whose last argument is a JSON file
+        return None
+    return file
+
+
+def _loaded(file: Path) -> Any:
+    try:
+        text = file.read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The MCP configuration {file} cannot be read: {error}.") from None
+    read = repair_json(text)  # these files have comments and trailing commas
+    if not read.ok or not isinstance(read.value, Mapping):
+        raise ConfigError(f"The MCP configuration {file} is not a JSON object. Write {{'mcpServers': {{…}}}}.")
+    if _listed_servers(read.value) is None:
+        raise ConfigError(f"The MCP configuration {file} has neither 'mcpServers' nor 'servers'.")
+    return read.value
+
+
+def _read(entry: Any, name: str, *, is_foreign: bool = False) -> McpServerConfig:
     if isinstance(entry, McpServerConfig):
         return entry
     if isinstance(entry, str):
-        return _from_mapping({"url": entry} if _is_url(entry) else {"command": entry}, name, entry)
+        return _from_mapping({"url": entry} if _is_url(entry) else {"command": entry}, name, entry, is_foreign=False)
     if isinstance(entry, Mapping):
-        return _from_mapping(
-            {**({"name": name} if name else {}), **entry}, name, str(entry.get("name") or name or entry)
-        )
+        named = {**({"name": name} if name else {}), **entry}
+        return _from_mapping(named, name, str(entry.get("name") or name or entry), is_foreign=is_foreign)
     raise ConfigError(
         f"MCP server {entry!r} is neither text nor a mapping. Give a command such as 'python server.py', "
-        "a URL, or {'name': …, 'command': …, 'args': […]}."
+        "a URL, a JSON file, or {'name': …, 'command': …, 'args': […]}."
     )
 
 
-def _from_mapping(entry: Mapping[str, Any], name: str, shown: str) -> McpServerConfig:
-    fields = {("transport" if key == "type" else key): value for key, value in entry.items()}
-    for key in fields:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(_KEYS)}."
-            raise ConfigError(f"MCP server {shown!r}: there is no key {key!r}. {hint}")
+def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign: bool) -> McpServerConfig:
+    fields = _known_fields(entry, shown, is_foreign=is_foreign)
+    fields = {key: _expanded(value, shown) for key, value in fields.items()}
     command, args = _command(fields.get("command"), fields.get("args"), shown)
     url = str(fields.get("url") or "")
     if bool(command) == bool(url):
@@ -128,20 +190,82 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str) -> McpServerC
             f"MCP server {shown!r} has {what}. Give 'command' for a local server or 'url' for a remote one."
         )
     if url and not _is_url(url):
-        raise ConfigError(f"MCP server {shown!r}: {url!r} is no URL. It must start with http:// or https://.")
-    transport = _transport(fields.get("transport"), url, shown)
+        raise ConfigError(f"MCP server {shown!r}: {url!r} is not a URL. It must start with http:// or https://.")
+    env = {**_env_file(fields.get("envFile"), shown), **(fields.get("env") or {})}
+    timeout = _seconds(fields.get("timeout"), "timeout", shown)
+    if timeout is not None and is_foreign and timeout > MOST_SECONDS:
+        timeout /= 1000
     return McpServerConfig(
         name=_clean(str(fields.get("name") or name or _derived_name(command, args, url))),
-        transport=transport,
+        transport=_transport(fields.get("transport"), url, shown),
         command=command,
         args=args,
-        env={str(key): str(value) for key, value in (fields.get("env") or {}).items()},
+        env={str(key): str(value) for key, value in env.items() if value is not None},
         cwd=str(fields["cwd"]) if fields.get("cwd") else None,
         url=url,
         headers={str(key): str(value) for key, value in (fields.get("headers") or {}).items()},
-        timeout=_seconds(fields.get("timeout"), "timeout", shown),
+        timeout=timeout,
         start_timeout=_seconds(fields.get("start_timeout"), "start_timeout", shown) or START_SECONDS,
     )
+
+
+def _known_fields(entry: Mapping[str, Any], shown: str, *, is_foreign: bool) -> dict[str, Any]:
+    """The entry under our own keys. Of another client's configuration, keys that mean nothing here are left out."""
+    fields: dict[str, Any] = {}
+    for key, value in entry.items():
+        ours = "transport" if key == "type" else "url" if key in _URL_KEYS else key
+        if ours in _KEYS or ours == "envFile":
+            if value is not None or ours not in fields:
+                fields[ours] = value
+            if key == "httpUrl":
+                fields.setdefault("transport", "http")
+        elif key not in _FOREIGN_KEYS and key not in ("disabled", "enabled"):
+            near = difflib.get_close_matches(str(key), _KEYS, 1)
+            if is_foreign and not near:
+                continue
+            hint = f"Did you mean {near[0]!r}?" if near else f"Use {', '.join(_KEYS)}."
+            raise ConfigError(f"MCP server {shown!r}: {key!r} is not a known key. {hint}")
+    return fields
+
+
+def _expanded(value: Any, shown: str) -> Any:
+    """The value with `${VAR}` replaced, in texts at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _expanded(item, shown) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_expanded(item, shown) for item in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def replacement(found: re.Match[str]) -> str:
+        name, default = found["name"], found["default"]
+        if found["kind"] == "input":
+            raise ConfigError(
+                f"MCP server {shown!r} asks for the input {name!r}, which its editor prompts for. Write ${{VAR}} "
+                "instead and set the environment variable."
+            )
+        known = {"workspaceFolder": str(Path.cwd()), "userHome": str(Path.home())}
+        text = os.environ.get(name, known.get(name, default))
+        if text is None:
+            raise ConfigError(
+                f"MCP server {shown!r} uses ${{{name}}}, and the environment has no variable {name}. Set it, or write "
+                f"${{{name}:-default}}."
+            )
+        return text
+
+    return _VARIABLE.sub(replacement, value)
+
+
+def _env_file(path: Any, shown: str) -> dict[str, str]:
+    """The variables of a file of NAME=value lines."""
+    if not path:
+        return {}
+    try:
+        lines = Path(str(path)).expanduser().read_text("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"MCP server {shown!r}: the envFile {path} cannot be read: {error}.") from None
+    pairs = [line.removeprefix("export ").split("=", 1) for line in map(str.strip, lines) if not line.startswith("#")]
+    return {pair[0].strip(): pair[1].strip().strip("\"'") for pair in pairs if len(pair) == 2}
 
 
 def _command(command: Any, args: Any, shown: str) -> tuple[str, tuple[str, ...]]:
@@ -161,21 +285,21 @@ def _command(command: Any, args: Any, shown: str) -> tuple[str, tuple[str, ...]]
     return (words[0], tuple(words[1:])) if words else ("", ())
 
 
-def _transport(given: Any, url: str, shown: str) -> Literal["stdio", "http", "sse"]:
-    if given is not None and given not in _TRANSPORTS:
-        raise ConfigError(f"MCP server {shown!r}: there is no transport {given!r}. There are: stdio, http, sse.")
+def _transport(name: Any, url: str, shown: str) -> Literal["stdio", "http", "sse"]:
+    if name is not None and name not in _TRANSPORTS:
+        raise ConfigError(f"MCP server {shown!r}: {name!r} is not a transport. Use stdio, http or sse.")
     if not url:
         return "stdio"
-    if given is not None and _TRANSPORTS[given] == "sse":
+    if name is not None and _TRANSPORTS[name] == "sse":
         return "sse"
-    return "sse" if given is None and urlsplit(url).path.rstrip("/").endswith("/sse") else "http"
+    return "sse" if name is None and urlsplit(url).path.rstrip("/").endswith("/sse") else "http"
 
 
 def _seconds(value: Any, key: str, shown: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"MCP server {shown!r}: {key} must be a number of seconds above 0, and it is {value!r}.")
+        raise ConfigError(f"MCP server {shown!r}: {key} must be a number of seconds above 0, got {value!r}.")
     return float(value)
 
 

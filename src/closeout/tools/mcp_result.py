@@ -1,27 +1,38 @@
-"""What an MCP tool gave back, whole: text, images, audio, resources, structured content. No connection here."""
+"""The result of an MCP tool: text, images, audio, resources and structured content."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from closeout.results.normal import map_texts
+
 if TYPE_CHECKING:
-    from closeout.outputs.models import ToolOutput
+    from closeout.results.tool_output import ToolOutput
 
 __all__ = ["McpResult"]
+
+MIN_BASE64 = 256  # characters; shorter texts that look like base64 may be ids
+_BASE64 = re.compile(r"(?:data:(?P<mime>[\w.+/-]+)[^,]{0,100};base64,)?(?P<data>[A-Za-z0-9+/_\r\n-]+={0,2})\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class McpResult:
-    """`content` holds every part as the protocol writes it in JSON; `structured` is the structured content or None."""
+    """The whole result of a call.
+
+    Attributes:
+        content: Every part, as the protocol writes it in JSON.
+        structured: The structured content, or None.
+    """
 
     content: tuple[Mapping[str, Any], ...] = ()
     structured: Any = None
 
     @property
     def text(self) -> str:
-        """All text, resources' included, joined by line breaks."""
+        """All text, including that of resources, joined by line breaks."""
         return "\n".join(text for part in self.content if (text := _text_of(part)))
 
     @property
@@ -38,14 +49,14 @@ class McpResult:
 
     @property
     def value(self) -> Any:
-        """The JSON value to show a model: structured content, else the text, with a line for what is not text.
+        """The JSON value to show a model: structured content, else the text, with an entry for each other part.
 
-        Servers repeat structured content as text; it is shown once. Binary data is named by kind and size only.
+        Servers repeat structured content as text; it is shown once. Binary data is named by type and size only.
         """
         others = [_outline(part) for part in self.content if part.get("type") != "text"]
         if self.structured is not None:
-            shown = self.structured
-            if isinstance(shown, Mapping) and set(shown) == {"result"}:  # how servers wrap what is no object
+            shown = _without_base64(self.structured, self._data)
+            if isinstance(shown, Mapping) and set(shown) == {"result"}:  # how servers wrap what is not an object
                 shown = shown["result"]
             return {"result": shown, "content": others} if others else shown
         if not others:
@@ -56,13 +67,21 @@ class McpResult:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `value` says all there is: only text, or structured content with its text."""
-        return all(part.get("type") == "text" for part in self.content)
+        """Whether `value` is complete: only text, or structured content without binary data."""
+        if any(part.get("type") != "text" for part in self.content):
+            return False
+        return self.structured is None or _without_base64(self.structured, self._data) == self.structured
+
+    @property
+    def _data(self) -> frozenset[str]:
+        """The binary data of all parts."""
+        found = (part.get("data") or (part.get("resource") or {}).get("blob") for part in self.content)
+        return frozenset(data for data in found if isinstance(data, str))
 
     def output(self) -> ToolOutput:
-        """The result with all its parts: `result` is `value`, `metadata` holds "content" (whole) and "images"."""
-        from closeout.outputs.models import ToolOutput, format_observation
-        from closeout.outputs.summary import summarise
+        """Return the result with all its parts: `result` is `value`, `metadata` has "content" and "images"."""
+        from closeout.results.summary import summarise
+        from closeout.results.tool_output import ToolOutput, format_observation
 
         value = self.value
         whole = {**self.to_json(), "images": [dict(image) for image in self.images]}
@@ -71,11 +90,31 @@ class McpResult:
         return output
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as it is stored."""
+        """Return everything, as it is stored."""
         whole: dict[str, Any] = {"content": [dict(part) for part in self.content]}
         if self.structured is not None:
             whole["structured_content"] = self.structured
         return whole
+
+
+def _without_base64(value: Any, known: frozenset[str]) -> Any:
+    """The value with type and size in place of binary data: `known`, data URIs, and long texts in base64."""
+
+    def outline(text: str) -> str:
+        if len(text) < MIN_BASE64 and text not in known:
+            return text
+        found = _BASE64.fullmatch(text)
+        if found is None or not (text in known or found["mime"] or _looks_encoded(found["data"])):
+            return text
+        kind = f"{found['mime']}, " if found["mime"] else ""
+        return f"[{kind}{_size(found['data']):,} bytes: not shown]"
+
+    return map_texts(value, outline)
+
+
+def _looks_encoded(data: str) -> bool:
+    """Whether a text mixes letters and digits as base64 does: words, hexadecimal and sequences do not."""
+    return all(re.search(pattern, data) for pattern in ("[a-f]", "[g-z]", "[A-F]", "[G-Z]", "[0-9]"))
 
 
 def _text_of(part: Mapping[str, Any]) -> str:

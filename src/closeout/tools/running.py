@@ -1,7 +1,4 @@
-"""Runs one call: its deadline, its retries, its exceptions as values. Cancellation passes through to the tool.
-
-Whether a call is run at all is decided in `executor`; what its result is worth, in `judge`.
-"""
+"""Run one tool call: its deadline, its retries, its exceptions as values. Cancellation passes through to the tool."""
 
 from __future__ import annotations
 
@@ -10,17 +7,27 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from closeout.errors import ToolError, UsageError
-from closeout.messages import ToolPolicy, ToolSpec
-from closeout.outputs.models import ToolOutput, observation_of
-from closeout.outputs.summary import summarise
-from closeout.outputs.telemetry import CallMeter, joined_telemetry
-from closeout.outputs.wrapper import WrappedOutput
-from closeout.tools.scrape import is_demo_cut, shorten_scrape
+from closeout.messages import ToolSpec
+from closeout.results.normal import normalise
+from closeout.results.summary import summarise
+from closeout.results.telemetry import CallMeter, joined_telemetry
+from closeout.results.tool_output import ResponseFormat, ToolOutput, format_observation, observation_of
+from closeout.results.wrapper import WrappedOutput
+from closeout.tools.calls import Progress, extensible_timeout
 
 __all__ = ["ToolSource", "failed_output", "images_of", "run_tool"]
 
-# Failures that would come again: the tool said no, or the program is wrong. All others may pass.
-_LASTING = (ToolError, UsageError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+# Failures that would recur: the tool refused, or the program is wrong. All others may be temporary.
+_PERMANENT = (
+    ToolError,
+    UsageError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+)
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds
 
@@ -31,40 +38,54 @@ class ToolSource(Protocol):
     def specs(self) -> Any:
         """The tools on offer, a sequence of ToolSpec."""
 
-    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Any:
-        """The raw result; raises on failure."""
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any], /, *progress: Any) -> Any:
+        """Return the raw result; raise on failure.
+
+        A source with a true attribute `takes_progress` also gets a callback for the call's progress.
+        """
 
 
 async def run_tool(
-    source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any], *, retry_delay: float
+    source: ToolSource,
+    spec: ToolSpec,
+    arguments: Mapping[str, Any],
+    *,
+    retry_delay: float,
+    progress: Progress | None = None,
 ) -> ToolOutput:
-    """Calls the tool and never raises but for cancellation: what went wrong is in the output's telemetry.
+    """Call a tool. Raises only cancellation: a failure is in the output's telemetry.
 
-    Only tools that are read-only or idempotent are tried again, `policy.retries` times, after `retry_delay` seconds
-    and then twice as long each time.
+    Read-only and idempotent tools are tried again `policy.retries` times.
+
+    Args:
+        source: The tool manager.
+        spec: The tool.
+        arguments: Arguments that fit the tool's schema.
+        retry_delay: Seconds before the first retry; doubled for each later one.
+        progress: Receives the progress that the tool reports, which also extends its deadline.
+
+    Returns:
+        The output. Its result is normalised: values that JSON can hold.
     """
     meter = CallMeter()
-    tries = 1 + (spec.policy.retries if _may_repeat(spec.policy) else 0)
+    tries = 1 + (spec.policy.retries if spec.policy.read_only or spec.policy.idempotent else 0)
     for number in range(tries):
         try:
-            if spec.policy.timeout is None:
-                value = await source.call(spec, _own(arguments))
-            else:
-                value = await _within_deadline(source, spec, _own(arguments), spec.policy.timeout)
+            value = await _call(source, spec, _own(arguments), progress)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             failure: BaseException = error  # the tool cancelled something of its own
         except (KeyboardInterrupt, GeneratorExit):
-            raise  # whoever runs the program stops it, or this coroutine is being put away
+            raise  # the program is being stopped, or this coroutine closed
         except BaseException as error:
             failure = error
         else:
             meter.stop()
             return _succeeded(spec, value, meter, number)
         meter.stop()
-        if number + 1 < tries and not isinstance(failure, _LASTING):
+        if number + 1 < tries and not isinstance(failure, _PERMANENT):
             await asyncio.sleep(min(retry_delay * 2**number, _MAX_DELAY))
             meter.start()
         else:
@@ -75,7 +96,7 @@ async def run_tool(
 def failed_output(
     tool_name: str, message: str, code: str, meter: CallMeter | None = None, *, retry_count: int = 0
 ) -> ToolOutput:
-    """The output of a call that brought no result; `meter` measured it, where it was run at all."""
+    """Return the output of a call without a result; `meter` measured it, if it ran at all."""
     failure: dict[str, Any] = {"success": False, "error_code": code, "error_message": message}
     telemetry = (meter or CallMeter()).telemetry(tool_name, retry_count=retry_count, **failure)
     observation = observation_of(f"Error - {message}")
@@ -83,23 +104,27 @@ def failed_output(
 
 
 def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:
-    """Images that a tool put beside its result, as OpenAI `image_url` parts."""
+    """Return the images that a tool put beside its result, as OpenAI `image_url` parts."""
     images = output.metadata.get("images")
     return tuple(image for image in images if isinstance(image, Mapping)) if isinstance(images, list | tuple) else ()
 
 
-async def _within_deadline(source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any], seconds: float) -> Any:
+async def _call(source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any], progress: Progress | None) -> Any:
+    """The tool's result within its deadline."""
+    deadline, report = extensible_timeout(spec.policy.timeout, progress)
     try:
-        async with asyncio.timeout(seconds) as deadline:
+        async with deadline:
+            if getattr(source, "takes_progress", False):
+                return await source.call(spec, arguments, report)
             return await source.call(spec, arguments)
     except TimeoutError as error:
         if deadline.expired():
-            raise TimeoutError(f"{spec.name} did not finish within {seconds:g} seconds") from error
+            raise TimeoutError(f"{spec.name} did not finish within {spec.policy.timeout:g} seconds") from error
         raise
 
 
 def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for the tool to do with as it likes: those of the call go into the history as they were made."""
+    """A copy for the tool to change as it likes: the call's own arguments go into the history unchanged."""
     own = dict(arguments)
     try:
         for name, value in own.items():
@@ -117,26 +142,25 @@ def _copied(value: Any) -> Any:
 
 
 def _succeeded(spec: ToolSpec, value: Any, meter: CallMeter, retries: int) -> ToolOutput:
-    telemetry = meter.telemetry(spec.name, retry_count=retries)
-    if isinstance(value, WrappedOutput):
-        value = value.output
-    if isinstance(value, ToolOutput):  # the tool speaks for itself; what was measured here is the outside view
-        result = (value.summary or None) if value.result is None else value.result
+    telemetry = meter.telemetry(spec.name, retry_count=retries, tool_version=spec.policy.version)
+    whole = None
+    if issubclass(type(value), WrappedOutput):  # isinstance asks the value, which may raise
+        value, whole = value.output, value.whole
+    if issubclass(type(value), ToolOutput):  # what the tool reports of itself wins over what was measured from outside
+        result = next((each for each in (value.result, whole, value.summary or None) if each is not None), None)
         own = joined_telemetry(value.telemetry, telemetry)
-        output = value.model_copy(update={"telemetry": own, "result": result})
+        output: ToolOutput = value.model_copy(update={"telemetry": own, "result": normalise(result)})
     else:
-        output = ToolOutput.of(value, summarise(value), telemetry)
-    if is_demo_cut(spec.name):
-        output.result = shorten_scrape(output.result)
+        result = normalise(value)
+        output = ToolOutput.of(result, summarise(result), telemetry)
+    if spec.policy.response_format is not None and "response_format" not in output.model_fields_set:
+        output.response_format = ResponseFormat(spec.policy.response_format)
+        output.observation = format_observation(output)
     return output
 
 
-def _may_repeat(policy: ToolPolicy) -> bool:
-    return policy.read_only or policy.idempotent
-
-
 def _message(error: BaseException) -> str:
-    """What the model reads: a ToolError's own words; other exceptions with their type, which says a lot."""
+    """The text for the model: a ToolError's own; for other exceptions their type and their text."""
     try:
         words = str(error)
     except Exception:  # an exception whose __str__ raises

@@ -1,36 +1,155 @@
-"""From a Python signature to the JSON Schema a model is told, and back from a model's arguments to Python values.
-
-Nothing here knows what a `Tool` is. pydantic is imported on first use only.
-"""
+"""Turn a function's signature, hints and docstring into a JSON Schema, and a model's arguments into its arguments."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 import operator
+import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, get_origin, get_type_hints
 
 from closeout.errors import ToolDefinitionError, ToolError
 from closeout.repair.schema import SchemaRules, fits_plainly
-from closeout.tools.docstrings import Docstring
+from closeout.tools.context import context_parameter
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
     "Binding",
+    "Docstring",
     "bind_as_given",
     "build_binding",
     "check_signature",
     "is_json_schema",
+    "read_docstring",
     "readable_signature",
     "without_titles",
 ]
+
+_SECTION = (
+    r"Args|Arguments|Parameters|Params|Other Parameters|Keyword Args|Keyword Arguments|Returns?|Yields?|Raises|Warns|"
+    r"Notes?|Examples?|References|See Also|Warnings?|Attributes|Todo"
+)
+_GOOGLE_HEAD = re.compile(rf"({_SECTION}):\s*$", re.IGNORECASE)
+_NUMPY_HEAD = re.compile(rf"({_SECTION})\s*$", re.IGNORECASE)
+_SPHINX = re.compile(r":(\w+)(?:[ \t]+([^:\n]*))?:(?:[ \t]+(.*))?$")
+_SPHINX_PARAM = {"param", "parameter", "arg", "argument", "key", "keyword"}
+_GOOGLE_ITEM = re.compile(r"\*{0,2}(\w+)\s*(?:\(([^)]*)\))?\s*:\s*(.*)$")
+_NUMPY_ITEM = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::\s*(.*))?$")
+_PARAMETER_SECTIONS = {
+    "args", "arguments", "parameters", "params", "other parameters", "keyword args", "keyword arguments",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Docstring:
+    """What a docstring says: the text before its first section, and each parameter's description and type."""
+
+    text: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+
+
+def read_docstring(docstring: str | None) -> Docstring:
+    """Read a docstring in Google, NumPy or `:param` style; in any other style it is all `text`."""
+    lines = cleandoc(docstring or "").splitlines()
+    intro: list[str] = []
+    found = Docstring()
+    rest: list[str] | None = None
+    i = 0
+    while i < len(lines):
+        line = lines[i]
+        if _NUMPY_HEAD.match(line) and i + 1 < len(lines) and re.fullmatch(r"-{3,}\s*", lines[i + 1]):
+            rest, i = _take_until_head(lines, i + 2)
+            if line.strip().lower() in _PARAMETER_SECTIONS:
+                _read_numpy(rest, found)
+        elif head := _GOOGLE_HEAD.match(line):
+            rest, i = _take_until_head(lines, i + 1)
+            if head[1].lower() in _PARAMETER_SECTIONS:
+                _read_google(rest, found)
+        elif line.startswith(":") and _SPHINX.match(line):
+            rest, i = _take_until_head(lines, i)
+            _read_sphinx(rest, found)
+        else:
+            if rest is None:  # text after a section belongs to no parameter and is not for the model
+                intro.append(line)
+            i += 1
+    text = "\n".join(intro).strip()
+    return Docstring(text, found.parameters, found.types)
+
+
+def _take_until_head(lines: list[str], start: int) -> tuple[list[str], int]:
+    """The lines of one section: up to the next head of any style."""
+    end = start
+    while end < len(lines):
+        line = lines[end]
+        underlined = end + 1 < len(lines) and re.fullmatch(r"-{3,}\s*", lines[end + 1])
+        if line and not line[0].isspace() and (_GOOGLE_HEAD.match(line) or (_NUMPY_HEAD.match(line) and underlined)):
+            break
+        end += 1
+    return lines[start:end], end
+
+
+def _read_google(lines: list[str], into: Docstring) -> None:
+    for head, body in _items(lines):
+        if item := _GOOGLE_ITEM.match(head):
+            into.parameters[item[1]] = _flow([item[3], *body])
+            if item[2]:
+                into.types[item[1]] = item[2]
+
+
+def _read_numpy(lines: list[str], into: Docstring) -> None:
+    for head, body in _items(lines):
+        if item := _NUMPY_ITEM.match(head):
+            for name in item[1].split(","):
+                bare = name.strip().lstrip("*")
+                into.parameters[bare] = _flow(body)
+                if item[2]:
+                    into.types[bare] = item[2]
+
+
+def _read_sphinx(lines: list[str], into: Docstring) -> None:
+    for head, body in _items(lines):
+        item = _SPHINX.match(head)
+        if item is None or not item[2]:
+            continue
+        kind, words, text = item[1].lower(), item[2].split(), _flow([item[3] or "", *body])
+        if kind in _SPHINX_PARAM:
+            into.parameters[words[-1].lstrip("*")] = text
+            if len(words) > 1:
+                into.types[words[-1].lstrip("*")] = " ".join(words[:-1])
+        elif kind == "type":
+            into.types[words[-1]] = text
+
+
+def _items(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Entries of a section: a line at the section's own indent, and the deeper lines below it."""
+    items: list[tuple[str, list[str]]] = []
+    margin: int | None = None
+    for line in lines:
+        if not line.strip():
+            continue
+        indent = len(line) - len(line.lstrip())
+        if margin is None:
+            margin = indent
+        if indent <= margin:
+            items.append((line.strip(), []))
+        elif items:
+            items[-1][1].append(line.strip())
+    return items
+
+
+def _flow(lines: Iterable[str]) -> str:
+    return " ".join(line for line in lines if line).strip()
+
 
 MAX_REPORTED_ERRORS = 4  # a model mends a few at a time
 _PLAIN_TYPES = {
@@ -50,6 +169,7 @@ class Binding:
     # The types of all parameters where each is one that needs no turning, and the names without a default.
     plain: Mapping[str, Any] | None = None
     required: frozenset[str] = frozenset()
+    context: str = ""  # the parameter that receives the RunContext; models do not see it
 
     def bind(self, tool: str, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments of the hinted types; `ToolError` says which argument does not fit."""
@@ -71,52 +191,46 @@ class Binding:
 
 
 def readable_signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:
-    """The function's signature; `ToolDefinitionError` if Python cannot tell it."""
+    """Return the function's signature. Raises `ToolDefinitionError` if Python cannot determine it."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
         raise ToolDefinitionError(
-            f"Tool {tool!r}: Python cannot tell the parameters of {function!r}. Wrap it in a def with type hints, "
+            f"Tool {tool!r}: Python cannot determine the parameters of {function!r}. Wrap it in a def with type hints, "
             "or give its JSON Schema with parameters={...}."
         ) from None
 
 
 def check_signature(tool: str, signature: inspect.Signature) -> None:
-    """Refuse parameters that a model has no way to fill: *args, and **kwargs without a type."""
+    """Refuse `*args`, which a model cannot fill. `**kwargs` without a type is left out of the schema."""
     for parameter in signature.parameters.values():
-        untyped = parameter.annotation is parameter.empty
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise ToolDefinitionError(
                 f"Tool {tool!r} takes *{parameter.name}, which a model cannot fill: arguments have names. "
                 f"Take a list instead, for example {parameter.name}: list[str]."
             )
-        if parameter.kind is parameter.VAR_KEYWORD and untyped:
-            raise ToolDefinitionError(
-                f"Tool {tool!r} takes **{parameter.name} without a type. Name the parameters one by one with type "
-                f"hints, or annotate it (**{parameter.name}: str), or give a JSON Schema with parameters={{...}}."
-            )
 
 
-def bind_as_given(tool: str, parameters: Mapping[str, Any]) -> Binding:
-    """A binding for a JSON Schema that the caller wrote; arguments reach the function as they are."""
+def bind_as_given(tool: str, parameters: Mapping[str, Any], context: str = "") -> Binding:
+    """Return the binding for a JSON Schema that the caller wrote; arguments reach the function unchanged."""
     schema = dict(parameters)
     try:
         SchemaRules.of(schema)
     except ToolDefinitionError as error:
-        reason = str(error).removeprefix("The schema is no JSON Schema: ")
-        raise ToolDefinitionError(f"Tool {tool!r}: parameters is no JSON Schema: {reason}") from None
+        reason = str(error).removeprefix("The schema is not a JSON Schema: ")
+        raise ToolDefinitionError(f"Tool {tool!r}: parameters is not a JSON Schema: {reason}") from None
     if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), Mapping):
         raise ToolDefinitionError(
             f"Tool {tool!r}: parameters must describe an object, {{'type': 'object', 'properties': {{...}}}}, "
             f"and its type is {schema.get('type')!r}."
         )
-    return Binding({"type": "object", "properties": {}, **schema})
+    return Binding({"type": "object", "properties": {}, **schema}, context=context)
 
 
 def is_json_schema(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema keeps to the JSON Schema draft that it names, or the latest, and refers to nothing outside it.
+    """Return whether a schema follows the JSON Schema draft that it names, or the latest, and is self-contained.
 
-    Nothing is fetched to find out: a schema comes from a server, and may name any address or file.
+    Nothing is fetched: a schema comes from a server, and may name any address or file.
     """
     try:
         SchemaRules.of(schema)
@@ -128,9 +242,13 @@ def is_json_schema(schema: Mapping[str, Any]) -> bool:
 def build_binding(
     tool: str, function: Callable[..., Any], doc: Docstring, names: Mapping[str, Any] | None = None
 ) -> Binding:
-    """Read hints, defaults and docstring of `function`. `names` are extra names that its hints may use."""
+    """Build the binding from a function's hints, defaults and docstring. `names` are extra names for its hints."""
     signature = readable_signature(tool, function)
     check_signature(tool, signature)
+    context = context_parameter(signature)
+    # A model cannot know what to put into untyped **kwargs.
+    described = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD or p.annotation is not p.empty]
+    signature = signature.replace(parameters=[p for p in described if p.name != context])
     hints = _read_hints(tool, function, names)
     fields = {name: _accepted(_hint(parameter, hints, doc)) for name, parameter in signature.parameters.items()}
     adapter = _adapter(tool, signature, fields)
@@ -146,6 +264,7 @@ def build_binding(
         positional=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY),
         plain=fields if by_name and all(hint in (str, int, bool) for hint in fields.values()) else None,
         required=frozenset(p.name for p in parameters if p.default is p.empty),
+        context=context,
     )
 
 
@@ -171,18 +290,13 @@ def _read_hints(tool: str, function: Callable[..., Any], names: Mapping[str, Any
 
 
 def _annotated_texts(hints: Mapping[str, Any]) -> dict[str, str]:
-    """The text of each `Annotated[str, "text"]`."""
-    texts = {}
-    for name, hint in hints.items():
-        if get_origin(hint) is Annotated:
-            found = next((item for item in hint.__metadata__ if isinstance(item, str)), "")
-            if found:
-                texts[name] = found
-    return texts
+    """The first text of each `Annotated[str, "text"]`."""
+    annotated = {name: hint.__metadata__ for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {name: next((item for item in items if isinstance(item, str)), "") for name, items in annotated.items()}
 
 
 def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any], doc: Docstring) -> Any:
-    """The type to hold an argument to: the hint, else the docstring's plain type, else the default's, else any."""
+    """The type that an argument must have: the hint, else the docstring's plain type, else the default's, else any."""
     from pydantic.fields import FieldInfo
 
     default = parameter.default
@@ -296,7 +410,7 @@ def _describe(found: dict[str, Any], parameter: inspect.Parameter, text: str) ->
         else:
             try:
                 entry["default"] = to_jsonable_python(default)
-            except Exception:  # a default that JSON cannot show stays Python's own business
+            except Exception:  # a default that JSON cannot show is left out
                 entry.pop("default", None)
     if entry.get("default", ...) is None:
         entry = _without_null(entry)
@@ -304,7 +418,7 @@ def _describe(found: dict[str, Any], parameter: inspect.Parameter, text: str) ->
 
 
 def _without_null(entry: dict[str, Any]) -> dict[str, Any]:
-    """`int | None = None` is told as an optional int: leaving it out says None, and the schema is half as long."""
+    """`int | None = None` is written as an optional int: leaving it out means None, and the schema is half as long."""
     entry = {key: value for key, value in entry.items() if key != "default"}
     options = entry.get("anyOf")
     if not isinstance(options, list) or {"type": "null"} not in options:
@@ -332,9 +446,9 @@ def _map_schemas(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def without_titles(schema: dict[str, Any], describe: Callable[[str], str] = str) -> dict[str, Any]:
-    """The schema without the titles that generators write; a parameter called "title" stays.
+    """Return the schema without the titles that generators write; a parameter called "title" stays.
 
-    `describe` makes of each description what shall stand in its place.
+    `describe` returns the text that replaces a description.
     """
 
     def drop(part: dict[str, Any]) -> dict[str, Any]:  # a discriminator is OpenAPI's and points into $defs
@@ -350,17 +464,12 @@ def without_titles(schema: dict[str, Any], describe: Callable[[str], str] = str)
 def _inline_single_uses(schema: dict[str, Any]) -> dict[str, Any]:
     """Put a definition where it is used if that is one place only: small models read that better than a $ref."""
     definitions: dict[str, Any] = schema.get("$defs", {})
-    uses: dict[str, int] = dict.fromkeys(definitions, 0)
 
-    def count(part: dict[str, Any]) -> dict[str, Any]:
-        name = str(part.get("$ref", "")).removeprefix("#/$defs/")
-        if name in uses:
-            uses[name] += 1
-        return part
+    def uses(part: Any, name: str) -> int:
+        return json.dumps(part).count(f'"#/$defs/{name}"')
 
-    _map_schemas(schema, count)
     # One use, and that from another place than itself, cannot be a cycle that the root reaches.
-    reachable_once = {name for name, number in uses.items() if number == 1 and not _refers_to(definitions[name], name)}
+    reachable_once = {name for name, body in definitions.items() if uses(schema, name) == 1 and not uses(body, name)}
 
     def expand(part: dict[str, Any]) -> dict[str, Any]:
         name = str(part.get("$ref", "")).removeprefix("#/$defs/")
@@ -375,20 +484,8 @@ def _inline_single_uses(schema: dict[str, Any]) -> dict[str, Any]:
     return {**inlined, "$defs": rest} if rest else inlined
 
 
-def _refers_to(schema: Any, name: str) -> bool:
-    found = False
-
-    def look(part: dict[str, Any]) -> dict[str, Any]:
-        nonlocal found
-        found = found or part.get("$ref") == f"#/$defs/{name}"
-        return part
-
-    _map_schemas(schema, look)
-    return found
-
-
 def _explain(tool: str, error: Any) -> str:
-    """One short line for each argument that does not fit, for the model to mend."""
+    """One short line for each argument that does not fit, for the model."""
     lines = []
     for item in error.errors(include_url=False, include_context=False)[:MAX_REPORTED_ERRORS]:
         where = ".".join(str(step) for step in item["loc"]) or "arguments"

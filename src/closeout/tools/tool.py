@@ -1,7 +1,4 @@
-"""What a tool is: `Tool`, and the `@tool` decorator that makes one of a Python function.
-
-Where tools come from besides (MCP servers) is manager.py's business; how a call is governed, executor.py's.
-"""
+"""Make a tool of a Python function: `Tool`, and the decorator `@tool`."""
 
 from __future__ import annotations
 
@@ -11,16 +8,35 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from closeout.errors import ToolDefinitionError, ToolError
 from closeout.messages import ToolPolicy, ToolSpec
-from closeout.tools.docstrings import read_docstring
-from closeout.tools.schema import Binding, bind_as_given, build_binding, check_signature, readable_signature
+from closeout.tools.context import RunContext, context_parameter
+from closeout.tools.schema import (
+    Binding,
+    bind_as_given,
+    build_binding,
+    check_signature,
+    read_docstring,
+    readable_signature,
+)
 from closeout.tools.threads import run_in_thread
 
-__all__ = ["PolicyFields", "Tool", "tool"]
+__all__ = ["Ask", "ModelTool", "PolicyFields", "Tool", "tool"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,15 +47,17 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # what every vendor's API a
 
 
 class PolicyFields(TypedDict, total=False):
-    """The fields of `ToolPolicy` as `@tool` takes them; one name may stand for a tuple of names."""
+    """The fields of `ToolPolicy` as `@tool` takes them; a name may be given instead of a tuple of names."""
 
     aliases: Mapping[str, str | Sequence[str]]
     defaults: Mapping[str, Any]
+    other_names: str | Sequence[str]
     duplicate_key: str | Sequence[str] | None
     repeatable: bool
     read_only: bool
     idempotent: bool
     destructive: bool
+    effects_known: bool
     on_crash: Literal["rerun", "report"] | None
     repair: Literal["full", "none"]
     timeout: float | None
@@ -47,6 +65,10 @@ class PolicyFields(TypedDict, total=False):
     empty_at: str | Sequence[str]
     accept_empty: bool
     check_content: bool
+    judge: Callable[[Any], bool | str | None] | None
+    response_format: Literal["concise", "standard", "detailed", "raw"] | None
+    version: str
+    demo_length: int | None
     format: str
     budget_tokens: int | None
     drop_keys: str | Sequence[str]
@@ -56,9 +78,18 @@ class PolicyFields(TypedDict, total=False):
 
 
 class Tool(Generic[P, R]):
-    """A function that a model may call. It can still be called as the function it was made of.
+    """A function that a model may call. It can still be called like the function.
 
-    `spec` is what a model is told of it; it is built on first use, and `ToolDefinitionError` then names what is wrong.
+    `spec` describes it to the model. It is built on first use; `ToolDefinitionError` then names what is wrong.
+
+    Args:
+        function: The function, `def` or `async def`.
+        name: Default: the function's.
+        description: Default: the docstring's text before its first section.
+        parameters: A JSON Schema object, instead of the one read from the signature.
+        policy: How its calls are governed.
+        inline: Run a synchronous function on the event loop.
+        names: Extra names for hints that are written as strings.
     """
 
     __name__: str  # copied from the function
@@ -75,7 +106,6 @@ class Tool(Generic[P, R]):
         inline: bool = False,
         names: Mapping[str, Any] | None = None,
     ) -> None:
-        """`parameters` stands in place of the schema read from the signature; `names` are extra names for its hints."""
         self.name = _tool_name(function, name)
         self.function = function
         self.inline = inline
@@ -97,7 +127,8 @@ class Tool(Generic[P, R]):
     @functools.cached_property
     def _binding(self) -> Binding:
         if self._parameters is not None:
-            return bind_as_given(self.name, self._parameters)
+            context = context_parameter(readable_signature(self.name, self.function))
+            return bind_as_given(self.name, self._parameters, context)
         binding = build_binding(self.name, self.function, read_docstring(self.function.__doc__), self._names)
         self._names = None  # the caller's local names are needed once
         return binding
@@ -119,16 +150,18 @@ class Tool(Generic[P, R]):
         """
         positional, keywords = self._binding.bind(self.name, arguments)
         function: Callable[..., Any] = self.function
+        if self._binding.context:
+            keywords[self._binding.context] = RunContext.current()
         if self._is_async:
             result = await function(*positional, **keywords)
         elif self.inline:
             result = function(*positional, **keywords)
         else:
             result = await run_in_thread(functools.partial(function, *positional, **keywords))
-        # As `inspect.isawaitable`, without asking an abstract class: nearly every result is none.
-        if hasattr(result, "__await__"):
+        # Its type is asked, not the result: an object may raise when it is looked at.
+        if hasattr(type(result), "__await__"):
             result = await result
-        if hasattr(result, "__next__"):  # a map, a generator, an open file: whoever reads the trace sees no value in it
+        if hasattr(type(result), "__next__"):  # a map, a generator, an open file
             raise ToolError(f"{self.name} returned a {type(result).__name__}, which holds no values. Return a list.")
         return result
 
@@ -159,6 +192,30 @@ class Tool(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Tool {self.name}{inspect.signature(self.function)}>"
+
+
+Ask: TypeAlias = Callable[[Iterable[str]], AsyncIterator[str]]
+"""Sends each prompt to a model, one after the other, and yields the replies."""
+
+
+class ModelTool(Tool[..., Any]):
+    """A tool that asks a model. An agent supplies its own model to a tool that has none.
+
+    Args:
+        make: Returns the tool's function; its argument asks the model, None if there is none yet.
+        ask: Asks the model.
+        options: The other arguments of `Tool`.
+    """
+
+    def __init__(self, make: Callable[[Ask | None], Callable[..., Any]], *, ask: Ask | None = None, **options: Any):
+        super().__init__(make(ask), **options)
+        self.ask = ask
+        self._make = make
+        self._options = options
+
+    def with_model(self, ask: Ask) -> Self:
+        """Return the same tool with a model."""
+        return type(self)(self._make, ask=ask, **self._options)
 
 
 @overload
@@ -192,10 +249,15 @@ def tool(
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
     """Make a `Tool` of a function, `def` or `async def`, with or without arguments: `@tool`, `@tool(read_only=True)`.
 
-    `name` and `description` stand in place of the function's own, `parameters` (a JSON Schema object) in place of what
-    its type hints say. `inline=True` runs a synchronous function on the event loop itself: for functions that never
-    wait; nothing can interrupt one there, so it has no deadline. The other keywords are the fields of `ToolPolicy`,
-    over `policy` if that is given.
+    Args:
+        function: The function, if the decorator is used without arguments.
+        name: Replaces the function's name.
+        description: Replaces the docstring's text.
+        parameters: A JSON Schema object; replaces what the type hints say.
+        inline: Run a synchronous function on the event loop itself, for functions that never wait. Nothing can
+            interrupt it there, so it has no deadline.
+        policy: A policy; the other keywords, which are its fields, take precedence.
+        fields: Fields of `ToolPolicy`: `read_only`, `timeout`, `duplicate_key`, `judge`, `response_format`, …
     """
     names = _caller_names(function)
 
@@ -228,14 +290,14 @@ def _tool_name(function: Callable[..., Any], name: str | None) -> str:
         found = getattr(function.func, "__name__", None)
     if found is None or not _NAME.fullmatch(found):
         raise ToolDefinitionError(
-            f"{found or repr(function)} is no name for a tool. Give one of up to 64 letters, digits, _ and -: "
+            f"{found or repr(function)} cannot name a tool. Use up to 64 letters, digits, _ and -: "
             "@tool(name='look_up')."
         )
     return str(found)
 
 
 _NAMES_OF_FIELDS = tuple(field.name for field in dataclasses.fields(ToolPolicy))
-_TUPLE_FIELDS = ("duplicate_key", "empty_at", "drop_keys")
+_TUPLE_FIELDS = ("other_names", "duplicate_key", "empty_at", "drop_keys")
 
 
 def _policy(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> ToolPolicy:

@@ -1,7 +1,4 @@
-"""Tools that make a useful agent on a fresh machine: arithmetic, a folder of documents, a web page, a Python script.
-
-Each name below is loaded on first use, so that an agent pays for the tools it has.
-"""
+"""Built-in tools: arithmetic, a folder of documents, the web, a Python script. Each is loaded on first use."""
 
 from __future__ import annotations
 
@@ -11,17 +8,46 @@ if TYPE_CHECKING:
     from closeout.tools.builtin.calculator import calculate
     from closeout.tools.builtin.documents import document_tools
     from closeout.tools.builtin.python_runner import python_tool, run_python
+    from closeout.tools.builtin.scrape import (
+        extract_tool,
+        scrape_and_extract_info,
+        scrape_tool,
+        scrape_website,
+        web_tools,
+    )
+    from closeout.tools.builtin.search import search_tool, web_search
     from closeout.tools.builtin.web import fetch_url, web_tool
 
-__all__ = ["calculate", "document_tools", "fetch_url", "python_tool", "run_python", "web_tool"]
+__all__ = [
+    "calculate",
+    "document_tools",
+    "extract_tool",
+    "fetch_url",
+    "python_tool",
+    "run_python",
+    "scrape_and_extract_info",
+    "scrape_tool",
+    "scrape_website",
+    "search_tool",
+    "web_search",
+    "web_tool",
+    "web_tools",
+]
 
 _HOMES = {
     "calculate": "calculator",
     "document_tools": "documents",
+    "extract_tool": "scrape",
     "fetch_url": "web",
     "python_tool": "python_runner",
     "run_python": "python_runner",
+    "scrape_and_extract_info": "scrape",
+    "scrape_tool": "scrape",
+    "scrape_website": "scrape",
+    "search_tool": "search",
+    "web_search": "search",
     "web_tool": "web",
+    "web_tools": "scrape",
 }
 
 

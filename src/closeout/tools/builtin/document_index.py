@@ -1,30 +1,233 @@
-"""A folder's documents in an SQLite FTS5 index: found, kept up to date, searched by BM25. No tools here.
+"""Index a folder's documents in SQLite FTS5: find them, keep the index up to date, search it by BM25.
 
-Only regular files inside the folder are ever listed: a symbolic link that leads out of it is not, and directories
-behind links are not entered. Reading goes through that list, so a name cannot escape the folder.
+Only regular files inside the folder are listed: a symbolic link that leads out of it is not, and directories behind
+links are not entered. FTS5's tokenizer takes a run of Chinese for one word, so here every such character becomes a
+word of its own, and a query asks for neighbours as a phrase.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
 import threading
 import time
+import unicodedata
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from closeout.errors import ToolError, UsageError
 from closeout.tools.builtin.extract import TABLE_SUFFIXES, extract_text, looks_like_text
-from closeout.tools.builtin.passages import cut, match_expression, query_terms, split_words, title_of
 
-__all__ = ["Document", "DocumentIndex", "Hit", "Progress"]
+__all__ = [
+    "Document",
+    "DocumentIndex",
+    "Hit",
+    "Passage",
+    "Progress",
+    "cut",
+    "match_expression",
+    "query_terms",
+    "split_words",
+    "title_of",
+]
+
+PASSAGE_CHARACTERS = 700  # about 170 tokens: a few of them fit into any context, one holds a fact with its context
+MAX_TERMS = 24  # of a query; what comes after them is left out
+
+_HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*$")
+_TABLE_ROW = re.compile(r"\s*\|")
+_TABLE_RULE = re.compile(r"[\s|:-]+$")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？；])")
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
+_ONE_CJK = re.compile(f"([{_CJK}])")
+_TERM = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """`heading` is the path of headings above it, "History › Opening"; lines count from 1, both ends included."""
+
+    text: str
+    heading: str
+    first_line: int
+    last_line: int
+
+
+@dataclass(slots=True)
+class _Block:
+    lines: list[str]
+    first: int
+    table: bool
+    heading: re.Match[str] | None = None
+
+
+def title_of(text: str, fallback: str) -> str:
+    """Return the first heading near the top, or a short first line on its own; else a name made from the file's."""
+    lines = [line.strip() for line in text[:2_000].splitlines()]
+    for line in lines:
+        if found := _HEADING.match(line):
+            return found[2][:120]
+    if len(lines) > 1 and 0 < len(lines[0]) <= 80 and not lines[1] and lines[0][-1] not in ".,;:。，；：{[":
+        return lines[0]
+    return re.sub(r"[_\-\s]+", " ", fallback).strip() or fallback
+
+
+def cut(text: str, *, table: bool = False) -> Iterator[Passage]:
+    """Yield passages of up to 700 characters that end where a heading or a paragraph does, where that is possible.
+
+    A table that is cut keeps its head in each piece. `table=True`: the whole text is one, its first line the head.
+    """
+    path: list[tuple[int, str]] = []
+    pending: list[tuple[str, int, int]] = []  # pieces that may still share a passage
+    size = 0
+
+    def flush() -> Iterator[Passage]:
+        nonlocal size
+        if pending:
+            heading = " › ".join(name for _, name in path)
+            yield Passage("\n\n".join(piece for piece, _, _ in pending), heading, pending[0][1], pending[-1][2])
+            pending.clear()
+            size = 0
+
+    for block in _blocks(text, table):
+        found = block.heading
+        if found:
+            yield from flush()
+            level = len(found[1])
+            path = [entry for entry in path if entry[0] < level] + [(level, found[2][:120])]
+            continue
+        for piece in _pieces(block):
+            if size + len(piece[0]) > PASSAGE_CHARACTERS:
+                yield from flush()
+            pending.append(piece)
+            size += len(piece[0])
+    yield from flush()
+
+
+def _blocks(text: str, table: bool) -> Iterator[_Block]:
+    """Headings, paragraphs and tables with the number of their first line."""
+    lines = text.splitlines()
+    if table:
+        if lines:
+            yield _Block(lines, 1, table=True)
+        return
+    block: _Block | None = None
+    for number, line in enumerate(lines, 1):
+        is_row = _TABLE_ROW.match(line) is not None
+        # One that is indented is code, a comment of it as a rule.
+        heading = _HEADING.match(line.strip()) if line.startswith("#") else None
+        if block and (not line.strip() or heading or is_row != block.table):
+            yield block
+            block = None
+        if heading:
+            yield _Block([line], number, table=False, heading=heading)
+        elif line.strip():
+            if block is None:
+                block = _Block([], number, is_row)
+            block.lines.append(line.rstrip())
+    if block:
+        yield block
+
+
+def _pieces(block: _Block) -> Iterator[tuple[str, int, int]]:
+    """A block cut to size, each piece with its first and last line."""
+    head, rows = _table_head(block)
+    most = max(PASSAGE_CHARACTERS, 2 * len(head))  # a long head takes half a passage at most: each passage has it
+    start = block.first + len(block.lines) - len(rows)
+    held: list[str] = []
+    first, size = start, len(head)
+    for number, line in enumerate(rows, start):
+        for part in _parts(line):
+            if held and size + len(part) > most:
+                yield head + "\n".join(held), first, max(first, number - 1)
+                held, first, size = [], number, len(head)
+            held.append(part)
+            size += len(part) + 1
+    if held or head:
+        last = block.first + len(block.lines) - 1
+        yield (head + "\n".join(held)).rstrip("\n"), first if held else block.first, last
+
+
+def _table_head(block: _Block) -> tuple[str, list[str]]:
+    if not block.table:
+        return "", block.lines
+    ruled = len(block.lines) > 1 and _TABLE_RULE.match(block.lines[1]) is not None
+    count = 2 if ruled else 1
+    head = "\n".join(line[:PASSAGE_CHARACTERS] for line in block.lines[:count])
+    return head + "\n", block.lines[count:]
+
+
+def _parts(line: str) -> Iterator[str]:
+    """A line too long for a passage, cut after sentences, or anywhere if it has none."""
+    if len(line) <= PASSAGE_CHARACTERS:
+        yield line
+        return
+    held = ""
+    for sentence in _SENTENCE_END.split(line):
+        for start in range(0, len(sentence), PASSAGE_CHARACTERS):
+            piece = sentence[start : start + PASSAGE_CHARACTERS]
+            if held and len(held) + len(piece) >= PASSAGE_CHARACTERS:
+                yield held
+                held = ""
+            held = f"{held} {piece}" if held and held.isascii() else held + piece
+    if held:
+        yield held
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+_STOP_WORDS = frozenset({
+    "a", "about", "an", "and", "are", "as", "at", "be", "been", "between", "by", "can", "could", "did", "do", "does",
+    "for", "from", "had", "has", "have", "how", "i", "in", "into", "is", "it", "its", "many", "me", "much", "of", "on",
+    "or", "please", "tell", "than", "that", "the", "their", "there", "they", "this", "to", "was", "were", "what",
+    "when", "where", "which", "who", "whom", "whose", "why", "will", "with", "would", "you",
+})  # fmt: skip
+_CHINESE_STOP = re.compile(
+    "什么时候|是什么|为什么|哪一年|多少年|怎么样|什么|哪年|哪个|哪里|哪些|多少|怎么|如何|请问|之间|以及|[的了是在和与吗呢有多几]"
+)
+
+
+def split_words(text: str) -> str:
+    """Return the text as FTS5's unicode61 tokenizer should see it: Chinese, Japanese and Korean characters apart."""
+    if text.isascii():
+        return text
+    return _ONE_CJK.sub(r" \1 ", unicodedata.normalize("NFKC", text.encode("utf-8", "replace").decode()))
+
+
+def query_terms(query: str) -> list[str]:
+    """Return the words of a query that are worth a search: no question words, unless it has only those."""
+    found = _TERM.findall(unicodedata.normalize("NFKC", query[:2_000]).replace("\x00", " "))
+    every = [term.lower() for term in found]
+    telling: list[str] = []
+    for term in every:
+        if _ONE_CJK.match(term):
+            telling.extend(part for part in _CHINESE_STOP.split(term) if part)
+        elif term not in _STOP_WORDS:
+            telling.append(term)
+    return list(dict.fromkeys(telling or every))[:MAX_TERMS]
+
+
+def match_expression(terms: list[str]) -> str:
+    """Return an FTS5 query for any of the terms, each quoted, so that no text passes for syntax."""
+    asked: list[str] = []
+    for term in terms:
+        if not _ONE_CJK.match(term):
+            asked.append(f'"{term}"')
+            continue
+        asked.append(f'"{" ".join(term)}"')
+        if len(term) > 2:  # neighbours two by two: most Chinese words have two characters
+            asked.extend(f'"{a} {b}"' for a, b in pairwise(term))
+    return " OR ".join(dict.fromkeys(asked))
+
 
 Progress = Callable[[int, int, str], None]  # documents read, documents to read, name of the one just read
 
-LAYOUT = 1  # of the database; a cache of another layout is built anew
+LAYOUT = 1  # of the database; a cache of another layout is rebuilt
 FRESH_SECONDS = 2.0  # the folder is looked through again for a search that comes later than this after the last
 BATCH = 200  # documents written in one transaction
 CANDIDATES = 40  # passages that are ranked before some are chosen
@@ -69,13 +272,6 @@ class Hit:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    path: str
-    changed: int
-    size: int
-
-
 class DocumentIndex:
     """Opened on first use. Safe to use from several threads; several processes may share one cache file."""
 
@@ -97,7 +293,7 @@ class DocumentIndex:
     # -------------------------------------------------------------------------------------------- asking
 
     def search(self, query: str, limit: int) -> list[Hit]:
-        """The passages that fit best, at most `limit`, best first; of one document two at most while others fit."""
+        """Return the best passages, best first, at most `limit`; of one document two at most while others fit."""
         terms = query_terms(query)
         if not terms:
             return []
@@ -113,21 +309,21 @@ class DocumentIndex:
         return _spread([hit for hit in hits if hit.score <= hits[0].score * RELEVANT], limit)
 
     def documents(self) -> list[Document]:
-        """All documents, by path."""
+        """Return all documents, by path."""
         with self._lock:
             self.refresh()
             rows = self._open().execute("SELECT path, title, problem FROM documents ORDER BY path")
             return [Document(*row) for row in rows]
 
     def file_of(self, path: str) -> Path:
-        """The file of a listed document; `ToolError` if it meanwhile leads out of the folder or is gone."""
+        """Return the file of a listed document. Raises `ToolError` if it now leads out of the folder or is gone."""
         file = self.root / path
         if _regular_file(self.root, file) is None:
-            raise ToolError(f"{path} is not there any more.")
+            raise ToolError(f"{path} no longer exists.")
         return file
 
     def close(self) -> None:
-        """Close the database. The index may be used again: it is then opened anew."""
+        """Close the database. Using the index opens it again."""
         with self._lock:
             if self._closer is not None:
                 self._closer()
@@ -146,24 +342,25 @@ class DocumentIndex:
                 path: (changed, size)
                 for path, changed, size in connection.execute("SELECT path, changed, size FROM documents")
             }
-            present = {file.path: file for file in _walk(self.root)}
+            present = dict(_walk(self.root))
             gone = [path for path in known if path not in present]
-            fresh = [file for path, file in present.items() if known.get(path) != (file.changed, file.size)]
+            fresh = [path for path, state in present.items() if known.get(path) != state]
             if gone or fresh:
-                self._update(connection, gone, fresh)
+                self._update(connection, gone, {path: present[path] for path in fresh})
             self._looked = time.monotonic()
 
-    def _update(self, connection: sqlite3.Connection, gone: list[str], fresh: list[_File]) -> None:
+    def _update(self, connection: sqlite3.Connection, gone: list[str], fresh: dict[str, tuple[int, int]]) -> None:
         with connection:
             for path in gone:
                 _forget(connection, path)
-        for start in range(0, len(fresh), BATCH):
+        files = list(fresh.items())
+        for start in range(0, len(files), BATCH):
             with connection:
-                for number, file in enumerate(fresh[start : start + BATCH], start + 1):
-                    _forget(connection, file.path)
-                    _store(connection, self.root, file)
+                for number, (path, (changed, size)) in enumerate(files[start : start + BATCH], start + 1):
+                    _forget(connection, path)
+                    _store(connection, self.root / path, (path, changed, size))
                     if self._progress is not None:
-                        self._progress(number, len(fresh), file.path)
+                        self._progress(number, len(files), path)
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -180,7 +377,7 @@ class DocumentIndex:
             return _prepared(str(self._cache), self.root)
         except sqlite3.OperationalError as error:  # locked, read-only, a directory
             raise UsageError(f"The document cache {self._cache} cannot be opened: {error}.") from None
-        except sqlite3.DatabaseError:  # another layout, another folder, or no database: a cache is rebuilt, not mended
+        except sqlite3.DatabaseError:  # another layout or folder, or not a database: rebuild the cache
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self._cache}{suffix}").unlink(missing_ok=True)
             return _prepared(str(self._cache), self.root)
@@ -214,8 +411,7 @@ def _prepared(database: str, root: Path) -> sqlite3.Connection:
     return connection
 
 
-def _store(connection: sqlite3.Connection, root: Path, file: _File) -> None:
-    path = root / file.path
+def _store(connection: sqlite3.Connection, path: Path, entry: tuple[str, int, int]) -> None:
     text, problem = "", ""
     try:
         text = extract_text(path)
@@ -224,9 +420,9 @@ def _store(connection: sqlite3.Connection, root: Path, file: _File) -> None:
     title = title_of(text, path.stem)
     document = connection.execute(
         "INSERT INTO documents (path, changed, size, title, problem) VALUES (?, ?, ?, ?, ?)",
-        (file.path, file.changed, file.size, title, problem),
+        (*entry, title, problem),
     ).lastrowid
-    named = split_words(f"{title} {Path(file.path).stem.replace('_', ' ')}")
+    named = split_words(f"{title} {path.stem.replace('_', ' ')}")
     for passage in cut(text, table=path.suffix.lower() in TABLE_SUFFIXES):
         row = connection.execute(
             "INSERT INTO passages (document, heading, first, last, text) VALUES (?, ?, ?, ?, ?)",
@@ -257,8 +453,8 @@ def _spread(hits: Iterable[Hit], limit: int) -> list[Hit]:
     return (chosen + later)[:limit]
 
 
-def _walk(root: Path) -> Iterator[_File]:
-    """Readable documents below the folder, hidden ones left out."""
+def _walk(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Path, and time and size of the last change, of each readable document below the folder; hidden ones left out."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
@@ -267,7 +463,7 @@ def _walk(root: Path) -> Iterator[_File]:
                 continue
             found = _regular_file(root, file)
             if found is not None and looks_like_text(file):
-                yield _File(file.relative_to(root).as_posix(), found.st_mtime_ns, found.st_size)
+                yield file.relative_to(root).as_posix(), (found.st_mtime_ns, found.st_size)
 
 
 def _regular_file(root: Path, file: Path) -> os.stat_result | None:
@@ -284,6 +480,6 @@ def _regular_file(root: Path, file: Path) -> os.stat_result | None:
 def _is_encodable(name: str) -> bool:
     try:
         name.encode("utf-8")
-    except UnicodeEncodeError:  # bytes on disk that are no UTF-8
+    except UnicodeEncodeError:  # bytes on disk that are not UTF-8
         return False
     return True

@@ -1,18 +1,16 @@
-"""The tools `search_documents` and `read_document` over one folder. Indexing is document_index.py's business."""
+"""The tools `search_documents` and `read_document` over one folder; `document_index` keeps their index."""
 
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from closeout.errors import ToolError
 from closeout.messages import ToolPolicy
-from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress
+from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress, query_terms
 from closeout.tools.builtin.extract import extract_text
-from closeout.tools.builtin.passages import query_terms
 from closeout.tools.tool import Tool, tool
 
 __all__ = ["document_tools"]
@@ -44,24 +42,25 @@ _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 def document_tools(
     folder: str | Path, *, cache: str | Path | None = None, progress: Progress | None = None, plain: bool = False
 ) -> tuple[Tool[..., Any], Tool[..., Any]]:
-    """`search_documents` and `read_document` for the documents below `folder`.
+    """Make `search_documents` and `read_document` for the documents below a folder.
 
-    Files of these kinds are read: plain text of any suffix, Markdown, HTML, CSV, JSON, PDF, Word and Excel (the last
-    three with `pip install 'closeout[documents]'`). The folder is indexed at the first call, in memory or in the SQLite
-    file `cache`, which makes later openings quick; later calls see what changed. `progress(done, total, name)` is told
-    of each document that is read, from the thread that reads it. `plain`: a search brings the best passage, or two that
-    fit nearly alike, as sentences rather than records, which is what a small model reads best. Raises `UsageError` if
-    there is no such folder.
+    The folder is indexed at the first call. Later calls read what has changed since.
+
+    Args:
+        folder: Its files of these kinds are read: plain text of any suffix, Markdown, HTML, CSV, JSON, and with
+            `pip install 'closeout[documents]'` PDF, Word and Excel.
+        cache: An SQLite file that keeps the index; default: memory.
+        progress: Called with done, total and name for each document that is read, in the thread that reads it.
+        plain: A search returns sentences instead of records: the best passage, or two that fit nearly alike. Small
+            models read this best.
+
+    Raises:
+        UsageError: The folder does not exist.
     """
     index = DocumentIndex(folder, cache=cache, progress=progress)
     reader = _Reader(index)
 
-    @tool(
-        read_only=True,
-        idempotent=True,
-        timeout=600.0,
-        aliases=_READ_ALIASES,
-    )
+    @tool(read_only=True, idempotent=True, timeout=600.0, aliases=_READ_ALIASES)
     def read_document(name: str, page: int = 1) -> dict[str, Any]:
         """Read a document. Long documents have several pages.
 
@@ -84,7 +83,7 @@ def _search(index: DocumentIndex) -> Tool[..., Any]:
             limit: How many passages to return.
         """
         hits = index.search(query, max(1, min(limit, MAX_RESULTS)))
-        return [_shown(hit) for hit in hits] if hits else _nothing_found(query, index.documents())
+        return [_as_record(hit) for hit in hits] if hits else _nothing_found(query, index.documents())
 
     return search_documents
 
@@ -99,18 +98,18 @@ def _plain_search(index: DocumentIndex) -> Tool[..., Any]:
         """
         hits = index.search(query, PLAIN_RESULTS)
         near = [hit for hit in hits if hit.score <= hits[0].score * NEARLY]  # the lower the better
-        return "\n".join(map(_told, near)) if near else _nothing_found(query, index.documents())
+        return "\n".join(map(_as_sentences, near)) if near else _nothing_found(query, index.documents())
 
     return search_documents
 
 
-def _shown(hit: Hit) -> dict[str, str]:
-    """What a model is given of a passage: what it is about, what it says, and the name to read on with."""
+def _as_record(hit: Hit) -> dict[str, str]:
+    """A passage as a record: its subject, its text, and the name with which `read_document` continues."""
     return {"title": _subject(hit), "text": hit.text, "source": f"{hit.path}:{hit.first_line}-{hit.last_line}"}
 
 
-def _told(hit: Hit) -> str:
-    """The passage as it stands, behind its title where it does not name its subject itself."""
+def _as_sentences(hit: Hit) -> str:
+    """The passage, after its title unless it names its subject itself."""
     subject = _subject(hit)
     named = set(query_terms(subject)) <= set(query_terms(hit.text))
     return hit.text if named else f"{subject}: {hit.text}"
@@ -140,8 +139,7 @@ class _Reader:
 
     def __init__(self, index: DocumentIndex) -> None:
         self._index = index
-        self._texts: OrderedDict[tuple[str, int, int], str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._extract = lru_cache(KEPT_TEXTS)(_extract)
 
     def read(self, name: str, page: int) -> dict[str, Any]:
         shown: dict[str, Any] = {}
@@ -159,7 +157,9 @@ class _Reader:
         if line and page == 1:
             page = next((n for n, (first, last, _) in enumerate(pages, 1) if first <= line <= last), 1)
         if not 1 <= page <= len(pages):
-            raise ToolError(f"{document.path} has {len(pages)} page{'s' * (len(pages) > 1)}; there is no page {page}.")
+            raise ToolError(
+                f"{document.path} has {len(pages)} page{'s' * (len(pages) > 1)}; page {page} does not exist."
+            )
         first, last, text = pages[page - 1]
         shown |= {"title": document.title, "source": f"{document.path}:{first}-{last}"}
         if len(pages) > 1:
@@ -167,13 +167,13 @@ class _Reader:
         return {**shown, "text": text}
 
     def _find(self, name: str) -> tuple[Document, int]:
-        """The document meant, and the line that "name:12-20" speaks of (0: none)."""
+        """The document meant, and the line in "name:12-20" (0: none)."""
         documents = self._index.documents()
         asked, line = name.strip().strip("\"'`"), 0
         if found := _LINES.match(asked):
             asked, line = found[1], int(found[2][:9])
         folded = asked.replace("\\", "/").removeprefix("./").casefold()
-        for same in (  # exact first; a part of the name will do if one document alone has it
+        for same in (  # exact first; then a part of the name that only one document has
             lambda d: d.path.casefold() == folded,
             lambda d: PurePosixPath(d.path).name.casefold() == folded,
             lambda d: PurePosixPath(d.path).stem.casefold() == folded,
@@ -203,17 +203,12 @@ class _Reader:
     def _text(self, path: str) -> str:
         file = self._index.file_of(path)
         state = file.stat()
-        key = (path, state.st_mtime_ns, state.st_size)
-        with self._lock:
-            if key in self._texts:
-                self._texts.move_to_end(key)
-                return self._texts[key]
-        text = extract_text(file)
-        with self._lock:
-            self._texts[key] = text
-            while len(self._texts) > KEPT_TEXTS:
-                self._texts.popitem(last=False)
-        return text
+        return self._extract(file, state.st_mtime_ns, state.st_size)
+
+
+def _extract(file: Path, changed_ns: int, size: int) -> str:
+    """The file's text. Time and size belong to the key of the cache, so that a changed file is read again."""
+    return extract_text(file)
 
 
 def _no_such_document(asked: str, documents: list[Document]) -> str:

@@ -1,4 +1,4 @@
-"""A file to text: plain text of any usual encoding, HTML, CSV, JSON, PDF, Word, Excel. No folders, no index.
+"""Read a file as text: plain text of any usual encoding, HTML, CSV, JSON, PDF, Word, Excel.
 
 The readers of PDF, Word and Excel files come with the extra `documents` and are imported on first use.
 """
@@ -9,31 +9,37 @@ import re
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from closeout.errors import ToolError
-from closeout.tools.builtin.html_text import html_title, main_text
+from closeout.results.html_text import html_title, main_text
 
-__all__ = ["MAX_FILE_BYTES", "TABLE_SUFFIXES", "decode_text", "extract_text", "looks_like_text"]
+__all__ = ["MAX_FILE_BYTES", "TABLE_SUFFIXES", "decode_text", "extract_text", "is_database_file", "looks_like_text"]
 
 MAX_FILE_BYTES = 100_000_000
-MAX_UNPACKED_BYTES = 400_000_000  # of an Office file, which is a zip archive: more is taken for a bomb
+MAX_UNPACKED_BYTES = 400_000_000  # of an Office file, which is a zip archive
 MAX_MARKUP_BYTES = 50_000_000  # of a Word document's XML, which is held in memory whole, at up to 40 times its size
 MAX_CHARACTERS = 20_000_000  # of extracted text
-MAX_SECONDS = 120.0  # for one file: what was read by then is kept. A small file can say of itself that it is endless
+MAX_EXPANSION = 250  # times its size that an Office file over MAX_SMALL may unpack to; real ones stay under 50
+MAX_SMALL = 4_000_000  # bytes
+MAX_SECONDS = 20.0  # for one file: what was read by then is kept; a small file can claim to be endless
 MAX_CELLS = 20_000_000  # of a sheet, empty ones included: a sheet may claim 16,384 columns for each of a million rows
 ROW_COST = 16  # a row without cells takes as long as so many of them
 MAX_SPAN = 63  # columns that one cell of a Word table may take: Word's own limit
-REPEATED_CHARACTERS = 1_000  # text of a merged cell that stands in each of its places; a longer one stands once
+REPEATED_CHARACTERS = 1_000  # of a merged cell's text that is repeated in each place; longer text is written once
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 
 _Pieces = Iterator[str | None]  # None: nothing of a blank row or page, but time has passed
+_DATABASE = re.compile(r"(?i)\.(?:db|db3|sqlite|sqlite3)(?:-(?:wal|shm|journal))?$|^journal\.(?:locks|synced)$")
 _HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
 
 
 def extract_text(path: Path) -> str:
-    """The file's text, headings as Markdown writes them. Raises `ToolError` that says why there is none."""
+    """Return a file's text, with headings as Markdown writes them. Raises `ToolError` that says why there is none."""
+    if is_database_file(path):
+        raise ToolError(f"{path.name} is a database and is not read.")
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -44,8 +50,18 @@ def extract_text(path: Path) -> str:
         raise ToolError(f"{path.name} cannot be read: {error.strerror or error}.") from None
 
 
+def is_database_file(path: Path) -> bool:
+    """Return whether a file's name says that it belongs to an SQLite database or to a journal.
+
+    Such a file must not be opened: closing it again would release the locks that this process holds on it.
+    """
+    return _DATABASE.search(path.name) is not None
+
+
 def looks_like_text(path: Path) -> bool:
-    """Whether a file is worth reading: a known kind, or text by its first bytes."""
+    """Return whether a file is worth reading: a known type, or text by its first bytes. Never opens a database."""
+    if is_database_file(path):
+        return False
     if path.suffix.lower() in _READERS:
         return True
     try:
@@ -57,7 +73,7 @@ def looks_like_text(path: Path) -> bool:
 
 
 def decode_text(raw: bytes) -> str:
-    """By its byte-order mark, else UTF-8, else GB 18030 if its high bytes come in pairs, else Windows-1252."""
+    """Decode by the byte-order mark, else UTF-8, else GB 18030 if high bytes come in pairs, else Windows-1252."""
     for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
         if raw.startswith(mark):
             return raw.decode(encoding, "replace")
@@ -87,15 +103,11 @@ def _read_html(path: Path) -> str:
 
 def _read_pdf(path: Path) -> str:
     pypdf = _import("pypdf", path, "a PDF")
-    try:
+    with _errors_named(path, "PDF"):
         reader = pypdf.PdfReader(path)
         if reader.is_encrypted and not reader.decrypt(""):
             raise ToolError(f"{path.name} is protected with a password and cannot be read.")
         return _joined(_pdf_pages(reader))
-    except ToolError:
-        raise
-    except Exception as error:
-        raise ToolError(f"{path.name} cannot be read as PDF: {error}.") from None
 
 
 def _pdf_pages(reader: Any) -> _Pieces:
@@ -110,13 +122,12 @@ def _pdf_pages(reader: Any) -> _Pieces:
 def _read_docx(path: Path) -> str:
     docx = _import("docx", path, "a Word document")
     _refuse_bomb(path, MAX_MARKUP_BYTES, (".xml", ".rels"))
-    try:
+    with _errors_named(path, "a Word document"):
         return _joined(_docx_blocks(docx.Document(str(path))))
-    except Exception as error:
-        raise ToolError(f"{path.name} cannot be read as a Word document: {error}.") from None
 
 
 def _docx_blocks(document: Any) -> _Pieces:
+    names = {style.style_id: style.name or "" for style in document.styles}  # the library searches all for each block
     for block in document.iter_inner_content():
         if hasattr(block, "rows"):
             yield from _docx_table(block)
@@ -125,15 +136,15 @@ def _docx_blocks(document: Any) -> _Pieces:
         if not text:
             yield None
             continue
-        style = (block.style.name if block.style is not None else "") or ""
+        style = names.get(block._p.style, "")
         level = "1" if style == "Title" else style.removeprefix("Heading ")
         is_heading = len(level) == 1 and level.isdecimal()
         yield f"{'#' * min(int(level), 6)} {text}\n" if is_heading else f"{text}\n"
 
 
 def _docx_table(table: Any) -> _Pieces:
-    """A line for each row. Merged cells are followed here: the library walks up a column again for each of its cells,
-    and takes any width for true.
+    """A line for each row. Merged cells are followed here: the library walks up a column for each of its cells, and
+    believes any width.
     """
     from docx.table import _Cell
 
@@ -156,23 +167,18 @@ def _docx_table(table: Any) -> _Pieces:
 def _read_xlsx(path: Path) -> str:
     openpyxl = _import("openpyxl", path, "an Excel workbook")
     _refuse_bomb(path)
-    try:
-        workbook = openpyxl.load_workbook(path, read_only=True, data_only=True)
-    except Exception as error:
-        raise ToolError(f"{path.name} cannot be read as an Excel workbook: {error}.") from None
-    try:
+    with (
+        _errors_named(path, "an Excel workbook"),
+        closing(openpyxl.load_workbook(path, read_only=True, data_only=True)) as workbook,
+    ):
         return _joined(_sheets(workbook))
-    except Exception as error:
-        raise ToolError(f"{path.name} cannot be read as an Excel workbook: {error}.") from None
-    finally:
-        workbook.close()
 
 
 def _sheets(workbook: Any) -> _Pieces:
     for sheet in workbook.worksheets:
         yield f"## {sheet.title}\n"
         if (sheet.max_row or 1) * (sheet.max_column or 1) > MAX_CELLS:
-            sheet.reset_dimensions()  # formatted to its end, or a lie: each row is as long as what stands in it
+            sheet.reset_dimensions()  # formatted to its end, or wrong: each row is as long as its cells
         first, walked = True, 0
         for row in sheet.iter_rows(values_only=True):
             walked += len(row) + ROW_COST
@@ -203,7 +209,7 @@ def _joined(pieces: _Pieces) -> str:
         if size > MAX_CHARACTERS:
             break
         if time.monotonic() > end:
-            kept.append(f"… [cut here: the file takes longer than {MAX_SECONDS:g} s to read]")
+            kept.append(f"… [cut here: a file is read for at most {MAX_SECONDS:g} s]")
             break
     return "\n".join(kept)
 
@@ -215,7 +221,22 @@ def _refuse_bomb(path: Path, most: int = MAX_UNPACKED_BYTES, suffixes: tuple[str
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
         raise ToolError(f"{path.name} is damaged: it is not the zip archive that its name says.") from None
     if unpacked > most:
-        raise ToolError(f"{path.name} unpacks to {unpacked // 1_000_000} MB, which is more than is read.")
+        bound = f"{most // 1_000_000} MB"
+        raise ToolError(f"{path.name} unpacks to {unpacked // 1_000_000} MB; files of up to {bound} are read.")
+    expansion = unpacked // max(path.stat().st_size, 1)
+    if unpacked > MAX_SMALL and expansion > MAX_EXPANSION:
+        raise ToolError(f"{path.name} unpacks to {expansion} times its size; at most {MAX_EXPANSION} times is read.")
+
+
+@contextmanager
+def _errors_named(path: Path, kind: str) -> Iterator[None]:
+    """Turn whatever a library raises over a damaged file into a `ToolError` that names the file."""
+    try:
+        yield
+    except ToolError:
+        raise
+    except Exception as error:
+        raise ToolError(f"{path.name} cannot be read as {kind}: {error}.") from None
 
 
 def _import(module: str, path: Path, kind: str) -> Any:

@@ -1,7 +1,8 @@
-"""The process that `run_python` starts: gives up what a script must not have, then runs it.
+"""The process that `run_python` starts: it supervises a child that drops privileges and runs the script.
 
-Started by its path in a bare interpreter, so it uses the standard library only. The script comes on standard input.
-A guard against accidents and curious models, not a jail: docs/builtin-tools.md says what it does not keep out.
+Started by its path in a bare interpreter, so it uses the standard library only. Standard input carries the script, and
+stays open for as long as the program that wants the result lives. This is a guard against accidents and curious models,
+not a jail: docs/builtin-tools.md says what it does not prevent.
 """
 
 from __future__ import annotations
@@ -10,24 +11,28 @@ import ast
 import json
 import linecache
 import os
+import select
+import signal
 import sys
+import threading
+import time
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 SCRIPT = "script.py"
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER and CLONE_NEWNET of <linux/sched.h>
 
 
 def limit(memory_bytes: int, cpu_seconds: int, file_bytes: int) -> None:
-    """Limits of the kernel, for this process and what it starts."""
+    """Set the kernel's limits for this process and what it starts."""
     try:
         import resource
-    except ImportError:  # Windows has none; the parent's clock and output limit still hold
+    except ImportError:  # Windows has none; the clocks and the output limit still apply
         return
     wanted = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_seconds, "RLIMIT_FSIZE": file_bytes, "RLIMIT_CORE": 0}
     for name, value in wanted.items():
         kind = getattr(resource, name, None)
-        if kind is None:
+        if kind is None or value < 0:
             continue
         _, hard = resource.getrlimit(kind)
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -38,9 +43,9 @@ def limit(memory_bytes: int, cpu_seconds: int, file_bytes: int) -> None:
 
 
 def leave_network() -> None:
-    """Move into an empty network if the kernel lets us, else refuse every connection that Python makes."""
+    """Move into an empty network if the kernel allows it, else refuse every connection that Python makes."""
     if not (sys.platform == "linux" and enter_empty_network()):
-        sys.addaudithook(refuse_connection)  # cannot be taken away again by the script
+        sys.addaudithook(refuse_connection)  # the script cannot remove it
 
 
 def enter_empty_network() -> bool:
@@ -79,25 +84,85 @@ def run(source: str) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        told = traceback.TracebackException.from_exception(error)
-        told.__context__ = None
-        told.stack = traceback.StackSummary.from_list([frame for frame in told.stack if frame.filename == SCRIPT][-5:])
-        print(*told.format(), sep="", file=sys.stderr)  # noqa: T201
+        trace = traceback.TracebackException.from_exception(error)
+        trace.__context__ = None
+        trace.stack = traceback.StackSummary.from_list(
+            [frame for frame in trace.stack if frame.filename == SCRIPT][-5:]
+        )
+        print(*trace.format(), sep="", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+def supervise(seconds: float) -> None:
+    """Fork the script's process and return in it; end it if the program dies or its time is over."""
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    script = os.fork()
+    if script == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(woken)
+        os.close(waker)
+        return
+    end = time.monotonic() + seconds
+    while True:
+        ready, _, _ = select.select([0, woken], [], [], max(end - time.monotonic(), 0.0))
+        if woken in ready:
+            os.read(woken, 64)
+            ended, status = os.waitpid(script, os.WNOHANG)
+            if ended:
+                leave_like(status)
+        if 0 in ready or not ready:  # the program closed its end of the pipe, or died; or the time is over
+            os.killpg(0, signal.SIGKILL)
+
+
+def leave_like(status: int) -> NoReturn:
+    """Exit as the script did: with its code, or of its signal."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 1)
+
+
+def watch(seconds: float) -> None:
+    """End this process if the program dies or its time is over, where there is no `fork`."""
+
+    def wait_for_end() -> None:
+        sys.stdin.buffer.read(1)
+        os._exit(1)
+
+    clock = threading.Timer(seconds, os._exit, (1,))
+    clock.daemon = True
+    clock.start()
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 def main() -> None:
     limits = json.loads(sys.argv[1])
-    source = sys.stdin.buffer.read().decode("utf-8", "replace")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    source = b""
+    size = limits["script_bytes"]
+    while len(source) < size:  # unbuffered: what follows the script is left in the pipe
+        piece = os.read(0, size - len(source))
+        if not piece:
+            sys.exit(1)
+        source += piece
+    if hasattr(os, "fork"):
+        limit(-1, -1, -1)  # a script's signal is repeated here, without a core file
+        supervise(limits["seconds"])
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+    else:
+        watch(limits["seconds"])
     if not limits["network"]:
         leave_network()
     limit(limits["memory_bytes"], limits["cpu_seconds"], limits["file_bytes"])
     sys.argv = [SCRIPT]
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # half an emoji is no reason to fail
-    run(source)
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # half an emoji must not fail it
+    run(source.decode("utf-8", "replace"))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The tool `run_python`: a script in a process of its own, with limits. What the process gives up is python_child.py's.
+"""The tool `run_python`: a script in a process of its own, with limits.
 
-What this does not keep out is said in docs/builtin-tools.md: the script has the user's rights on files.
+The script has the user's rights on files; docs/builtin-tools.md says what else is not prevented.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ __all__ = ["python_tool", "run_python"]
 
 SHOWN_CHARACTERS = 20_000  # of the output
 MAX_OUTPUT_BYTES = 1_000_000  # a script that writes more is stopped
-CLOSING_SECONDS = 1.0  # for the pipes of a process that ended; a program it started elsewhere may hold them
+CLOSING_SECONDS = 1.0  # for the pipes of a process that ended; a program that it started may hold them
+GRACE_SECONDS = 5.0  # after which the script's own clock ends it, should the program not have done so
+LEFTOVER_SECONDS = 60.0  # age of a folder that may be left over
+_PREFIX = "closeout-python-"
 MAX_FILE_BYTES = 100_000_000  # of any file it writes
 _CHILD = Path(__file__).with_name("python_child.py")
 _KEPT_VARIABLES = (
@@ -42,8 +47,19 @@ _KEPT_VARIABLES = (
 
 
 def python_tool(*, seconds: float = 30.0, memory_mb: int = 1024, network: bool = False) -> Tool[..., Any]:
-    """A `run_python` with limits of its own: seconds by the clock, memory, and whether it may use the network."""
+    """Make a `run_python` with its own limits.
+
+    The script's process ends with this program, however that ends. Folders that a killed program left are removed when
+    the tool is first used.
+
+    Args:
+        seconds: Wall-clock time of a script.
+        memory_mb: Memory of its process.
+        network: Whether it may use the network.
+    """
+    remove_leftovers = functools.cache(_remove_leftovers)
     limits = {
+        "seconds": seconds + GRACE_SECONDS,
         "memory_bytes": memory_mb * 1024 * 1024,
         "cpu_seconds": max(1, int(seconds) + 1),
         "file_bytes": MAX_FILE_BYTES,
@@ -61,26 +77,76 @@ def python_tool(*, seconds: float = 30.0, memory_mb: int = 1024, network: bool =
         Args:
             code: A whole Python script that prints its result.
         """
-        folder = await run_in_thread(lambda: tempfile.mkdtemp(prefix="closeout-python-"))
+        await run_in_thread(remove_leftovers)
+        folder, lock = await run_in_thread(_own_folder)
         try:
             return await _run(code, folder, limits, seconds)
         finally:
-            await asyncio.shield(run_in_thread(lambda: shutil.rmtree(folder, ignore_errors=True)))
+            await asyncio.shield(run_in_thread(lambda: _remove(folder, lock)))
 
     return run
 
 
+def _own_folder() -> tuple[str, int | None]:
+    """A new folder, and the lock that says it is in use; the system releases the lock when this program dies."""
+    while True:
+        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        if os.name != "posix":
+            return folder, None
+        lock = _locked(folder)
+        if lock is not None:
+            return folder, lock
+
+
+def _locked(folder: str) -> int | None:
+    """A file descriptor that holds the folder's lock; None if another program does."""
+    import fcntl
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove(folder: str, lock: int | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
+
+
+def _remove_leftovers() -> None:
+    """Remove the folders of programs that were killed: those that no program locks, or on Windows are a day old."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            age = time.time() - folder.stat().st_mtime
+            if folder.is_symlink() or age < LEFTOVER_SECONDS:
+                continue
+            if os.name != "posix":
+                if age > 86_400:
+                    shutil.rmtree(folder, ignore_errors=True)
+            elif (lock := _locked(str(folder))) is not None:
+                _remove(str(folder), lock)
+
+
 async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float) -> str:
     loop = asyncio.get_running_loop()
+    source = code.encode("utf-8", "replace")
+    settings = json.dumps({**limits, "script_bytes": len(source)})
+    command = [sys.executable, "-I", "-B", "-X", "utf8", str(_CHILD), settings]
     transport, watched = await loop.subprocess_exec(
-        lambda: _Watched(loop), sys.executable, "-I", "-B", "-X", "utf8", str(_CHILD), json.dumps(limits),
+        lambda: _Watched(loop), *command,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         cwd=folder, env=_environment(folder), start_new_session=os.name == "posix",
     )  # fmt: skip
     try:
         script: Any = transport.get_pipe_transport(0)
-        script.write(code.encode("utf-8", "replace"))
-        script.close()
+        script.write(source)  # the pipe stays open: when it closes, the script ends
         async with asyncio.timeout(seconds):
             await watched.done
     except TimeoutError:
@@ -97,12 +163,12 @@ async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float) -
     code_of_exit = transport.get_returncode()
     if code_of_exit == 0:
         return watched.output.text().rstrip() or "The script printed nothing. Use print() to see a result."
-    told = ["The script failed.", _why(code_of_exit), watched.errors.text().strip("\n"), watched.printed().strip()]
-    raise ToolError("\n".join(part for part in told if part))
+    message = ["The script failed.", _why(code_of_exit), watched.errors.text().strip("\n"), watched.printed().strip()]
+    raise ToolError("\n".join(part for part in message if part))
 
 
 class _Watched(asyncio.SubprocessProtocol):
-    """What the process writes, until it ended and its pipes are closed, or it wrote too much."""
+    """What the process writes, until it has ended and its pipes are closed, or it has written too much."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.output, self.errors = _Kept(), _Kept()
@@ -127,7 +193,7 @@ class _Watched(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self.gone.set_result(None)
-        _end_group(self._transport.get_pid())  # what it left running would keep the pipes open
+        _end_group(self._transport.get_pid())  # processes that it left running would keep the pipes open
         if self._open:
             self._loop.call_later(CLOSING_SECONDS, self._finish)
         else:
@@ -169,14 +235,14 @@ def _why(code: int | None) -> str:
 
 
 def _end_group(pid: int) -> None:
-    """End the process and whatever it started in its group."""
+    """Kill the process and what it started in its group."""
     if os.name == "posix":
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """No keys and tokens of the user's: only what a program needs to start, and the folder as its home."""
+    """Only what a program needs to start, with the folder as its home: no keys and tokens of the user's."""
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     return {**kept, "HOME": folder, "TMPDIR": folder, "TEMP": folder, "TMP": folder, "OPENBLAS_NUM_THREADS": "1"}
 

@@ -1,0 +1,152 @@
+"""Check what a user passes to an Agent or a run before anything starts. Every error names the fix.
+
+Settings are checked in `config`, tools in `tools`, model names in `models.connect`, servers in `tools.mcp_config`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from closeout.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from closeout.journal.subscribers import Listener
+
+__all__ = [
+    "check_callable",
+    "check_context",
+    "check_contract",
+    "check_formatter",
+    "check_history",
+    "check_home",
+    "check_list",
+    "check_listeners",
+    "check_sub_agents",
+    "check_task",
+    "check_text",
+]
+
+CONTRACT_MEMBERS = ("instruction", "finishing", "read", "constraint", "finish_prefix")  # of AnswerContract
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def check_list(name: str, value: Any, example: str) -> tuple[Any, ...]:
+    """Return the items of a list. A string is refused: it would pass for a list of its letters."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return tuple(value)
+    except TypeError:
+        pass
+    raise UsageError(f"{name} must be a list, got {value!r:.80}. Pass {name}={example}.")
+
+
+def check_contract(value: Any) -> Any:
+    """Return an answer contract, or None."""
+    if value is None:
+        return None
+    missing = [name for name in CONTRACT_MEMBERS if not hasattr(value, name)]
+    if isinstance(value, type) or len(missing) == len(CONTRACT_MEMBERS):
+        raise UsageError(f"answer must be an answer contract, got {value!r:.80}. Pass an instance: answer=Number().")
+    if missing:
+        raise UsageError(f"The answer contract {value!r:.80} lacks {', '.join(missing)}: see AnswerContract.")
+    return value
+
+
+def check_text(name: str, value: Any) -> str:
+    """Return a text, empty for None."""
+    if not isinstance(value, str | None):
+        raise UsageError(f"{name} must be a string, got {value!r:.80}. Join several parts into one string.")
+    return value or ""
+
+
+def check_home(value: Any) -> Any:
+    """Return a folder. None and True mean the default one, False means none."""
+    if not isinstance(value, str | os.PathLike | bool | None):
+        raise UsageError(f"home must be a path, got {value!r:.80}. Pass a folder, or False to keep runs in memory.")
+    return value
+
+
+def check_context(value: Any) -> Any:
+    """Return a context policy, or None."""
+    if value is not None and (isinstance(value, type) or not hasattr(value, "decide")):
+        raise UsageError(
+            f"context must be a ContextPolicy, got {value!r:.80}. Pass an instance with a decide(state) method."
+        )
+    return value
+
+
+def check_formatter(value: Any) -> Any:
+    """Return an OutputFormatter, or None."""
+    methods = ("format_tool_result_for_user", "format_final_summary_and_log")
+    if value is not None and (isinstance(value, type) or not all(hasattr(value, name) for name in methods)):
+        raise UsageError(
+            f"output_formatter must be an OutputFormatter, got {value!r:.80}. Pass an instance: MyFormatter()."
+        )
+    return value
+
+
+def check_callable(name: str, base: str, value: Any) -> Any:
+    """Return a class or a factory, or None."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{name} must be a subclass of {base}, got {value!r:.80}. Pass the class: {name}=My{base}.")
+    return value
+
+
+def check_sub_agents(configured: Iterable[str], known: Collection[str]) -> None:
+    """Raise ConfigError if a setting `agent.sub_agents.NAME` names no sub-agent."""
+    import difflib
+
+    for name in configured:
+        if name in known:
+            continue
+        if not known:
+            hint = "This agent has none: set its description to define it, or pass tools=[other.as_tool(…)]."
+        else:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Its sub-agents are: {', '.join(sorted(known))}."
+        raise ConfigError(f"Unknown sub-agent '{name}' in the setting 'agent.sub_agents.{name}'. {hint}")
+
+
+def check_task(value: Any) -> str:
+    """Return the text of a task."""
+    if not isinstance(value, str):
+        raise UsageError(f"The task must be a string, got {value!r:.80}. Pass an earlier conversation as history=.")
+    if not value.strip():
+        raise UsageError("The task is empty. Say what the agent should find out or do.")
+    return value
+
+
+def check_history(value: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the messages before the task. A server would refuse any others, if at all."""
+    messages: tuple[Any, ...] = check_list("history", value, '[{"role": "user", "content": "…"}]')
+    for message in messages:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ROLES:
+            raise UsageError(
+                f"history must hold messages, got {message!r:.80}. Write each as "
+                '{"role": "user", "content": "…"}, or with "assistant".'
+            )
+    return messages
+
+
+def check_listeners(value: Any) -> tuple[Listener, ...]:
+    """Return listeners. A class or a coroutine function is refused: it could be called, and would do nothing."""
+    found = check_list("listeners", value, "[print]")
+    if not found:
+        return ()
+    from inspect import iscoroutinefunction
+
+    for listener in found:
+        if isinstance(listener, type) or not (callable(listener) or hasattr(listener, "for_run")):
+            raise UsageError(
+                f"A listener must be callable, got {listener!r:.80}. "
+                "Pass a function, or an instance of a listener: JsonLogListener()."
+            )
+        if iscoroutinefunction(listener) or iscoroutinefunction(getattr(listener, "__call__", None)):  # noqa: B004
+            raise UsageError(
+                f"A listener must be a plain function, got the async {listener!r:.80}. "
+                "Pass asyncio.Queue().put_nowait for example, or use agent.stream(…)."
+            )
+    return found

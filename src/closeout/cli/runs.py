@@ -1,0 +1,221 @@
+"""`closeout runs`: list the runs, or show one with everything that happened in it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from closeout.cli.display import Display
+from closeout.cli.exits import next_step
+from closeout.cli.terminal import (
+    Cell,
+    Column,
+    amount,
+    duration,
+    fit_table,
+    make_console,
+    print_json,
+    printable,
+    usage_line,
+    width_of,
+)
+from closeout.config import home_folder
+from closeout.journal.events import (
+    Event,
+    ModelFailed,
+    ModelReplied,
+    ModelRequested,
+    RunEnded,
+    RunStarted,
+    TurnAccepted,
+)
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import Row, RunRecord
+from closeout.journal.subscribers import Progress
+from closeout.journal.totals import RunTotals
+
+__all__ = ["list_runs", "show_run"]
+
+STYLES = {"answered": "green", "unanswered": "yellow", "failed": "red", "interrupted": "yellow", "cancelled": "yellow"}
+RESUMABLE = ("interrupted", "cancelled")
+RUNS = (
+    Column("run"),
+    Column("when", rank=2),
+    Column("status"),
+    Column("model", least=12, rank=3),
+    Column("task", least=16),
+    Column("answer", least=12, rank=1),
+)
+REQUESTS = (
+    Column("agent", rank=3),
+    Column("turn", right=True),
+    Column("for"),
+    Column("tokens in", right=True),
+    Column("cached", right=True),
+    Column("out", right=True),
+    Column("same start", right=True, rank=1),
+    Column("cost", right=True, rank=2),
+    Column("time", right=True, rank=1),
+)
+
+
+def list_runs(limit: int, *, as_json: bool) -> int:
+    """Print the latest runs, newest first. Return the exit code."""
+    with open_to_read(home_folder()) as store:
+        found = store.runs(limit + 1)
+    records = found[:limit]
+    if as_json:
+        print_json([asdict(record) for record in records])
+    elif records:
+        _print_table(make_console(), RUNS, [_run_cells(record) for record in records])
+        if len(found) > limit:
+            print(f"The latest {limit:,}. More: closeout runs --limit {10 * limit}", file=sys.stderr)
+    else:
+        print('No runs yet. Try: closeout run "What is 17 % of 2,340?"')
+    return 0
+
+
+def show_run(run_id: str, *, as_json: bool) -> int:
+    """Print one run: what happened, and what each request cost. Return the exit code."""
+    with open_to_read(home_folder()) as store:
+        rows, record = list(store.rows(run_id)), store.run(run_id)
+    if as_json:
+        events = [{"seq": r.seq, "time": r.time, "type": type(r.event).__name__, **_body(r.event)} for r in rows]
+        print_json({**asdict(record), **_counts(rows), "requests": list(_requests(rows)), "events": events})
+        return 0
+    console = make_console()
+    started = next((row.event for row in rows if isinstance(row.event, RunStarted)), None)
+    console.print(Text(printable(started.task if started else record.task), "bold"))
+    display = Display(console)
+    for event in _with_words(rows):
+        display(event)
+    display.left_over()
+    requests = list(_requests(rows))
+    if requests:
+        console.print()
+        _print_table(console, REQUESTS, [_request_cells(request) for request in requests])
+    console.print()
+    _print_outcome(console, record, rows)
+    return 0
+
+
+def _print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    for line in fit_table(columns, rows, width_of(console) if console.is_terminal else None):
+        console.print(line)
+
+
+def _run_cells(record: RunRecord) -> list[Cell]:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
+    answer = record.answer if record.answer is not None else ""
+    status = (record.status, STYLES.get(record.status, ""))
+    return [(record.run_id, ""), (when, ""), status, (record.model, ""), (record.task, ""), (answer, "")]
+
+
+def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> None:
+    totals = RunTotals(row.event for row in rows)
+    why = f" ({record.stop_reason})" if record.stop_reason not in (None, record.status) else ""
+    parts = [
+        amount(totals.turns, "turn"),
+        amount(totals.tool_calls, "tool call") + (f" ({totals.tool_failures} failed)" if totals.tool_failures else ""),
+        amount(totals.attempts, "attempt"),
+        amount(totals.rollbacks, "rollback"),
+        amount(len(totals.repairs), "repair"),
+        amount(totals.usage.requests, "request"),
+        usage_line(totals.usage) + (" · cost unknown" if totals.usage.cost_usd is None else ""),
+    ]
+    console.print(Text(f"{record.status}{why} · {' · '.join(parts)}", STYLES.get(record.status, "")))
+    ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
+    if ended is not None and ended.error:
+        console.print(Text(printable(ended.error), "red"))
+    answer = "no answer" if record.answer is None else f"answer: {printable(record.answer)}"
+    console.print(Text(answer, "bold"))
+    if record.status == "failed":
+        console.print(next_step(ended.error_kind if ended is not None else "", record.run_id))
+    elif record.status in RESUMABLE:
+        console.print(f"Resume it: closeout resume {record.run_id}")
+
+
+def _counts(rows: Iterable[Row]) -> dict[str, Any]:
+    totals = RunTotals(row.event for row in rows)
+    return {
+        "turns": totals.turns,
+        "attempts": totals.attempts,
+        "tool_calls": totals.tool_calls,
+        "tool_failures": totals.tool_failures,
+        "rollbacks": totals.rollbacks,
+        "repairs": [asdict(repair) for repair in totals.repairs],
+        "usage": asdict(totals.usage),
+    }
+
+
+def _with_words(rows: Sequence[Row]) -> Iterator[Event | Progress]:
+    """Yield the events, with the text of each accepted turn before the reply that contained it."""
+    pieces: dict[int, list[Progress]] = {}  # position of a reply → its text
+    latest: dict[str, int] = {}  # agent → position of its last reply
+    acting = False  # whether the last request was for a turn, not for closing
+    for place, row in enumerate(rows):
+        event = row.event
+        if isinstance(event, ModelRequested):
+            acting = event.purpose == "act"
+        elif isinstance(event, ModelReplied):
+            latest[event.agent] = place
+        elif isinstance(event, TurnAccepted) and event.agent in latest:
+            words = [Progress(event.agent, event.turn, "thought", event.text)]
+            words += [Progress(event.agent, event.turn, "tool_name")] if event.calls else []
+            pieces[latest[event.agent]] = words
+        elif isinstance(event, RunEnded) and event.answer is not None and event.agent in latest and acting:
+            pieces.setdefault(latest[event.agent], [Progress(event.agent, 0, "text", event.closing_text)])
+    for place, row in enumerate(rows):
+        yield from pieces.get(place, ())
+        yield row.event
+
+
+def _body(event: Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in event.names}
+
+
+def _requests(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    """Yield each request: its purpose, its size, how much of it the request before had too, its cost."""
+    asked: dict[tuple[str, int], ModelRequested] = {}
+    for row in rows:
+        event = row.event
+        if isinstance(event, ModelRequested):
+            asked[event.agent, event.call] = event
+        elif isinstance(event, (ModelReplied, ModelFailed)):
+            request = asked.get((event.agent, event.call))
+            if request is not None:
+                yield {
+                    "agent": event.agent,
+                    "turn": request.turn,
+                    "purpose": request.purpose,
+                    "characters": request.size,
+                    "shared": request.shared,
+                    "ok": isinstance(event, ModelReplied),
+                    "ms": event.ms,
+                    **{key: event.usage.get(key, 0) for key in ("input_tokens", "cache_read_tokens", "output_tokens")},
+                    "cost_usd": event.usage.get("cost_usd"),
+                }
+
+
+def _request_cells(request: dict[str, Any]) -> list[Cell]:
+    share = f"{request['shared'] / request['characters']:.0%}" if request["shared"] else ""
+    cost = "" if request["cost_usd"] is None else f"${request['cost_usd']:.4f}"
+    style = "" if request["ok"] else "red"
+    texts = (
+        request["agent"],
+        str(request["turn"] + 1),
+        request["purpose"] if request["ok"] else f"{request['purpose']} (failed)",
+        f"{request['input_tokens']:,}",
+        f"{request['cache_read_tokens']:,}",
+        f"{request['output_tokens']:,}",
+        share,
+        cost,
+        duration(request["ms"]),
+    )
+    return [(text, style) for text in texts]

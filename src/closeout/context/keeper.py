@@ -1,0 +1,217 @@
+"""Keep one agent's context: count the tokens of its prompts, and make room when they grow too long."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from closeout.codec import shared_items, shared_prefix
+from closeout.context.policy import ContextPolicy, ContextState, Eviction, evict_all_but_last
+from closeout.errors import JournalError
+from closeout.journal.events import Compacted, Evicted, ServerAsked, ServerTold
+from closeout.messages import Message, ModelRequest, Step, Usage
+from closeout.records import record
+from closeout.results.tokens import TokenCounter
+
+if TYPE_CHECKING:
+    from closeout.context.history import History
+    from closeout.journal.journal import Journal
+    from closeout.models.base import BaseClient
+
+__all__ = ["ContextKeeper", "PromptSize", "message_size"]
+
+REPLY_TOKENS = 2048  # kept free for the reply if its limit is not set
+WORTH_ASKING = 1000  # tokens of a prompt above which the size of the context matters
+USUAL_DENSITY = 0.3  # tokens per character of a prompt, before the server has counted one
+LEAST_DENSITY = 0.2  # lower bound for a counted growth: a repeated text has next to no tokens
+
+
+@record
+class PromptSize:
+    """Characters of a prompt, and how many of them at its start are the same as in the request before."""
+
+    size: int
+    shared: int
+
+
+class ContextKeeper:
+    """Measures an agent's prompts and decides, with its `ContextPolicy`, what leaves them. One for each agent of a run.
+
+    Args:
+        client: The model, which may know the size of its context.
+        journal: Where evictions are recorded.
+        agent: The agent's path in the run.
+        policy: What decides.
+        max_context: The size of the context as the settings say; None: as the client says.
+        max_reply: The limit of a reply in tokens, if it is set.
+    """
+
+    def __init__(
+        self,
+        client: BaseClient,
+        journal: Journal,
+        agent: str,
+        *,
+        policy: ContextPolicy,
+        max_context: int | None = None,
+        max_reply: int | None = None,
+    ) -> None:
+        self.policy = policy
+        self.max_context = max_context or client.capabilities.max_context
+        self.prompt_tokens = 0  # of the last request, as the server counted them
+        self.growth = (0, 0)  # characters and tokens that the last request added to the one before
+        self._client = client
+        self._journal = journal
+        self._agent = agent
+        self._reserve = max_reply or REPLY_TOKENS
+        self._counter = TokenCounter(client.name)
+        self._server_asked = False
+        self._last_request = ModelRequest()
+        self._ends: list[int] = []  # characters up to and including each message of the last request
+        self._counted_size = 0  # characters of the last request, if the server counted it
+        self._base = (0, 0)  # characters and tokens of the last prompt that the server counted
+        self._density = USUAL_DENSITY
+
+    # ------------------------------------------------------------------------------------------ counting
+
+    def measure(self, request: ModelRequest) -> PromptSize:
+        """Return the size of a request's prompt and how much of it the last request began with."""
+        last, self._last_request = self._last_request, request
+        if request.prompt is not None:
+            return PromptSize(len(request.prompt), shared_prefix(last.prompt or "", request.prompt))
+        same = 0
+        if request.tools == last.tools:
+            same = shared_items(last.messages, request.messages)
+        ends = self._ends
+        del ends[same:]
+        size = shared = ends[-1] if ends else 0
+        for message in request.messages[same:]:
+            size += message_size(message)
+            ends.append(size)
+        return PromptSize(size, shared)
+
+    def learn(self, prompt: PromptSize, usage: Usage) -> None:
+        """Learn from the server's count of a prompt, and of what was added to the one before."""
+        before, self.prompt_tokens = self.prompt_tokens, usage.input_tokens
+        extends = usage.requests == 1 and prompt.shared == self._counted_size > 0
+        self.growth = (prompt.size - prompt.shared, usage.input_tokens - before) if extends else (0, 0)
+        self._counted_size = 0
+        if usage.requests == 1 and prompt.size and usage.input_tokens:
+            characters, tokens = self.growth
+            if characters and tokens > 0:
+                self._density = max(tokens / characters, LEAST_DENSITY)
+            elif self._base == (0, 0):  # the tokens include tools and frame, the characters do not
+                self._density = min(max(usage.input_tokens / prompt.size, LEAST_DENSITY), 1.0)
+            self._counted_size = prompt.size
+            self._base = (prompt.size, usage.input_tokens)
+
+    def tokens_of(self, size: int) -> int:
+        """Estimate the tokens of a prompt with so many characters from what the server counted last."""
+        characters, tokens = self._base
+        return max(int(tokens + (size - characters) * self._density), 0)
+
+    def added_tokens(self, steps: Sequence[Step]) -> int:
+        """Estimate the tokens that the results of the last turn add to the next prompt."""
+        self._calibrate(steps)
+        return round(_estimate(steps[-1]) * self._counter.scale)
+
+    def _calibrate(self, steps: Sequence[Step]) -> None:
+        """Compare the estimate of the last results that were sent with what the server counted for them.
+
+        The last request grew by those results and by the call. If they are not most of that growth, it says little.
+        """
+        characters, tokens = self.growth
+        if characters == 0 or len(steps) < 2:
+            return
+        step = steps[-2]
+        shown = 0
+        for returned in step.returns:
+            shown += len(returned.text)
+        if shown <= characters <= 2 * shown and not any(returned.images for returned in step.returns):
+            self._counter.calibrate(_estimate(step) * characters / shown, tokens)
+
+    # ------------------------------------------------------------------------------------------ making room
+
+    async def make_room(
+        self, history: History, attempt: int, tokens: int, summarise: Callable[[], Awaitable[str]]
+    ) -> None:
+        """Leave out old results if the policy says so.
+
+        Args:
+            history: The agent's history.
+            attempt: The number of the attempt, for the journal.
+            tokens: The estimated size of the next prompt.
+            summarise: Ask the model for a summary of the oldest turns; returns an empty text if there is none.
+        """
+        if tokens > WORTH_ASKING and self.max_context is None and not self._server_asked:
+            await self._ask_server()
+        eviction = self.policy.decide(
+            ContextState(
+                steps=history.steps,
+                evicted_before=history.evicted_before,
+                prompt_tokens=tokens,
+                max_context=self.max_context,
+                reserve=self._reserve,
+                scale=self._counter.scale,
+            )
+        )
+        if eviction is None:
+            return
+        summary = await summarise() if eviction.summarise else ""
+        if summary:
+            self._journal.append(
+                Compacted(self._agent, attempt, eviction.before, summary=summary, tokens=eviction.tokens)
+            )
+        else:
+            self._record(eviction, attempt)
+
+    def shrink(self, history: History, attempt: int, reason: str) -> bool:
+        """Leave out all results but the last. Returns whether there were any to leave out."""
+        eviction = evict_all_but_last(history.steps, history.evicted_before, reason)
+        if eviction is not None:
+            self._record(eviction, attempt)
+        return eviction is not None
+
+    def _record(self, eviction: Eviction, attempt: int) -> None:
+        self._journal.append(
+            Evicted(
+                self._agent,
+                attempt,
+                eviction.before,
+                results=eviction.results,
+                tokens=eviction.tokens,
+                reason=eviction.reason,
+            )
+        )
+
+    async def _ask_server(self) -> None:
+        """Ask the server how long the model's context is. Recorded, because evictions depend on it."""
+        self._server_asked = True
+
+        async def ask() -> ServerTold:
+            return ServerTold(self._agent, "context", await self._client.context_length())
+
+        try:
+            told = await self._journal.effect(ServerAsked(self._agent, "context"), ask)
+        except JournalError:
+            if self._journal.replay_only:
+                return  # the record of an agent that knew it
+            raise
+        if isinstance(told, ServerTold) and isinstance(told.value, int):
+            self.max_context = told.value
+
+
+def message_size(message: Message) -> int:
+    """Return the characters of a message as `ModelRequested.size` counts them."""
+    size = len(message.text)
+    for call in message.get("tool_calls") or ():
+        size += len(call["function"]["arguments"])
+    return size
+
+
+def _estimate(step: Step) -> int:
+    """The estimated tokens of a step's results."""
+    tokens = 0
+    for returned in step.returns:
+        tokens += returned.tokens
+    return tokens

@@ -1,0 +1,222 @@
+"""The ReAct dialects: `cot_chat` in chat messages, `cot_completion` in one growing prompt; and the scratchpad of both.
+
+A step is `Thought / Action / Observation`, an earlier question `Question: …`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from closeout.dialects.function_call import NOT_RUN
+from closeout.dialects.prompts import Prompts, examples_slots, tool_names, tools_json
+from closeout.dialects.protocol import HistoryView
+from closeout.dialects.text_chat import TextChat, historic_prompt, observation_text
+from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
+from closeout.parsing.action_keys import is_final_answer
+from closeout.parsing.readers import ReactReader
+
+__all__ = [
+    "AgentScratchpadUnit",
+    "CotChat",
+    "CotCompletion",
+    "action_text",
+    "scratchpad_text",
+    "step_units",
+]
+
+# Whether an observation is a user message of its own after the assistant's action. Otherwise it ends the assistant's
+# message, and a short user message asks to continue. The reason for the default is in docs/design/dialects.md.
+OBSERVATION_FROM_USER = True
+PRIMER = "Thought:"
+
+
+class CotChat(TextChat):
+    """ReAct over a chat endpoint."""
+
+    name = "cot_chat"
+    stop = ("\nObservation:",)
+
+    def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
+        return ReactReader(tools)
+
+    def system_text(self, view: HistoryView, weak: bool) -> str:
+        return self._prompts.render(
+            "cot_chat",
+            instruction=view.instructions,
+            tools=tools_json(view.tools),
+            tool_names=tool_names(view.tools),
+            examples=self._examples(view.tools, "weak_examples") if weak else "",
+        )
+
+    def continue_text(self) -> str:
+        """The short user message after a scratchpad."""
+        return self._prompts.render("next_iteration")
+
+    def step_messages(self, step: Step) -> Iterator[Message]:
+        for unit in step_units(step):
+            said = said_text(unit)
+            if unit.observation is None:
+                yield Message(role="assistant", content=said)
+                yield Message(role="user", content=self.continue_text())
+            elif OBSERVATION_FROM_USER:
+                yield Message(role="assistant", content=said)
+                yield Message(role="user", content=observation_text(unit.observation))
+            else:
+                yield Message(role="assistant", content=f"{said}\n{observation_text(unit.observation)}")
+                yield Message(role="user", content=self.continue_text())
+
+
+class CotCompletion:
+    """ReAct in one prompt that ends in `Thought:`."""
+
+    name = "cot_completion"
+    parallel_calls = False
+    # A base model that has answered continues with a question of its own.
+    stop = ("\nObservation:", "\nQuestion:")
+
+    def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
+        self._prompts = Prompts(prompts)
+        self._frame: tuple[tuple[Any, ...], tuple[str, str]] | None = None
+
+    def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
+        parts = []
+        for step in view.steps:
+            done = step.rendered.get(self.name)
+            if done is None:
+                done = step.rendered[self.name] = (Message(role="user", content=_step_text(step)),)
+            parts.append(done[0]["content"])
+        parts += [f"{hint}\n" for hint in (view.note, view.closing) if hint]
+        prompt = self.prompt(view, "".join(parts), weak=capabilities.weak)
+        return ModelRequest(prompt=prompt, stop=self.stop if capabilities.stop else ())
+
+    def prompt(self, view: HistoryView, scratchpad: str, *, weak: bool = False) -> str:
+        """The whole prompt with this scratchpad, up to the primer."""
+        before, after = self._rendered_frame(view, weak)
+        return f"{before}{scratchpad}{after}"
+
+    def instruction_prompt(self, view: HistoryView, *, weak: bool = False) -> str:
+        """The template with its instruction and tool slots filled; the later slots are left as they are written."""
+        later = {slot: f"{{{{{slot}}}}}" for slot in ("historic_messages", "query", "agent_scratchpad")}
+        return self._prompts.render(self.name, **self._first_slots(view, weak), **later)
+
+    def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
+        return ReactReader(tools, primed=True)
+
+    def _rendered_frame(self, view: HistoryView, weak: bool) -> tuple[str, str]:
+        """The prompt before and after the scratchpad. The second begins or ends with the primer, exactly once."""
+        key = (weak, view.instructions, view.question, view.tools, view.earlier)
+        if self._frame is None or self._frame[0] != key:
+            # A random mark finds the slots' places; it never reaches the model.
+            mark = secrets.token_hex(16)
+            text = self._prompts.render(
+                self.name,
+                **self._first_slots(view, weak),
+                historic_messages=historic_prompt(view.earlier),
+                query=f"{mark}?",
+                agent_scratchpad=mark,
+            )
+            head, asked, tail = text.partition(f"{mark}?")
+            if asked:
+                # `Question:` precedes the question once: in the template, or else here.
+                label = "" if head.rstrip().endswith("Question:") else "Question: "
+                text = f"{head}{label}{view.question}{tail}"
+            before, _, after = text.partition(mark)
+            if before.rstrip().endswith(f"\n{PRIMER}"):  # the scratchpad has it
+                before = before.rstrip().removesuffix(PRIMER)
+            own = after.rstrip()
+            after = (own if own.strip() != PRIMER else PRIMER) if own.endswith(PRIMER) else PRIMER + after
+            self._frame = key, (before, after)
+        return self._frame[1]
+
+    def _first_slots(self, view: HistoryView, weak: bool) -> dict[str, Any]:
+        slots = examples_slots(view.tools) if weak else {}
+        return {
+            "instruction": view.instructions,
+            "tools": tools_json(view.tools),
+            "tool_names": tool_names(view.tools),
+            "examples": self._prompts.render("weak_examples_completion", **slots) if slots else "",
+        }
+
+
+def _step_text(step: Step) -> str:
+    return scratchpad_text(unit for unit in step_units(step) if unit.action) or f"Thought: {step.text}\n"
+
+
+# ------------------------------------------------------------------------------------------------ scratchpad
+
+
+@dataclass
+class AgentScratchpadUnit:
+    """One step of an agent: its thought, action and observation. A unit without an action is the final one."""
+
+    @dataclass
+    class Action:
+        """A tool name and its input: an object, or text."""
+
+        action_name: str
+        action_input: dict[str, Any] | str
+
+        def to_dict(self) -> dict[str, Any]:
+            """The object that the prompts teach."""
+            return {"action": self.action_name, "action_input": self.action_input}
+
+    agent_response: str | None = None
+    thought: str | None = None
+    action_str: str | None = None
+    observation: str | None = None
+    action: Action | None = None
+
+    def is_final(self) -> bool:
+        """Whether the unit answers: it has no action, or its action is the final answer."""
+        return self.action is None or is_final_answer(self.action.action_name)
+
+
+def action_text(call: ToolCall) -> str:
+    """A call as the JSON object that the prompts teach, with UTF-8 unescaped."""
+    return json.dumps({"action": call.name, "action_input": call.arguments}, ensure_ascii=False, default=dict)
+
+
+def step_units(step: Step) -> Iterator[AgentScratchpadUnit]:
+    """A step as scratchpad units, one for each of its calls; a step without calls is a thought."""
+    results = [result.text for result in step.returns]
+    for index, call in enumerate(step.calls):
+        yield AgentScratchpadUnit(
+            agent_response=step.raw,
+            thought=step.text if index == 0 else None,
+            action_str=action_text(call),
+            observation=results[index] if index < len(results) else NOT_RUN,
+            action=AgentScratchpadUnit.Action(call.name, _input(call)),
+        )
+    if not step.calls:
+        yield AgentScratchpadUnit(agent_response=step.raw, thought=step.text)
+
+
+def _input(call: ToolCall) -> dict[str, Any] | str:
+    return call.arguments if isinstance(call.arguments, str) else dict(call.arguments)
+
+
+def said_text(unit: AgentScratchpadUnit) -> str:
+    """The model's part of a unit: thought and action, or its final answer."""
+    if unit.is_final():
+        return f"Final Answer: {unit.agent_response}" if not unit.thought else f"Thought: {unit.thought}"
+    thought = f"Thought: {unit.thought}\n" if unit.thought else ""
+    return f"{thought}Action: {unit.action_str}"
+
+
+def scratchpad_text(units: Iterable[AgentScratchpadUnit]) -> str:
+    """Units as one text, with a line end after each."""
+    lines = []
+    for unit in units:
+        if unit.is_final():
+            lines.append(f"Final Answer: {unit.agent_response or ''}\n")
+            continue
+        lines.append(f"Thought: {unit.thought}\n" if unit.thought else "Thought:\n")
+        if unit.action_str:
+            lines.append(f"Action: {unit.action_str}\n")
+        if unit.observation is not None:
+            lines.append(f"{observation_text(unit.observation)}\n")
+    return "".join(lines)

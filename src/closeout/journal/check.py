@@ -1,0 +1,62 @@
+"""Examines a home: whether the journal's file is whole, and which runs have a damaged record."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import Store
+
+__all__ = ["HomeReport", "check_home"]
+
+_EVERY_RUN = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomeReport:
+    """What is in a home, and what is wrong with it.
+
+    Attributes:
+        runs: how many runs the journal holds.
+        events: how many events they have.
+        file_problems: what SQLite's integrity check found.
+        run_problems: for each damaged run, its name and what is wrong with its record.
+    """
+
+    runs: int
+    events: int
+    file_problems: tuple[str, ...]
+    run_problems: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def check_home(folder: Path) -> HomeReport:
+    """Read every row of the journal in a folder and report what is damaged. Nothing is changed.
+
+    Raises:
+        JournalError: the journal cannot be opened.
+    """
+    with open_to_read(folder) as store:
+        damaged: list[tuple[str, tuple[str, ...]]] = []
+        events = 0
+        records = store.runs(_EVERY_RUN)
+        for record in records:
+            found = store.read(record.run_id)
+            events += len(found.rows)
+            if found.problems:
+                damaged.append((record.run_id, found.problems))
+        return HomeReport(
+            runs=len(records), events=events, file_problems=_integrity(store), run_problems=tuple(damaged)
+        )
+
+
+def _integrity(store: Store) -> tuple[str, ...]:
+    """What SQLite says of the file's pages and indexes."""
+    if not store.path.exists():
+        return ()
+    try:
+        found = [str(line) for (line,) in store.query("PRAGMA integrity_check(20)")]
+    except sqlite3.DatabaseError as error:
+        found = [str(error)]
+    return () if found == ["ok"] else tuple(found)

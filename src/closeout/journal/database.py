@@ -1,0 +1,173 @@
+"""The SQLite file of a journal: opening, its schema, migration from the previous format, and errors as sentences."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
+
+__all__ = [
+    "FILE_NAME",
+    "JOURNAL_FILES",
+    "LOCK_SECONDS",
+    "VERSION",
+    "connect",
+    "explained",
+    "journal_error",
+    "make_folder",
+    "version_of",
+]
+
+FILE_NAME = "journal.sqlite3"
+# The files of a journal in its folder. A process that opens and closes one of the first three drops SQLite's locks.
+JOURNAL_FILES = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "journal.locks", "journal.synced")
+VERSION = 3  # 2 had no checksums, 1 had a row for each event
+LOCK_SECONDS = 20.0  # how long a commit waits while another process holds the write lock
+_OPEN_SECONDS = 20.0  # how long opening waits while another process turns the file into a journal
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+  id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, started REAL NOT NULL, ended REAL,
+  status TEXT NOT NULL, task TEXT NOT NULL, model TEXT NOT NULL, answer TEXT, stop_reason TEXT);
+CREATE TABLE IF NOT EXISTS events (place INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER);
+CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS bodies (hash BLOB PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+"""
+_COLUMNS = {2: ["place", "body"], 3: ["place", "body", "crc"]}
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the journal for writing. A new file gets the schema, a file of the previous format is migrated.
+
+    Raises:
+        JournalError: the file cannot be opened, or it is of a format that this version does not know.
+    """
+    with explained(path):
+        db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            _wait_while_locked(lambda: prepare(db, path))
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Set the modes of a connection, and bring the file's schema up to date."""
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
+    if version_of(db, path) == VERSION:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        version = version_of(db, path)  # another process may have done it meanwhile
+        if version == 0:
+            for statement in _SCHEMA.split(";"):
+                db.execute(statement)
+        elif version == 2:
+            db.execute("ALTER TABLE events ADD COLUMN crc INTEGER")
+        db.execute(f"PRAGMA user_version={VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+
+
+def version_of(db: sqlite3.Connection, path: Path) -> int:
+    """Return the format of a journal: 0 for an empty file, else 2 or 3.
+
+    Raises:
+        JournalError: the format is newer than this version of Closeout, or older than the previous one.
+    """
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version > VERSION:
+        raise JournalError(f"{path} was written by a newer Closeout. Install that, or set another CLOSEOUT_HOME.")
+    columns = [name for _, name, *_ in db.execute("PRAGMA table_info(events)")]
+    if not columns:
+        return 0
+    if columns != _COLUMNS.get(version):
+        raise JournalError(
+            f"{path} was written by a version of Closeout whose runs this one cannot read. "
+            "Move the file away, or set another CLOSEOUT_HOME."
+        )
+    return version
+
+
+def _wait_while_locked(act: Callable[[], None]) -> None:
+    """Repeat `act` while another process holds the file: SQLite does not wait while a file is turned into a journal."""
+    give_up = time.monotonic() + _OPEN_SECONDS
+    while True:
+        try:
+            return act()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > give_up:
+                raise
+        time.sleep(0.01)
+
+
+def make_folder(folder: Path, file: str) -> None:
+    """Create the folder of a journal and an empty file in it, readable by their owner only."""
+    try:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in missing:
+            _sync_folder(made.parent)
+        with suppress(FileExistsError):
+            os.close(os.open(folder / file, os.O_CREAT | os.O_EXCL, 0o600))  # SQLite gives its other files this mode
+            _sync_folder(folder)
+    except OSError as error:
+        raise JournalError(
+            f"Cannot create {folder} for the record of runs ({error.strerror}). Set CLOSEOUT_HOME to a folder you own."
+        ) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make new entries of a folder survive a power cut, where the system can."""
+    if os.name == "nt":
+        return
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn errors of SQLite into JournalErrors that say what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise journal_error(error, path) from error
+
+
+def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
+    """Return the JournalError for an error of SQLite."""
+    text = str(error)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without its extension
+    if code == sqlite3.SQLITE_FULL or "disk is full" in text:
+        return JournalFull(f"The disk that holds {path} is full. Free some space first.")
+    if code == sqlite3.SQLITE_IOERR or "disk I/O" in text:
+        return JournalError(
+            f"The system reported an I/O error for {path} ({text}). Check the disk, its quota and the limit on file "
+            "sizes first; `closeout doctor --check` examines the journal."
+        )
+    if "locked" in text or "busy" in text:
+        return JournalLocked(
+            f"{path} has been locked by another process for {LOCK_SECONDS:.0f} seconds. Try again later."
+        )
+    if "not a database" in text or "malformed" in text or "corrupt" in text:
+        return JournalDamaged(
+            f"{path} is damaged ({text}). Move it away to start with an empty journal; "
+            "`sqlite3 FILE .recover` may save runs."
+        )
+    if "readonly" in text or "unable to open" in text:
+        return JournalError(f"Cannot write {path} ({text}). Set CLOSEOUT_HOME to a folder you own.")
+    return JournalError(f"The journal {path} failed: {text}.")

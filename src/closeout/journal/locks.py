@@ -1,0 +1,139 @@
+"""Run locks: one byte of a lock file for each run, locked by the process that executes the run.
+
+The operating system releases the byte when the process dies, however it dies, so a lock is never stale. Where there are
+open-file-description locks (Linux), the lock belongs to this module's file handle: another part of the process may open
+and close the same file without releasing it, which would drop an ordinary POSIX lock.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+
+from closeout.errors import JournalError, JournalLocked
+
+__all__ = ["LOCKS_NAME", "RunLocks"]
+
+LOCKS_NAME = "journal.locks"
+
+# A process that lists runs locks a byte for some microseconds to see whether it is free. Retry before giving up.
+_TRIES = 20
+_BETWEEN = 0.01  # seconds
+_ABSENT = -1  # instead of a file handle: there is no lock file, so no run is being executed
+_SEALED = -2  # the lock file may not be read, so the status in the record has to be believed
+
+
+class RunLocks:
+    """The locks of a journal's runs, by run number.
+
+    Args:
+        path: the lock file.
+        read_only: create nothing. Runs can then be looked at, but not locked.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._file = _open_to_read(path) if read_only else _open(path)
+        self._held: set[int] = set()
+
+    def take(self, run_id: str, number: int) -> None:
+        """Lock a run. Raises JournalLocked while it is being executed, by this process or another one."""
+        if number in self._held or not self._taken(number):
+            raise JournalLocked(f"Run {run_id} is being executed right now. Wait for it to end, or stop it first.")
+        self._held.add(number)
+
+    def _taken(self, number: int) -> bool:
+        for _ in range(_TRIES - 1):
+            if _lock(self._file, number):
+                return True
+            time.sleep(_BETWEEN)
+        return _lock(self._file, number)
+
+    def drop(self, number: int) -> None:
+        """Release a run, if this object holds its lock."""
+        if number in self._held:
+            self._held.discard(number)
+            _unlock(self._file, number)
+
+    def held_anywhere(self, number: int) -> bool:
+        """Whether any process executes the run."""
+        if number in self._held:
+            return True
+        if self._file < 0:
+            return self._file == _SEALED
+        if not _lock(self._file, number, shared=True):  # shared: two processes that look do not disturb each other
+            return True
+        _unlock(self._file, number)
+        return False
+
+    def close(self) -> None:
+        """Release every lock."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = _ABSENT
+        self._held.clear()
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise JournalError(f"Cannot write {path} ({error.strerror}). Set CLOSEOUT_HOME to a folder you own.") from None
+
+
+def _open_to_read(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return _ABSENT
+    except OSError:
+        return _SEALED
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: int, number: int, *, shared: bool = False) -> bool:
+        os.lseek(file, number, os.SEEK_SET)
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(file: int, number: int) -> None:
+        os.lseek(file, number, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
+
+elif sys.platform == "linux":
+    import fcntl
+
+    def _flock(kind: int, number: int) -> bytes:
+        """`struct flock` for one byte at `number`; the process id must be 0."""
+        fields = (kind, os.SEEK_SET, number, 1, 0)
+        return struct.pack("@hhqqi4x", *fields)
+
+    def _lock(file: int, number: int, *, shared: bool = False) -> bool:
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, number))
+        except OSError:
+            return False
+        return True
+
+    def _unlock(file: int, number: int) -> None:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, number))
+
+else:
+    import fcntl
+
+    def _lock(file: int, number: int, *, shared: bool = False) -> bool:
+        try:
+            fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, 1, number, os.SEEK_SET)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(file: int, number: int) -> None:
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, number, os.SEEK_SET)

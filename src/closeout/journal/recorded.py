@@ -1,0 +1,211 @@
+"""The record of a run that is executed again: which events are written, and which outcomes are known. No I/O."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pydantic_core import to_json
+
+from closeout.journal.events import (
+    Event,
+    ModelFailed,
+    ModelReplied,
+    ModelRequested,
+    RunResumed,
+    ToolFinished,
+    ToolStarted,
+)
+from closeout.journal.store import Row
+
+__all__ = ["CANCELLED", "RecordedRun"]
+
+# The kind of a ModelFailed whose request was cancelled: a cost, but not an outcome.
+CANCELLED = "CancelledError"
+_INTENT_OF = {
+    "ModelReplied": "ModelRequested",
+    "ModelFailed": "ModelRequested",
+    "ServerTold": "ServerAsked",
+    "ToolFinished": "ToolStarted",
+}
+_Place: TypeAlias = tuple[str, str]  # type of event; its key, or its number among the agent's events of the type
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    event: Event
+    elapsed: float  # seconds that the run had been at work
+
+
+class RecordedRun:
+    """The recorded events of a run, found by their place in it.
+
+    An event's place is its agent, its type, and its key, or without a key its number among that agent's events of the
+    type. A recorded event is reused if the code arrives at the same one. After the first event that differs, nothing
+    recorded is reused for that agent: what it then does is written as new.
+
+    Every event is looked at a bounded number of times, so that resuming takes time proportional to the record.
+
+    Attributes:
+        rows: the recorded events with their times.
+        idle: seconds during which no process executed the run.
+        elapsed: seconds of work at the outcome that was taken last.
+        departure: where the run first did something else than its record; empty if it did not.
+        outcomes_left: recorded outcomes that have not been taken yet.
+    """
+
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        self.rows = rows
+        self.idle = 0.0
+        self.elapsed = 0.0
+        self.departure = ""
+        self.outcomes_left = 0
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._events: dict[str, dict[_Place, Event]] = {}  # by agent, like the next two
+        self._outcomes: dict[str, dict[_Place, _Outcome]] = {}
+        self._failures: dict[str, dict[_Place, list[Event]]] = {}  # after which the effect was tried again
+        self._below: dict[str, list[Event]] = {}  # by the beginning of their paths: "main/r4:"
+        self._agents_below: dict[str, dict[str, None]] = {}
+        self._index(rows)
+        self._counts.clear()
+
+    @property
+    def work(self) -> float:
+        """Seconds of work that the whole record covers."""
+        return self.rows[-1].time - self.rows[0].time - self.idle if self.rows else 0.0
+
+    def _index(self, rows: tuple[Row, ...]) -> None:
+        last_success = max((r.seq for r in rows if isinstance(r.event, (ModelReplied, ToolFinished))), default=-1)
+        for row in rows:
+            event = row.event
+            if isinstance(event, RunResumed):
+                self.idle += event.idle
+            if event.momentary:
+                continue
+            if "/" in event.agent:
+                self._index_below(event)
+            intent = _INTENT_OF.get(type(event).__name__)
+            if intent is None:
+                self._events.setdefault(event.agent, {})[self._place(event)] = event
+                continue
+            place = intent, event.key
+            if isinstance(event, ModelFailed) and (row.seq > last_success or event.kind == CANCELLED):
+                # A failure that no success followed is not an outcome: to resume is to try again.
+                self._add_failure(place, event)
+                continue
+            outcomes = self._outcomes.setdefault(event.agent, {})
+            before = outcomes.get(place)
+            if before is None:
+                self.outcomes_left += 1
+            elif isinstance(before.event, ModelFailed):
+                self._add_failure(place, before.event)
+            outcomes[place] = _Outcome(event, row.time - rows[0].time - self.idle)
+
+    def _index_below(self, event: Event) -> None:
+        """Note that a sub-agent's event belongs to the call that started it, and to the calls above that one."""
+        path = event.agent
+        end = path.find(":")
+        while end >= 0:
+            prefix = path[: end + 1]
+            self._below.setdefault(prefix, []).append(event)
+            self._agents_below.setdefault(prefix, {})[path] = None
+            end = path.find(":", path.find("/", end)) if "/" in path[end:] else -1
+
+    def _add_failure(self, place: _Place, event: Event) -> None:
+        self._failures.setdefault(event.agent, {}).setdefault(place, []).append(event)
+
+    def _place(self, event: Event) -> _Place:
+        kind = type(event).__name__
+        key = event.key
+        if not key:
+            key = f"#{self._counts[event.agent, kind]}"
+            self._counts[event.agent, kind] += 1
+        return kind, key
+
+    def find(self, kind: type[Event], agent: str, key: str) -> Event | None:
+        """Return the recorded event of an agent with this key, if it has not been matched yet."""
+        return self._events.get(agent, {}).get((kind.__name__, key))
+
+    def match(self, event: Event) -> Event | None:
+        """Return the recorded event if the code has reached the same one again; None if it has to be written."""
+        if not self._events or event.momentary or type(event).__name__ in _INTENT_OF:
+            return None
+        recorded = self._events.get(event.agent, {}).pop(self._place(event), None)
+        if recorded is None:
+            return None
+        if _same(recorded, event):
+            return recorded
+        self._depart(recorded, event)
+        # A request that differs is still that request: the run continued from its reply.
+        return recorded if isinstance(event, ModelRequested) else None
+
+    def _depart(self, recorded: Event, event: Event) -> None:
+        if not self.departure:
+            self.departure = _difference(recorded, event)
+        if not isinstance(event, ModelRequested):
+            self._events.pop(event.agent, None)
+
+    def has_started(self, started: Event) -> bool:
+        """Whether the record holds this intent."""
+        recorded = self._events.get(started.agent, {}).get(_place_of(started))
+        return recorded is not None and _same_call(recorded, started)
+
+    def take_outcome(self, started: Event) -> Event | None:
+        """Return the recorded outcome of an effect, once; None if there is none."""
+        found = self._outcomes.get(started.agent, {}).pop(_place_of(started), None)
+        if found is None:
+            return None
+        self.outcomes_left -= 1
+        intent = self._events.get(started.agent, {}).get(_place_of(started))
+        if intent is not None and not _same_call(intent, started):
+            return None  # the agent makes another call in this place now
+        self.elapsed = found.elapsed
+        return found.event
+
+    def take_failures(self, started: Event) -> list[Event]:
+        """Return the recorded failures of an effect after which it was, or is now, tried again."""
+        return self._failures.get(started.agent, {}).pop(_place_of(started), []) if self._failures else []
+
+    def take_below(self, started: Event) -> list[Event]:
+        """Return what is recorded of the sub-agent that a call started and of those below it: they do not run again."""
+        prefix = f"{started.agent}/{started.key}:"
+        for agent in self._agents_below.pop(prefix, ()):
+            self._events.pop(agent, None)
+            self.outcomes_left -= len(self._outcomes.pop(agent, {}))
+        return self._below.pop(prefix, [])
+
+
+def _place_of(started: Event) -> _Place:
+    return type(started).__name__, started.key
+
+
+def _same_call(recorded: Event, event: Event) -> bool:
+    if isinstance(recorded, ToolStarted) and isinstance(event, ToolStarted):
+        return (recorded.name, recorded.arguments) == (event.name, event.arguments)
+    return True
+
+
+def _same(recorded: Event, event: Event) -> bool:
+    return recorded == event or _fields(recorded) == _fields(event)
+
+
+def _fields(event: Event) -> list[bytes]:
+    # As JSON, because tuples come back from a record as lists.
+    return [_json(getattr(event, name)) for name in event.names]
+
+
+def _json(value: object) -> bytes:
+    try:
+        return to_json(value, inf_nan_mode="constants")
+    except ValueError:
+        return repr(value).encode("utf-8", "backslashreplace")
+
+
+def _difference(recorded: Event, event: Event) -> str:
+    for name in event.names:
+        was, now = getattr(recorded, name), getattr(event, name)
+        if _json(was) != _json(now):
+            where = f"{type(event).__name__} {event.key}".rstrip()
+            return f"{event.agent}: {where}: {name} was {str(was)!r:.120}, now {str(now)!r:.120}"
+    return ""

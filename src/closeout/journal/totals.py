@@ -1,0 +1,130 @@
+"""The totals of a run, computed from its events: usage, turns, rollbacks, repairs; and the usage of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from closeout.journal.events import (
+    AnswerSeen,
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    ModelRequested,
+    Repaired,
+    RunEnded,
+    ToolFinished,
+    ToolStarted,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.journal.subscribers import Progress
+from closeout.messages import Repair, Usage, UsageSum
+from closeout.records import record
+
+__all__ = ["RequestUsage", "RunTotals", "usage_by_request"]
+
+_NO_USAGE = Usage()
+
+
+class RunTotals:
+    """What a run's events add up to, sub-agents included.
+
+    Call it with each event, or pass the events of a record. It can be subscribed to a run.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._usage_sum = UsageSum()
+        self.turns = 0  # the main agent's replies that were acted on or that answered, without closing requests
+        self.attempts = 0
+        self.rollbacks = 0
+        self.tool_calls = 0
+        self.tool_failures = 0
+        self.repairs: list[Repair] = []
+        self.candidates: list[AnswerSeen] = []
+        self.ended: RunEnded | None = None
+        self._turns_before = 0  # in the earlier attempts
+        for event in events:
+            self(event)
+
+    @property
+    def usage(self) -> Usage:
+        """The usage of all requests, failed ones included."""
+        return self._usage_sum.total
+
+    def __call__(self, event: Event | Progress) -> None:
+        if isinstance(event, Progress):
+            return
+        main = event.agent == "main"
+        match event:
+            case ModelReplied() | ModelFailed():
+                if event.usage:
+                    self._usage_sum.add(Usage(**event.usage))
+            case ToolStarted():
+                self.tool_calls += 1
+            case ToolFinished():
+                self.tool_failures += not event.ok
+            case TurnAccepted():
+                self.turns += main
+            case TurnRolledBack():
+                self.rollbacks += 1
+            case Repaired():
+                self.repairs.append(event.repair)
+            case AnswerSeen() if main:
+                self.candidates.append(event)
+            case AttemptStarted() if main:
+                self.attempts += 1
+                self._turns_before = self.turns
+            case AttemptEnded() if main:
+                self.turns = max(self.turns, self._turns_before + event.turns)
+            case RunEnded():
+                self.ended = event
+
+
+@record(kw_only=True)
+class RequestUsage:
+    """The usage of one request to a model.
+
+    Attributes:
+        agent: The path of the agent that asked, "main" for the main agent.
+        call: The number of the request, from 0 for each agent.
+        purpose: "act" for a turn, "close", "experience" or "compact" for other requests.
+        attempt: The number of the attempt.
+        turn: The number of the turn in the attempt.
+        model: The model as the server names it; empty if the request failed.
+        usage: Tokens and cost.
+        ms: Wall-clock milliseconds.
+        error: The name of the exception, if the request failed.
+    """
+
+    agent: str
+    call: int
+    purpose: str = "act"
+    attempt: int = 0
+    turn: int = 0
+    model: str = ""
+    usage: Usage = _NO_USAGE
+    ms: float = 0.0
+    error: str = ""
+
+
+def usage_by_request(events: Iterable[Event]) -> Iterator[RequestUsage]:
+    """Yield the usage of each request that has an outcome, in the order of the outcomes."""
+    requested: dict[tuple[str, int], ModelRequested] = {}
+    for event in events:
+        if isinstance(event, ModelRequested):
+            requested[event.agent, event.call] = event
+        elif isinstance(event, ModelReplied | ModelFailed):
+            intent = requested.get((event.agent, event.call)) or ModelRequested(event.agent, event.call)
+            yield RequestUsage(
+                agent=event.agent,
+                call=event.call,
+                purpose=intent.purpose,
+                attempt=intent.attempt,
+                turn=intent.turn,
+                model=event.model if isinstance(event, ModelReplied) else "",
+                usage=Usage(**event.usage) if event.usage else _NO_USAGE,
+                ms=event.ms,
+                error=event.kind if isinstance(event, ModelFailed) else "",
+            )

@@ -1,0 +1,422 @@
+"""The client for Anthropic's messages API and servers that speak it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from closeout.codec import decode_json, encode_json, join_surrogates
+from closeout.messages import Capabilities, Constraint, Message, ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
+from closeout.models import transport
+from closeout.models.catalog import Price, known_context
+from closeout.models.http import HTTPClient
+from closeout.models.retry import RetryPolicy
+from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
+
+__all__ = ["ANTHROPIC_URL", "AnthropicClient", "conversation", "tool_definitions", "uses_tools"]
+
+ANTHROPIC_URL = "https://api.anthropic.com"
+VERSION = "2023-06-01"  # a header that the API requires; there has been no other version since
+# The API requires a limit. Models of 2024 allow fewer tokens: their refusal says how many, and `_adapt` remembers it.
+DEFAULT_MAX_TOKENS = 16_384
+_LIMIT = re.compile(r"max_tokens: \d+ > (\d+)")
+_FINISHES: Mapping[str, str] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "content_filter",
+}
+_THINKING = frozenset({"thinking", "redacted_thinking"})
+_CHOICES: Mapping[str, dict[str, str]] = {
+    "auto": {"type": "auto"},
+    "required": {"type": "any"},
+    "none": {"type": "none"},
+}
+
+
+class AnthropicClient(HTTPClient):
+    """A model behind Anthropic's messages API.
+
+    Thinking blocks are sent back unchanged, with their signatures.
+
+    Args:
+        model: The model's name on the server.
+        base_url: The server's address without `/v1`. By default Anthropic's.
+        api_key: Sent as `x-api-key`, if set.
+        extra_body: Options for every request (`{"thinking": {"type": "adaptive"}}`). A request's own options take
+            precedence.
+        headers: Additional HTTP headers.
+        timeout: Seconds for one attempt.
+        retry: Which errors are retried, and when.
+        temperature: For requests without their own; so are `top_p` and `max_tokens`.
+        top_p: See `temperature`.
+        max_tokens: See `temperature`.
+        cache: Whether to set cache marks, at the request's `breakpoints` or else after the system prompt and the last
+            message.
+        prices: See `catalog.find_price`. Known prices apply only to Anthropic's own server.
+        capabilities: Instead of what is known about the server.
+
+    Raises:
+        ConfigError: The address is invalid.
+    """
+
+    _OPTIONAL = frozenset({"temperature", "top_p", "stop_sequences", "tool_choice", "output_config"})
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        extra_body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+        retry: RetryPolicy | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        cache: bool = True,
+        prices: Mapping[str, Price | Sequence[float]] | None = None,
+        capabilities: Capabilities | None = None,
+    ) -> None:
+        base = (base_url or ANTHROPIC_URL).strip().rstrip("/").removesuffix("/v1")
+        own_host = base == ANTHROPIC_URL
+        key = {"x-api-key": api_key} if api_key else {}
+        sent = {"anthropic-version": VERSION, **key, **(headers or {})}
+        super().__init__(
+            "anthropic",
+            model,
+            base,
+            own_host=own_host,
+            headers=sent,
+            extra_body=extra_body,
+            timeout=timeout,
+            retry=retry,
+            sampling=(temperature, top_p),
+            max_tokens=max_tokens,
+            prices=prices,
+        )
+        self.capabilities = capabilities or Capabilities(
+            json_schema=own_host, images=True, known=True, max_context=known_context(model) if own_host else None
+        )
+        self._messages = transport.Endpoint(f"{base}/v1/messages", sent)
+        self._most_tokens: int | None = None  # the model's own limit, known from its refusal
+        self._cache = cache
+
+    # -------------------------------------------------------------------------------- requests
+
+    def _endpoint(self, request: ModelRequest) -> transport.Endpoint:
+        return self._messages
+
+    def _body(self, request: ModelRequest, *, stream: bool) -> bytes:
+        messages = request.messages
+        if request.prompt is not None:
+            messages = (Message(role="user", content=request.prompt),)
+        system, turns = conversation(messages, self._marks(request, messages))
+        body = encode_json(self._options(request, stream))[:-1]
+        tools = self._tools_json(request, messages)
+        if tools:
+            body += b',"tools":%b' % tools
+        if system:
+            body += b',"system":%b' % system
+        return b'%b,"messages":%b}' % (body, turns)
+
+    def _marks(self, request: ModelRequest, messages: Sequence[Message]) -> Sequence[int]:
+        if not self._cache:
+            return ()
+        if request.breakpoints:
+            return request.breakpoints
+        systems = [index for index, message in enumerate(messages) if message.role == "system"]
+        return (*systems[-1:], len(messages) - 1)
+
+    def _tools_json(self, request: ModelRequest, messages: Sequence[Message]) -> bytes:
+        if not request.tools:
+            used = uses_tools(messages)
+            return encode_json(tool_definitions([ToolSpec(name) for name in used])) if used else b""
+        return self._tools_text(request.tools, tool_definitions)
+
+    def _options(self, request: ModelRequest, stream: bool) -> dict[str, Any]:
+        asked = {name: value for name, value in self._asked(request).items() if name not in self._dropped}
+        limit = request.max_tokens or self._max_tokens or DEFAULT_MAX_TOKENS
+        limit = limit if self._most_tokens is None else min(limit, self._most_tokens)
+        options = {"model": self.model, "max_tokens": limit, **asked, **self._extra, **request.extra_body}
+        return {**options, "stream": True} if stream else options
+
+    def _asked(self, request: ModelRequest) -> dict[str, Any]:
+        choice: Any = _CHOICES[request.tool_choice] if request.tool_choice is not None else None
+        if not request.tools:
+            choice = {"type": "none"} if uses_tools(request.messages) else None
+        options: dict[str, Any] = {
+            **self._sampling_of(request),
+            "stop_sequences": list(request.stop) or None,
+            "tool_choice": choice,
+        }
+        if request.constraint is not None:
+            options |= self._constraint_options(request.constraint)
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _constraint_options(self, constraint: Constraint) -> dict[str, Any]:
+        if constraint.kind != "json_schema":
+            return {}
+        return {"output_config": {"format": {"type": "json_schema", "schema": constraint.value}}}
+
+    def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
+        limit = _LIMIT.search(reason)
+        if limit is not None and self._most_tokens is None:
+            self._most_tokens = max(int(limit[1]), 1)
+            return True
+        return super()._adapt(request, param, reason)
+
+    # -------------------------------------------------------------------------------- replies
+
+    def _read(self, value: Any) -> ModelReply | None:
+        if not isinstance(value, dict) or not isinstance(value.get("content"), list) or value.get("type") == "error":
+            return None
+        blocks = [block for block in value["content"] if isinstance(block, dict)]
+        texts = [str(block.get("text") or "") for block in blocks if block.get("type") == "text"]
+        thinking = [block for block in blocks if block.get("type") in _THINKING]
+        calls = tuple(_call(block) for block in blocks if block.get("type") == "tool_use")
+        return ModelReply(
+            "".join(texts),
+            "\n\n".join(str(block["thinking"]) for block in thinking if block.get("thinking")),
+            calls,
+            finish_reason=_finish(value.get("stop_reason")),
+            usage=_usage(value.get("usage"), Usage(requests=1)),
+            model=str(value.get("model") or ""),
+            reasoning_details=thinking or None,
+        )
+
+    def _stream_reader(self, builder: ReplyBuilder) -> StreamReader:
+        return _AnthropicStream(builder)
+
+
+def _call(block: Mapping[str, Any]) -> ToolCall:
+    text = encode_json(block.get("input") or {}).decode()
+    return ToolCall(str(block.get("name") or ""), text, str(block.get("id") or ""), text=text)
+
+
+def _finish(value: Any) -> str:
+    return _FINISHES.get(value, "stop") if isinstance(value, str) else "stop"
+
+
+def _usage(value: Any, before: Usage) -> Usage:
+    """Return the usage with an event's counts, which are totals, not increments.
+
+    The API's input tokens leave out what the cache served and stored; ours are those of the whole prompt.
+    """
+    if not isinstance(value, dict):
+        return before
+    fresh_before = before.input_tokens - before.cache_read_tokens - before.cache_write_tokens
+    read = _count(value.get("cache_read_input_tokens"), before.cache_read_tokens)
+    write = _count(value.get("cache_creation_input_tokens"), before.cache_write_tokens)
+    fresh = _count(value.get("input_tokens"), fresh_before)
+    return Usage(
+        fresh + read + write,
+        _count(value.get("output_tokens"), before.output_tokens),
+        cache_read_tokens=read,
+        cache_write_tokens=write,
+        requests=1,
+    )
+
+
+def _count(value: Any, before: int) -> int:
+    return value if isinstance(value, int) and 0 <= value <= MOST_COUNTED else before
+
+
+class _AnthropicStream(StreamReader):
+    """Reads the events of a streamed message: each block starts, grows and stops."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, builder: ReplyBuilder) -> None:
+        super().__init__(builder)
+        self._blocks: dict[int, dict[str, Any]] = {}
+
+    @property
+    def details(self) -> Any:
+        kept = [block for block in self._blocks.values() if block.get("type") in _THINKING]
+        for block in kept:
+            if "thinking" in block:
+                block["thinking"] = join_surrogates(str(block["thinking"]))
+        return kept or None
+
+    def take(self, event: dict[str, Any]) -> None:
+        kind = event.get("type")
+        if kind == "content_block_delta":
+            self._grow(_index(event), event.get("delta") or {})
+        elif kind == "content_block_start":
+            self._start(_index(event), event.get("content_block") or {})
+        elif kind == "message_start":
+            message = event.get("message") or {}
+            self.builder.model = str(message.get("model") or "")
+            self.builder.usage = _usage(message.get("usage"), Usage(requests=1))
+        elif kind == "message_delta":
+            self.builder.usage = _usage(event.get("usage"), self.builder.usage or Usage(requests=1))
+            delta = event.get("delta") or {}
+            if delta.get("stop_reason"):
+                self.builder.finish_reason = _finish(delta["stop_reason"])
+        elif kind == "message_stop":
+            self.done = True
+
+    def _start(self, index: int, block: Mapping[str, Any]) -> None:
+        self._blocks[index] = dict(block)
+        if block.get("type") == "tool_use":
+            # Usually {}, and deltas follow. Some servers send the whole input here.
+            value = block.get("input")
+            text = encode_json(value).decode() if value else ""
+            self.builder.add_call(
+                index, call_id=str(block.get("id") or ""), name=str(block.get("name") or ""), arguments=text
+            )
+        elif block.get("type") == "text":
+            self.builder.add_text(str(block.get("text") or ""))
+        elif block.get("type") == "thinking":
+            self.builder.add_reasoning(str(block.get("thinking") or ""))
+
+    def _grow(self, index: int, delta: Mapping[str, Any]) -> None:
+        kind = delta.get("type")
+        if kind == "text_delta":
+            self.builder.add_text(str(delta.get("text") or ""))
+        elif kind == "input_json_delta":
+            # `server_tool_use` has such deltas too, but the server makes that call itself.
+            if self._blocks.get(index, {}).get("type") == "tool_use":
+                self.builder.add_call(index, arguments=str(delta.get("partial_json") or ""))
+        elif kind == "thinking_delta":
+            piece = str(delta.get("thinking") or "")
+            block = self._blocks.setdefault(index, {"type": "thinking", "thinking": ""})
+            block["thinking"] = str(block.get("thinking") or "") + piece
+            self.builder.add_reasoning(piece)
+        elif kind == "signature_delta":
+            block = self._blocks.setdefault(index, {"type": "thinking", "thinking": ""})
+            block["signature"] = str(block.get("signature") or "") + str(delta.get("signature") or "")
+
+
+def _index(event: Mapping[str, Any]) -> int:
+    index = event.get("index")
+    return index if isinstance(index, int) else 0
+
+
+# ------------------------------------------------------------------------------------------------ requests
+
+
+PROTOCOL = "anthropic"
+# The API takes at most four cache marks in a request.
+MAX_MARKS = 4
+_MARK = b',"cache_control":{"type":"ephemeral"}}'
+_BAD_ID = re.compile(r"[^a-zA-Z0-9_-]")
+_DATA_URL = re.compile(r"data:([\w.+/-]+);base64,(.*)", re.DOTALL)
+
+
+def conversation(messages: Sequence[Message], marks: Iterable[int]) -> tuple[bytes, bytes]:
+    """Return `system` and `messages` as JSON, with cache marks at the messages of these indexes.
+
+    System messages at the start become `system`; later ones and tool results become user messages.
+    """
+    chosen = set(sorted({index for index in marks if 0 <= index < len(messages)})[-MAX_MARKS:])
+    head = next((i for i, message in enumerate(messages) if message.role not in {"system", "developer"}), len(messages))
+    system: list[bytes] = []
+    turns: list[tuple[str, list[bytes]]] = []
+    for index, message in enumerate(messages):
+        blocks = message.wire(PROTOCOL, _encode)
+        if not blocks:
+            continue
+        if index in chosen and _takes_mark(message):
+            blocks = blocks[:-1] + _MARK
+        role = "assistant" if message.role == "assistant" else "user"
+        if index < head:
+            system.append(blocks)
+        elif turns and turns[-1][0] == role:
+            turns[-1][1].append(blocks)
+        else:
+            turns.append((role, [blocks]))
+    rendered = [b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(blocks)) for role, blocks in turns]
+    return b"[%b]" % b",".join(system) if system else b"", b"[%b]" % b",".join(rendered)
+
+
+def _takes_mark(message: Message) -> bool:
+    """Tell whether the message's last block can carry a cache mark: thinking cannot."""
+    return message.role != "assistant" or bool(message.text.strip() or message.get("tool_calls"))
+
+
+def _encode(message: Message) -> bytes:
+    blocks = _result(message) if message.role == "tool" else [*_thinking(message), *_content(message), *_calls(message)]
+    return b",".join(encode_json(block) for block in blocks)
+
+
+def _result(message: Message) -> list[dict[str, Any]]:
+    content = message.get("content")
+    shown: Any = list(_content(message)) if isinstance(content, list) else message.text
+    return [{"type": "tool_result", "tool_use_id": _id(message.get("tool_call_id")), "content": shown}]
+
+
+def _thinking(message: Message) -> list[dict[str, Any]]:
+    """Return signed thinking unchanged. The API requires it before the tool calls that followed it."""
+    details = message.get("reasoning_details")
+    if message.role != "assistant" or not isinstance(details, list):
+        return []
+    return [block for block in details if isinstance(block, dict) and block.get("type") in _THINKING]
+
+
+def _content(message: Message) -> list[dict[str, Any]]:
+    content = message.get("content")
+    if isinstance(content, str):
+        # The API refuses empty text.
+        return [{"type": "text", "text": content}] if content.strip() else []
+    if not isinstance(content, list):
+        return []
+    return [block for part in content if isinstance(part, dict) and (block := _block(part)) is not None]
+
+
+def _block(part: Mapping[str, Any]) -> dict[str, Any] | None:
+    if part.get("type") == "text":
+        text = part.get("text") or ""
+        return {"type": "text", "text": text} if text.strip() else None
+    if part.get("type") != "image_url":
+        return dict(part)
+    address = part.get("image_url")
+    url = str(address.get("url", "") if isinstance(address, dict) else address)
+    data = _DATA_URL.fullmatch(url)
+    source = (
+        {"type": "base64", "media_type": data[1], "data": data[2]} if data is not None else {"type": "url", "url": url}
+    )
+    return {"type": "image", "source": source}
+
+
+def _calls(message: Message) -> list[dict[str, Any]]:
+    blocks = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        text = function.get("arguments")
+        try:
+            value = decode_json(text) if isinstance(text, str) and text.strip() else text or {}
+        except ValueError:
+            value = {"arguments": text}
+        name, call_id = str(function.get("name") or ""), _id(call.get("id"))
+        arguments = value if isinstance(value, dict) else {"arguments": value}
+        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
+    return blocks
+
+
+def _id(value: Any) -> str:
+    """Return an id that the API accepts: letters, digits, `_` and `-`. Ids of other servers may hold anything."""
+    return _BAD_ID.sub("_", str(value or "")) or "call"
+
+
+def tool_definitions(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """Return the `tools` list of a request."""
+    return [
+        {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)} for tool in tools
+    ]
+
+
+def uses_tools(messages: Sequence[Message]) -> list[str]:
+    """Return the names of the tools that a conversation calls. The API requires their definitions in any case."""
+    names = {
+        str((call.get("function") or {}).get("name") or "")
+        for message in messages
+        for call in message.get("tool_calls") or ()
+    }
+    return sorted(names - {""})

@@ -1,0 +1,227 @@
+"""Makes the client for what `model=` names: a name such as `openai:gpt-5`, or a client."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from closeout.codec import encode_json
+from closeout.config import LLMSettings
+from closeout.errors import ConfigError, ModelError, ModelUnavailable, ServerFailed
+from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, ToolCall, Usage
+from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox
+from closeout.models.retry import RetryPolicy
+
+__all__ = ["CreateMessageClient", "connect"]
+
+FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, local:FILE.gguf"
+# What a client of the message-history interface must have.
+METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
+
+
+def connect(
+    model: object = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    settings: LLMSettings | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> BaseClient:
+    """Return the client for a model. No request is sent.
+
+    Args:
+        model: A name, a client, or an object with `create_message`, which is wrapped in a CreateMessageClient. None
+            takes the name from the settings.
+        base_url: The server's address. By default from the settings, then from `OPENAI_BASE_URL` or
+            `ANTHROPIC_BASE_URL`.
+        api_key: The server's key. By default from the settings, then from `OPENAI_API_KEY` or `ANTHROPIC_API_KEY`.
+        settings: The `llm` section of the configuration.
+        environment: Instead of `os.environ`.
+
+    Raises:
+        ConfigError: The name or the address is invalid, or a key is missing.
+    """
+    if isinstance(model, BaseClient):
+        return model
+    if model is not None and not isinstance(model, str):
+        return _wrapped(model)
+    settings = settings or LLMSettings()
+    name = model or _name_in(settings)
+    provider, _, model_name = name.partition(":")
+    if provider == "local":
+        return _local(name, settings)
+    if provider not in {"openai", "anthropic"} or not model_name:
+        raise ConfigError(f"'{name:.80}' is not a model name. Use one of: {FORMS}.")
+    variables: Mapping[str, str] = os.environ if environment is None else environment
+    prefix = provider.upper()
+    url = base_url or settings.base_url or variables.get(f"{prefix}_BASE_URL") or None
+    key = api_key or settings.api_key or variables.get(f"{prefix}_API_KEY") or None
+    if key is None and url is None:
+        raise ConfigError(
+            f"No API key for {name}. Set {prefix}_API_KEY, or set base_url (--base-url) for your own server. "
+            "The model 'local' needs neither: it runs on this machine."
+        )
+    client = _remote(provider, model_name, url, key, settings)
+    stated = {"max_context": settings.max_context_length, "images": settings.images}
+    known: dict[str, Any] = {key: value for key, value in stated.items() if value is not None}
+    client.capabilities = replace(client.capabilities, **known)
+    return client
+
+
+def _name_in(settings: LLMSettings) -> str:
+    if settings.provider is None and settings.model_name is None:
+        raise ConfigError(f"No model is named. Use one of: {FORMS}.")
+    if settings.provider is None:
+        return str(settings.model_name)
+    if settings.provider == "local" and settings.model_name is None:
+        return "local"
+    return f"{settings.provider}:{settings.model_name or ''}"
+
+
+def _remote(provider: str, name: str, url: str | None, key: str | None, settings: LLMSettings) -> BaseClient:
+    options: dict[str, Any] = {
+        "extra_body": settings.extra_body,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_tokens": settings.max_tokens,
+        "timeout": settings.timeout,
+        "prices": settings.prices,
+        "retry": RetryPolicy(retries=settings.max_retries),
+    }
+    if provider == "openai":
+        from closeout.models.openai import OpenAIClient
+
+        return OpenAIClient(name, url, key, **options)
+    from closeout.models.anthropic import AnthropicClient
+
+    return AnthropicClient(name, url, key, **options)
+
+
+def _local(name: str, settings: LLMSettings) -> BaseClient:
+    from closeout.models.local import LocalClient
+
+    try:
+        return LocalClient(
+            name,
+            max_context=settings.max_context_length,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=settings.max_tokens,
+        )
+    except ModelUnavailable as error:  # no such name
+        raise ConfigError(str(error)) from error
+
+
+def _wrapped(model: object) -> BaseClient:
+    missing = [name for name in METHODS if not callable(getattr(model, name, None))]
+    if not missing:
+        return CreateMessageClient(model)
+    if len(missing) < len(METHODS):
+        raise ConfigError(
+            f"{type(model).__name__} cannot be used as a model: it has no {' and no '.join(missing)}. "
+            "CreateMessageClient adapts clients that have all three methods; or derive from BaseClient."
+        )
+    raise ConfigError(
+        f"model must be a name or a client, got {model!r:.80}. Names: {FORMS}. Clients derive from BaseClient, or have "
+        f"the methods {', '.join(METHODS)}."
+    )
+
+
+class CreateMessageClient(BaseClient):
+    """Adapts a client with `create_message` to the one method that the run calls, `complete`.
+
+    The adapted client needs three methods; each may be a coroutine function:
+
+    - `create_message(system_prompt=, message_history=, tool_definitions=, keep_tool_result=, step_id=, task_log=,
+      agent_type=)` returns the response (or an ErrorBox, a ResponseBox, None) and the history.
+    - `process_llm_response(response, message_history, agent_type)` returns the text, whether to stop, and the history.
+    - `extract_tool_calls_info(response, text)` returns the calls as dicts with `server_name`, `tool_name`,
+      `arguments` and `id`.
+
+    Replies are not streamed. Tokens are estimated by length unless the response is a ModelReply.
+    """
+
+    def __init__(self, client: Any, *, name: str = "", capabilities: Capabilities | None = None) -> None:
+        self.client = client
+        self.name = name or str(getattr(client, "name", "") or type(client).__name__)
+        self.capabilities = capabilities or Capabilities(streaming=False)
+        self._requests = 0
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        history = [*request.messages]
+        if request.prompt is not None:
+            history = [Message(role="user", content=request.prompt)]
+        system = history.pop(0).text if history and history[0].role == "system" else ""
+        self._requests += 1
+        usage = Usage(len(encode_json([system, *history])) // 4, requests=1)
+        try:
+            response, after = await self._call(
+                "create_message",
+                system_prompt=system,
+                message_history=[dict(message) for message in history],
+                tool_definitions=_definitions(request),
+                keep_tool_result=-1,
+                step_id=self._requests,
+                task_log=None,
+                agent_type="main",
+            )
+            response, warnings = _unboxed(response, self.name)
+            if isinstance(response, ModelReply):
+                reply = response
+            else:
+                text, _, after = await self._call("process_llm_response", response, after, "main")
+                infos = await self._call("extract_tool_calls_info", response, text)
+                calls = tuple(_tool_call(info) for info in infos or ())
+                usage = replace(usage, output_tokens=(len(text or "") + sum(len(c.text) for c in calls)) // 4 + 1)
+                finish = "tool_calls" if calls else "stop"
+                reply = ModelReply(text or "", tool_calls=calls, finish_reason=finish, usage=usage, model=self.name)
+            usage = reply.usage
+            return replace(reply, warnings=warnings) if warnings else reply
+        except ModelError as error:
+            error.usage = error.usage or usage
+            raise
+        finally:
+            self.charge(usage)
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        result = getattr(self.client, method)(*arguments, **named)
+        return await result if inspect.isawaitable(result) else result
+
+
+def _definitions(request: ModelRequest) -> list[dict[str, Any]]:
+    """Return the tools by their servers, as the message-history interface takes them."""
+    servers: dict[str, list[dict[str, Any]]] = {}
+    for tool in request.tools:
+        shown = {"name": tool.name, "description": tool.description, "schema": dict(tool.parameters)}
+        servers.setdefault(tool.server_name or "tools", []).append(shown)
+    return [{"name": server, "tools": tools} for server, tools in servers.items()]
+
+
+def _unboxed(response: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the response without its box, and its warnings. Raises ModelError for an ErrorBox or no response."""
+    if ErrorBox.is_error_box(response):
+        raise response.error if isinstance(response.error, ModelError) else ServerFailed(str(response))
+    warnings: tuple[str, ...] = ()
+    if ResponseBox.is_response_box(response):
+        warning = response.get_extra_info().get("warning_msg")
+        response, warnings = response.get_response(), (str(warning),) if warning else ()
+    if response is None:
+        raise ServerFailed(f"{name} returned no response.")
+    return response, warnings
+
+
+def _tool_call(info: Mapping[str, Any]) -> ToolCall:
+    arguments = info.get("arguments") or {}
+    text = arguments if isinstance(arguments, str) else encode_json(arguments).decode()
+    return ToolCall(
+        str(info.get("tool_name") or ""),
+        text,
+        str(info.get("id") or ""),
+        server_name=info.get("server_name"),
+        text=text,
+    )

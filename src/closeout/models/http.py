@@ -1,0 +1,335 @@
+"""The base class of clients for HTTP servers: attempts, retries, streaming, usage, and what a server refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+from closeout.codec import decode_json, encode_json
+from closeout.errors import ContextOverflow, ModelError, ModelTimeout, ModelUnreachable, ServerFailed, StreamDropped
+from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
+from closeout.models import transport
+from closeout.models.base import BaseClient, OnDelta, OnRetry
+from closeout.models.catalog import Price, find_price, undated
+from closeout.models.http_errors import error_from_body, error_from_response, explain, is_overflow, refuses_tools
+from closeout.models.retry import RetryPolicy, complete_with_retries
+from closeout.models.streaming import EventReader, ReplyBuilder, StreamReader
+from closeout.redaction import redact, secrets_in
+
+__all__ = ["HTTPClient"]
+
+ONE_REQUEST = Usage(requests=1)
+# For replies without a usage (a stream that was cut off): about four bytes a token.
+BYTES_PER_TOKEN = 4
+# How much of a stream without events is kept, to read it as a whole reply or to say what it is.
+MAX_UNREAD = 2**20
+# How long a stream whose finish_reason has arrived may stay open: the usage comes in an event of its own.
+FINISH_SECONDS = 2.0
+TOOLS_KEPT = 1024  # lists of tools whose JSON is kept
+_REFUSES = re.compile(
+    r"not supported|unsupported|does not support|unrecognized|unknown|unexpected|not permitted|not allowed|deprecated"
+    r"|cannot both|only the default|may only|extra (?:inputs|fields)|invalid (?:parameter|field)|is not available",
+    re.IGNORECASE,
+)
+
+
+class HTTPClient(BaseClient):
+    """A client of one HTTP endpoint. Subclasses write request bodies and read replies and events.
+
+    If a server refuses a parameter that a request can do without, the request is sent again without it, and so are
+    all later ones.
+    """
+
+    # Parameters that a request can do without. Not `tools`: without them it would be another request.
+    _OPTIONAL: ClassVar[frozenset[str]]
+
+    def __init__(
+        self,
+        vendor: str,
+        model: str,
+        base_url: str,
+        *,
+        own_host: bool,  # the vendor's own server, where its known prices apply
+        headers: Mapping[str, str],
+        extra_body: Mapping[str, Any] | None,
+        timeout: float,
+        retry: RetryPolicy | None,
+        sampling: tuple[float | None, float | None],
+        max_tokens: int | None,
+        prices: Mapping[str, Price | Sequence[float]] | None,
+    ) -> None:
+        self.name = f"{vendor}:{model}"
+        self.model = model
+        self.base_url = base_url
+        self._secrets = secrets_in(headers)
+        self._extra = dict(extra_body or {})
+        self._timeout = timeout
+        self._retry = retry or RetryPolicy()
+        self._temperature, self._top_p = sampling
+        self._max_tokens = max_tokens
+        has_own_price = not {model, undated(model)}.isdisjoint(prices or ())
+        self._price = find_price(model, prices) if own_host or has_own_price else None
+        self._dropped: set[str] = set()  # parameters that this server has refused
+        self._tools: dict[int, tuple[bytes, tuple[ToolSpec, ...]]] = {}
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        reply, spent = await complete_with_retries(
+            partial(self._attempt_request, request, on_delta),
+            policy=self._retry,
+            timeout=self._timeout if request.timeout is None else request.timeout,
+            on_retry=on_retry,
+        )
+        return replace(reply, usage=spent + reply.usage) if spent.requests else reply
+
+    # -------------------------------------------------------------------------------- what a protocol implements
+
+    @abstractmethod
+    def _endpoint(self, request: ModelRequest) -> transport.Endpoint: ...
+
+    @abstractmethod
+    def _body(self, request: ModelRequest, *, stream: bool) -> bytes: ...
+
+    @abstractmethod
+    def _read(self, value: Any) -> ModelReply | None:
+        """Return the reply in a response's body; None if the body does not follow the protocol."""
+
+    @abstractmethod
+    def _stream_reader(self, builder: ReplyBuilder) -> StreamReader: ...
+
+    @abstractmethod
+    def _asked(self, request: ModelRequest) -> dict[str, Any]:
+        """Return what the request asks for, as parameters; those that it leaves open are left out."""
+
+    @abstractmethod
+    def _constraint_options(self, constraint: Constraint) -> dict[str, Any]:
+        """Return the parameters that make the server enforce a constraint; empty if it cannot."""
+
+    async def _learn_constraints(self, constraint: Constraint) -> None:
+        """Find out how this server takes a constraint, if there are several ways."""
+
+    def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
+        """Learn from a refusal. Return whether the request may pass now."""
+        if not _REFUSES.search(reason):
+            return False
+        carried = {*self._asked(request), "stream", "stream_options"} & self._OPTIONAL
+        candidates = sorted(carried - self._dropped)
+        words = re.findall(r"\w+", reason)
+        named = param if param in candidates else next((name for name in candidates if name in words), None)
+        if named is None:
+            return False
+        self._dropped.add(named)
+        return True
+
+    # -------------------------------------------------------------------------------- one attempt
+
+    async def _attempt_request(
+        self, request: ModelRequest, on_delta: OnDelta | None, timeout: float | None
+    ) -> ModelReply:
+        """Send a request once, and again as long as the server's refusals teach the client something."""
+        usage = ONE_REQUEST
+        endpoint = self._endpoint(request)
+        try:
+            if request.constraint is not None:
+                await self._learn_constraints(request.constraint)
+            while True:
+                stream = on_delta is not None and self.capabilities.streaming and "stream" not in self._dropped
+                body = self._body(request, stream=stream)
+                response = await transport.post(endpoint, body, timeout=timeout)
+                if response.status == 200:
+                    reply = await self._read_response(response, on_delta if stream else None, len(body))
+                    break
+                refusal = await response.read_start()
+                if response.status not in {400, 422} or not self._learns(request, refusal):
+                    if request.tools and refuses_tools(explain(refusal)[1]):
+                        self.capabilities = replace(self.capabilities, native_tools=False)
+                    raise error_from_response(response.status, response.headers, refusal, response.origin)
+                self.charge(ONE_REQUEST)
+            if on_delta is not None and not stream:
+                _replay(reply, on_delta)
+            usage = reply.usage
+            warnings = self._warnings(request)
+            return replace(reply, warnings=warnings) if warnings else reply
+        except ModelUnreachable as error:
+            usage = error.usage = Usage()
+            raise
+        except ModelError as error:
+            usage = error.usage = self._priced(error.usage or usage)
+            error.args = (redact(str(error), self._secrets),)
+            raise
+        finally:
+            # Also when cancelled: the server has received the request.
+            self.charge(usage)
+
+    def _learns(self, request: ModelRequest, refusal: bytes) -> bool:
+        code, reason = explain(refusal)
+        if is_overflow(code, reason):
+            return False
+        try:
+            value = decode_json(refusal)
+        except ValueError:
+            return False
+        error = value.get("error", value) if isinstance(value, dict) else {}
+        param = error.get("param") if isinstance(error, dict) else ""
+        return self._adapt(request, str(param or ""), reason)
+
+    def _warnings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Say so if the reply was not held to the request's constraint."""
+        if request.constraint is None:
+            return ()
+        sent = self._constraint_options(request.constraint).keys()
+        if sent and self._dropped.isdisjoint(sent):
+            return ()
+        kind = request.constraint.kind.replace("_", " ")
+        return (f"{self.base_url} cannot enforce a {kind}: the replies of {self.model} are not constrained.",)
+
+    # -------------------------------------------------------------------------------- reading
+
+    async def _read_response(self, response: transport.Response, on_delta: OnDelta | None, sent: int) -> ModelReply:
+        """Read a response: as a stream if there is an `on_delta`, unless the server has answered as a whole."""
+        if on_delta is not None and response.content_type != "application/json":
+            return await self._read_stream(response, on_delta, sent)
+        reply = self._read_whole(await response.read(), sent, response.origin)
+        return reply if on_delta is None else _replay(reply, on_delta)
+
+    def _read_whole(self, data: bytes, sent: int, origin: str) -> ModelReply:
+        try:
+            value = decode_json(data)
+            reply = self._read(value)
+        except ValueError:
+            value = reply = None
+        if reply is None:
+            raise error_from_body(value, origin) or _not_the_protocol(data, origin)
+        return self._counted(reply, sent)
+
+    async def _read_stream(self, response: transport.Response, on_delta: OnDelta, sent: int) -> ModelReply:
+        builder = ReplyBuilder(on_delta)
+        reader = self._stream_reader(builder)
+        start = b""
+        try:
+            start = await _drive(reader, response)
+        except (StreamDropped, ModelTimeout) as error:
+            if not reader.complete:
+                error.usage = self._spent(builder, sent)
+                raise
+        except ModelError as error:
+            error.usage = error.usage or self._spent(builder, sent)
+            raise
+        else:
+            if not (reader.complete or builder.enough):
+                if builder.started:
+                    spent = self._spent(builder, sent)
+                    raise StreamDropped(f"{response.origin} ended its stream before the reply.", usage=spent)
+                # No event at all: an error, a proxy's page, or a whole reply from a server that does not stream.
+                return _replay(self._read_whole(start, sent, response.origin), on_delta)
+        return self._counted(builder.reply(usage=builder.usage or ONE_REQUEST, reasoning_details=reader.details), sent)
+
+    # -------------------------------------------------------------------------------- usage and options
+
+    def _spent(self, builder: ReplyBuilder, sent: int) -> Usage:
+        """Return what an incomplete stream cost: the server's count, or an estimate by length."""
+        if builder.usage is not None:
+            return replace(builder.usage, requests=1)
+        return Usage(sent // BYTES_PER_TOKEN, builder.characters // BYTES_PER_TOKEN, requests=1)
+
+    def _counted(self, reply: ModelReply, sent: int) -> ModelReply:
+        usage = reply.usage
+        if not usage.total_tokens:
+            written = len(reply.text) + len(reply.reasoning) + sum(len(call.text) for call in reply.tool_calls)
+            usage = Usage(sent // BYTES_PER_TOKEN, written // BYTES_PER_TOKEN + 1, requests=1)
+        usage = self._priced(usage)
+        return reply if usage is reply.usage else replace(reply, usage=usage)
+
+    def _priced(self, usage: Usage) -> Usage:
+        return self._price.of(usage) if self._price is not None and usage.cost_usd is None else usage
+
+    def _sampling_of(self, request: ModelRequest) -> dict[str, Any]:
+        """Return the sampling parameters of the request, or else of the client."""
+        return {
+            "temperature": self._temperature if request.temperature is None else request.temperature,
+            "top_p": self._top_p if request.top_p is None else request.top_p,
+        }
+
+    def _tools_text(self, tools: tuple[ToolSpec, ...], write: Callable[[tuple[ToolSpec, ...]], Any]) -> bytes:
+        """Return the JSON of tools, written once for each tuple. The cache keeps the tuples, so ids stay unique."""
+        found = self._tools.get(id(tools))
+        if found is None:
+            if len(self._tools) >= TOOLS_KEPT:
+                self._tools.clear()
+            found = self._tools[id(tools)] = (encode_json(write(tools)), tools)
+        return found[0]
+
+
+async def _drive(reader: StreamReader, response: transport.Response) -> bytes:
+    """Pass a response's events to a reader until its end. Return the first bytes of a body without events."""
+    events = EventReader()
+    builder = reader.builder
+    start = b""
+    async with aclosing(response.chunks()) as chunks:
+        while chunk := await _next_chunk(chunks, FINISH_SECONDS if reader.complete else None):
+            if not builder.started and len(start) < MAX_UNREAD:
+                start += chunk
+            for data in events.feed(chunk):
+                _take(reader, data, response.origin)
+                if builder.enough:
+                    response.close()
+                    return start
+                if reader.done:  # what follows [DONE] is ignored
+                    await response.drain()
+                    return start
+    for data in events.close():
+        _take(reader, data, response.origin)
+    return start
+
+
+async def _next_chunk(chunks: AsyncGenerator[bytes, None], seconds: float | None) -> bytes:
+    """Return the next chunk; b"" at the end of the body, or if none arrives in time."""
+    if seconds is None:
+        return await anext(chunks, b"")
+    try:
+        async with asyncio.timeout(seconds):
+            return await anext(chunks, b"")
+    except TimeoutError:
+        return b""
+
+
+def _take(reader: StreamReader, data: bytes, origin: str) -> None:
+    if data == b"[DONE]":
+        reader.done = True
+        return
+    try:
+        event = decode_json(data, keep_surrogates=True)
+    except ValueError:
+        raise ServerFailed(f"{origin} sent a stream event that is not JSON.") from None
+    if not isinstance(event, dict):
+        return
+    if "error" in event or event.get("type") == "error":
+        error = error_from_body(event, origin)
+        if error is not None:
+            raise error
+    reader.take(event)
+
+
+def _replay(reply: ModelReply, on_delta: OnDelta) -> ModelReply:
+    """Show a whole reply to a callback for pieces."""
+    builder = ReplyBuilder(on_delta)
+    builder.add_reasoning(reply.reasoning)
+    builder.add_text(reply.text)
+    for index, call in enumerate(reply.tool_calls):
+        builder.add_call(index, name=call.name, arguments=call.text)
+    return reply
+
+
+def _not_the_protocol(data: bytes, origin: str) -> ModelError:
+    _, reason = explain(data)
+    what = f"something that is not a reply: {reason}" if reason else "an empty reply"
+    if is_overflow("", reason):
+        return ContextOverflow(f"The prompt is longer than the model's context. {origin} sent {reason}.")
+    return ServerFailed(f"{origin} sent {what}. Check base_url, and whether a proxy answers instead of the server.")

@@ -1,0 +1,220 @@
+"""Error responses of servers as ModelErrors with a clear message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any
+
+from closeout.codec import decode_json
+from closeout.errors import (
+    AuthenticationFailed,
+    BadRequest,
+    ContextOverflow,
+    ModelError,
+    ModelNotFound,
+    ModelTimeout,
+    PermanentModelError,
+    RateLimited,
+    ServerFailed,
+)
+
+__all__ = ["error_from_body", "error_from_response", "explain", "is_overflow", "refuses_tools", "retry_after"]
+
+# How servers say that a prompt is too long. OpenAI, Azure and vLLM: "maximum context length"; vLLM also "longer than
+# the maximum model length", "max_tokens must be at least 1, got -186"; SGLang: "longer than the model's context
+# length"; llama.cpp: "exceeds the available context size", "Context size has been exceeded"; Anthropic: "prompt is too
+# long", "exceed context limit"; Gemini: "exceeds the maximum number of tokens"; Mistral: "too large for model with …
+# maximum context"; TGI: "`inputs` tokens + `max_new_tokens` must be"; Groq: "reduce the length of the messages".
+_OVERFLOW = re.compile(
+    r"maximum context|max(?:imum)? model len|model'?s (?:maximum )?context|available context size"
+    r"|context (?:size|window|length|limit)[^.]{0,40}exceed|exceeds?[^.]{0,60}context (?:size|window|length|limit)"
+    r"|prompt (?:is |has )?too (?:long|large)|input (?:is |prompt )?too (?:long|large)|too many (?:input )?tokens"
+    r"|exceeds? the maximum number of (?:input )?tokens|max_tokens must be at least 1, got -"
+    r"|inputs` tokens \+ `max_new_tokens|reduce the length of the (?:messages|prompt|input)",
+    re.IGNORECASE,
+)
+# A server or model without native tool calls. vLLM: '"auto" tool choice requires --enable-auto-tool-choice'; llama.cpp:
+# "tools param requires --jinja flag"; Ollama: "does not support tools".
+_NO_TOOLS = re.compile(
+    r"tool choice requires|tools param requires|enable-auto-tool-choice|(?:does not|doesn't) support (?:tools|function)"
+    r"|tools? (?:use |calling )?(?:is|are) not supported|no endpoints found that support tool",
+    re.IGNORECASE,
+)
+_OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "string_above_max_length"})
+_NO_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "credit_balance"})
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_SHOWN = 300  # characters of a server's own words that an error repeats
+_READ = 4096  # characters of them that are looked at
+
+
+def error_from_response(status: int, headers: Mapping[str, str], body: bytes, origin: str) -> ModelError:
+    """Return the error for a status other than 2xx. Its text has the server's reason and what to do."""
+    code, reason = explain(body)
+    said = f": {reason}" if reason else ""
+    wait = retry_after(headers)
+    told = f"{origin} answered {status}{_phrase(status)}{said}"
+    told = told if told.endswith((".", "!", "?")) else f"{told}."
+    if status in {400, 413, 422, 500} and is_overflow(code, reason):
+        return ContextOverflow(f"The prompt is longer than the model's context. {told}", status=status)
+    if refuses_tools(reason):
+        return BadRequest(f"{told} Choose a text dialect, such as dialect='cot_chat'.", status=status)
+    if status == 429 and code in _NO_CREDIT:
+        return PermanentModelError(f"{told} The account has no credit left: look at its billing.", status=status)
+    if status == 429:
+        return RateLimited(f"{told} Ask less often, or raise the limit.", status=status, retry_after=wait)
+    kind, step = _meaning(status)
+    if issubclass(kind, ServerFailed | ModelTimeout) and headers.get("x-should-retry") == "false":
+        kind = PermanentModelError
+    return kind(f"{told} {step}", status=status, retry_after=wait)
+
+
+def _meaning(status: int) -> tuple[type[ModelError], str]:
+    if status in {401, 403}:
+        return AuthenticationFailed, "Check the API key and its permissions."
+    if status == 404:
+        return ModelNotFound, "Check the model's name, and base_url, which usually ends in /v1."
+    if status in {408, 504, 524}:
+        return ModelTimeout, "The server took too long."
+    if status in {409, 425, 529} or (status >= 500 and status not in {501, 505}):
+        return ServerFailed, "The server's own log says more."
+    if 300 <= status < 400:
+        return BadRequest, "The server redirects: set base_url to the address that it redirects to."
+    return BadRequest, "The server rejects this request."
+
+
+def is_overflow(code: str, reason: str) -> bool:
+    """Tell whether a server's error code or text says that the prompt is too long."""
+    return code in _OVERFLOW_CODES or _OVERFLOW.search(reason[:_READ]) is not None
+
+
+def refuses_tools(reason: str) -> bool:
+    """Tell whether a server says that it does not support tools. A text dialect works nevertheless."""
+    return _NO_TOOLS.search(reason[:_READ]) is not None
+
+
+def error_from_body(value: Any, origin: str) -> ModelError | None:
+    """Return the error in the body of a response with status 200, as proxies and broken streams send it."""
+    if not isinstance(value, dict):
+        return None
+    error = value.get("error")
+    if not error and value.get("object") != "error" and value.get("type") != "error":
+        return None
+    code, reason = _from_json(value)
+    numbers = (str(number) for number in (_field(error, "code"), _field(error, "status"), value.get("code")))
+    status = next((int(number) for number in numbers if _is_status(number)), 0)
+    status = status or _STATUS_OF_TYPE.get(str(_field(error, "type") or ""), 500)
+    if is_overflow(code, reason):
+        return ContextOverflow(f"The prompt is longer than the model's context. {reason}", status=status)
+    if status == 429:
+        return RateLimited(f"{origin} sent an error instead of a reply: {reason}", status=status)
+    family, step = _meaning(status)
+    return family(f"{origin} sent an error instead of a reply: {reason or code or 'no reason given'}. {step}",
+                  status=status)  # fmt: skip
+
+
+# Anthropic's error types and the statuses that they have when they come as one.
+_STATUS_OF_TYPE: Mapping[str, int] = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+
+def explain(body: bytes) -> tuple[str, str]:
+    """Return the code and the text of an error body, as one short line, whatever the body is."""
+    if not body.strip():
+        return "", ""
+    text = body[: 16 * _READ].decode("utf-8", "replace")
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            code, reason = _from_json(decode_json(body))
+            return code, reason
+        except ValueError:
+            pass
+    if text.lstrip()[:1] == "<":
+        title = _TITLE.search(text[:_READ])
+        return "", _one_line(f"an HTML page, '{title[1].strip()}'" if title else "an HTML page")
+    if text.count("�") * 10 > len(text) or "\x00" in text:
+        return "", f"{len(body):,} bytes that are not text"
+    return "", _one_line(text)
+
+
+def _from_json(value: Any) -> tuple[str, str]:
+    if isinstance(value, list) and value:
+        value = value[0]
+    if not isinstance(value, dict):
+        return "", _one_line(str(value))
+    error = value.get("error", value)
+    if isinstance(error, str):
+        return str(value.get("code") or ""), _one_line(error)
+    if not isinstance(error, dict):
+        error = value
+    reason = error.get("message") or error.get("detail") or error.get("msg") or value.get("message") or ""
+    if isinstance(reason, list):  # FastAPI: a list of {"loc": […], "msg": …}
+        reason = "; ".join(str(_field(item, "msg") or item) for item in reason[:3])
+    # vLLM and llama.cpp repeat the status as the code; the name is in the type then.
+    names = (name for name in (error.get("code"), error.get("type")) if isinstance(name, str) and not name.isdigit())
+    return next(names, ""), _one_line(str(reason))
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _is_status(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 400 <= int(text[:4]) <= 599
+
+
+def _one_line(text: str) -> str:
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[:_READ]).split())
+    return line if len(line) <= _SHOWN else line[:_SHOWN].rstrip() + " …"
+
+
+def _phrase(status: int) -> str:
+    try:
+        return f" ({HTTPStatus(status).phrase})"
+    except ValueError:
+        return ""
+
+
+def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Return the seconds that a server asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date.
+
+    `now`: Unix time that a date is counted from; by default the server's own `Date`, else this machine's clock.
+    """
+    for name, unit in (("retry-after-ms", 1000.0), ("x-ms-retry-after-ms", 1000.0), ("Retry-After", 1.0)):
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            seconds = float(text) / unit
+        except ValueError:
+            seconds = _until(text, headers.get("Date"), now)
+        # NaN compares as false; a date in the past means now.
+        if seconds == seconds and seconds < float("inf"):
+            return max(seconds, 0.0)
+    return None
+
+
+def _until(text: str, date: str | None, now: float | None) -> float:
+    import time
+
+    try:
+        when = parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return float("nan")
+    if now is None and date is not None:
+        try:
+            now = parsedate_to_datetime(date).timestamp()
+        except (ValueError, TypeError, OverflowError):
+            now = None
+    return when - (time.time() if now is None else now)

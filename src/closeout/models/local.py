@@ -1,0 +1,340 @@
+"""The client of the embedded model: `model="local"`, `local:small` or a `.gguf` file, run in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from closeout.codec import decode_json, encode_json
+from closeout.errors import BadRequest, ContextOverflow, ModelError, ModelTimeout, ServerFailed, UsageError
+from closeout.messages import Capabilities, Constraint, Delta, ModelReply, ModelRequest, Usage
+from closeout.models.base import BaseClient, OnDelta, OnRetry
+from closeout.models.local_engine import Engine, EngineKey, borrow, give_back
+from closeout.models.openai import OpenAIStream, tool_definitions
+from closeout.models.streaming import ReplyBuilder
+from closeout.models.weights import weights_named
+
+__all__ = ["LocalClient"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 8192  # tokens; 1.5B needs 28 KB of memory for each
+DEFAULT_REPLY = 1024  # tokens
+# A small model that repeats itself does not stop. A reply is ended if its last characters, at least this many, are one
+# piece three times or more.
+_REPEATED = 240
+_REPEATED_CONSTRAINED = 480  # the grammar may still end a constrained reply, except within a string
+_KEPT = 1500  # characters of the end that are examined, so a piece has at most a third of these
+_LOOK_EVERY = 16  # chunks
+OnStatus = Callable[[str], None]
+
+
+class LocalClient(BaseClient):
+    """A small model in this process, loaded by the first request. Clients of the same weights share one loaded model.
+
+    A reply that only repeats one short piece is ended with the finish_reason "stop", or "length" if it is constrained
+    and therefore incomplete.
+
+    Args:
+        model: "local", "local:small", or the path of a `.gguf` file.
+        threads: Generation threads. More than one helps only if the machine has idle cores.
+        max_context: Tokens of prompt and reply together.
+        temperature: For requests without their own; by default 0.
+        top_p: For requests without their own.
+        max_tokens: For requests without their own; by default 1,024.
+        on_status: Called in the event loop with a short text before something slow, such as loading.
+        pull: Whether to download missing weights.
+
+    Raises:
+        ModelUnavailable: The model is unknown.
+        UsageError: `threads` is less than 1.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "local",
+        *,
+        threads: int = 1,
+        max_context: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        on_status: OnStatus | None = None,
+        pull: bool = True,
+    ) -> None:
+        if threads < 1:
+            raise UsageError(f"threads must be at least 1, got {threads}.")
+        context = max_context or DEFAULT_CONTEXT
+        weights_named(str(model))
+        self.name = str(model)
+        self.on_status = on_status
+        self.capabilities = Capabilities(
+            chat=True,
+            completions=True,
+            native_tools=False,  # these weights write their calls as text
+            json_schema=True,
+            grammar=True,
+            known=True,
+            weak=True,
+            max_context=context,
+            preferred_dialect="cot_completion",
+        )
+        self._defaults = {"temperature": temperature or 0.0, "max_tokens": max_tokens or DEFAULT_REPLY}
+        if top_p is not None:
+            self._defaults["top_p"] = top_p
+        self._pull = pull
+        self._key = EngineKey(self.name, threads, context)
+        self._engine: Engine | None = None
+        self._give_back: Callable[[], Any] | None = None
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        """Wait for the model and return its reply. Failures are not retried, so `on_retry` is never called.
+
+        The request's `timeout` starts with its generation. Cancelling the call stops the generation at the next token
+        or batch of prompt tokens.
+
+        Raises:
+            ContextOverflow: The prompt is longer than the model's context.
+            BadRequest: The request is not valid.
+            ModelTimeout: The reply was not complete in time.
+            ModelUnavailable: The model cannot be loaded.
+        """
+        job = _Job(asyncio.get_running_loop(), request.prompt is None, _body(request, self._defaults), self._pull)
+        builder = _Builder(self.name, on_delta, constrained=request.constraint is not None)
+        if self._engine is None:
+            self._engine = borrow(self._key)
+            # Also called when the client is collected without `aclose`. A finalizer runs only once.
+            self._give_back = weakref.finalize(self, give_back, self._engine)
+        waiting = self._engine.submit(job.run)
+        try:
+            async with asyncio.timeout(None) as deadline:
+                while (news := await job.news.get()) is not None:
+                    if isinstance(news, str):
+                        self._tell(news)
+                    elif news is _STARTED:
+                        if request.timeout is not None:
+                            deadline.reschedule(asyncio.get_running_loop().time() + request.timeout)
+                    elif isinstance(news, BaseException):
+                        raise news
+                    elif builder.take(news):
+                        break
+        except TimeoutError:
+            raise ModelTimeout(
+                f"The embedded model did not finish within {request.timeout:g} seconds. Allow more, or ask for less.",
+                usage=builder.usage(),
+            ) from None
+        except ModelError as error:
+            error.usage = error.usage or builder.usage()
+            raise
+        finally:
+            job.stop.set()
+            waiting.cancel()
+            self.charge(builder.usage())
+        return builder.reply()
+
+    async def aclose(self) -> None:
+        """Release the model; its last client frees its memory. A later request loads it again."""
+        self._engine = None
+        if self._give_back is not None:
+            self._give_back()
+
+    def _tell(self, status: str) -> None:
+        _log.info("%s", status)
+        if self.on_status is not None:
+            self.on_status(status)
+
+
+_STARTED = object()
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request in the engine's thread. It sends status texts, chunks and errors to the event loop, and None last."""
+
+    loop: asyncio.AbstractEventLoop
+    chat: bool
+    body: bytes
+    pull: bool
+    stop: threading.Event = field(default_factory=threading.Event)
+    news: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+    def run(self, engine: Engine) -> None:
+        """Execute the request, in the engine's thread."""
+        if self.stop.is_set():
+            return
+        try:
+            engine.load(self._send, self.stop, pull=self.pull)
+            self._send(_STARTED)
+            engine.generate(chat=self.chat, body=self.body, on_chunk=self._chunk)
+            self._send(None)
+        except ModelError as error:
+            self._send(error)
+        except ValueError as error:
+            self._send(BadRequest(f"The embedded model cannot read this request: {error}"))
+        except Exception as error:  # the event loop waits for any failure of the library
+            self._send(ServerFailed(f"The embedded model failed: {error}"))
+
+    def _chunk(self, chunk: bytes) -> bool:
+        # An exception must not reach the library's C++ code.
+        with contextlib.suppress(Exception):
+            self._send(decode_json(chunk, keep_surrogates=True))
+            return self.stop.is_set()
+        return True
+
+    def _send(self, news: Any) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.news.put_nowait, news)
+        except RuntimeError:  # the event loop is closed
+            self.stop.set()
+
+
+# ------------------------------------------------------------------------------------------------ requests
+
+
+def _body(request: ModelRequest, defaults: Mapping[str, Any]) -> bytes:
+    body: dict[str, Any] = {
+        **defaults,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_progress": True,
+        "timings_per_token": True,
+        "cache_prompt": True,
+    }
+    if request.prompt is not None:
+        body["prompt"] = request.prompt
+    else:
+        body["messages"] = [_unmarked(message) for message in request.messages]
+        if request.tools:
+            body["tools"] = tool_definitions(request.tools)
+            body["tool_choice"] = request.tool_choice or "auto"
+    if request.stop:
+        body["stop"] = list(request.stop)
+    for key in ("temperature", "top_p", "max_tokens"):
+        if (value := getattr(request, key)) is not None:
+            body[key] = value
+    if request.constraint is not None:
+        body |= _constraint(request.constraint)
+    body.update(request.extra_body)
+    return encode_json(body)
+
+
+def _unmarked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message without text that the library would read as a marker of the chat template."""
+    content = message.get("content")
+    if isinstance(content, str):
+        content = _without_markers(content)
+    elif isinstance(content, list):
+        content = [
+            {**part, "text": _without_markers(part["text"])}
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+            else part
+            for part in content
+        ]
+    return {**message, "content": content}
+
+
+def _without_markers(text: str) -> str:
+    """Insert a zero-width space into `<|im_end|>` and the like, which would end the message."""
+    return re.sub(r"<(?=\|[\w ]{1,40}\|>)", "<\u200b", text) if "<|" in text else text
+
+
+def _constraint(constraint: Constraint) -> dict[str, Any]:
+    value = constraint.value
+    if constraint.kind == "json_schema":
+        return {"json_schema": dict(value) if isinstance(value, Mapping) else decode_json(value)}
+    if constraint.kind == "grammar":
+        return {"grammar": str(value)}
+    # The library's grammar engine reads regular expressions between slashes.
+    return {"grammar": f"%llguidance {{}}\nstart: /{str(value).replace('/', chr(92) + '/')}/"}
+
+
+# ------------------------------------------------------------------------------------------------ replies
+
+
+class _Builder:
+    """Builds the reply from the library's chunks, which have OpenAI's shape, and counts tokens."""
+
+    def __init__(self, model: str, on_delta: OnDelta | None, *, constrained: bool) -> None:
+        self._constrained = constrained
+        self._on_delta = on_delta
+        self._reply = ReplyBuilder(self._show)
+        self._reply.model = model
+        self._stream = OpenAIStream(self._reply, lambda field: None)
+        self._input = self._cached = self._output = 0
+        self._ran = False
+        self._tail = ""
+        self._chunks = 0
+
+    def take(self, chunk: dict[str, Any]) -> bool:
+        """Add a chunk and return whether to stop. Raises ModelError for an error chunk."""
+        if "error" in chunk:
+            raise _as_error(chunk["error"])
+        self._count(chunk)
+        self._stream.take(chunk)
+        return self._reply.enough or self._repeats()
+
+    def _show(self, delta: Delta) -> bool | None:
+        if delta.kind == "text":
+            self._tail = (self._tail + delta.text)[-_KEPT:]
+        return None if self._on_delta is None else self._on_delta(delta)
+
+    def _repeats(self) -> bool:
+        self._chunks += 1
+        least = _REPEATED_CONSTRAINED if self._constrained else _REPEATED
+        if self._chunks % _LOOK_EVERY or not _repeats_itself(self._tail, least):
+            return False
+        self._reply.finish_reason = "length" if self._constrained else "stop"
+        return True
+
+    def _count(self, chunk: Mapping[str, Any]) -> None:
+        """Read the growing counters: a reply that is stopped early never gets the final ones."""
+        self._ran = True
+        if progress := chunk.get("prompt_progress"):
+            self._input, self._cached = progress["total"], progress["cache"]
+        if timings := chunk.get("timings"):
+            self._output = max(self._output, timings.get("predicted_n", 0))
+        if usage := chunk.get("usage"):
+            self._input, self._output = usage["prompt_tokens"], usage["completion_tokens"]
+            self._cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", self._cached)
+
+    def usage(self) -> Usage:
+        if not self._ran:
+            return Usage()
+        return Usage(self._input, self._output, cache_read_tokens=self._cached, requests=1, cost_usd=0.0)
+
+    def reply(self) -> ModelReply:
+        return self._reply.reply(usage=self.usage())
+
+
+def _repeats_itself(tail: str, least: int) -> bool:
+    """Tell whether the last `least` characters of a text are one piece repeated.
+
+    The length of the piece is the distance from the last 60 characters back to their previous occurrence.
+    """
+    before = tail.rfind(tail[-60:], 0, len(tail) - 1)
+    size = len(tail) - 60 - before
+    span = max(least, 3 * size)
+    return before >= 0 and span <= len(tail) and tail[-span:-size] == tail[size - span :]
+
+
+def _as_error(error: Mapping[str, Any]) -> ModelError:
+    message = str(error.get("message", "no reason given")).rstrip(".")
+    if error.get("type") == "exceed_context_size_error":
+        tokens, context = error.get("n_prompt_tokens", 0), error.get("n_ctx", 0)
+        return ContextOverflow(
+            f"The prompt has {tokens:,} tokens, the embedded model's context {context:,}. Shorten the prompt, or raise "
+            "llm.max_context_length."
+        )
+    if error.get("code") == 400:
+        return BadRequest(f"The embedded model rejects this request: {message}.")
+    return ServerFailed(f"The embedded model failed: {message}.")

@@ -1,0 +1,592 @@
+"""The client for servers that speak OpenAI's chat or text completions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from closeout.codec import decode_json, encode_json
+from closeout.errors import ModelError, ServerFailed, StreamDropped
+from closeout.messages import Capabilities, Constraint, Message, ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
+from closeout.models import transport
+from closeout.models.catalog import Price, known_context
+from closeout.models.http import HTTPClient
+from closeout.models.http_errors import error_from_response
+from closeout.models.retry import RetryPolicy
+from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
+
+__all__ = [
+    "OPENAI_URL",
+    "OpenAIClient",
+    "OpenAIStream",
+    "ServerKind",
+    "read_completion",
+    "read_usage",
+    "reasoning_field",
+    "tool_definitions",
+]
+
+OPENAI_URL = "https://api.openai.com/v1"
+_HEADS_KEPT = 1024
+DISCOVERY_SECONDS = 30.0  # timeout for asking which kind of server this is, before the first constraint
+CONTEXT_SECONDS = 5.0  # timeout for asking how long the model's context is
+# vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
+_CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
+# What vLLM, SGLang and llama.cpp support in addition to every server's features.
+_SELF_HOSTED: dict[str, Any] = {"completions": True, "json_schema": True, "grammar": True, "known": True}
+_OWNERS: Mapping[str, ServerKind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+
+
+class OpenAIClient(HTTPClient):
+    """A model behind an OpenAI-compatible server.
+
+    Args:
+        model: The model's name on the server.
+        base_url: The server's address, which usually ends in `/v1`. By default OpenAI's.
+        api_key: Sent as a bearer token, if set.
+        extra_body: Options for every request. A request's own options take precedence.
+        headers: Additional HTTP headers.
+        timeout: Seconds for one attempt.
+        retry: Which errors are retried, and when.
+        temperature: For requests without their own; so are `top_p` and `max_tokens`.
+        top_p: See `temperature`.
+        max_tokens: See `temperature`.
+        send_reasoning: Whether to send the reasoning of earlier turns back. "auto": unless the server is OpenAI's.
+        server: The kind of server, for constraints. "auto": ask it before the first grammar or regular expression.
+        prices: See `catalog.find_price`. Known prices apply only to OpenAI's own server.
+        capabilities: Instead of what is known about the server.
+
+    Raises:
+        ConfigError: The address is invalid.
+    """
+
+    _OPTIONAL = frozenset({
+        "temperature", "top_p", "stop", "stream_options", "tool_choice", "response_format", "structured_outputs",
+        "grammar", "ebnf", "regex", "stream",
+    })  # fmt: skip
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        extra_body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+        retry: RetryPolicy | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        send_reasoning: Literal["auto"] | bool = "auto",
+        server: Literal["auto"] | ServerKind = "auto",
+        prices: Mapping[str, Price | Sequence[float]] | None = None,
+        capabilities: Capabilities | None = None,
+    ) -> None:
+        base = (base_url or OPENAI_URL).strip().rstrip("/")
+        self._own_host = _is_openai(base)
+        sent = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
+        super().__init__(
+            "openai",
+            model,
+            base,
+            own_host=self._own_host,
+            headers=sent,
+            extra_body=extra_body,
+            timeout=timeout,
+            retry=retry,
+            sampling=(temperature, top_p),
+            max_tokens=max_tokens,
+            prices=prices,
+        )
+        self._chat = transport.Endpoint(f"{base}/chat/completions", sent)
+        self._completions = transport.Endpoint(f"{base}/completions", sent)
+        self._models = transport.Endpoint(f"{base}/models", sent)
+        self._kind: ServerKind | None = "openai" if self._own_host else None if server == "auto" else server
+        self.capabilities = capabilities or _assumed(self._own_host, self._kind)
+        if capabilities is None and self._own_host:
+            self.capabilities = replace(self.capabilities, max_context=known_context(model))
+        self._server_context: int | None = None  # what the server states
+        self._context_asked = self._own_host  # OpenAI's list of models does not state it
+        # api.openai.com refuses max_tokens for its reasoning models; other servers support nothing else.
+        self._limit_name = "max_completion_tokens" if self._own_host else "max_tokens"
+        self._send_reasoning = not self._own_host if send_reasoning == "auto" else send_reasoning
+        self._set_reasoning("reasoning_content" if self._send_reasoning else None)
+        self._heads: dict[Any, tuple[bytes, tuple[Any, ...]]] = {}
+
+    # -------------------------------------------------------------------------------- requests
+
+    def _endpoint(self, request: ModelRequest) -> transport.Endpoint:
+        return self._chat if request.prompt is None else self._completions
+
+    def _body(self, request: ModelRequest, *, stream: bool) -> bytes:
+        """Return the body with the conversation last: each body of a run then begins with the one before."""
+        head = self._head(request, stream)
+        if request.prompt is not None:
+            return b'%b"prompt":%b}' % (head, encode_json(request.prompt))
+        joined = Message.joined(request.messages, self._protocol, self._encode)
+        return b"".join((head, b'"messages":[', joined, b"]}"))  # `%` copies what is long more than once
+
+    def _head(self, request: ModelRequest, stream: bool) -> bytes:
+        # Compares by identity. The cache keeps the objects, so that no id is reused.
+        seen = (request.tools, request.constraint)
+        key = (
+            *map(id, seen),
+            request.stop,
+            request.tool_choice,
+            request.temperature,
+            request.top_p,
+            request.max_tokens,
+            stream,
+            request.prompt is None,
+        )
+        found = self._heads.get(key) if not request.extra_body else None
+        if found is None:
+            if len(self._heads) >= _HEADS_KEPT:
+                self._heads.clear()
+            head = encode_json(self._options(request, stream))[:-1] + b","
+            if request.tools and request.prompt is None:
+                head += b'"tools":%b,' % self._tools_text(request.tools, tool_definitions)
+            found = (head, seen)
+            if not request.extra_body:
+                self._heads[key] = found
+        return found[0]
+
+    def _options(self, request: ModelRequest, stream: bool) -> dict[str, Any]:
+        options = {"model": self.model, **self._asked(request)}
+        if stream:
+            options |= {"stream": True, "stream_options": {"include_usage": True}}
+        options = {name: value for name, value in options.items() if name not in self._dropped}
+        return {**options, **self._extra, **request.extra_body}
+
+    def _asked(self, request: ModelRequest) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            **self._sampling_of(request),
+            self._limit_name: request.max_tokens or self._max_tokens,
+            "stop": list(request.stop) or None,
+            "tool_choice": request.tool_choice if request.tools and request.prompt is None else None,
+        }
+        if request.constraint is not None:
+            options |= self._constraint_options(request.constraint)
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _constraint_options(self, constraint: Constraint) -> dict[str, Any]:
+        """Return a JSON schema as `response_format`; a grammar or regular expression as the kind of server takes it.
+
+        vLLM takes `structured_outputs` since 0.12; for older versions set `guided_grammar` in `extra_body`.
+        """
+        if constraint.kind == "json_schema":
+            schema = dict(constraint.value) if isinstance(constraint.value, Mapping) else {}
+            wanted = {"name": constraint.name, "schema": schema, "strict": True}
+            return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+        if self._kind == "vllm":
+            return {"structured_outputs": {constraint.kind: constraint.value}}
+        if self._kind == "sglang":
+            return {"ebnf" if constraint.kind == "grammar" else "regex": constraint.value}
+        if self._kind == "llama.cpp" and constraint.kind == "grammar":
+            return {"grammar": constraint.value}
+        return {}
+
+    # -------------------------------------------------------------------------------- replies
+
+    async def _learn_constraints(self, constraint: Constraint) -> None:
+        if self._kind is None and constraint.kind != "json_schema":
+            await self.discover()
+
+    def _read(self, value: Any) -> ModelReply | None:
+        reply = read_completion(value)
+        if reply is not None and reply.reasoning:
+            self._learn_reasoning(reasoning_field(value["choices"][0]["message"]))
+        return reply
+
+    def _stream_reader(self, builder: ReplyBuilder) -> StreamReader:
+        return OpenAIStream(builder, self._learn_reasoning)
+
+    def _learn_reasoning(self, name: str | None) -> None:
+        """Send reasoning back under the name that the server uses: `reasoning_content`, or newer vLLM's `reasoning`."""
+        if self._send_reasoning and name is not None and name != self._reasoning_name:
+            self._set_reasoning(name)
+
+    def _set_reasoning(self, name: str | None) -> None:
+        self._reasoning_name = name
+        self._protocol = f"openai-chat+{name}"  # the key under which a message keeps its bytes
+        self._encode = partial(_encode, reasoning=name)
+
+    # -------------------------------------------------------------------------------- adaptations
+
+    def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
+        other = "max_completion_tokens" if self._limit_name == "max_tokens" else "max_tokens"
+        before = (self._limit_name, self._send_reasoning)
+        words = re.findall(r"\w+", reason)
+        if "reasoning_content" in reason or "reasoning" in param:
+            self._adapt_reasoning(reason)
+        elif (request.max_tokens or self._max_tokens) and other in reason and self._limit_name in (param, *words):
+            self._limit_name = other
+        adapted = before != (self._limit_name, self._send_reasoning) or super()._adapt(request, param, reason)
+        if adapted:
+            self._heads.clear()
+        return adapted
+
+    def _adapt_reasoning(self, reason: str) -> None:
+        """Send reasoning or leave it out: DeepSeek and Kimi refuse requests without it, OpenAI requests with it."""
+        demanded = re.search(r"must be|missing|required|passed back", reason) is not None
+        if demanded != self._send_reasoning:
+            self._send_reasoning = demanded
+            self._set_reasoning("reasoning_content" if demanded else None)
+
+    # -------------------------------------------------------------------------------- discovery
+
+    async def context_length(self) -> int | None:
+        if self.capabilities.max_context is None and not self._context_asked:
+            # A server may lack such a list; if it fails, the request fails too.
+            with suppress(ModelError):
+                _, data = await self._ask_for_models(CONTEXT_SECONDS)
+                self._server_context = _context(_entry(data, self.model))
+            self._context_asked = True
+        return self.capabilities.max_context or self._server_context
+
+    async def discover(self) -> Capabilities:
+        """Ask the server what kind it is and how long its context is, and update `capabilities`.
+
+        A server without a list of models is treated like OpenAI's.
+
+        Raises:
+            ModelError: The server cannot be asked.
+        """
+        response, data = await self._ask_for_models(DISCOVERY_SECONDS)
+        if response.status in {401, 403}:
+            raise error_from_response(response.status, response.headers, data, self._models.origin)
+        entry = _entry(data, self.model)
+        known = self._kind or _OWNERS.get(str(entry.get("owned_by")))
+        self._kind = known or "openai"
+        self._heads.clear()
+        self._context_asked = True
+        # Keep the rest: what the user has set, and that the server has refused tools.
+        learned: dict[str, Any] = {} if self._kind == "openai" else _SELF_HOSTED
+        context = _context(entry) or self.capabilities.max_context
+        self.capabilities = replace(self.capabilities, max_context=context, **learned)
+        return self.capabilities
+
+    async def _ask_for_models(self, seconds: float) -> tuple[transport.Response, bytes]:
+        response = await transport.get(self._models, timeout=min(self._timeout, seconds))
+        return response, await (response.read() if response.status == 200 else response.read_start())
+
+
+def _is_openai(base: str) -> bool:
+    try:
+        host = urlsplit(base).hostname or ""
+    except ValueError:
+        return False
+    return host == "api.openai.com" or host.endswith(".openai.azure.com")
+
+
+def _assumed(own_host: bool, kind: ServerKind | None) -> Capabilities:
+    """Return what servers of a kind support; for an unknown kind, what nearly all do."""
+    if own_host:
+        return Capabilities(json_schema=True, images=True, known=True)
+    if kind is None or kind == "openai":
+        return Capabilities()
+    return Capabilities(**_SELF_HOSTED)
+
+
+def _entry(data: bytes, model: str) -> dict[str, Any]:
+    try:
+        listed = decode_json(data)
+    except ValueError:
+        return {}
+    entries = listed.get("data") if isinstance(listed, dict) else None
+    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return next((entry for entry in found if entry.get("id") == model), found[0] if len(found) == 1 else {})
+
+
+def _context(entry: Mapping[str, Any]) -> int | None:
+    """Return the context length that a server states: llama.cpp under `meta`, others in one of `_CONTEXT_FIELDS`."""
+    meta = entry.get("meta")
+    candidates = (*map(entry.get, _CONTEXT_FIELDS), meta.get("n_ctx") if isinstance(meta, dict) else None)
+    return next((n for n in candidates if isinstance(n, int) and n > 0), None)
+
+
+# ------------------------------------------------------------------------------------------------ requests
+
+
+ServerKind = Literal["openai", "vllm", "sglang", "llama.cpp"]
+
+# Our keys, not the protocol's: the encoder decides how reasoning is sent.
+_PRIVATE = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
+
+
+def _encode(message: Message, reasoning: str | None = None) -> bytes:
+    """Return a message as JSON, its reasoning in the field of this name; None leaves it out."""
+    if _PRIVATE.isdisjoint(message):
+        return encode_json(dict(message))
+    shown = {key: value for key, value in message.items() if key not in _PRIVATE}
+    if reasoning is not None:
+        if message.get("reasoning_content"):
+            shown[reasoning] = message["reasoning_content"]
+        if isinstance(message.get("reasoning_details"), list):
+            shown["reasoning_details"] = message["reasoning_details"]
+    return encode_json(shown)
+
+
+def tool_definitions(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """Return the `tools` list of a request."""
+    functions = [
+        {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)} for tool in tools
+    ]
+    return [{"type": "function", "function": function} for function in functions]
+
+
+# ------------------------------------------------------------------------------------------------ replies
+
+
+_FINISHES: Mapping[str, str] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+    "function_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "max_length": "length",
+    "model_length": "length",
+    "safety": "content_filter",
+}
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+# Tokens from the cache: DeepSeek; Moonshot; Anthropic behind a proxy.
+_CACHED = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
+
+
+def read_completion(value: Any) -> ModelReply | None:
+    """Return the reply in the body of a chat or text completion; None if it is neither.
+
+    Raises:
+        ServerFailed: The finish reason says that the server failed.
+    """
+    choice = _first_choice(value)
+    if choice is None:
+        return None
+    message = choice.get("message")
+    finish = finish_reason(choice.get("finish_reason"))
+    usage = read_usage(value) or Usage(requests=1)
+    model = _text(value.get("model"))
+    if not isinstance(message, dict):
+        text = choice.get("text")
+        return ModelReply(text, finish_reason=finish, usage=usage, model=model) if isinstance(text, str) else None
+    text, thinking = _content(message.get("content"))
+    field = reasoning_field(message)
+    calls = _whole_calls(message)
+    return ModelReply(
+        text or _text(message.get("refusal")),
+        thinking or (message[field] if field else ""),
+        calls,
+        finish_reason="tool_calls" if calls and finish == "stop" else finish,
+        usage=usage,
+        model=model,
+        reasoning_details=message.get("reasoning_details"),
+    )
+
+
+def _first_choice(value: Any) -> dict[str, Any] | None:
+    choices = value.get("choices") if isinstance(value, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return None
+    choice: dict[str, Any] = choices[0]
+    return choice
+
+
+def finish_reason(value: Any) -> str:
+    """Return a server's finish reason as one of ours. Raises TransientModelError if it says that the server failed."""
+    if value is None:
+        return "stop"
+    if value == "abort":  # vLLM, SGLang: the engine gave the request up
+        raise StreamDropped("The server gave up in the middle of its reply.")
+    if value == "error":  # OpenRouter
+        raise ServerFailed("The server failed in the middle of its reply.")
+    return _FINISHES.get(value, "stop") if isinstance(value, str) else "stop"
+
+
+def reasoning_field(message: Mapping[str, Any]) -> str | None:
+    """Return the name under which a server's message holds its reasoning."""
+    for name in _REASONING_FIELDS:
+        if isinstance(message.get(name), str) and message[name]:
+            return name
+    return None
+
+
+def _content(content: Any) -> tuple[str, str]:
+    """Return text and reasoning of a message's content: a string, None, or a list of parts (Mistral's thinking)."""
+    if isinstance(content, str):
+        return content, ""
+    if not isinstance(content, list):
+        return "", ""
+    texts, thoughts = [], []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and part.get("type") == "thinking":
+            inner = part.get("thinking")
+            thoughts.append(inner if isinstance(inner, str) else _content(inner)[0])
+        elif isinstance(part, dict):
+            texts.append(_text(part.get("text")))
+    return "".join(texts), "".join(thoughts)
+
+
+def _whole_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    listed = message.get("tool_calls")
+    if not listed:
+        old = message.get("function_call")
+        listed = [{"function": old}] if isinstance(old, dict) else ()
+    if not isinstance(listed, list):
+        return ()
+    calls = []
+    for number, call in enumerate(listed):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            text = _arguments(function.get("arguments"))
+            name, call_id = _text(function.get("name")), _text(call.get("id"))
+            calls.append(ToolCall(name, text, call_id or f"call_{number}", text=text))
+    return tuple(calls)
+
+
+def _arguments(value: Any) -> str:
+    """Return arguments as JSON text: some servers send the object itself."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else encode_json(value).decode()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+# ------------------------------------------------------------------------------------------------ usage
+
+
+def read_usage(value: Mapping[str, Any]) -> Usage | None:
+    """Return the usage in a body or event, None if there is none. Servers name cached tokens differently."""
+    usage = value.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    if not isinstance(details, dict):
+        details = {}
+    read = _count(details, "cached_tokens") or _count(usage, *_CACHED)
+    timings = value.get("timings")
+    if not read and isinstance(timings, dict):  # llama.cpp
+        read = _count(timings, "cache_n")
+    write = _count(details, "cache_write_tokens") or _count(usage, "cache_creation_input_tokens")
+    return Usage(
+        _count(usage, "prompt_tokens", "input_tokens"),
+        _count(usage, "completion_tokens", "output_tokens"),
+        cache_read_tokens=read,
+        cache_write_tokens=write,
+        requests=1,
+        cost_usd=_dollars(usage.get("cost")),  # OpenRouter
+    )
+
+
+def _dollars(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= MOST_COUNTED else None
+
+
+def _count(value: Mapping[str, Any], *names: str) -> int:
+    """Return the first of several fields that holds a count."""
+    for name in names:
+        found = value.get(name)
+        if isinstance(found, int) and 0 < found <= MOST_COUNTED:
+            return found
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------ streams
+
+
+class OpenAIStream(StreamReader):
+    """Reads the chunks of a chat or text completion. Calls `note_field` with the name of the reasoning field."""
+
+    __slots__ = ("_details", "_note_field", "_places")
+
+    def __init__(self, builder: ReplyBuilder, note_field: Callable[[str], None]) -> None:
+        super().__init__(builder)
+        self._places: dict[int, int] = {}  # the server's index of a call → ours
+        self._details: list[Any] = []
+        self._note_field = note_field
+
+    @property
+    def details(self) -> Any:
+        return self._details or None
+
+    def take(self, event: dict[str, Any]) -> None:
+        builder = self.builder
+        usage = read_usage(event)
+        if usage is not None and usage.total_tokens:
+            builder.usage = usage
+        builder.model = builder.model or _text(event.get("model"))
+        choice = _first_choice(event)
+        if choice is None:
+            return
+        # A server that does not stream sends the message whole in one event.
+        delta = choice.get("delta") or choice.get("message")
+        if isinstance(delta, dict):
+            self._take_delta(delta)
+        elif isinstance(text := choice.get("text"), str):
+            builder.add_text(text)
+        if choice.get("finish_reason") is not None:
+            finish = finish_reason(choice["finish_reason"])
+            builder.finish_reason = "tool_calls" if finish == "stop" and builder.last_call >= 0 else finish
+
+    def _take_delta(self, delta: dict[str, Any]) -> None:
+        builder = self.builder
+        name = reasoning_field(delta)
+        if name is not None:
+            self._note_field(name)
+            builder.add_reasoning(delta[name])
+        content = delta.get("content")
+        if isinstance(content, str):
+            builder.add_text(content)
+        elif content:
+            text, thinking = _content(content)
+            builder.add_reasoning(thinking)
+            builder.add_text(text)
+        if isinstance(refusal := delta.get("refusal"), str):
+            builder.add_text(refusal)
+        if isinstance(details := delta.get("reasoning_details"), list):
+            self._details.extend(details)
+        calls = delta.get("tool_calls")
+        if isinstance(calls, list):
+            for call in calls:
+                if isinstance(call, dict):
+                    self._take_call(call)
+        elif isinstance(old := delta.get("function_call"), dict):
+            self._take_call({"index": 0, "function": old})
+
+    def _take_call(self, call: dict[str, Any]) -> None:
+        function = call.get("function")
+        if not isinstance(function, dict):
+            function = {}
+        call_id, name = _text(call.get("id")), _text(function.get("name"))
+        self.builder.add_call(
+            self._place(call.get("index"), call_id, name),
+            call_id=call_id,
+            name=name,
+            arguments=_arguments(function.get("arguments")),
+        )
+
+    def _place(self, index: Any, call_id: str, name: str) -> int:
+        """Return which call a piece belongs to. Some servers omit the index, or number all parallel calls 0."""
+        last = self.builder.last_call
+        if not isinstance(index, int):
+            known = self.builder.call_id(last)
+            begins = bool(name) and (not call_id or call_id != known)
+            return last + 1 if begins or last < 0 else last
+        place = self._places.get(index)
+        other = place is not None and name and call_id and self.builder.call_id(place) not in ("", call_id)
+        if place is None or other:
+            place = self._places[index] = last + 1
+        return place

@@ -1,0 +1,227 @@
+"""A reply from a stream: server-sent events are read, and their pieces put together."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from closeout.codec import join_surrogates
+from closeout.errors import ServerFailed
+from closeout.messages import Delta, ModelReply, ToolCall, Usage
+from closeout.models.base import OnDelta
+
+__all__ = ["MOST_COUNTED", "EventReader", "ReplyBuilder", "StreamReader"]
+
+# ------------------------------------------------------------------------------------------------ server-sent events
+
+
+# One event carries a few tokens, or an image of some megabytes; more is not an event stream.
+MAX_EVENT = 16 * 2**20
+
+
+class EventReader:
+    """Splits bytes into server-sent events and returns the `data` of each. Comments, ids and names are ignored.
+
+    Lines end in LF, CRLF or CR. The data lines of one event are joined by LF, as the standard says.
+    """
+
+    __slots__ = ("_data", "_partial", "_size", "_skip_lf")
+
+    def __init__(self) -> None:
+        self._partial: list[bytes] = []  # pieces of a line whose end has not come yet
+        self._data: list[bytes] = []
+        self._size = 0
+        self._skip_lf = False
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the data of the events that this chunk completes. Raises ServerFailed for one of more than 16 MiB."""
+        if not chunk:
+            return []
+        # A CR has ended its line already; the LF of the same line end may come with the next chunk.
+        if self._skip_lf and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+        self._skip_lf = chunk.endswith(b"\r")
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, rest = chunk.split(b"\n")
+        events: list[bytes] = []
+        if lines and self._partial:
+            lines[0] = b"".join((*self._partial, lines[0]))
+            self._partial.clear()
+        for line in lines:
+            self._take(line, events)
+        if rest:
+            self._partial.append(rest)
+            self._grow(len(rest))
+        return events
+
+    def close(self) -> list[bytes]:
+        """Return the data of an event that the end of the stream completes: servers omit the last empty line."""
+        events: list[bytes] = []
+        if self._partial:
+            self._take(b"".join(self._partial), events)
+            self._partial.clear()
+        self._take(b"", events)
+        return events
+
+    def _take(self, line: bytes, events: list[bytes]) -> None:
+        if not line:
+            if self._data:
+                events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                self._data.clear()
+            self._size = 0
+        elif line.startswith(b"data:"):
+            data = line[6:] if line[5:6] == b" " else line[5:]
+            self._data.append(data)
+            self._grow(len(data))
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > MAX_EVENT:
+            raise ServerFailed("The server sent an event of more than 16 MiB, which cannot be a reply.")
+
+
+# ------------------------------------------------------------------------------------------------ the reply
+
+
+MOST_COUNTED = 10**12  # tokens or dollars of one reply; larger counts are ignored
+
+
+class _Text:
+    """A text that arrives in pieces. A piece that ends in half a surrogate pair waits for the other half."""
+
+    __slots__ = ("_half", "length", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.length = 0
+        self._half = ""
+
+    def add(self, piece: str) -> str:
+        """Add a piece and return the text that is complete now."""
+        if not piece.isascii() or self._half:
+            piece, self._half = self._half + piece, ""
+            if "\ud800" <= piece[-1] <= "\udbff":
+                piece, self._half = piece[:-1], piece[-1]
+            piece = join_surrogates(piece)
+        if piece:
+            self.pieces.append(piece)
+            self.length += len(piece)
+        return piece
+
+    def whole(self) -> str:
+        """Return all of the text. A half that is still waiting becomes U+FFFD."""
+        return "".join((*self.pieces, join_surrogates(self._half)))
+
+
+@dataclass(slots=True)
+class _CallParts:
+    id: str = ""
+    name: str = ""
+    arguments: _Text = field(default_factory=_Text)
+
+
+class StreamReader(ABC):
+    """Reads the events of one protocol into a builder.
+
+    Attributes:
+        builder: What puts the reply together.
+        done: Whether the reply is known to be complete.
+    """
+
+    __slots__ = ("builder", "done")
+
+    def __init__(self, builder: ReplyBuilder) -> None:
+        self.builder = builder
+        self.done = False
+
+    @abstractmethod
+    def take(self, event: dict[str, Any]) -> None:
+        """Read the JSON object of one event."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stream may end here without anything missing from the reply."""
+        return self.done or bool(self.builder.finish_reason)
+
+    @property
+    def details(self) -> Any:
+        """Signed reasoning blocks, to be sent back as they are."""
+        return None
+
+
+class ReplyBuilder:
+    """Puts a reply together from pieces and shows each to `on_delta`. `enough` is True once that has returned True."""
+
+    __slots__ = ("_calls", "_on_delta", "_reasoning", "_text", "enough", "finish_reason", "model", "usage")
+
+    def __init__(self, on_delta: OnDelta | None = None) -> None:
+        self._text = _Text()
+        self._reasoning = _Text()
+        self._calls: dict[int, _CallParts] = {}
+        self._on_delta = on_delta
+        self.enough = False
+        self.finish_reason = ""
+        self.model = ""
+        self.usage: Usage | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether any piece of the reply has arrived."""
+        return bool(self._text.length or self._reasoning.length or self._calls)
+
+    @property
+    def characters(self) -> int:
+        """The length so far, from which the output tokens of an incomplete stream are estimated."""
+        return self._text.length + self._reasoning.length + sum(c.arguments.length for c in self._calls.values())
+
+    def add_text(self, piece: str) -> None:
+        if piece and (piece := self._text.add(piece)):
+            self._show(Delta("text", piece))
+
+    def add_reasoning(self, piece: str) -> None:
+        if piece and (piece := self._reasoning.add(piece)):
+            self._show(Delta("reasoning", piece))
+
+    def add_call(self, index: int, *, call_id: str = "", name: str = "", arguments: str = "") -> None:
+        """Add a piece of the tool call at `index`. Servers may repeat the name with every piece."""
+        parts = self._calls.get(index)
+        if parts is None:
+            parts = self._calls[index] = _CallParts()
+        parts.id = parts.id or join_surrogates(call_id)
+        if name and not parts.name:
+            parts.name = join_surrogates(name)
+            self._show(Delta("tool_name", parts.name, index))
+        if arguments and (arguments := parts.arguments.add(arguments)):
+            self._show(Delta("tool_arguments", arguments, index))
+
+    @property
+    def last_call(self) -> int:
+        """The index of the last call; -1 if there is none."""
+        return next(reversed(self._calls), -1)
+
+    def call_id(self, index: int) -> str:
+        parts = self._calls.get(index)
+        return parts.id if parts else ""
+
+    def reply(self, *, usage: Usage, reasoning_details: Any = None) -> ModelReply:
+        """Return the reply so far. Its finish_reason is "cut" if `on_delta` has stopped it."""
+        calls = []
+        for number, parts in enumerate(self._calls.values()):
+            text = parts.arguments.whole()
+            calls.append(ToolCall(parts.name, text, parts.id or f"call_{number}", text=text))
+        finish = "cut" if self.enough else self.finish_reason or ("tool_calls" if calls else "stop")
+        return ModelReply(
+            text=self._text.whole(),
+            reasoning=self._reasoning.whole(),
+            tool_calls=tuple(calls),
+            finish_reason=finish,
+            usage=usage,
+            model=self.model,
+            reasoning_details=reasoning_details,
+        )
+
+    def _show(self, delta: Delta) -> None:
+        if self._on_delta is not None and not self.enough and self._on_delta(delta):
+            self.enough = True

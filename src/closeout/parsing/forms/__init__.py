@@ -1,0 +1,24 @@
+"""Tool calls written as text: every family's form behind one reader.
+
+The dialects' own streaming readers are in `closeout.parsing.react` and `closeout.parsing.mcp_xml_reader`.
+"""
+
+from closeout.parsing.forms.form import Block, Form, Found, Source, ToolCallsRead
+from closeout.parsing.forms.reader import FormDetector, read_tool_calls
+from closeout.parsing.forms.registry import families, forms_of, register_form, unregister_form
+from closeout.parsing.forms.toolbox import Toolbox
+
+__all__ = [
+    "Block",
+    "Form",
+    "FormDetector",
+    "Found",
+    "Source",
+    "ToolCallsRead",
+    "Toolbox",
+    "families",
+    "forms_of",
+    "read_tool_calls",
+    "register_form",
+    "unregister_form",
+]

@@ -1,0 +1,70 @@
+"""Removes secrets from text that leaves the process: error messages, records, `repr`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["REDACTED", "redact", "secrets_in"]
+
+REDACTED = "***"
+# A shorter value, such as the "EMPTY" that local servers take for a key, is a common word rather than a secret.
+SHORTEST = 8
+# Servers cut off or mask what they echo: a text that starts like a secret is one.
+_START = 8
+_SECRET_NAME = re.compile(
+    r"(?:^|[^a-z])(?:api[-_]?key|key|token|secret|password|passwd|pwd|auth|authorization|credentials?|cookie)$",
+    re.IGNORECASE,
+)
+# Mappings whose values are all secrets: the environment and the headers of an MCP server.
+_SECRET_MAPPINGS = frozenset({"env", "headers"})
+# Keys that can be recognised: OpenAI and Anthropic (sk-), Groq, Hugging Face, GitHub, GitLab, xAI, Replicate, Google,
+# Slack, AWS; the credentials of an Authorization header; a login in an address; a secret option of a command.
+_KNOWN = re.compile(
+    r"\b(?:sk|pk|rk)-[\w-]{16,}|\b(?:gsk|hf|ghp|gho|ghs|github_pat|xai|r8)_\w{16,}|\bxai-\w{16,}|\bglpat-[\w-]{16,}"
+    r"|\bAIza[\w-]{30,}|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b"
+    r"|(?<=\bBearer )[\w.~+/-]{8,}=*|(?<=\bBasic )[\w+/]{8,}=*"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"|(?P<option>--?(?:api[-_]?key|token|secret|password)[= ])\S+",
+    re.IGNORECASE,
+)
+
+
+def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
+    """Return a value with its secrets replaced by `***`.
+
+    Args:
+        value: A text, or lists and mappings of texts. Other values are returned as they are.
+        secrets: Texts that are known to be secret. Keys of well-known services are recognised without being listed.
+
+    Returns:
+        A text for a text; new lists and dicts for lists and mappings. In a mapping, the value of a key that names a
+        secret (`api_key`, `Authorization`) is replaced whole, and so are all values under `env` and `headers`.
+    """
+    if isinstance(value, str):
+        for secret in secrets:
+            start = secret[:_START] if len(secret) > _START else secret
+            if start in value:
+                value = re.sub(re.escape(start) + r"[\w~+/=.-]*\b", REDACTED, value)
+        return _KNOWN.sub(lambda found: (found["option"] or "") + REDACTED, value)
+    if isinstance(value, Mapping):
+        return {key: _redact_entry(str(key), item, secrets) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([redact(item, secrets) for item in value])
+    return value
+
+
+def _redact_entry(key: str, value: Any, secrets: Iterable[str]) -> Any:
+    if key in _SECRET_MAPPINGS and isinstance(value, Mapping):
+        return dict.fromkeys(value, REDACTED)
+    if isinstance(value, str) and value and _SECRET_NAME.search(key):
+        return REDACTED
+    return redact(value, secrets)
+
+
+def secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the secrets that request headers carry, for `redact`: `Bearer KEY` as a whole word and its key."""
+    found = [value for name, value in headers.items() if _SECRET_NAME.search(name)]
+    words = [word for value in found for word in value.split()]
+    return tuple(sorted({word for word in words if len(word) >= SHORTEST}, key=len, reverse=True))

@@ -1,0 +1,326 @@
+"""Write values as text for a model, read them back, and choose the cheapest lossless form.
+
+`forms` has the built-in forms; `register_encoding` adds one of your own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.results import forms
+from closeout.results.budgets import Cut, More, ValueCutter, cut_text, describe_missing, largest_fit
+from closeout.results.normal import EncodingError, compact_json, normalise
+from closeout.results.tokens import count_tokens, vocabulary_of
+
+__all__ = [
+    "FORMATS",
+    "LOSSLESS",
+    "Encoded",
+    "Encoding",
+    "cut_format",
+    "decode",
+    "describe_missing",
+    "encode",
+    "encode_normal",
+    "find_encoding",
+    "register_encoding",
+    "write_cut",
+]
+
+HOPELESS = 24  # characters of JSON for each token of budget; no lossless form makes up for more
+_YAML_LENGTH = 2_000  # characters of JSON; on larger payloads YAML never wins, and it is the slowest to write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """A form that values can be written in.
+
+    Attributes:
+        name: What `encode(format=…)` and `@tool(format=…)` call it.
+        write: Returns the text of a JSON value: dict with text keys, list, str, int, float, bool or None. Raises
+            `EncodingError` if the form cannot hold the value.
+        read: Returns the value of a text; None if the form cannot be read back.
+        lossless: `read` returns exactly the value that was written.
+        automatic: `format="auto"` may choose it. Needs `lossless`.
+    """
+
+    name: str
+    write: Callable[[Any], str]
+    read: Callable[[str], Any] | None = None
+    lossless: bool = False
+    automatic: bool = False
+
+
+def _write_text(value: Any) -> str:
+    return value if isinstance(value, str) else compact_json(value)
+
+
+_BUILT_IN = (
+    Encoding(name="json", write=compact_json, read=forms.read_json, lossless=True),
+    Encoding(
+        name="columns",
+        write=lambda value: compact_json(forms.to_columns(value)),
+        read=lambda text: forms.from_columns(forms.read_json(text)),
+        lossless=True,
+    ),
+    Encoding(name="toon", write=forms.write_toon, read=forms.read_toon, lossless=True),
+    Encoding(name="yaml", write=forms.write_yaml, read=forms.read_yaml, lossless=True),
+    Encoding(name="xml", write=forms.write_xml, read=forms.read_xml, lossless=True),
+    Encoding(
+        name="raw",
+        write=lambda value: forms.write_raw_block(forms.to_columns(value)),
+        read=lambda text: forms.from_columns(forms.read_raw_block(text)),
+        lossless=True,
+    ),
+    Encoding(
+        name="compact", write=forms.write_compact, read=lambda text: forms.read_compact(text).result, lossless=True
+    ),
+    Encoding(
+        name="safe_yaml",
+        write=forms.write_safe_yaml,
+        read=lambda text: forms.read_yaml(text)["result"]["data"],
+        lossless=True,
+    ),
+    Encoding(
+        name="tool_result",
+        write=forms.write_tool_result,
+        read=lambda text: forms.read_xml(text, "data"),
+        lossless=True,
+    ),
+    Encoding(name="csv", write=forms.write_csv, read=forms.read_csv),
+    Encoding(name="markdown", write=forms.write_markdown, read=forms.read_markdown),
+    Encoding(name="text", write=_write_text, read=str),
+)
+FORMATS = tuple(encoding.name for encoding in _BUILT_IN)
+LOSSLESS = tuple(encoding.name for encoding in _BUILT_IN if encoding.lossless)
+_encodings = {encoding.name: encoding for encoding in _BUILT_IN}
+
+
+def register_encoding(encoding: Encoding) -> None:
+    """Make a form available to `encode`, `decode`, `@tool(format=…)` and `closeout encode`, in this process.
+
+    Registering a name again replaces its form. Raises `UsageError` for the name of a built-in form.
+    """
+    if encoding.name in FORMATS or encoding.name == "auto" or not encoding.name.isidentifier():
+        raise UsageError(
+            f"{encoding.name!r} cannot name an encoding: it is built in, or not an identifier. Choose another name."
+        )
+    if encoding.automatic and not (encoding.lossless and encoding.read):
+        raise UsageError(f"The encoding {encoding.name!r} is automatic, so it must be lossless and have `read`.")
+    _encodings[encoding.name] = encoding
+
+
+def find_encoding(name: str) -> Encoding:
+    """Return the form of a name. Raises `UsageError` if there is none."""
+    encoding = _encodings.get(name)
+    if encoding is None:
+        raise UsageError(f"No format is called {name!r}. Use auto, {', '.join(_encodings)}.")
+    return encoding
+
+
+class Encoded(str):
+    """An encoded value: the text, with what is known about it.
+
+    Attributes:
+        format: The form's name, as `decode` takes it.
+        lossless: `decode` returns the whole value.
+        missing: What a budget left out, in words; empty if nothing.
+        cut: The same, place by place.
+    """
+
+    format: str  # type: ignore[assignment] # str.format makes no sense for an encoded value
+    lossless: bool
+    missing: str
+    cut: Cut | None
+    _value: Any
+    _model: str | None
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of the text, for the model that `encode` was given."""
+        return count_tokens(self, self._model)
+
+    @cached_property
+    def baseline_tokens(self) -> int:
+        """Tokens of the whole value as compact JSON."""
+        return count_tokens(compact_json(self._value), self._model)
+
+    @property
+    def saved_tokens(self) -> int:
+        """What the form saves against compact JSON; negative if a form was asked for that costs more."""
+        return self.baseline_tokens - self.tokens
+
+
+def encode(value: Any, format: str = "auto", budget: int | None = None, *, model: str | None = None) -> Encoded:  # noqa: A002 - the public vocabulary's name
+    """Write any Python value as text. Deterministic.
+
+    Args:
+        value: Any value; a string stays as it is under "auto" and "text".
+        format: A form's name, or "auto" for the lossless form with the fewest tokens.
+        budget: Tokens of `model`. A larger value is cut by its structure, and the text says how much is missing.
+        model: A model's name, to count its tokens; None counts with o200k_base.
+
+    Raises:
+        EncodingError: The value has no JSON value, or the form cannot hold it. Also a ValueError.
+        UsageError: The format is unknown, or the budget is under 1.
+
+    >>> encode([{"id": 1, "ok": True}, {"id": 2, "ok": False}, {"id": 3, "ok": True}], "columns")
+    '{"#cols":["id","ok"],"#rows":[[1,true],[2,false],[3,true]]}'
+    """
+    if format != "auto":
+        find_encoding(format)
+    if budget is not None and budget < 1:
+        raise UsageError(f"A budget of {budget} tokens holds nothing. Give at least 1, or None for no limit.")
+    return encode_normal(normalise(value, strict=True), format, budget, model=model)
+
+
+def encode_normal(value: Any, format: str, budget: int | None, *, model: str | None = None) -> Encoded:  # noqa: A002
+    """Do what `encode` does, for a value that is normal and arguments that are checked."""
+    if isinstance(value, str) and format in ("auto", "text"):
+        return _encode_text(value, budget, model)
+    if format == "auto" and budget is not None and len(compact_json(value)) > HOPELESS * budget:
+        return _encode_cut(value, cut_format(value), budget, model)
+    name, text = _cheapest(value, model) if format == "auto" else (format, find_encoding(format).write(value))
+    encoded = _made(text, name, value, model)
+    if budget is None or len(text) <= budget // 4 or encoded.tokens <= budget:
+        return encoded
+    return _encode_cut(value, cut_format(value) if format == "auto" else name, budget, model)
+
+
+def decode(text: str, format: str) -> Any:  # noqa: A002
+    """Return the value that `encode` wrote in a form; for csv and markdown, rows of text cells by column name.
+
+    Raises:
+        EncodingError: The text is not in the form.
+        UsageError: The format is unknown, or cannot be read back.
+    """
+    read = find_encoding(format).read
+    if read is None:
+        raise UsageError(f"The format {format!r} cannot be read back.")
+    try:
+        return read(str(text))
+    except EncodingError:
+        raise
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as failure:
+        raise EncodingError(f"The text is not in the form {format!r}: {failure}") from failure
+
+
+# ------------------------------------------------------------------------------------------------ the choice
+
+
+def _cheapest(value: Any, model: str | None) -> tuple[str, str]:
+    """The name and text of the cheapest lossless form; of equals the first, which is plain JSON.
+
+    Without the model's own vocabulary the default one decides: it ranks the forms of a payload alike.
+    """
+    candidates = _candidates(value)
+    if len(candidates) == 1:
+        return candidates[0]
+    judge = model if vocabulary_of(model) else None
+    return min(candidates, key=lambda candidate: count_tokens(candidate[1], judge))
+
+
+def _candidates(value: Any) -> list[tuple[str, str]]:
+    """The names and texts of the forms that can win, by the value's shape."""
+    plain = compact_json(value)
+    found = [("json", plain)]
+    if type(value) not in (dict, list) or not value:
+        return found
+    columnar = forms.to_columns(value)
+    columns = compact_json(columnar)
+    if columns != plain:
+        found.append(("columns", columns))
+    if _any_text(value, forms.worth_lifting):
+        found.append(("raw", forms.write_raw_block(columnar)))
+    names = ["toon", *(each.name for each in _encodings.values() if each.automatic)]
+    if len(plain) <= _YAML_LENGTH:
+        names.append("yaml")
+    for name in names:
+        try:
+            found.append((name, _encodings[name].write(value)))
+        except EncodingError:
+            continue
+    return found
+
+
+def _any_text(value: Any, wanted: Callable[[str], bool]) -> bool:
+    if isinstance(value, str):
+        return wanted(value)
+    if type(value) is dict:
+        return any(_any_text(item, wanted) for item in value.values())
+    return type(value) is list and any(_any_text(item, wanted) for item in value)
+
+
+# ------------------------------------------------------------------------------------------------ the budget
+
+
+def _encode_text(text: str, budget: int | None, model: str | None) -> Encoded:
+    encoded = _made(text, "text", text, model)
+    if budget is None or len(text) <= budget // 4 or (len(text) < 64 * budget and encoded.tokens <= budget):
+        return encoded
+
+    def build(length: int) -> Encoded:
+        cut = cut_text(text, length)
+        missing = f"{cut.tail - cut.head:,} of {len(text):,} characters"
+        return _made(cut.text, "text", text, model, missing=missing, cut=Cut(cut))
+
+    best = largest_fit(0, min(len(text), 64 * budget), build, lambda made: made.tokens <= budget)
+    return best or _least(text, "text", budget, model)
+
+
+def _encode_cut(value: Any, format: str, budget: int, model: str | None) -> Encoded:  # noqa: A002
+    cutter = ValueCutter(value)
+
+    def build(length: int) -> Encoded:
+        cut = cutter.cut(length)
+        return _made(write_cut(cut, format), format, value, model, missing=describe_missing(cut), cut=cut)
+
+    best = largest_fit(1, 64 * budget, build, lambda made: made.tokens <= budget)
+    return best or _least(value, format, budget, model)
+
+
+def _least(value: Any, format: str, budget: int, model: str | None) -> Encoded:  # noqa: A002
+    """What says that something was here, if the budget holds nothing of it."""
+    options = ("…", "") if format in ("text", "csv", "markdown") else ('"…"', "[]", "0")
+    text = next((option for option in options if count_tokens(option, model) <= budget), options[-1])
+    return _made(text, format, value, model, missing="everything: the budget is too small")
+
+
+def cut_format(value: Any) -> str:
+    """Return the form for a value over budget: one that has a place for the marks of a cut."""
+    return "raw" if _any_text(value, forms.worth_lifting) else "columns"
+
+
+def write_cut(cut: Cut, format: str, *, note: bool = True) -> str:  # noqa: A002
+    """Write a cut value. Only the JSON forms have a place for marks inside; others get a line (`note`)."""
+    if format in ("json", "columns", "raw"):
+        return find_encoding(format).write(cut.value)
+    text = find_encoding(format).write(_without_marks(cut.value))
+    return f"{text}\n# not shown: {describe_missing(cut)}" if note and cut.elisions else text
+
+
+def _without_marks(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _without_marks(item) for key, item in value.items()}
+    return [_without_marks(item) for item in value if type(item) is not More] if type(value) is list else value
+
+
+def _made(
+    text: str,
+    format: str,  # noqa: A002
+    value: Any,
+    model: str | None,
+    *,
+    missing: str = "",
+    cut: Cut | None = None,
+) -> Encoded:
+    encoded = Encoded(text)
+    encoded.format, encoded.missing, encoded.cut = format, missing, cut
+    is_whole_text = format == "text" and isinstance(value, str)
+    encoded.lossless = not missing and (find_encoding(format).lossless or is_whole_text)
+    encoded._value, encoded._model = value, model
+    return encoded

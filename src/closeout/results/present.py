@@ -1,0 +1,268 @@
+"""Present a result to the model: reduced, in the cheapest form, inside its budget, unable to forge a marker.
+
+`artifacts` keeps the whole result; `summary` writes summaries for people.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import lru_cache
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.messages import ToolPolicy
+from closeout.records import record
+from closeout.results.budgets import (
+    DEFAULT_BUDGET,
+    TOOL_RESULT_MAX_LENGTH,
+    TRUNCATED,
+    Elision,
+    ValueCutter,
+    cut_text,
+    describe_missing,
+    largest_fit,
+)
+from closeout.results.encoding import HOPELESS, cut_format, encode_normal, find_encoding, write_cut
+from closeout.results.escape import escape_markers
+from closeout.results.html_text import plain_text
+from closeout.results.normal import EncodingError, compact_json, map_texts, normalise, without_surrogates
+from closeout.results.summary import summarise
+from closeout.results.tokens import TokenCount, count, estimate_tokens
+
+__all__ = ["Presented", "limit_of", "present"]
+
+SMALL = 256  # characters of compact JSON; for less, choosing a form costs more than it saves
+SAMPLE_OVER = 512  # characters; of longer results that surely fit, the tokens are estimated from parts
+_DEFAULT_POLICY = ToolPolicy()
+_HTML = re.compile(
+    r"<(?:!doctype|html|head|body|div|p|span|a|table|tr|ul|ol|li|h[1-6]|br|img|article|section|nav|script|style)\b",
+    re.IGNORECASE,
+)
+
+
+@record
+class Presented:
+    """A result as the model sees it. The text never changes and holds no ids, times or counters."""
+
+    text: str
+    tokens: int
+    exact: bool = False  # `tokens` was counted with the model's vocabulary, not estimated
+    format: str = "text"
+    saved_tokens: int = 0  # against the whole value as compact JSON, or the whole string
+    truncated: bool = False
+    missing: str = ""  # what is not shown, in words: "954 of 1,000 items at rows"
+
+
+def present(
+    value: Any,
+    *,
+    tool_name: str = "",
+    policy: ToolPolicy = _DEFAULT_POLICY,
+    budget: int | None = None,
+    handle: str = "",
+    model: str | None = None,
+) -> Presented:
+    """Return what the model is shown of a tool's result. Never raises for any value.
+
+    A string is shown as it is, any other value in the policy's format. A result over its budget is cut by its
+    structure, and a last line says what is missing and how to read it. Markers of protocols in the text are broken by
+    one character reference each (see `escape_markers`).
+
+    Args:
+        value: The result, in any Python type.
+        tool_name: For errors.
+        policy: The tool's format, own budget, and what to leave out.
+        budget: Tokens, unless the policy has its own; default 4,000, and never over 100,000 characters.
+        handle: The name under which the whole result is stored.
+        model: The model whose tokens are counted.
+
+    Raises:
+        UsageError: The policy's format is unknown.
+    """
+    if policy.format != "auto":
+        try:
+            find_encoding(policy.format)
+        except UsageError as error:
+            raise UsageError(f"Tool {tool_name!r}: {error}") from None
+    shown = value if type(value) is str else normalise(value)
+    if isinstance(shown, str) and shown.startswith("base64:") and (found := _binary(shown)) is not None:
+        return _of_bytes(found)
+    if policy.drop_keys or policy.drop_nulls or policy.html_to_text or policy.round_floats is not None:
+        shown = _reduced(_parsed(shown), policy)
+    budgeted = _Budgeted(limit_of(policy, budget), handle, model)
+    if isinstance(shown, str) and policy.format in ("auto", "text"):
+        return budgeted.of_text(shown)
+    return budgeted.of_value(shown, policy.format)
+
+
+def limit_of(policy: ToolPolicy, budget: int | None) -> int:
+    """Return the tokens that a result may have: the policy's own budget, else `budget`, else the default."""
+    limit = policy.budget_tokens if policy.budget_tokens is not None else budget
+    return max(DEFAULT_BUDGET if limit is None else limit, 1)
+
+
+@dataclass(slots=True)
+class _Budgeted:
+    """Writes one result inside its budget, and says how to read what does not fit."""
+
+    limit: int
+    handle: str
+    model: str | None
+
+    def of_text(self, source: str) -> Presented:
+        if len(source) <= min(64 * self.limit, TOOL_RESULT_MAX_LENGTH):
+            text = escape_markers(without_surrogates(source))
+            if self.surely_fits(text):
+                return Presented(text, estimate_tokens(text, sample_over=SAMPLE_OVER))
+            counted = count(text, self.model)
+            if self.fits(text, counted):
+                return Presented(text, counted.tokens, counted.exact)
+        clean = without_surrogates(source)
+
+        def build(length: int) -> tuple[str, str]:
+            cut = cut_text(clean, length)
+            missing = f"{cut.tail - cut.head:,} of {len(clean):,} characters"
+            closing = self.closing(missing, Elision("", "characters", cut.head, len(clean)))
+            return f"{escape_markers(cut.text)}\n{closing}", missing
+
+        return self.largest(build, clean, "text")
+
+    def of_value(self, value: Any, form: str) -> Presented:
+        plain, name = compact_json(value), form
+        if '"base64:' in plain:
+            value = map_texts(value, _without_binary)
+            plain = compact_json(value)
+        if form != "auto" or len(plain) <= HOPELESS * self.limit:
+            name, written = self.written(value, plain, form)
+            text = escape_markers(written)
+            if name == "json" and self.surely_fits(text):
+                return Presented(text, estimate_tokens(text, sample_over=SAMPLE_OVER), format=name)
+            counted = count(text, self.model)
+            if self.fits(text, counted):
+                saved = 0 if name == "json" else count(plain, self.model).tokens - counted.tokens
+                return Presented(text, counted.tokens, counted.exact, name, saved)
+        shape = form if form == name != "auto" else cut_format(value)
+        cutter = ValueCutter(value)
+
+        def build(length: int) -> tuple[str, str]:
+            cut = cutter.cut(length)
+            missing = describe_missing(cut)
+            closing = self.closing(missing, cut.elisions[0] if cut.elisions else None)
+            return f"{escape_markers(without_surrogates(write_cut(cut, shape, note=False)))}\n{closing}", missing
+
+        return self.largest(build, plain, shape)
+
+    def written(self, value: Any, plain: str, form: str) -> tuple[str, str]:
+        """The value in the policy's form, or in JSON where that form cannot hold it."""
+        if form == "json" or (form == "auto" and len(plain) <= SMALL):
+            return "json", plain
+        try:
+            encoded = encode_normal(value, form, None, model=self.model)
+        except EncodingError:
+            return "json", plain
+        return encoded.format, without_surrogates(str(encoded))
+
+    def largest(self, build: Callable[[int], tuple[str, str]], whole: str, form: str) -> Presented:
+        """The largest cut that fits with its escapes and its closing line."""
+        best = largest_fit(
+            1,
+            min(len(whole), 64 * self.limit, TOOL_RESULT_MAX_LENGTH),
+            build,
+            lambda built: self.fits(built[0], count(built[0], self.model)),
+        )
+        text, missing = best or (self.least(), "everything: the budget is too small")
+        counted = count(text, self.model)
+        saved = max(count(whole, self.model).tokens - counted.tokens, 0)
+        return Presented(text, counted.tokens, counted.exact, form, saved, truncated=True, missing=missing)
+
+    def fits(self, text: str, counted: TokenCount) -> bool:
+        return counted.tokens <= self.limit and len(text) <= TOOL_RESULT_MAX_LENGTH
+
+    def surely_fits(self, text: str) -> bool:
+        """Whether the text fits by its length alone: no vocabulary makes more tokens than there are bytes."""
+        size = len(text) if text.isascii() else 4 * len(text)
+        return size <= self.limit and len(text) <= TOOL_RESULT_MAX_LENGTH
+
+    def least(self) -> str:
+        """What says that a result was here, if the budget holds nothing of it."""
+        options = [TRUNCATED, "…"]
+        if self.handle:
+            options.insert(0, f"{TRUNCATED} Read it: read_result({compact_json(self.handle)})")
+        return next((text for text in options if count(text, self.model).tokens <= self.limit), "…")
+
+    def closing(self, missing: str, first: Elision | None) -> str:
+        """The last line of a cut result: what is missing, and the call that continues."""
+        line = f"{TRUNCATED} Not shown: {missing}."
+        if not self.handle:
+            return escape_markers(line)
+        arguments = compact_json(self.handle)
+        if first is not None and first.path and len(first.path) <= 100:
+            arguments += f", path={compact_json(first.path)}"
+        if first is not None and first.kind != "keys" and (not first.path or len(first.path) <= 100):
+            arguments += f", offset={first.shown}"
+        return escape_markers(f"{line} Read on: read_result({arguments})")
+
+
+def _reduced(value: Any, policy: ToolPolicy) -> Any:
+    """A normal value without what the policy leaves out.
+
+    `drop_keys` names keys at any depth, with `*` and `?` as in file names ("*_url"); `drop_nulls` drops keys whose
+    value is null; `round_floats` keeps that many significant digits; `html_to_text` reads strings that hold HTML.
+    """
+    dropped = _key_pattern(policy.drop_keys) if policy.drop_keys else None
+
+    def walk(value: Any) -> Any:
+        if type(value) is dict:
+            return {
+                key: walk(item)
+                for key, item in value.items()
+                if not (item is None and policy.drop_nulls) and not (dropped and dropped.match(key))
+            }
+        if type(value) is list:
+            return [walk(item) for item in value]
+        if type(value) is float and policy.round_floats is not None:
+            return float(f"{value:.{max(policy.round_floats, 1)}g}")
+        if type(value) is str and policy.html_to_text and _HTML.search(value):
+            return plain_text(value)
+        return value
+
+    return walk(value)
+
+
+@lru_cache(maxsize=256)
+def _key_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(translate(name) for name in names))
+
+
+def _parsed(value: Any) -> Any:
+    """A string that is a JSON object or list as that; anything else as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        return normalise(json.loads(value))
+    except (ValueError, RecursionError):
+        return value
+
+
+def _binary(text: str) -> bytes | None:
+    """The bytes that `normalise` wrote as "base64:…"; None for another text."""
+    try:
+        return base64.b64decode(text.removeprefix("base64:"), validate=True)
+    except ValueError:
+        return None
+
+
+def _without_binary(text: str) -> str:
+    """The text, or a summary of the bytes that it encodes: base64 costs tokens and tells the model nothing."""
+    found = _binary(text) if text.startswith("base64:") else None
+    return text if found is None else f"[{summarise(found)}: not shown]"
+
+
+def _of_bytes(value: bytes) -> Presented:
+    text = summarise(value)
+    return Presented(text, estimate_tokens(text), truncated=True, missing=f"{len(value):,} bytes that are not text")

@@ -1,0 +1,172 @@
+"""Measure tool calls: one call, and the sums over many in constant memory. Models do not see any of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from closeout.errors import UsageError
+from closeout.results.tool_output import BLANK_TELEMETRY, ToolTelemetry, unvalidated
+
+__all__ = ["CallMeter", "TelemetryCollector", "joined_telemetry"]
+
+try:
+    import resource
+except ImportError:  # Windows has no getrusage; memory then stays 0
+    resource = None  # type: ignore[assignment]
+
+_RSS_PER_MB = 1024 * 1024 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
+
+
+def _cpu_and_memory() -> tuple[float, int]:
+    """Seconds of CPU of the calling thread, and the process' peak memory in the system's unit."""
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource is not None else 0
+    return time.thread_time(), memory
+
+
+class CallMeter:
+    """Measures one call: created when it begins, notified when each try begins and ends, read at the end.
+
+    CPU time is the calling thread's: exact for a tool that runs in it, an upper bound for one that awaits.
+    """
+
+    __slots__ = ("_begun", "_cpu", "_memory", "_tried", "cpu_percent", "latency_ms", "memory_mb", "timestamp")
+
+    def __init__(self) -> None:
+        self.timestamp = datetime.now(UTC).isoformat()
+        self.latency_ms = self.cpu_percent = self.memory_mb = 0.0
+        self._cpu, self._memory = _cpu_and_memory()
+        self._begun = self._tried = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin a try of the tool; the first begins with the meter."""
+        self._tried = time.perf_counter()
+        self._cpu, _ = _cpu_and_memory()
+
+    def stop(self) -> None:
+        """End the try: measure latency, CPU and memory."""
+        elapsed = time.perf_counter() - self._tried
+        cpu, memory = _cpu_and_memory()
+        cpu -= self._cpu
+        self.latency_ms = elapsed * 1000
+        self.cpu_percent = min(100.0 * cpu / elapsed, 100.0) if elapsed > 0 and cpu > 0 else 0.0
+        self.memory_mb = (memory - self._memory) / _RSS_PER_MB
+
+    def telemetry(
+        self, tool_name: str, *, input_tokens: int = 0, output_tokens: int = 0, **fields: Any
+    ) -> ToolTelemetry:
+        """Return the measured call; `fields` are further fields of ToolTelemetry."""
+        record = unvalidated(
+            ToolTelemetry,
+            BLANK_TELEMETRY,
+            tool_name=tool_name,
+            execution_id=str(uuid4()),
+            timestamp=self.timestamp,
+            latency_ms=self.latency_ms,
+            duration_ms=(time.perf_counter() - self._begun) * 1000,
+            memory_mb=self.memory_mb,
+            cpu_percent=self.cpu_percent,
+            **{"metrics": {}, **fields},
+        )
+        if input_tokens or output_tokens:
+            record.count_tokens(input_tokens, output_tokens)
+        return record
+
+
+def joined_telemetry(own: ToolTelemetry, measured: ToolTelemetry) -> ToolTelemetry:
+    """Return what a tool reports of its call itself, completed by what was measured."""
+    unset = {name: value for name, value in measured if name not in own.model_fields_set}
+    return own.model_copy(update=unset)
+
+
+_LINES = {
+    "en": ("Tool calls", "calls", "tokens", "mean latency", "error rate", "cache hit rate", "none yet"),
+    "zh": ("工具执行统计", "总调用次数", "总 Token 使用", "平均延迟", "错误率", "缓存命中率", "暂无调用"),
+}
+
+
+class TelemetryCollector:
+    """Sums over the calls of one run. A record costs the same however many came before; only the last `keep` are kept.
+
+    Each record also goes to `forward`, for example to an exporter's `record`.
+
+    >>> collector = TelemetryCollector()
+    >>> collector.record(ToolTelemetry(tool_name="search", output_tokens=40, latency_ms=12.0))
+    >>> collector.aggregated["total_tokens"]
+    40
+    """
+
+    def __init__(self, keep: int = 1_000, forward: Callable[[ToolTelemetry], None] | None = None) -> None:
+        self._forward = forward
+        self._kept: deque[ToolTelemetry] = deque(maxlen=keep)
+        self._lock = threading.Lock()
+        self._calls = self._tokens = self._errors = self._cache_hits = 0
+        self._latency_ms = 0.0
+        self._tools: dict[str, list[float]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_forward": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def record(self, telemetry: ToolTelemetry) -> None:
+        """Add one call."""
+        with self._lock:
+            self._kept.append(telemetry)
+            self._calls += 1
+            self._tokens += telemetry.output_tokens
+            self._latency_ms += telemetry.latency_ms
+            self._errors += not telemetry.success
+            self._cache_hits += telemetry.cache_hit
+            tool = self._tools.setdefault(telemetry.tool_name, [0, 0, 0.0, 0])
+            tool[0] += 1
+            tool[1] += not telemetry.success
+            tool[2] += telemetry.latency_ms
+            tool[3] += telemetry.output_tokens
+        if self._forward is not None:
+            self._forward(telemetry)
+
+    @property
+    def metrics(self) -> list[ToolTelemetry]:
+        """The last calls, oldest first, at most `keep` of them."""
+        return list(self._kept)
+
+    @property
+    def aggregated(self) -> dict[str, Any]:
+        """`total_calls`, `total_tokens` (of outputs), `total_latency_ms`, `error_rate`, `cache_hit_rate` (0 to 1)."""
+        calls = max(self._calls, 1)
+        return {
+            "total_calls": self._calls,
+            "total_tokens": self._tokens,
+            "total_latency_ms": self._latency_ms,
+            "error_rate": self._errors / calls,
+            "cache_hit_rate": self._cache_hits / calls,
+        }
+
+    @property
+    def by_tool(self) -> dict[str, dict[str, float]]:
+        """For each tool's name `calls`, `errors`, `latency_ms` (sum) and `tokens` (of outputs)."""
+        names = ("calls", "errors", "latency_ms", "tokens")
+        return {tool: dict(zip(names, sums, strict=True)) for tool, sums in self._tools.items()}
+
+    def get_report(self, language: str = "en") -> str:
+        """The sums as a few lines for people, in "en" or "zh"; a report on no calls says so."""
+        if language not in _LINES:
+            raise UsageError(f"Reports are not available in {language!r}. Use {' or '.join(_LINES)}.")
+        title, calls, tokens, latency, errors, hits, none = _LINES[language]
+        if not self._calls:
+            return f"\n{title}:\n- {none}\n"
+        sums = self.aggregated
+        return (
+            f"\n{title}:\n- {calls}: {sums['total_calls']}\n- {tokens}: {sums['total_tokens']}\n"
+            f"- {latency}: {sums['total_latency_ms'] / sums['total_calls']:.2f}ms\n"
+            f"- {errors}: {sums['error_rate']:.2%}\n- {hits}: {sums['cache_hit_rate']:.2%}\n"
+        )

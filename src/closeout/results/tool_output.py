@@ -1,0 +1,265 @@
+"""The output of a tool: its result for the model, and its telemetry and metadata for the systems around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, Field, field_serializer
+
+from closeout.messages import ToolPolicy
+from closeout.results.escape import escape_markers
+from closeout.results.normal import compact_json, normalise, without_surrogates
+from closeout.results.present import Presented, limit_of, present
+from closeout.results.tokens import count_tokens
+
+__all__ = [
+    "BLANK_TELEMETRY",
+    "ResponseFormat",
+    "ToolOutput",
+    "ToolTelemetry",
+    "format_observation",
+    "observation_of",
+    "present_output",
+    "unvalidated",
+]
+
+
+class ResponseFormat(StrEnum):
+    """How much of a result its observation shows: the summary; with type and status; everything; the bare result."""
+
+    CONCISE = "concise"
+    STANDARD = "standard"
+    DETAILED = "detailed"
+    RAW = "raw"
+
+
+class ToolTelemetry(BaseModel):
+    """What one call of a tool cost. For people and systems; a model sees it only in a DETAILED observation.
+
+    `latency_ms` is the tool's own time in its last try; `duration_ms` the whole call, with retries, waiting and
+    writing the result. `memory_mb` is what the process' peak memory grew by, `cpu_percent` the CPU time of the calling
+    thread over `latency_ms`. `timestamp` is ISO 8601 with its zone, the start of the call.
+    """
+
+    tool_name: str = ""
+    tool_version: str = "1.0.0"
+    execution_id: str = ""
+    timestamp: str = ""
+
+    latency_ms: float = 0.0
+    duration_ms: float = 0.0
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+    cache_hit: bool = False
+    cache_key: str | None = None
+
+    success: bool = True
+    error_code: str | None = None
+    error_message: str | None = None
+    retry_count: int = 0
+
+    memory_mb: float = 0.0
+    cpu_percent: float = 0.0
+
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+    def count_tokens(self, given: int, shown: int) -> None:
+        """Note the tokens of the call's arguments, and of what of its result the model is shown."""
+        # Past pydantic's own assignment, which costs as much as the rest of the record.
+        self.__dict__.update(input_tokens=given, output_tokens=shown, total_tokens=given + shown)
+        self.__pydantic_fields_set__.update(("input_tokens", "output_tokens", "total_tokens"))
+
+
+class ToolOutput(BaseModel):
+    """The one shape of every tool result.
+
+    `model_dump` and `model_dump_json` are the model's side: `telemetry` and `metadata` are never in them. `to_record`
+    is the whole, `lean_record` as much of it as tells it from a blank one; `from_record` reads both. `result` may be
+    any Python value; in JSON it is written as `results.normal.normalise` defines.
+    """
+
+    result: Any | None = None
+    summary: str = ""
+    observation: str = ""
+
+    response_format: ResponseFormat = ResponseFormat.CONCISE
+    compressed: bool = False
+
+    telemetry: ToolTelemetry = Field(default_factory=ToolTelemetry, exclude=True)
+    metadata: dict[str, Any] = Field(default_factory=dict, exclude=True)
+
+    state_update: dict[str, Any] | None = None
+    checkpoint: str | None = None
+
+    @field_serializer("result", "state_update", when_used="json")
+    def _as_json_value(self, value: Any) -> Any:
+        return _writable(normalise(value))
+
+    @field_serializer("summary", "observation", when_used="json")
+    def _as_text(self, value: str) -> str:
+        return without_surrogates(value)
+
+    @property
+    def success(self) -> bool:
+        return self.telemetry.success
+
+    @property
+    def handle(self) -> str:
+        """The name under which the whole result is stored, for `read_result`; "" where it is not."""
+        return str(self.metadata.get("handle", ""))
+
+    @classmethod
+    def of(cls, result: Any, summary: str, telemetry: ToolTelemetry) -> Self:
+        """Return the output of a tool that returned a plain value."""
+        return unvalidated(
+            cls, _BLANK, result=result, summary=summary, observation=observation_of(summary), telemetry=telemetry,
+            metadata={},
+        )  # fmt: skip
+
+    def to_record(self) -> dict[str, Any]:
+        """Everything as a JSON-able dict: the fields' names, `telemetry` and `metadata` too, values normalised."""
+        return {
+            "result": normalise(self.result),
+            "summary": self.summary,
+            "observation": self.observation,
+            "response_format": str(self.response_format),
+            "compressed": self.compressed,
+            "telemetry": self.telemetry.__dict__ | {"metrics": normalise(self.telemetry.metrics)},
+            "metadata": normalise(self.metadata),
+            "state_update": normalise(self.state_update),
+            "checkpoint": self.checkpoint,
+        }
+
+    def lean_record(self) -> dict[str, Any]:
+        """`to_record` without what is as in a blank output: what the journal keeps."""
+        kept = {"summary", "observation"}
+        if "response_format" in self.model_fields_set:  # whether it was chosen decides what the model is shown
+            kept.add("response_format")
+        whole = self.to_record()
+        record = {name: value for name, value in whole.items() if name in kept or value != _BLANK_RECORD[name]}
+        measured = whole["telemetry"].items()
+        record["telemetry"] = {name: value for name, value in measured if value != BLANK_TELEMETRY[name]}
+        return record
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The output that a record is of. Fields that are missing get their defaults, unknown ones are ignored."""
+        return cls.model_validate(dict(record))
+
+
+_M = TypeVar("_M", bound=BaseModel)
+_set = object.__setattr__
+
+
+def unvalidated(kind: type[_M], blank: Mapping[str, Any], **fields: Any) -> _M:
+    """A model of fields that are right by their making, over a `blank` one's: a tenth of `kind(**fields)`.
+
+    What pydantic's `model_construct` does, without its look at each field. Mutable fields have to be among `fields`.
+    """
+    made = kind.__new__(kind)
+    _set(made, "__dict__", {**blank, **fields})
+    _set(made, "__pydantic_fields_set__", set(fields))
+    _set(made, "__pydantic_extra__", None)
+    _set(made, "__pydantic_private__", None)
+    return made
+
+
+_NO_POLICY = ToolPolicy()
+BLANK_TELEMETRY = dict(ToolTelemetry())
+_BLANK = dict(ToolOutput())
+_BLANK_RECORD = ToolOutput().to_record()
+
+
+def format_observation(output: ToolOutput) -> str:
+    """The ReAct observation of an output, in its own response format. Text in it cannot forge a marker.
+
+    >>> format_observation(ToolOutput(summary="3 rows updated"))
+    'Observation: 3 rows updated'
+    """
+    if output.response_format is ResponseFormat.CONCISE:
+        whole = f"\nThe whole result: read_result({compact_json(output.handle)})" if output.handle else ""
+        return observation_of(output.summary) + whole
+    summary = escape_markers(output.summary)
+    if output.response_format is ResponseFormat.STANDARD:
+        status = "Success" if output.telemetry.success else "Failed"
+        return f"Observation: {summary}\n\nResult Type: {type(output.result).__name__}\nStatus: {status}\n"
+    if output.response_format is ResponseFormat.DETAILED:
+        return _detailed(output, summary)
+    result = output.result
+    return f"Observation: {escape_markers(result if isinstance(result, str) else compact_json(normalise(result)))}"
+
+
+def observation_of(text: str) -> str:
+    """A text as a ReAct observation."""
+    return f"Observation: {escape_markers(text)}"
+
+
+def _detailed(output: ToolOutput, summary: str) -> str:
+    telemetry = output.telemetry
+    result = json.dumps(normalise(output.result), ensure_ascii=False, indent=2)
+    return (
+        f"Observation: {summary}\n\n"
+        f"Tool: {telemetry.tool_name}\n"
+        f"Execution ID: {telemetry.execution_id}\n"
+        f"Latency: {telemetry.latency_ms:.2f}ms\n"
+        f"Tokens: {telemetry.output_tokens}\n\n"
+        f"Result: {escape_markers(result)}\n\n"
+        f"Metadata: {escape_markers(str(output.metadata))}\n"
+    )
+
+
+def _writable(value: Any) -> Any:
+    """The value without lone surrogates, which no UTF-8 encoder takes; each becomes U+FFFD."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list) else value
+
+
+def present_output(
+    output: ToolOutput,
+    *,
+    tool_name: str = "",
+    policy: ToolPolicy = _NO_POLICY,
+    budget: int | None = None,
+    handle: str = "",
+    model: str | None = None,
+) -> Presented:
+    """Return a tool's output as the model sees it: its result, or what its response format says.
+
+    An output without a response format of its own shows its result as `present` does. CONCISE shows the summary and
+    the handle that reads the result; STANDARD the summary, type, status and result; DETAILED everything; RAW the bare
+    result. The other arguments are those of `present`.
+    """
+    show = partial(present, tool_name=tool_name, budget=budget, handle=handle, model=model)
+    if not output.telemetry.success:
+        return show(f"Error: {output.telemetry.error_message or output.summary}", policy=policy)
+    form = output.response_format if "response_format" in output.model_fields_set else None
+    if form is None or output.result is None:
+        return show(output.summary if output.result is None and output.summary else output.result, policy=policy)
+    if form is ResponseFormat.RAW:
+        return show(output.result if isinstance(output.result, str) else compact_json(normalise(output.result)))
+    if form is ResponseFormat.CONCISE:
+        named = output.model_copy(update={"metadata": {"handle": handle or output.handle}})
+        text = format_observation(named).removeprefix("Observation: ")
+        if output.summary == output.result:  # the summary is the whole result
+            text = escape_markers(output.summary)
+        whole = count_tokens(compact_json(normalise(output.result)), model)
+        shown = present(text, budget=budget, model=model)
+        return replace(shown, saved_tokens=max(whole - shown.tokens, 0), missing="the result")
+    head = format_observation(output).removeprefix("Observation: ")
+    if form is ResponseFormat.DETAILED:
+        return show(head)
+    rest = max(limit_of(policy, budget) - count_tokens(head, model) - 4, 1)
+    data = show(output.result, policy=replace(policy, budget_tokens=None), budget=rest)
+    text = without_surrogates(f"{head}\n{data.text}")
+    return replace(data, text=text, tokens=count_tokens(text, model))

@@ -1,0 +1,340 @@
+"""One attempt at a task: turns of asking the model, running its calls, and accepting or rolling back what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from closeout.answers.experience import CallFact
+from closeout.context.history import History
+from closeout.context.keeper import ContextKeeper
+from closeout.errors import ContextOverflow, Failure, LimitReached, ModelError
+from closeout.journal.events import (
+    AnswerSeen,
+    AttemptStarted,
+    CheckpointReached,
+    Repaired,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
+from closeout.results.artifacts import Artifact
+from closeout.run.effects import ToolCalls
+from closeout.run.loops import LoopWatch
+from closeout.run.offered_tools import OfferedTools
+from closeout.run.plan import AgentPlan, Scope
+from closeout.run.result import Stop
+from closeout.run.review import Answers, RollBack, RollbackPolicy, review_answer, review_outcomes, review_reply
+from closeout.run.session import ModelSession
+from closeout.tools.executor import CallOutcome, ToolExecutor
+
+__all__ = ["AgentState", "Attempt", "Turn"]
+
+MAX_NON_ANSWERS = 2  # replies in a row that neither act nor answer, before the contract's closing takes over
+MAX_REOPENED = 3  # how often an attempt continues because closing was answered with a tool call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentState:
+    """What an agent keeps from its first attempt to its last."""
+
+    plan: AgentPlan
+    scope: Scope
+    question: str  # the task without the texts of its files
+    offered: OfferedTools
+    history: History
+    keeper: ContextKeeper
+    session: ModelSession
+    executor: ToolExecutor
+    tool_calls: ToolCalls
+    answers: Answers
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """The tools that are offered now."""
+        return self.offered.specs
+
+
+@dataclass(slots=True)
+class Turn:
+    """One reply and the results of its calls."""
+
+    number: int
+    reading: Reading
+    outcomes: Sequence[CallOutcome] = ()
+
+    @property
+    def text(self) -> str:
+        """The reply's answer, or its text beside a call."""
+        return self.reading.text if self.reading.answer is None else self.reading.answer
+
+    def accepted(self, agent: str, attempt: int) -> TurnAccepted:
+        """Return the event that adds the turn to the history."""
+        calls, returns = [], []
+        for index, outcome in enumerate(self.outcomes):
+            call = outcome.call
+            calls.append(
+                {
+                    "id": call.id,
+                    "name": call.name,
+                    "arguments": call.arguments,
+                    "server_name": call.server_name,
+                    "text": call.text,
+                }
+            )
+            returns.append(
+                {
+                    "call": index,
+                    "text": outcome.text,
+                    "handle": outcome.handle,
+                    "ok": outcome.ok,
+                    "tokens": outcome.tokens,
+                    "images": outcome.images,
+                }
+            )
+        reading = self.reading
+        return TurnAccepted(
+            agent,
+            attempt,
+            self.number,
+            text=reading.text,
+            raw=reading.raw,
+            reasoning=reading.reasoning,
+            calls=tuple(calls),
+            returns=tuple(returns),
+        )
+
+
+class Attempt:
+    """One attempt of an agent: it starts with an empty history and what earlier attempts have learned.
+
+    Args:
+        agent: What the agent keeps between attempts.
+        number: The number of the attempt, from 0.
+        learned: The experience of earlier attempts, for the model.
+    """
+
+    def __init__(self, agent: AgentState, number: int, learned: str = "") -> None:
+        plan, scope = agent.plan, agent.scope
+        self.agent = agent
+        self.number = number
+        self.turns = 0  # accepted so far
+        self._outcomes: list[CallOutcome] = []  # of all calls
+        self._learned = learned
+        self._path = scope.path
+        self._journal = scope.journal
+        self._budget = scope.budget
+        self._history = agent.history
+        self._session = agent.session
+        self._executor = agent.executor
+        self._rollbacks = RollbackPolicy(
+            plan.settings.max_consecutive_rollbacks,
+            plan.settings.max_rollbacks,
+            plan.llm.temperature,
+        )
+        self._loops = LoopWatch()
+        self._note_tools()
+        self._loops_found = 0
+        self._non_answers = 0  # in a row
+        self._reopened = 0
+        self._doubted = False  # an answer that only repeated an error was asked for again
+
+    @property
+    def may_reopen(self) -> bool:
+        """Whether the attempt may continue after closing was answered with a tool call."""
+        return bool(self.agent.tools) and self._reopened < MAX_REOPENED and not self._budget.reached(self.turns)
+
+    def call_facts(self, *, only_ok: bool = False) -> list[CallFact]:
+        """Return what was called and how it went, for the experience."""
+        return [
+            CallFact(outcome.call.name, outcome.call.arguments, outcome.ok, outcome.reason or outcome.output.summary)
+            for outcome in self._outcomes
+            if outcome.ok or not only_ok
+        ]
+
+    def start(self) -> None:
+        """Record that the attempt begins. The history is empty again."""
+        self._executor.begin_attempt(self._path)
+        self._journal.append(AttemptStarted(self._path, self.number, (self._learned,) if self._learned else ()))
+        if self._budget.limited:
+            self._budget.expect(self._session.first_prompt_tokens(self._history))
+
+    async def run(self, first: Reading | None = None) -> Stop:
+        """Take turns until the model answers or something ends the attempt.
+
+        Args:
+            first: A reply to act on before the model is asked again: the tool call that closing was answered with.
+
+        Returns:
+            Why the attempt stopped. Failures of the model and limits are reasons, not exceptions.
+        """
+        if first is not None:
+            self._reopened += 1
+        try:
+            while not (limit := self._budget.reached(self.turns)):
+                reading, first = first, None
+                if reading is None:
+                    self._refresh_tools()
+                    info = RequestInfo("act", self.number, self.turns, self._rollbacks.note)
+                    reading = await self._session.query(self._history, info, self._rollbacks)
+                stop = await self._take(Turn(self.turns, reading))
+                if stop is not None:
+                    return stop
+            return Stop(reason=limit)
+        except LimitReached as error:
+            return Stop(reason=error.limit, failure=Failure.of(error))
+        except ContextOverflow as error:
+            return Stop(reason="context_overflow", failure=Failure.of(error))
+        except ModelError as error:
+            late = "max_seconds" if self._budget.out_of_time else "model_failed"
+            return Stop(reason=self._budget.reached(self.turns) or late, failure=Failure.of(error))
+
+    def _refresh_tools(self) -> None:
+        """Offer what the tool manager has now. Servers may have changed their tools during the last turn."""
+        agent = self.agent
+        if not agent.offered.refresh(self._session.calls.sent):
+            return
+        agent.history.tools = agent.tools
+        agent.executor.offer(agent.tools)
+        agent.session.forget_constraints()
+        self._note_tools()
+
+    def _note_tools(self) -> None:
+        tools = self.agent.tools
+        self._rollbacks.tools = [tool.name for tool in tools if tool.name != "read_result"]
+        self._loops.repeatable = frozenset(tool.name for tool in tools if tool.policy.repeatable)
+
+    async def _take(self, turn: Turn) -> Stop | None:
+        """Act on a reply. Returns why the attempt stops here, None if it continues."""
+        if self._rollbacks.draft:
+            self._complete_draft(turn)
+        reading = turn.reading
+        if reading.repairs:
+            self._record(reading.repairs)
+        back = self._review(turn)
+        if back is None:
+            if not reading.calls:
+                fits = self.agent.answers.read(turn.text).ok
+                return Stop(reason="answered" if fits else "insisted", reading=reading)
+            turn.outcomes = await self._execute(turn)
+            back = review_outcomes(turn.outcomes)
+        if back is not None:
+            return self._roll_back(back, reading)
+        self._accept(turn)
+        if self._circles():
+            return Stop(reason="loop")
+        await self._make_room()
+        return None
+
+    # ------------------------------------------------------------------------------------------ parts of a turn
+
+    def _complete_draft(self, turn: Turn) -> None:
+        """If the reply only adds the answer's form to the reply before, both together are the answer."""
+        reading, answers = turn.reading, self.agent.answers
+        if reading.calls or reading.defects or not turn.text:
+            return
+        both = f"{self._rollbacks.draft}\n\n{turn.text}"
+        alone, together = answers.read(turn.text), answers.read(both)
+        if together.ok and (not alone.ok or alone.text == together.text):
+            turn.reading = replace(reading, answer=both)
+            self._session.publish_answer(both)
+
+    def _review(self, turn: Turn) -> RollBack | None:
+        reading, answers = turn.reading, self.agent.answers
+        fits = bool(turn.text) and answers.read(turn.text).ok
+        back = review_reply(reading, answers.contract, answer_fits=fits, tools_offered=bool(self.agent.tools))
+        if back is None and fits and not self._doubted and self._history.steps:
+            back = review_answer(answers.read(turn.text).text, self._history.steps[-1].returns)
+            self._doubted = back is not None
+        return back
+
+    async def _execute(self, turn: Turn) -> Sequence[CallOutcome]:
+        reading, tool_calls = turn.reading, self.agent.tool_calls
+        tool_calls.begin(turn.number, len(reading.calls))
+        outcomes = await self._executor.execute_calls(
+            reading.calls,
+            agent=self._path,
+            allow_duplicates=self._rollbacks.spent,
+            through=tool_calls,
+            handles=tool_calls.handle,
+        )
+        artifacts, telemetry = self.agent.scope.artifacts, self.agent.scope.telemetry
+        for outcome in outcomes:
+            if outcome.was_executed:
+                telemetry.record(outcome.output.telemetry)
+                self.agent.scope.update_state(outcome.output)
+            if outcome.repairs:
+                self._record(outcome.repairs)
+            artifacts.put(outcome.handle, Artifact(outcome.output.result, outcome.call.name))
+        self._outcomes.extend(outcomes)
+        return outcomes
+
+    def _record(self, repairs: Sequence[Repair]) -> None:
+        for repair in repairs:
+            self._journal.append(
+                Repaired(
+                    self._path, self.turns, repair.kind, where=repair.where, before=repair.before, after=repair.after
+                )
+            )
+
+    def _roll_back(self, back: RollBack, reading: Reading) -> Stop | None:
+        self._non_answers = self._non_answers + 1 if back.reason == "no_action" else 0
+        if self._non_answers >= MAX_NON_ANSWERS:
+            self._non_answers = 0
+            return Stop(reason="insisted", reading=reading)
+        if self._rollbacks.spent:
+            return Stop(reason="rollbacks", failure=Failure("", back.detail or back.hint))
+        change = self._rollbacks.roll_back(back)
+        tokens = self._budget.last.total_tokens
+        self._journal.append(
+            TurnRolledBack(
+                self._path,
+                self.number,
+                self.turns,
+                reason=back.reason,
+                detail=back.detail,
+                change=change,
+                draft=back.draft,
+                tokens=tokens,
+            )
+        )
+        self._session.rolled_back()
+        return None
+
+    def _accept(self, turn: Turn) -> None:
+        self._non_answers = 0
+        self._rollbacks.succeed()
+        self._journal.append(turn.accepted(self._path, self.number))
+        for outcome in turn.outcomes:
+            if outcome.was_executed and outcome.output.success and outcome.output.checkpoint:
+                name, handle = outcome.output.checkpoint, outcome.handle
+                self._journal.append(CheckpointReached(self._path, self.number, self.turns, name=name, handle=handle))
+        text = turn.reading.text
+        if text:
+            found = self.agent.answers.note(text)  # not the end, but an answer to fall back on
+            if found.ok:
+                self._journal.append(AnswerSeen(self._path, self.number, self.turns, answer=found.text, text=text))
+        self.turns += 1
+
+    def _circles(self) -> bool:
+        """Return whether the agent still goes in circles after it was told so once."""
+        step = self._history.steps[-1]
+        finding = self._loops.see(step.calls, step.returns)
+        if not finding:
+            return False
+        self._loops_found += 1
+        self._rollbacks.note = f"{finding} Do something else, or give your answer from what you know."
+        return self._loops_found > 1
+
+    async def _make_room(self) -> None:
+        """Leave out old results if the context is full. What is left of a spent budget is for closing."""
+        agent, budget = self.agent, self._budget
+        budget.added = agent.keeper.added_tokens(self._history.steps)
+        tokens = agent.keeper.prompt_tokens + budget.last.output_tokens + budget.added
+
+        async def summarise() -> str:
+            if budget.reached(self.turns):
+                return ""
+            return await self._session.summarise(self._history, RequestInfo("compact", self.number, self.turns))
+
+        await agent.keeper.make_room(self._history, self.number, tokens, summarise)

@@ -1,0 +1,311 @@
+"""End an attempt: accept its answer, or have an AnswerGenerator ask for one, or keep what the attempt has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from closeout.answers.experience import experience_from
+from closeout.answers.formatter import FinalSummary, FormattedAnswer
+from closeout.answers.generator import AnswerGenerator, FinalizedAnswer
+from closeout.answers.reading import ContractReading
+from closeout.answers.replies import problem_of
+from closeout.answers.selection import AnswerCandidate, select_answer
+from closeout.errors import ContextOverflow, Failure, JournalError, ModelError, ModelTimeout
+from closeout.journal.events import Noted
+from closeout.journal.journal import Journal
+from closeout.journal.task_log import StepLog, TaskLog
+from closeout.messages import Message, RequestInfo, Usage
+from closeout.models.base import UsageSummary, summarise_usage
+from closeout.results.budgets import cut_text, largest_fit
+from closeout.run.attempt import AgentState, Attempt
+from closeout.run.plan import AgentPlan
+from closeout.run.result import AgentResult, Stop
+from closeout.run.session import ClosingClient
+
+__all__ = ["close_attempt", "fall_back", "with_summary"]
+
+LAST_PART = 4  # of a conversation that is too long even without its results, this fraction of its end is kept: 1/4
+
+
+async def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> AgentResult:
+    """End an attempt.
+
+    Args:
+        attempt: The attempt.
+        stop: Why it stopped acting.
+        is_final: Whether no other attempt follows, so that an answer seen on the way is better than none.
+
+    Raises:
+        CalledTool: The model called a tool instead of answering, and the attempt may continue.
+    """
+    return await _Closing(attempt, stop, is_final).run()
+
+
+def fall_back(agent: AgentState, result: AgentResult) -> AgentResult:
+    """Return a result without an answer with the best one that was seen on the way, if there is any."""
+    selection = select_answer(agent.answers.seen, agent.plan.settings.answer_selection)
+    if selection.answer is None:
+        return result
+    answers = agent.answers
+    return replace(
+        result,
+        answer=selection.answer,
+        value=answers.value_of(selection.answer),
+        text=answers.text_of(selection.answer) or result.text,
+        summary="",
+        candidates=tuple((ranked.text, ranked.share) for ranked in selection.ranking),
+    )
+
+
+def with_summary(plan: AgentPlan, result: AgentResult, usage: Usage, journal: Journal) -> AgentResult:
+    """Return the result of a run with its final summary, which the plan's formatter writes for every end.
+
+    Args:
+        plan: The main agent.
+        result: How it ended. A summary that was written when its answer was accepted is kept.
+        usage: What the run used.
+        journal: Records a formatter that raises; the summary is then the default one.
+    """
+    if result.summary:
+        return result
+    client = _RunUsage(plan.client.name, usage)
+    try:
+        formatted = FormattedAnswer(*plan.output_formatter.format_final_summary_and_log(result.text, client))
+        return replace(result, summary=formatted.summary_text)
+    except Exception as error:  # a formatter or a contract that fails must not cost the result
+        text = f"The output formatter failed, so the summary is the default one. {type(error).__name__}: {error}"
+        with suppress(JournalError):
+            journal.append(Noted("main", "warning", "Final summary", message=text))
+    lines, log = client.format_token_usage_summary()
+    summary = FinalSummary(
+        final_answer=result.text,
+        answer=result.answer,
+        value=result.value,
+        reading=ContractReading(problem="No answer was found."),
+        usage_lines=tuple(lines),
+        usage_log=log,
+    )
+    return replace(result, summary=summary.text)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunUsage:
+    """The usage of a run, in the shape that formatters take it from a model client."""
+
+    name: str
+    usage: Usage
+
+    def format_token_usage_summary(self) -> UsageSummary:
+        return summarise_usage(self.name, self.usage)
+
+
+class _Closing:
+    """The end of one attempt."""
+
+    def __init__(self, attempt: Attempt, stop: Stop, is_final: bool) -> None:
+        agent = attempt.agent
+        self._attempt = attempt
+        self._stop = stop
+        self._is_final = is_final
+        self._agent = agent
+        self._plan = agent.plan
+        self._session = agent.session
+        self._listener = agent.session.closing_listener(attempt.turns)
+        self._client = ClosingClient(
+            agent.session,
+            RequestInfo("close", attempt.number, attempt.turns),
+            listener=self._listener if agent.session.watched else None,
+            may_act=stop.reason == "insisted" and attempt.may_reopen,
+        )
+
+    async def run(self) -> AgentResult:
+        stop, text = self._stop, self._stop.text
+        if text and (accepted := self._accepted(text)) is not None:
+            return accepted
+        if stop.reason == "model_failed" or self._agent.scope.budget.exhausted():
+            self._listener.refused()
+            return self._without_asking(stop)
+        return await self._ask()
+
+    def _accepted(self, text: str) -> AgentResult | None:
+        """Return the result of a text in which the formatter finds an answer, otherwise None."""
+        formatter, found = self._plan.output_formatter, self._agent.answers.read(text)
+        formatted = FormattedAnswer(*formatter.format_final_summary_and_log(text, self._client))
+        if (answer := formatted.answer) is None:
+            return None
+        value = found.value if answer == found.text else self._agent.answers.value_of(answer)
+        result = AgentResult(
+            answer=answer, stop_reason="answered", value=value, text=text, summary=formatted.summary_text
+        )
+        return self._selected(answer, result)
+
+    def _selected(self, answer: str, result: AgentResult) -> AgentResult:
+        """Return the result with the answer that the settings select among all that were seen, and their ranking.
+
+        Its text is the one that holds the answer. The summary is kept if it belongs to that text.
+        """
+        answers = self._agent.answers
+        seen: list[AnswerCandidate | str] = [*answers.seen, AnswerCandidate(answer, final=True)]
+        selection = select_answer(seen, self._plan.settings.answer_selection)
+        ranking = tuple((ranked.text, ranked.share) for ranked in selection.ranking)
+        if selection.answer is not None and selection.answer != answer:
+            answer = selection.answer
+            result = replace(result, answer=answer, value=answers.value_of(answer))
+        source = answers.text_of(answer)
+        if source is not None and answers.read(result.text).text != answer:
+            result = replace(result, text=source, summary="")
+        return replace(result, candidates=ranking)
+
+    def _without_asking(self, stop: Stop) -> AgentResult:
+        """End without the model: what was seen on the way is all there is."""
+        result = AgentResult(
+            answer=None,
+            stop_reason=stop.reason,
+            text=stop.text,
+            experience=experience_from(None, self._attempt.call_facts(), reason=stop.reason),
+            failure=stop.failure,
+        )
+        return fall_back(self._agent, result) if self._is_final else result
+
+    # ------------------------------------------------------------------------------------------ asking
+
+    async def _ask(self) -> AgentResult:
+        """Ask for the answer, as often as the AnswerGenerator finds it worthwhile."""
+        stop, text, agent = self._stop, self._stop.text, self._agent
+        history: list[dict[str, Any]] = [*self._messages()]
+        if text:
+            history.append(Message(role="assistant", content=text))
+        generator = self._generator()
+        self._listener.refused(text)
+        try:
+            finished = await self._finish(generator, history, text)
+            if finished is not None:
+                return finished
+            self._listener.refused()
+            ended: Any = await generator.generate_and_finalize_answer(
+                system_prompt="",
+                message_history=history,
+                tool_definitions=self._session.native_tools,
+                turn_count=self._attempt.turns,
+                task_description=agent.question,
+                reached_max_turns=stop.reason not in ("answered", "insisted"),
+                is_final_retry=self._is_final,
+                save_callback=lambda *_: self._client.stop_listening(),
+            )
+        except ModelError as error:
+            return self._without_asking(Stop(reason="model_failed", failure=Failure.of(error)))
+        if self._client.called_tool is not None:
+            self._listener.discard()
+            raise self._client.called_tool
+        if not isinstance(ended, FinalizedAnswer):  # an override returned a plain tuple
+            ended = FinalizedAnswer(*ended)
+        if (answer := ended.answer) is not None:
+            result = AgentResult(
+                answer=answer,
+                stop_reason="answered" if stop.reason == "insisted" else stop.reason,
+                value=agent.answers.value_of(answer, ended.value),
+                text=ended.text,
+                summary=ended.final_summary,
+            )
+            return self._selected(answer, result)
+        return self._unanswered(ended)
+
+    def _messages(self) -> list[Message]:
+        """The conversation, cut to what the budget allows if the last results are larger than that."""
+        calls, agent, number = self._session.calls, self._agent, self._attempt.number
+        messages = self._session.messages(agent.history)
+        if calls.can_close(messages):
+            return messages
+        messages = self._session.shrunk_messages(agent.history, number, "budget") or messages
+        if calls.can_close(messages):
+            return messages
+        begin = max((index + 1 for index, message in enumerate(messages) if message.role == "assistant"), default=0)
+        results = messages[begin:] if begin else []
+        longest = max((len(message.text) for message in results), default=0)
+
+        def cut(length: int) -> list[Message]:
+            return [*messages[:begin], *(_shortened(message, length) for message in results)]
+
+        return largest_fit(0, longest, cut, calls.can_close) or messages
+
+    def _generator(self) -> AnswerGenerator:
+        agent, session, number = self._agent, self._session, self._attempt.number
+        return self._plan.make_generator(
+            llm_client=self._client,
+            output_formatter=self._plan.output_formatter,
+            task_log=self._task_log(),
+            stream_handler=None,
+            cfg=self._plan,
+            intermediate_boxed_answers=list(agent.answers.seen),
+            shrink_history=lambda messages: session.shrunk_messages(agent.history, number) or _ends_of(messages),
+            agent_type=agent.scope.path.rpartition(":")[2],
+            on_refused=self._listener.refused,
+        )
+
+    async def _finish(self, generator: AnswerGenerator, history: list[dict[str, Any]], text: str) -> AgentResult | None:
+        """Have a reply that only lacks the form finished by a short continuation. None if it lacks more."""
+        contract = self._plan.contract
+        if not text or not problem_of(text, contract.read(text)).finishable:
+            return None
+        asked: list[Any] = [*history, Message(role="user", content=contract.finishing())]
+        step, tools = self._attempt.turns + 1, self._session.native_tools
+        call = await generator.handle_llm_call("", asked, tools, step, "Main Agent | Final Answer")
+        if self._client.called_tool is not None:
+            self._listener.discard()
+            raise self._client.called_tool
+        return self._accepted(f"{text}\n\n{call[0] or ''}")
+
+    def _unanswered(self, ended: FinalizedAnswer) -> AgentResult:
+        """Closing got no answer: for the reason of the stop, or because the model failed."""
+        stop, error = self._stop, ended.failure
+        reason, failure = stop.reason, stop.failure
+        if reason in ("answered", "insisted"):
+            # A reply in the form of an answer meant to be one; any other declined.
+            refused = stop.text and self._agent.answers.read(stop.text).kind == "missing"
+            reason, failure = ("refused", Failure("", stop.text)) if refused else ("no_answer", None)
+        out_of_time = stop.reason == "max_seconds" and isinstance(error, ModelTimeout)
+        if isinstance(error, ModelError) and not out_of_time:
+            reason = "context_overflow" if isinstance(error, ContextOverflow) else "model_failed"
+        if error is not None and stop.failure is None:
+            failure = Failure.of(error)
+        account = ended.failure_experience_summary
+        return AgentResult(
+            answer=None,
+            stop_reason=reason,
+            text=ended.text or stop.text,
+            experience=experience_from(account, self._attempt.call_facts(), reason=reason, reply=stop.text),
+            failure=failure,
+        )
+
+    def _task_log(self) -> TaskLog:
+        """A log whose steps become events of the run."""
+        scope = self._agent.scope
+
+        def write(step: StepLog) -> None:
+            scope.journal.append(Noted(scope.path, step.level, step.name, message=step.message, metadata=step.metadata))
+
+        return TaskLog(task_id=scope.journal.run_id, input=self._agent.question, writer=write)
+
+
+def _shortened(message: Message, length: int) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str) or len(content) <= length:
+        return message
+    return Message(message, content=cut_text(content, length).text)
+
+
+def _ends_of(messages: Sequence[Mapping[str, Any]]) -> list[Message] | None:
+    """Return the task and the last part of a conversation, from an assistant's message on. None if that is all."""
+    history = [Message.of(message) for message in messages]
+    starts = [index for index, message in enumerate(history) if message.role == "assistant"]
+    left = sum(len(message.text) for message in history[starts[0] :]) // LAST_PART if starts else 0
+    end = len(history)
+    for index in reversed(starts[1:]):
+        left -= sum(len(message.text) for message in history[index:end])
+        end = index
+        if left <= 0:
+            return history[: starts[0]] + history[index:]
+    return None

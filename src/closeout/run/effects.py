@@ -1,0 +1,379 @@
+"""The effects of one agent, model requests and tool calls: each is journaled before and after, and reused on resume."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from pydantic_core import to_json
+
+from closeout.context.keeper import ContextKeeper, PromptSize, message_size
+from closeout.errors import Failure, JournalError, LimitReached, ModelError, ModelTimeout
+from closeout.journal.events import (
+    Event,
+    ModelFailed,
+    ModelReplied,
+    ModelRequested,
+    ModelRetried,
+    Noted,
+    ToolFinished,
+    ToolStarted,
+)
+from closeout.journal.recorded import CANCELLED
+from closeout.journal.subscribers import Progress
+from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
+from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
+from closeout.results.tool_output import ToolOutput, ToolTelemetry
+from closeout.run.plan import Scope, enter, leave
+from closeout.run.streaming import ReplyListener
+from closeout.tools.context import BudgetLeft, RunContext, context_factory
+
+__all__ = ["ModelCalls", "ToolCalls"]
+
+UNPRICED = (
+    "max_cost cannot be kept: the price of {} is unknown. Set max_tokens or max_seconds instead, "
+    "or state the price as llm.prices={{MODEL: [INPUT, OUTPUT]}}, in dollars per million tokens."
+)
+INTERRUPTED = (
+    "Interrupted: the program stopped while this call was running. It may or may not have taken effect; "
+    "check before you make it again."
+)
+OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and the rest is needed to answer."
+
+
+# ------------------------------------------------------------------------------------------------ model requests
+
+
+class ModelCalls:
+    """Sends one agent's requests to its model. A client may serve many runs; what is charged here is this agent's."""
+
+    def __init__(self, client: BaseClient, scope: Scope, keeper: ContextKeeper) -> None:
+        self._client = client
+        self._journal = scope.journal
+        self._agent = scope.path
+        self._budget = scope.budget
+        self._keeper = keeper
+        self.sent = 0  # requests so far: the number of the next one
+        self._warnings: set[str] = set()  # each is noted once
+
+    async def request(
+        self,
+        request: ModelRequest,
+        info: RequestInfo,
+        *,
+        on_delta: OnDelta | None = None,
+        on_retry: OnRetry | None = None,
+    ) -> ModelReply:
+        """Send a request, or return the recorded reply.
+
+        Args:
+            request: What to send.
+            info: What it is for. Requests that are not for a turn must fit into the budget.
+            on_delta: Receives the reply in pieces, see `BaseClient.complete`.
+            on_retry: Called when the transport tries again.
+
+        Raises:
+            ModelError: The request failed.
+            LimitReached: A request that is not for a turn would exceed a limit.
+        """
+        if info.purpose != "act" and request.tools:
+            # The tools stay in the request, because leaving them out would break the cached prefix.
+            request = replace(request, tool_choice="none")
+        prompt = self._keeper.measure(request)
+        intent = self._intent(request, info, prompt)
+        if info.purpose != "act" and (limit := self._exceeded(prompt.size)):
+            raise LimitReached(limit, f"One more request to the model would exceed the limit {limit}.")
+        self.sent += 1
+        exchange = _Exchange(request, on_delta)
+        budget = self._budget
+        budget.request_pending = True
+        try:
+            outcome = await self._journal.effect(
+                intent, partial(self._send_request, exchange, intent, on_retry), failed=self._charge_lost
+            )
+        finally:
+            budget.request_pending = False
+        if isinstance(outcome, ModelFailed):
+            usage = Usage(**outcome.usage)
+            self._charge(usage, outcome.ms)
+            raise exchange.error or outcome.failure().to_exception(usage)
+        assert isinstance(outcome, ModelReplied)
+        reply = exchange.reply or outcome.reply()
+        self._charge(reply.usage, outcome.ms)
+        if intent.call == 0 and reply.usage.cost_usd is None and budget.limits_cost:
+            self._journal.append(Noted(self._agent, "warning", "Budget", message=UNPRICED.format(self._client.name)))
+        self._keeper.learn(prompt, reply.usage)
+        return reply
+
+    def can_close(self, messages: Sequence[Message]) -> bool:
+        """Return whether the rest of the budget allows a closing request with these messages."""
+        return not self._exceeded(sum(map(message_size, messages)), self._budget.closing)
+
+    def _exceeded(self, size: int, added: int = 0) -> str:
+        """Return the limit that a prompt of so many characters, and tokens besides, would exceed; else empty."""
+        budget = self._budget
+        if not budget.limited:
+            return ""
+        return budget.forbids(self._keeper.tokens_of(size) + added + budget.last.output_tokens)
+
+    async def _send_request(
+        self, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
+    ) -> ModelReplied | ModelFailed:
+        call, listener = intent.call, exchange.listener
+
+        def retried(note: RetryNote) -> None:
+            self._journal.append(ModelRetried(self._agent, call, str(note.error), wait=note.delay))
+            if listener is not None:
+                listener.discard()
+            if on_retry is not None:
+                on_retry(note)
+
+        began = time.perf_counter()
+        seconds = self._budget.seconds_left(closing=intent.purpose != "act")
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await self._client.complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
+        except ModelError as error:
+            failed = error
+        except TimeoutError:
+            text = "The time allowed for this run (max_seconds) ran out while the model was writing."
+            failed = ModelTimeout(text, usage=self._unfinished(intent.size))
+        except asyncio.CancelledError:
+            failure = Failure(CANCELLED, "The request was cancelled.")
+            lost = ModelFailed.of(self._agent, call, failure, usage=self._unfinished(intent.size), ms=_ms(began))
+            self._charge_lost(lost)
+            with suppress(JournalError):
+                self._journal.append(lost)
+            raise
+        else:
+            exchange.reply = reply
+            for warning in reply.warnings:
+                if warning not in self._warnings:
+                    self._warnings.add(warning)
+                    self._journal.append(Noted(self._agent, "warning", "Model", message=warning))
+            return ModelReplied.of(self._agent, call, reply, _ms(began))
+        if listener is not None:
+            listener.discard()
+        exchange.error = failed
+        return ModelFailed.of(self._agent, call, Failure.of(failed), usage=failed.usage, ms=_ms(began))
+
+    def _charge(self, usage: Usage, ms: float) -> None:
+        self._budget.charge(usage)
+        self._budget.note_request(usage, ms / 1000)
+
+    def _charge_lost(self, failed: Event) -> None:
+        """Charge a request that was sent again afterwards: it does not predict the size of the next one."""
+        assert isinstance(failed, ModelFailed)
+        self._budget.charge(Usage(**failed.usage))
+
+    def _unfinished(self, size: int) -> Usage:
+        """Estimate a request whose reply was not awaited: the server has read the prompt, whatever it wrote."""
+        spent = self._keeper.tokens_of(size)
+        return Usage(spent, requests=1, cost_usd=spent * self._budget.price)
+
+    def _intent(self, request: ModelRequest, info: RequestInfo, prompt: PromptSize) -> ModelRequested:
+        return ModelRequested(
+            self._agent,
+            self.sent,
+            info.attempt,
+            turn=info.turn,
+            purpose=info.purpose,
+            messages=len(request.messages),
+            size=prompt.size,
+            shared=prompt.shared,
+            temperature=request.temperature,
+            note=info.note,
+        )
+
+
+class _Exchange:
+    """One request and its outcome in this process; `reply` and `error` stay None if it was read from the record."""
+
+    def __init__(self, request: ModelRequest, on_delta: OnDelta | None) -> None:
+        self.request = request
+        self.on_delta = on_delta
+        self.listener = on_delta if isinstance(on_delta, ReplyListener) else None
+        self.reply: ModelReply | None = None
+        self.error: ModelError | None = None
+
+
+# ------------------------------------------------------------------------------------------------ tool calls
+
+
+class ToolCalls:
+    """Runs one agent's tool calls: the `through` of a ToolExecutor."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._turn = 0
+        self._first = self._next = 1  # numbers of the reply's first call and of the one after its last
+
+    def begin(self, turn: int, calls: int) -> None:
+        """Prepare for so many calls of one reply."""
+        self._turn, self._first, self._next = turn, self._next, self._next + calls
+
+    def publish_progress(self, handle: str, done: float, total: float | None, message: str) -> None:
+        """Publish the progress that a tool reports."""
+        progress = Progress(
+            self._scope.path, self._turn, "tool_progress", message, handle=handle, done=done, total=total
+        )
+        self._scope.subscribers.publish(progress)
+
+    def _context(self, handle: str, name: str) -> RunContext:
+        """Return what a tool may know of the run."""
+        scope, budget = self._scope, self._scope.budget
+        return RunContext(
+            run_id=scope.journal.run_id,
+            agent=scope.path,
+            handle=handle,
+            state=copy.deepcopy(scope.state),
+            usage=budget.usage,
+            budget=BudgetLeft(
+                turns=max(budget.limits.max_turns - self._turn - 1, 0),
+                tokens=budget.tokens_left,
+                cost_usd=budget.cost_left,
+                seconds=budget.seconds_left(closing=False),
+            ),
+            logger=_tool_logger(scope, handle, name),
+        )
+
+    def handle(self, index: int) -> str:
+        """Return the handle of a call by its index in the reply. Calls are numbered through the agent's whole run."""
+        return f"r{self._first + index}"
+
+    async def __call__(
+        self, call: ToolCall, spec: ToolSpec, handle: str, run: Callable[[], Awaitable[ToolOutput]]
+    ) -> ToolOutput:
+        """Run a call, or return its recorded result."""
+        scope = self._scope
+        live: list[ToolOutput] = []
+
+        async def outcome() -> ToolFinished:
+            began = time.perf_counter()
+            seconds = self._seconds_left(spec)
+            token = enter((scope, handle))
+            context = context_factory.set(partial(self._context, handle, spec.name))
+            try:
+                output = await run() if seconds is None else await _run_within(seconds, run, spec)
+            finally:
+                context_factory.reset(context)
+                leave(token)
+            live.append(output)
+            return _finished(scope.path, handle, spec.name, output, began)
+
+        index = int(handle.removeprefix("r")) - self._first
+        started = ToolStarted(
+            scope.path,
+            handle,
+            spec.name,
+            arguments=_json_text(call.arguments),
+            turn=self._turn,
+            call_id=call.id,
+            server_name=spec.server_name,
+            index=index,
+        )
+        interrupted = None
+        if spec.policy.crash_rule == "report":
+
+            def interrupted() -> ToolFinished:
+                live.append(_failed(spec.name, INTERRUPTED, "Interrupted"))
+                return _finished(scope.path, handle, spec.name, live[0], time.perf_counter())
+
+        finished = await scope.journal.effect(started, outcome, interrupted=interrupted, below=self._count_recorded)
+        if live:
+            return live[0]
+        assert isinstance(finished, ToolFinished)
+        return ToolOutput.from_record(json.loads(finished.record))
+
+    def _count_recorded(self, event: Event) -> None:
+        """Count what a sub-agent did in a call whose recorded result is reused."""
+        if isinstance(event, ToolFinished):
+            output = ToolOutput.from_record(json.loads(event.record))
+            self._scope.telemetry.record(output.telemetry)
+            self._scope.update_state(output)
+        if isinstance(event, (ModelReplied, ModelFailed)) and event.usage:
+            self._scope.budget.charge(Usage(**event.usage))
+
+    def _seconds_left(self, spec: ToolSpec) -> float | None:
+        """Return the rest of the run's time. None for a tool without a deadline: it is an agent with its own limits."""
+        return self._scope.budget.seconds_left(closing=False) if spec.policy.timeout is not None else None
+
+
+class _JournalHandler(logging.Handler):
+    """Writes a tool's log records into the journal, on the event loop, as tools may log from threads."""
+
+    def __init__(self, scope: Scope, handle: str, name: str) -> None:
+        super().__init__()
+        self._scope = scope
+        self._handle = handle
+        self._name_of_tool = name
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower() if record.levelno < logging.ERROR else "error"
+        noted = Noted(
+            self._scope.path,
+            level,
+            f"Tool {self._name_of_tool}",
+            message=self.format(record),
+            metadata={"handle": self._handle},
+        )
+        if threading.get_ident() == self._thread:
+            self._append(noted)
+        else:
+            with suppress(RuntimeError):  # the loop is closed: the run is over
+                self._loop.call_soon_threadsafe(self._append, noted)
+
+    def _append(self, noted: Noted) -> None:
+        with suppress(JournalError):  # the run itself meets it at its next event
+            self._scope.journal.append(noted)
+
+
+def _tool_logger(scope: Scope, handle: str, name: str) -> logging.Logger:
+    """Return a logger of one call, which is not registered: calls are many."""
+    logger = logging.Logger(f"closeout.tools.{name}", logging.DEBUG)
+    logger.parent = logging.getLogger("closeout.tools")
+    logger.addHandler(_JournalHandler(scope, handle, name))
+    return logger
+
+
+async def _run_within(seconds: float, run: Callable[[], Awaitable[ToolOutput]], spec: ToolSpec) -> ToolOutput:
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            return await run()
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        return _failed(spec.name, OUT_OF_TIME, "OutOfTime")
+
+
+def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:
+    telemetry, record = output.telemetry, _json_text(output.lean_record())
+    return ToolFinished(
+        agent, handle, name, ok=telemetry.success, record=record, ms=_ms(began), note=telemetry.error_message or ""
+    )
+
+
+def _failed(name: str, text: str, code: str) -> ToolOutput:
+    telemetry = ToolTelemetry(tool_name=name, success=False, error_code=code, error_message=text)
+    return ToolOutput(summary=text, telemetry=telemetry)
+
+
+def _json_text(value: object) -> str:
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except ValueError:
+        return json.dumps(value, default=str)
+
+
+def _ms(began: float) -> float:
+    return round((time.perf_counter() - began) * 1000, 3)

@@ -1,0 +1,308 @@
+"""A whole run, from its first event to its RunResult: new, resumed, or replayed from its record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError, ResumeRefused, ToolError
+from closeout.journal.events import Noted, RunEnded, RunStarted, ToolsChanged
+from closeout.journal.journal import Journal, describe_damage
+from closeout.journal.store import Row, Store
+from closeout.journal.subscribers import Listener
+from closeout.journal.totals import RunTotals
+from closeout.messages import Message, ToolSpec
+from closeout.redaction import redact
+from closeout.results.artifacts import Artifact
+from closeout.run.closing import with_summary
+from closeout.run.files import FileText, dump_texts, load_texts
+from closeout.run.limits import Budget
+from closeout.run.offered_tools import dump_specs, load_specs, with_server_tools
+from closeout.run.orchestrator import Orchestrator
+from closeout.run.plan import AgentPlan, Scope, differences
+from closeout.run.result import AgentResult, RunResult, Status
+from closeout.run.subagents import read_result_tool
+from closeout.tools.manager import ToolManager
+
+__all__ = ["Task", "execute_run", "replay_run", "resume_run", "start_journal", "with_read_result"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a run is asked.
+
+    Attributes:
+        text: The task.
+        question: The text that the model gets: the task after the texts of its files.
+        task_id: A name for graders.
+        ground_truth: The right answer, for graders.
+        files: The paths of its files.
+        images: Pictures, OpenAI `image_url` parts.
+        earlier: The conversation before the task.
+        origin: Notes for the program that resumes the run.
+        texts: Texts of which the question holds only the beginning.
+        notes: What was left out of the files, a sentence each.
+    """
+
+    text: str
+    question: str = ""
+    task_id: str = ""
+    ground_truth: str | None = None
+    files: tuple[str, ...] = ()
+    images: tuple[dict[str, Any], ...] = ()
+    earlier: tuple[Message, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    texts: tuple[FileText, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id: str = "") -> Journal:
+    """Start the journal of a new run. The plan's tools must be open.
+
+    Raises:
+        JournalError: It cannot be kept.
+    """
+    tools = plan.offered_tools()
+    started = RunStarted(
+        "main",
+        task.text,
+        task.task_id,
+        question=task.question if task.question != task.text else "",
+        earlier=json.dumps(task.earlier) if task.earlier else "",
+        images=json.dumps(task.images) if task.images else "",
+        fingerprint=plan.fingerprint(tools),
+        settings=redact(plan.settings.model_dump(exclude_defaults=True)),
+        origin=task.origin,
+        files=task.files,
+        ground_truth=task.ground_truth,
+        texts=dump_texts(task.texts),
+        name=plan.name,
+        tools=dump_specs(tools),
+    )
+    return await Journal.begin(store, started, plan.client.name, run_id=run_id)
+
+
+async def resume_run(
+    plan: AgentPlan,
+    store: Store,
+    run_id: str,
+    listeners: Sequence[Listener] = (),
+    *,
+    despite_changes: bool = False,
+    despite_damage: bool = False,
+) -> RunResult:
+    """Continue a recorded run from where it stopped.
+
+    Raises:
+        RunNotFound: No such run.
+        JournalLocked: Another process is running it.
+        JournalDamaged: Parts of the record are missing or cannot be read, and `despite_damage` is not set.
+        ResumeRefused: The agent differs from the one that made the record, and `despite_changes` is not set.
+    """
+    record = await store.off_loop(store.read, run_id)
+    if record.problems and not despite_damage:
+        raise JournalDamaged(describe_damage(run_id, record.problems))
+    rows = record.rows
+    plan = _as_recorded(plan, rows)
+    async with plan.manager:
+        task = _recorded_task(plan, rows, run_id, despite_changes)
+        journal = await Journal.resume(store, run_id, despite_damage=despite_damage)
+        return await execute_run(plan, task, journal, listeners)
+
+
+async def replay_run(
+    plan: AgentPlan, run_id: str, rows: Sequence[Row], listeners: Sequence[Listener] = ()
+) -> tuple[RunResult, str]:
+    """Run a record again without a model, tools or the network.
+
+    Returns:
+        The result, and where the run first departed from its record (empty if it did not).
+    """
+    plan = _as_recorded(plan, rows)
+    started = rows[0].event if rows else None
+    if isinstance(started, RunStarted) and started.tools:
+        plan = replace(plan, manager=_RecordedTools(plan.manager, load_specs(started.tools)))
+    task = _recorded_task(plan, tuple(rows), run_id, despite_changes=True)
+    journal = Journal.replay(run_id, rows)
+    result = await execute_run(plan, task, journal, listeners)
+    return result, journal.departure
+
+
+async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener]) -> RunResult:
+    """Run a task on a journal until it has a result. Every failure but cancellation is in the result."""
+    totals, subscribers = RunTotals(), journal.subscribers
+    totals.attempts = 0
+    unsubscribe = [subscribers.subscribe(totals), *(subscribers.subscribe_listener(each) for each in listeners)]
+    budget = Budget(plan.limits, lambda: journal.elapsed)
+    scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents, stream=plan.stream)
+    scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
+    orchestrator: Orchestrator | None = None
+    try:
+        journal.announce()
+        try:
+            _note_problems(plan, task, journal)
+            question = task.question or task.text
+            orchestrator = Orchestrator(plan, scope, question, earlier=task.earlier, images=task.images, task=task.text)
+            result = await orchestrator.run()
+        except Exception as error:  # a failure is a result; an answer seen before it still counts
+            result = _broken(error, journal)
+            if orchestrator is not None:
+                result = orchestrator.best_result(result)
+        result = with_summary(plan, result, totals.usage, journal)
+        await journal.end(_ended(result))
+    except asyncio.CancelledError:
+        await journal.end(RunEnded("main", "cancelled", "cancelled"))
+        raise
+    except BaseException:
+        journal.abandon()
+        raise
+    finally:
+        for leave in unsubscribe:
+            leave()
+    return _run_result(result, scope, totals)
+
+
+def _note_problems(plan: AgentPlan, task: Task, journal: Journal) -> None:
+    for problem in plan.manager.problems:
+        journal.append(Noted("main", "warning", "MCP", message=str(problem)))
+    for note in task.notes:
+        journal.append(Noted("main", "warning", "Files", message=note))
+
+
+def _broken(error: Exception, journal: Journal) -> AgentResult:
+    """Return the result of a run that an exception ended: one of ours, or of a user's contract, client or tool."""
+    if isinstance(error, CloseoutError):
+        reason = "journal_failed" if isinstance(error, JournalError) else "failed"
+        return AgentResult(answer=None, stop_reason=reason, failure=Failure.of(error))
+    text = f"{type(error).__name__}: {error}"
+    metadata = {"traceback": "".join(traceback.format_exception(error, limit=-20))}
+    try:
+        journal.append(Noted("main", "error", "Internal error", message=text, metadata=metadata))
+    except JournalError as failure:
+        return AgentResult(answer=None, stop_reason="journal_failed", failure=Failure.of(failure))
+    return AgentResult(answer=None, stop_reason="failed", failure=Failure.of(error, f"An error inside the run, {text}"))
+
+
+def _ended(result: AgentResult) -> RunEnded:
+    failure = result.failure or Failure("", "")
+    return RunEnded(
+        "main",
+        _status(result),
+        result.stop_reason,
+        answer=result.answer,
+        summary=result.summary,
+        closing_text=result.text,
+        error=failure.message,
+        error_kind=failure.kind,
+        permanent=failure.permanent,
+    )
+
+
+def _status(result: AgentResult) -> Status:
+    if result.stop_reason in ("journal_failed", "failed"):
+        return "failed"
+    if result.answer is not None:
+        return "answered"
+    return "failed" if result.stop_reason in ("model_failed", "context_overflow") else "unanswered"
+
+
+def _run_result(result: AgentResult, scope: Scope, totals: RunTotals) -> RunResult:
+    journal = scope.journal
+    broken = journal.failure
+    return RunResult(
+        answer=result.answer,
+        status="failed" if broken else _status(result),
+        stop_reason="journal_failed" if broken else result.stop_reason,
+        run_id=journal.run_id,
+        value=result.value,
+        failure=Failure.of(broken) if broken else result.failure,
+        final_summary=result.summary,
+        closing_text=result.text,
+        failure_experience_summary=result.experience.text() if result.experience else None,
+        turns=totals.turns,
+        attempts=totals.attempts,
+        rollbacks=totals.rollbacks,
+        repairs=tuple(totals.repairs),
+        usage=totals.usage,
+        seconds=round(journal.elapsed, 3),
+        candidates=result.candidates,
+        state=scope.state,
+        telemetry=scope.telemetry,
+        read_rows=journal.rows,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ records
+
+
+def _as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
+    """Return the plan as the run began: able to read its files, and in its dialect if the agent leaves that open."""
+    started = rows[0].event if rows else None
+    if not isinstance(started, RunStarted):
+        return plan
+    plan = with_read_result(plan, bool(started.texts))
+    dialect = started.fingerprint.get("dialect")
+    return replace(plan, dialect=str(dialect)) if plan.may_switch_dialect and dialect else plan
+
+
+def with_read_result(plan: AgentPlan, needed: bool) -> AgentPlan:
+    """Return the plan with `read_result`, if files can be read further and the agent has no tools of its own."""
+    if not needed or plan.manager.specs():
+        return plan
+    return replace(plan, manager=ToolManager([read_result_tool]))
+
+
+def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_changes: bool) -> Task:
+    started = rows[0].event if rows else None
+    if not isinstance(started, RunStarted):
+        raise JournalError(f"The record of run {run_id} has no readable beginning, so it cannot be run again.")
+    found = _differences(plan, started, rows)
+    if found and not despite_changes:
+        raise ResumeRefused(
+            f"Run {run_id} was made by another agent: {'; '.join(found)}. Resume it with that agent, or accept the "
+            "differences (--force, in Python despite_changes=True).",
+            found,
+        )
+    return Task(
+        text=started.task,
+        question=started.question or started.task,
+        task_id=started.task_id,
+        ground_truth=started.ground_truth,
+        files=started.files,
+        images=tuple(json.loads(started.images)) if started.images else (),
+        earlier=tuple(map(Message.of, json.loads(started.earlier))) if started.earlier else (),
+        texts=load_texts(started.texts),
+    )
+
+
+def _differences(plan: AgentPlan, started: RunStarted, rows: Sequence[Row]) -> list[str]:
+    """Return how the agent differs from the recorded one, whose servers may have changed their tools since."""
+    now = plan.fingerprint(plan.offered_tools())
+    found = differences(started.fingerprint, now)
+    changes = [row.event for row in rows if isinstance(row.event, ToolsChanged) and row.event.agent == "main"]
+    if found and changes:
+        tools = with_server_tools(plan.offered_tools(), load_specs(changes[-1].tools))
+        found = min(
+            found, differences({**started.fingerprint, "tools": plan.fingerprint(tools)["tools"]}, now), key=len
+        )
+    return found
+
+
+class _RecordedTools(ToolManager):
+    """An agent's own tools, and the tools that its servers offered when it was recorded. None of them can be called."""
+
+    def __init__(self, own: ToolManager, recorded: Sequence[ToolSpec]) -> None:
+        super().__init__()
+        names = {spec.name for spec in recorded}
+        kept = [spec for spec in own.specs() if spec.name not in names]
+        self._all = tuple(sorted((*kept, *recorded), key=lambda spec: spec.name))
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self._all
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any], progress: Any = None) -> Any:
+        raise ToolError(f"{spec.name} is not called in a replay: the record has no result of this call.")

@@ -1,0 +1,85 @@
+"""The tools that one agent is offered. MCP servers may change theirs, which takes effect at the next turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from closeout.journal.events import ToolsChanged
+from closeout.messages import ToolPolicy, ToolSpec
+from closeout.run.plan import Scope
+from closeout.tools.manager import ToolManager
+
+__all__ = ["OfferedTools", "dump_specs", "load_specs", "with_server_tools"]
+
+
+class OfferedTools:
+    """The list of tools in force for one agent, the same for a whole turn.
+
+    Args:
+        manager: Where the tools are registered.
+        scope: Where the agent acts.
+    """
+
+    def __init__(self, manager: ToolManager, scope: Scope) -> None:
+        self.specs: tuple[ToolSpec, ...] = tuple(manager.specs())
+        self._manager = manager
+        self._journal = scope.journal
+        self._agent = scope.path
+        self._listed: Sequence[ToolSpec] = manager.specs()  # what the manager returned last
+
+    def refresh(self, request: int) -> bool:
+        """Take over a new list of tools before a request, and record it.
+
+        A run that is executed again takes each change from the record: its server may start with another list.
+
+        Args:
+            request: The number of the request that is next.
+
+        Returns:
+            Whether the list has changed.
+        """
+        recorded = self._journal.recorded(ToolsChanged, self._agent, str(request))
+        if isinstance(recorded, ToolsChanged):
+            self._listed = ()  # compare by value when the record ends
+            self.specs = with_server_tools(self._manager.specs(), load_specs(recorded.tools))
+            self._journal.append(recorded)
+            return True
+        if self._journal.replaying or self._journal.replay_only:
+            return False
+        listed = self._manager.specs()
+        if listed is self._listed:
+            return False
+        self._listed = listed
+        if tuple(listed) == self.specs:
+            return False
+        self.specs = tuple(listed)
+        self._journal.append(ToolsChanged(self._agent, request, tools=dump_specs(listed)))
+        return True
+
+
+def with_server_tools(specs: Iterable[ToolSpec], of_servers: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Return the local tools among `specs` and these tools of servers, sorted by name."""
+    local = (spec for spec in specs if spec.server_name is None)
+    return tuple(sorted((*local, *of_servers), key=lambda spec: spec.name))
+
+
+def dump_specs(tools: Iterable[ToolSpec]) -> str:
+    """Write the tools of servers as JSON, empty if there are none. Local tools are part of the agent itself."""
+    foreign = [asdict(tool) for tool in tools if tool.server_name is not None]
+    return json.dumps(foreign, ensure_ascii=False, default=str) if foreign else ""
+
+
+def load_specs(text: str) -> list[ToolSpec]:
+    """Return the tools that `dump_specs` wrote."""
+    return [_load_spec(record) for record in json.loads(text)] if text else []
+
+
+def _load_spec(record: dict[str, Any]) -> ToolSpec:
+    policy: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record["policy"].items()
+    }
+    policy["aliases"] = {name: tuple(others) for name, others in policy["aliases"].items()}
+    return ToolSpec(**{**record, "policy": ToolPolicy(**policy)})

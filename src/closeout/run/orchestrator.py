@@ -1,0 +1,134 @@
+"""Run one agent from its task to its answer. Main agents and sub-agents, every dialect, live and replayed: one loop.
+
+An Orchestrator makes attempts (`attempt`), each ends in closing (`closing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from closeout.answers.experience import FailureExperience, render_experiences
+from closeout.context.history import History
+from closeout.context.keeper import ContextKeeper
+from closeout.journal.events import AttemptEnded
+from closeout.messages import Message
+from closeout.results.tokens import estimate_tokens
+from closeout.run.attempt import AgentState, Attempt
+from closeout.run.closing import close_attempt, fall_back
+from closeout.run.effects import ToolCalls
+from closeout.run.limits import CLOSING_TOKENS
+from closeout.run.offered_tools import OfferedTools
+from closeout.run.plan import AgentPlan, Scope
+from closeout.run.result import AgentResult, Stop
+from closeout.run.review import Answers
+from closeout.run.session import CalledTool, ModelSession
+
+__all__ = ["Orchestrator"]
+
+# No attempt follows these.
+FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "model_failed", "context_overflow"})
+
+
+class Orchestrator:
+    """Runs the agent of a plan through one task.
+
+    Args:
+        plan: What the agent is.
+        scope: Where it acts: a place in a run's journal.
+        question: The task as the model gets it, with the texts of its files.
+        earlier: The conversation before the task.
+        images: Pictures of the task, OpenAI `image_url` parts.
+        task: The task without the texts of files; closing repeats it.
+    """
+
+    def __init__(
+        self,
+        plan: AgentPlan,
+        scope: Scope,
+        question: str,
+        *,
+        earlier: Sequence[Message] = (),
+        images: Sequence[dict[str, Any]] = (),
+        task: str = "",
+    ) -> None:
+        tools = OfferedTools(plan.manager, scope)
+        answers = Answers(plan.contract)
+        keeper = ContextKeeper(
+            plan.client,
+            scope.journal,
+            scope.path,
+            policy=plan.context_policy(),
+            max_context=plan.llm.max_context_length,
+            max_reply=plan.llm.max_tokens,
+        )
+        tool_calls = ToolCalls(scope)
+        executor = plan.executor(tool_calls.publish_progress)
+        executor.offer(tools.specs)
+        self.attempt: Attempt | None = None  # the last one
+        self._result: AgentResult | None = None  # of the last attempt
+        self._agent = AgentState(
+            plan=plan,
+            scope=scope,
+            question=task or question,
+            offered=tools,
+            history=History(
+                plan.full_instructions(), question, tools.specs, earlier=earlier, images=images, agent=scope.path
+            ),
+            keeper=keeper,
+            session=ModelSession(plan, scope, tools, keeper, answers),
+            executor=executor,
+            tool_calls=tool_calls,
+            answers=answers,
+        )
+
+    async def run(self) -> AgentResult:
+        """Make attempts until one has an answer or none may follow.
+
+        Raises:
+            JournalError: The record cannot be kept.
+        """
+        agent, settings = self._agent, self._agent.plan.settings
+        journal, budget = agent.scope.journal, agent.scope.budget
+        unsubscribe = journal.subscribers.subscribe(agent.history)
+        budget.begin(CLOSING_TOKENS + (estimate_tokens(agent.question) if budget.limited else 0))
+        experiences: list[FailureExperience] = []
+        try:
+            for number in range(settings.context_compress_limit + 1):
+                learned = render_experiences(experiences) if settings.retry_with_summary else ""
+                self.attempt = attempt = Attempt(agent, number, learned)
+                attempt.start()
+                stop = await attempt.run()
+                is_last = number == settings.context_compress_limit
+                while True:
+                    is_final = is_last or stop.reason in FINAL_STOPS
+                    try:
+                        result = await close_attempt(attempt, stop, is_final=is_final)
+                        break
+                    except CalledTool as call:
+                        stop = await attempt.run(call.reading)
+                self._result = result
+                journal.append(_ended(attempt, stop, result, agent.scope.path))
+                if result.answer is not None or result.stop_reason in FINAL_STOPS or not result.experience:
+                    break
+                experiences.append(result.experience)
+            return result
+        finally:
+            budget.end()
+            unsubscribe()
+
+    def best_result(self, broken: AgentResult) -> AgentResult:
+        """Return the best answer there is when something breaks: the last attempt's, else one seen on the way."""
+        last = self._result
+        if last is not None and last.answer is not None:
+            return replace(last, stop_reason=broken.stop_reason, failure=broken.failure)
+        return fall_back(self._agent, broken)
+
+
+def _ended(attempt: Attempt, stop: Stop, result: AgentResult, path: str) -> AttemptEnded:
+    experience = result.experience.text() if result.experience else ""
+    turns = attempt.turns + (stop.reading is not None)
+    return AttemptEnded(
+        path, attempt.number, result.stop_reason, answer=result.answer, experience=experience, turns=turns
+    )

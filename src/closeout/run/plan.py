@@ -1,0 +1,240 @@
+"""What an agent is (AgentPlan), settled before it runs, and where it acts (Scope): its place in a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from closeout.answers.contracts import AnswerContract
+from closeout.answers.formatter import OutputFormatter
+from closeout.answers.generator import AnswerGenerator
+from closeout.config import AgentSettings, LLMSettings, SubAgentSettings
+from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
+from closeout.dialects.protocol import Dialect, get_dialect
+from closeout.journal.journal import Journal
+from closeout.journal.subscribers import Subscribers
+from closeout.messages import ToolSpec
+from closeout.models.base import BaseClient
+from closeout.models.catalog import find_price
+from closeout.records import record
+from closeout.results.artifacts import Artifact, MemoryArtifacts
+from closeout.results.normal import normalise
+from closeout.results.telemetry import TelemetryCollector
+from closeout.results.tool_output import ToolOutput
+from closeout.run.limits import Budget, Limits
+from closeout.tools.executor import ToolExecutor
+from closeout.tools.manager import ToolManager
+
+__all__ = ["MAX_DEPTH", "AgentPlan", "MakeExecutor", "MakeGenerator", "Scope", "current_scope", "differences"]
+
+MAX_DEPTH = 3  # sub-agents below the main agent
+USUAL_CACHE_RATIO = 0.1  # price of a cached input token relative to a fresh one, where no price is known
+
+
+MakeExecutor: TypeAlias = Callable[..., ToolExecutor]
+"""A `ToolExecutor` class, or a function that takes the same arguments by keyword."""
+
+ToolProgress: TypeAlias = Callable[[str, float, float | None, str], None]
+"""Receives the handle of a call, how much is done, of how much in total (None: unknown), and a message."""
+
+MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]
+"""An `AnswerGenerator` class, or a function that takes the same arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlan:
+    """One agent, ready to be run by an Orchestrator.
+
+    `dialect` is settled: a name, never "auto", or an instance. `context` None means an EvictionPolicy by the settings.
+    """
+
+    name: str
+    client: BaseClient
+    dialect: str | Dialect
+    manager: ToolManager
+    contract: AnswerContract
+    limits: Limits
+    instructions: str = ""
+    description: str = ""
+    settings: AgentSettings = field(default_factory=AgentSettings)
+    llm: LLMSettings = field(default_factory=LLMSettings)
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    may_switch_dialect: bool = False
+    remember_dialect: Callable[[str], None] | None = None  # called with the dialect that a run switched to
+    stream: bool = False
+    output_formatter: OutputFormatter = field(default_factory=OutputFormatter)
+    make_executor: MakeExecutor = ToolExecutor
+    make_generator: MakeGenerator = AnswerGenerator
+    context: ContextPolicy | None = None
+
+    @property
+    def agent(self) -> AgentSettings:
+        """The settings under the name that the AnswerGenerator reads them by."""
+        return self.settings
+
+    @property
+    def dialect_name(self) -> str:
+        return self.dialect if isinstance(self.dialect, str) else self.dialect.name
+
+    def first_dialect(self) -> Dialect:
+        """Return the dialect that a run begins with."""
+        return get_dialect(self.dialect, self.prompts)
+
+    def context_policy(self) -> ContextPolicy:
+        """Return what decides when results leave the context."""
+        if self.context is not None:
+            return self.context
+        keep = self.settings.keep_tool_result
+        return EvictionPolicy(
+            keep=keep,
+            batch=best_batch(keep, self._cache_ratio()),
+            high_water=self.settings.high_water,
+            low_water=min(self.settings.low_water, self.settings.high_water),
+            compaction=self.settings.compaction,
+        )
+
+    def executor(self, on_progress: ToolProgress) -> ToolExecutor:
+        """Make the executor of one agent of one run. `on_progress` receives the progress of its tools."""
+        return self.make_executor(
+            main_agent_tool_manager=self.manager,
+            output_formatter=self.output_formatter,
+            max_consecutive_rollbacks=self.settings.max_consecutive_rollbacks,
+            result_budget=self.settings.result_budget,
+            max_parallel=self.settings.max_parallel_calls,
+            model=self.client.name.rpartition(":")[2],
+            on_progress=on_progress,
+        )
+
+    def _cache_ratio(self) -> float:
+        """The price of a cached input token relative to a fresh one."""
+        model = self.client.name
+        price = find_price(model.partition(":")[2] or model, self.llm.prices)
+        if price is None or price.cache_read is None or price.input <= 0:
+            return USUAL_CACHE_RATIO
+        return price.cache_read / price.input
+
+    def offered_tools(self) -> tuple[ToolSpec, ...]:
+        """Return the tools that the model is offered, sorted by name. The manager must be open."""
+        return tuple(self.manager.specs())
+
+    def full_instructions(self) -> str:
+        """Return the agent's instructions followed by how the answer is to be written."""
+        return "\n\n".join(part for part in (self.instructions.strip(), self.contract.instruction()) if part)
+
+    def fingerprint(self, tools: tuple[ToolSpec, ...]) -> dict[str, Any]:
+        """Return what must be the same for this agent to continue a record: short, readable, JSON-able."""
+        return {
+            "model": self.client.name,
+            "dialect": self.dialect_name,
+            "instructions": _digest(self.instructions),
+            "answer": _digest(self.contract.instruction()),
+            "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
+            "prompts": _digest(self.prompts),
+        }
+
+
+def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two fingerprints, each as a short sentence."""
+    found = []
+    for key in sorted({*recorded, *now} - {"tools"}):
+        was, is_now = recorded.get(key), now.get(key)
+        if was != is_now:
+            shown = f": {was} then, {is_now} now" if key in ("model", "dialect") else " differ"
+            found.append(f"{key}{shown}")
+    then, today = recorded.get("tools") or {}, now.get("tools") or {}
+    found += [f"tool {name}: gone" for name in sorted(set(then) - set(today))]
+    found += [f"tool {name}: new" for name in sorted(set(today) - set(then))]
+    found += [f"tool {name}: changed" for name in sorted(set(then) & set(today)) if then[name] != today[name]]
+    return found
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(_ENCODER.encode(value).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------------ where it acts
+
+# The scope of the agent at work, and the handle of the call that it is making.
+_current: ContextVar[tuple[Scope, str] | None] = ContextVar("closeout_scope", default=None)
+enter = _current.set
+leave = _current.reset
+
+
+@record
+class Scope:
+    """One agent's place in a run: the journal, its path, its budget, and the results that it may read again.
+
+    Attributes:
+        journal: The run's journal.
+        budget: What the agent may spend.
+        path: "main", or "main/r4:researcher" for the sub-agent that call r4 started.
+        depth: 0 for the main agent.
+        artifacts: Results that `read_result` can show, by handle.
+        handle: The handle of the call that is being made.
+        sub_agents: The settings of sub-agents by name.
+        stream: Whether replies are streamed, those of sub-agents too.
+        shared: What every agent of the run may read: its files.
+        telemetry: Collects the tool calls of the run.
+        state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
+    """
+
+    journal: Journal
+    budget: Budget
+    path: str = "main"
+    depth: int = 0
+    artifacts: MemoryArtifacts = field(default_factory=MemoryArtifacts)
+    handle: str = ""
+    sub_agents: Mapping[str, SubAgentSettings] = field(default_factory=dict)
+    stream: bool = False
+    shared: dict[str, Artifact] = field(default_factory=dict)
+    telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def subscribers(self) -> Subscribers:
+        """The callbacks of the run."""
+        return self.journal.subscribers
+
+    def child(self, name: str, limits: Limits) -> Scope:
+        """Return the scope of a sub-agent that the current call starts. Limits in the settings win over its own."""
+        turns = self.sub_agents[name].max_turns if name in self.sub_agents else None
+        if turns is not None:
+            limits = replace(limits, max_turns=turns)
+        budget = Budget(limits, lambda: self.journal.elapsed, self.budget)
+        path = f"{self.path}/{self.handle}:{name}"
+        below = Scope(
+            self.journal,
+            budget,
+            path,
+            self.depth + 1,
+            sub_agents=self.sub_agents,
+            stream=self.stream,
+            telemetry=self.telemetry,
+            state=self.state,
+        )
+        below.share(self.shared.items())
+        return below
+
+    def update_state(self, output: ToolOutput) -> None:
+        """Merge the state update of a call that succeeded."""
+        if output.success and isinstance(output.state_update, Mapping):
+            self.state.update(normalise(output.state_update))
+
+    def share(self, artifacts: Iterable[tuple[str, Artifact]]) -> None:
+        """Let this agent, and those that it starts, read the artifacts by their handles."""
+        for handle, artifact in artifacts:
+            self.artifacts.put(handle, artifact)
+            self.shared[handle] = artifact
+
+
+def current_scope() -> Scope | None:
+    """Return the scope of the tool call that is being made in this task, None outside of runs."""
+    current = _current.get()
+    return None if current is None else replace(current[0], handle=current[1])

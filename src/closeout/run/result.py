@@ -1,0 +1,203 @@
+"""How an attempt, an agent and a run end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, Literal
+
+from closeout.answers.experience import FailureExperience
+from closeout.answers.reading import Value
+from closeout.dialects.protocol import HistoryView
+from closeout.errors import Failure
+from closeout.journal.events import AttemptStarted, RunStarted, TurnAccepted
+from closeout.journal.store import Row
+from closeout.journal.task_log import TaskLog
+from closeout.journal.totals import RequestUsage, usage_by_request
+from closeout.messages import Capabilities, Message, Reading, Repair, Step, Usage
+from closeout.results.telemetry import TelemetryCollector
+
+__all__ = ["AgentResult", "RunResult", "Status", "Stop"]
+
+Status = Literal["answered", "unanswered", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Why an attempt stopped acting.
+
+    Attributes:
+        reason: "answered" for a reply that satisfies the contract, "insisted" for one that neither acts nor answers
+            although it was asked to, or the limit or failure that ended the attempt.
+        reading: The reply, for "answered" and "insisted".
+        failure: What failed.
+    """
+
+    reason: str
+    reading: Reading | None = None
+    failure: Failure | None = None
+
+    @property
+    def text(self) -> str:
+        """The reply's text, empty if no reply ended the attempt."""
+        if self.reading is None:
+            return ""
+        return self.reading.text if self.reading.answer is None else self.reading.answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentResult:
+    """How an agent's attempt, or its whole task, ended. `answer` None: it has none.
+
+    Attributes:
+        answer: The answer as text, by the rules of the contract.
+        stop_reason: "answered", or what ended the attempt.
+        value: The answer in the contract's own type.
+        text: The model's closing text.
+        summary: The summary for people, with its three sections; empty until it is written.
+        experience: What the next attempt can learn from this one.
+        failure: What failed.
+        candidates: Other answers seen, best first, each with its share of the vote.
+    """
+
+    answer: str | None
+    stop_reason: str
+    value: Any = None
+    text: str = ""
+    summary: str = ""
+    experience: FailureExperience | None = None
+    failure: Failure | None = None
+    candidates: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult(Generic[Value]):
+    """How a run ended. It can be pickled, with its views of the journal but without the exception in `failure`.
+
+    Attributes:
+        answer: The answer as text, as its contract reads it, or None.
+        status: "answered", "unanswered", "failed" or "cancelled".
+        stop_reason: "answered", or what ended the run: max_turns, max_tokens, max_cost, max_seconds, rollbacks, loop,
+            refused, no_answer, context_overflow, model_failed, journal_failed, failed, cancelled.
+        run_id: The run's id in the journal.
+        value: The answer as the contract's own type (a number, an object); None without an answer.
+        failure: What failed; for "refused" its message is what the model wrote.
+        final_summary: The summary for people, however the run ended: final answer, extracted result, token usage and
+            cost. It must not enter a prompt.
+        closing_text: The model's own closing text: the reply that holds the answer, or its last reply. It may be empty.
+        failure_experience_summary: What the agent learned, if it found no answer.
+        turns: The number of replies that were acted on, and the one that answered.
+        attempts: The number of attempts.
+        rollbacks: The number of turns that were rolled back.
+        repairs: What was repaired in the model's replies.
+        usage: Tokens, requests and cost of all requests, failed ones included.
+        seconds: Wall-clock seconds of the whole run.
+        candidates: Other answers that appeared, best first, each with its share of the vote.
+        state: The state updates of the run's tools, merged by key.
+        telemetry: The tool calls of the run, those of sub-agents included: calls, latency, failures, tokens by tool.
+        read_rows: Reads the run's journal, for `task_log`, `messages` and `usage_log`.
+    """
+
+    answer: str | None
+    status: Status
+    stop_reason: str
+    run_id: str
+    value: Value | None = None
+    failure: Failure | None = None
+    final_summary: str = ""
+    closing_text: str = ""
+    failure_experience_summary: str | None = None
+    turns: int = 0
+    attempts: int = 0
+    rollbacks: int = 0
+    repairs: tuple[Repair, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    seconds: float = 0.0
+    candidates: tuple[tuple[str, float], ...] = ()
+    state: dict[str, Any] = field(default_factory=dict)
+    telemetry: TelemetryCollector = field(default_factory=TelemetryCollector, repr=False, compare=False)
+    read_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
+
+    @property
+    def error(self) -> str:
+        """What failed, in one or two sentences; empty if nothing did."""
+        return self.failure.message if self.failure is not None else ""
+
+    @property
+    def error_kind(self) -> str:
+        """The name of the exception that ended the run, most often one of `closeout.errors`; empty if there is none."""
+        return self.failure.kind if self.failure is not None else ""
+
+    @property
+    def permanent(self) -> bool:
+        """Whether the same run would fail again: a key, an address or a request must be corrected first."""
+        return self.failure is not None and self.failure.permanent
+
+    @cached_property
+    def task_log(self) -> TaskLog:
+        """The run as a log for people. It is read from the journal at the first access."""
+        return TaskLog.of(self.read_rows())
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation: earlier messages, the task, the steps of the last attempt, and the closing text.
+
+        Pass it to the next run as `history`. It is read from the journal at the first access.
+        """
+        return conversation_of(self.read_rows(), self.closing_text or self.answer or "")
+
+    @cached_property
+    def usage_log(self) -> tuple[RequestUsage, ...]:
+        """The usage of each request to a model, sub-agents included, read from the journal at the first access."""
+        return tuple(usage_by_request(row.event for row in self.read_rows()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        views = {"task_log": self.task_log, "messages": self.messages, "usage_log": self.usage_log}
+        return {**self.__dict__, **views, "read_rows": tuple}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON values, without its views of the journal and telemetry."""
+        from dataclasses import asdict, fields
+
+        names = [f.name for f in fields(self) if f.name not in ("read_rows", "failure", "telemetry")]
+        record = {name: getattr(self, name) for name in (*names, "error", "error_kind", "permanent")}
+        record["usage"] = asdict(self.usage)
+        record["repairs"] = [asdict(repair) for repair in self.repairs]
+        record["candidates"] = [{"answer": answer, "share": share} for answer, share in self.candidates]
+        return record
+
+
+def conversation_of(rows: Sequence[Row], closing_text: str) -> tuple[Message, ...]:
+    """Return the main agent's conversation as a record holds it, in the form of native tool calls.
+
+    Args:
+        rows: The record of the run.
+        closing_text: The model's last message; left out if it is empty.
+    """
+    from closeout.dialects.function_call import FunctionCall
+
+    if not rows or not isinstance(rows[0].event, RunStarted):
+        return ()
+    started, steps = rows[0].event, list[Step]()
+    for row in rows:
+        event = row.event
+        if event.agent != "main":
+            continue
+        if isinstance(event, AttemptStarted):
+            steps = []
+        elif isinstance(event, TurnAccepted):
+            calls = event.tool_calls()
+            returns = event.tool_returns(calls)
+            steps.append(Step(event.turn, event.text, calls, returns=returns, reasoning=event.reasoning, raw=event.raw))
+    view = HistoryView(
+        "",
+        started.question or started.task,
+        steps=tuple(steps),
+        earlier=tuple(map(Message.of, json.loads(started.earlier))) if started.earlier else (),
+        images=tuple(json.loads(started.images)) if started.images else (),
+    )
+    messages = FunctionCall().render(view, Capabilities(images=True)).messages
+    last = (Message(role="assistant", content=closing_text),) if closing_text else ()
+    return (*messages, *last)

@@ -1,0 +1,212 @@
+"""Decide whether a turn is kept, and what changes in the next request if it is not. Pure decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from closeout.answers.contracts import AnswerContract
+from closeout.answers.reading import ContractReading
+from closeout.messages import ModelRequest, Reading, ToolReturn
+from closeout.records import record
+from closeout.run.streaming import repeated_tail
+
+if TYPE_CHECKING:
+    from closeout.tools.executor import CallOutcome
+
+__all__ = ["Answers", "RollBack", "RollbackPolicy", "review_answer", "review_outcomes", "review_reply"]
+
+LEAST_QUOTED = 20  # characters: shorter answers occur in many texts
+
+
+class Answers:
+    """Reads answers by an agent's contract and keeps those that its model gave on the way."""
+
+    def __init__(self, contract: AnswerContract) -> None:
+        self.contract = contract
+        self.seen: list[str] = []  # in the form of the contract, in the order in which they were given
+        self._values: dict[str, Any] = {}
+        self._texts: dict[str, str] = {}  # the text that held the answer, the last one if there are several
+        self._last: tuple[str, ContractReading] | None = None  # a reply is read in several places
+
+    def read(self, text: str) -> ContractReading:
+        """Return what the contract reads in a text."""
+        if self._last is None or self._last[0] != text:
+            self._last = text, self.contract.read(text)
+        return self._last[1]
+
+    def note(self, text: str) -> ContractReading:
+        """Read a text, and keep the answer if it holds one."""
+        found = self.read(text)
+        if found.ok:
+            self.seen.append(found.text)
+            self._values[found.text] = found.value
+            self._texts[found.text] = text
+        return found
+
+    def text_of(self, answer: str) -> str | None:
+        """Return the text that held an answer, or None if it was not seen."""
+        return self._texts.get(answer)
+
+    def value_of(self, answer: str, default: Any = None) -> Any:
+        """Return the typed value of an answer that was seen, else the default, else the answer itself."""
+        return self._values.get(answer, answer if default is None else default)
+
+
+@record
+class RollBack:
+    """Roll a turn back, and ask again with a short hint.
+
+    Attributes:
+        reason: A word for the journal.
+        hint: What the model is shown.
+        detail: What a person is shown.
+        tool: The tool that the turn failed with, if it was one.
+        draft: The reply, if the hint answers it: the next request shows both.
+    """
+
+    reason: str
+    hint: str
+    detail: str = ""
+    tool: str = ""
+    draft: str = ""
+
+
+def review_reply(
+    reading: Reading, contract: AnswerContract, *, answer_fits: bool, tools_offered: bool
+) -> RollBack | None:
+    """Decide on a reply before any of its calls is run.
+
+    A reply without a call and without a valid answer is not the end, whatever its words: the model is asked to act or
+    to answer. Without tools it can only answer, and that is the contract's closing.
+
+    Args:
+        reading: What was read in the reply.
+        contract: The form of the answer.
+        answer_fits: Whether the reply satisfies it.
+        tools_offered: Whether the model may call tools.
+
+    Returns:
+        How to ask again, or None to accept the reply.
+    """
+    if reading.calls:
+        return None
+    if reading.defects:
+        defect = reading.defects[0]
+        return RollBack(defect.code, defect.hint)
+    text = reading.answer if reading.answer is not None else reading.text
+    if not text.strip():
+        return RollBack("empty", "Your last reply was empty. Call a tool or give the answer.")
+    if answer_fits:
+        return None
+    if repeated_tail(text) >= 0:
+        return RollBack("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
+    if not tools_offered:
+        return None
+    hint = f"If anything is missing, call a tool. Otherwise: {contract.finishing()}"
+    return RollBack("no_action", hint, text[:200], draft=text)
+
+
+def review_answer(answer: str, returns: Sequence[ToolReturn]) -> RollBack | None:
+    """Decide on an answer that only repeats the error of the last calls.
+
+    Small models answer with the last text that they saw. It may be what the task asks for, so ask again only once.
+    """
+    words = _plain(answer)
+    if len(words) < LEAST_QUOTED:
+        return None
+    quoted = [each.ok for each in returns if words in _plain(each.text)]
+    if not quoted or any(quoted):
+        return None
+    return RollBack("error_as_answer", "That is an error of the tool, not an answer. Make another call.", answer[:200])
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:
+    """Decide on the results of a turn's calls. The turn is rolled back only if none of them is worth keeping."""
+    if not outcomes:
+        return None
+    for outcome in outcomes:
+        if not outcome.rollback:
+            return None
+    first = outcomes[0]
+    tool = first.spec.name if first.spec is not None and len({outcome.call.name for outcome in outcomes}) == 1 else ""
+    return RollBack(first.status, first.reason, f"{first.call.name}: {first.reason}"[:300], tool)
+
+
+# ------------------------------------------------------------------------------------------------ asking again
+
+STEP = 0.2  # by which each further rollback in a row raises the temperature
+HOTTEST = 1.0
+UNSET = 0.6  # what a temperature that is left to the server counts as; most servers take 0.7 to 1
+FAILURES = 3  # rollbacks in a row for the same tool after which it is not offered in the next try
+
+
+@dataclass(slots=True)
+class RollbackPolicy:
+    """Counts an attempt's rollbacks, in a row and in total, and makes each next request differ from the last.
+
+    The first in a row adds a hint after the stable prefix. Each further one also says how often it was and raises the
+    temperature a step, if there is room. A tool that a row of turns failed with is not offered in the next try, if
+    there are others in `tools`; only then, because leaving it out breaks the cached prefix. An accepted turn resets
+    all of it.
+    """
+
+    max_consecutive: int = 5
+    max_total: int = 30
+    temperature: float | None = None
+    tools: Collection[str] = ()
+    consecutive: int = 0
+    total: int = 0
+    note: str = ""
+    draft: str = ""
+    withheld: frozenset[str] = frozenset()
+    _row: list[str] = field(default_factory=list)  # the tool of each rollback in a row
+
+    @property
+    def spent(self) -> bool:
+        """Whether no further rollback is allowed for now."""
+        return self.consecutive >= self.max_consecutive or self.total >= self.max_total
+
+    def roll_back(self, verdict: RollBack) -> str:
+        """Count a rollback. Returns what will be different, for the journal."""
+        self.consecutive += 1
+        self.total += 1
+        self._row.append(verdict.tool)
+        # The same words at the same temperature would get the same reply; the count makes them different.
+        again = f" This was try {self.consecutive}: do it differently." if self.consecutive > 1 else ""
+        self.note = f"{verdict.hint}{again}".lstrip()
+        self.draft = verdict.draft
+        self.withheld = self._withheld(verdict.tool)
+        changes = ["hint"] if self.note else []
+        if (heat := self._heat()) is not None:
+            changes.append(f"temperature {heat:.1f}")
+        changes += [f"without {name}" for name in sorted(self.withheld)]
+        return ", ".join(changes)
+
+    def succeed(self) -> None:
+        """Reset the row: a turn was accepted."""
+        self.consecutive = 0
+        self.note = self.draft = ""
+        self.withheld = frozenset()
+        self._row.clear()
+
+    def _withheld(self, tool: str) -> frozenset[str]:
+        failed = len(self._row) >= FAILURES and all(name == tool for name in self._row[-FAILURES:])
+        return frozenset((tool,)) if tool and failed and set(self.tools) - {tool} else frozenset()
+
+    def _heat(self) -> float | None:
+        """The raised temperature, None if it stays as it is."""
+        base = UNSET if self.temperature is None else self.temperature
+        if self.consecutive < 2 or base >= HOTTEST:
+            return None
+        return min(base + (self.consecutive - 1) * STEP, HOTTEST)
+
+    def adjust(self, request: ModelRequest) -> ModelRequest:
+        """Return the request with the raised temperature."""
+        heat = self._heat()
+        return request if heat is None else replace(request, temperature=heat)

@@ -1,0 +1,410 @@
+"""One agent's conversation with its model: render the history, send the request, read the reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from closeout.answers.replies import invents_result
+from closeout.context.history import History
+from closeout.context.keeper import ContextKeeper
+from closeout.context.policy import COMPACTION_PROMPT, summary_in
+from closeout.dialects.constrain import action_constraint
+from closeout.dialects.protocol import Dialect, get_dialect
+from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError
+from closeout.journal.events import Noted
+from closeout.messages import (
+    Constraint,
+    Defect,
+    Message,
+    ModelReply,
+    ModelRequest,
+    Reading,
+    RequestInfo,
+    ToolSpec,
+    Usage,
+)
+from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry
+from closeout.parsing.readers import Reader
+from closeout.parsing.salvage import salvage
+from closeout.results.tokens import estimate_tokens
+from closeout.run.effects import ModelCalls
+from closeout.run.offered_tools import OfferedTools
+from closeout.run.plan import AgentPlan, Scope
+from closeout.run.review import Answers, RollbackPolicy
+from closeout.run.streaming import ReplyListener, repeated_tail
+
+__all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
+
+CONSTRAIN_WEAK = True  # what "auto" means for weak models; measured in docs/design/local-model.md
+SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect before the run switches to it
+# The dialect that writes the form of a salvaged call. Other forms are native calls that the server passed on as text.
+DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
+
+PRIMER = "Thought:"  # what a text prompt ends with
+REPEATING = Defect("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
+INVENTED = Defect(
+    "invented_observation",
+    "You wrote a tool result yourself. Results come only from tools: make the call and wait for its result.",
+    refuses=True,
+)
+
+
+class ModelSession:
+    """Asks one agent's model. Holds the dialect in use, which may change once in a run.
+
+    Args:
+        plan: What the agent is.
+        scope: Where it acts.
+        offered: The tools that it is offered.
+        keeper: Its context.
+        answers: Reads answers by the contract.
+    """
+
+    def __init__(
+        self, plan: AgentPlan, scope: Scope, offered: OfferedTools, keeper: ContextKeeper, answers: Answers
+    ) -> None:
+        self.calls = ModelCalls(plan.client, scope, keeper)
+        self.dialect: Dialect = plan.first_dialect()
+        self.capabilities = plan.client.capabilities
+        self._plan = plan
+        self._scope = scope
+        self._offered = offered
+        self._keeper = keeper
+        self._answers = answers
+        self._salvaged_in_a_row = 0
+        self._switched = False
+        self._constraint_refused = False
+        self._constraints: dict[tuple[str, frozenset[str]], Constraint | None] = {}
+        self._listener: ReplyListener | None = None  # of the last reply, if it was streamed
+        self._last_request = ModelRequest()
+        llm = plan.llm
+        names = llm.model_fields_set & {"temperature", "top_p", "max_tokens", "extra_body", "timeout"}
+        self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
+
+    # ------------------------------------------------------------------------------------------ a turn's request
+
+    async def query(self, history: History, info: RequestInfo, rollbacks: RollbackPolicy) -> Reading:
+        """Ask for the next action or the answer, and read the reply.
+
+        A prompt that is too long is shortened once; what the server does not take is left out once.
+
+        Raises:
+            ModelError: The request failed.
+        """
+        recovered = False
+        while True:
+            request = self.render(history, info.note, draft=rollbacks.draft, withheld=rollbacks.withheld)
+            listener = self._new_listener(info.turn) if self._streams else None
+            self._listener = listener
+            try:
+                reply = await self.calls.request(rollbacks.adjust(request), info, on_delta=listener)
+            except (ContextOverflow, BadRequest) as error:
+                if recovered or not self._recover(error, history, info.attempt):
+                    raise
+                recovered = True
+            else:
+                return self.read(reply)
+
+    def _recover(self, error: ModelError, history: History, attempt: int) -> bool:
+        """Change what a server refused. Returns whether there was anything to change."""
+        if isinstance(error, ContextOverflow):
+            return self._keeper.shrink(history, attempt, "overflow")
+        if self._constrains:
+            self._constraint_refused = True
+            self._warn("Constraint", "The server does not take the constraint on replies; the run continues without.")
+            return True
+        if self._tools_refused:
+            self._switch_dialect("cot_chat", "The server does not take tools")
+            return True
+        return False
+
+    def render(
+        self,
+        history: History,
+        note: str = "",
+        *,
+        closing: str = "",
+        draft: str = "",
+        withheld: frozenset[str] = frozenset(),
+    ) -> ModelRequest:
+        """Write the request for a history, with the settings of the plan.
+
+        Args:
+            history: What the agent has done.
+            note: A hint after the conversation.
+            closing: An instruction that ends the conversation; tools must not be called.
+            draft: A reply that was not accepted and that the hint is about.
+            withheld: Names of tools that are not offered this time.
+        """
+        view = history.view("" if draft else note, closing, withheld=withheld)
+        request = self.dialect.render(view, self.capabilities)
+        if draft:
+            request = with_draft(request, draft, note)
+        options = self._options
+        if not closing and self._constrains and (constraint := self._constraint(request, withheld)) is not None:
+            options = {**options, "constraint": constraint}
+        if options:
+            request = replace(request, **options)
+        self._last_request = request
+        return request
+
+    @property
+    def _constrains(self) -> bool:
+        """Whether replies are held to the form of an action: the settings want it, and no server has refused it."""
+        wanted = self._plan.settings.constrain
+        if wanted == "auto":
+            wanted = "on" if self.capabilities.weak and CONSTRAIN_WEAK else "off"
+        return wanted == "on" and not self._constraint_refused and self.dialect.name in ("cot_chat", "cot_completion")
+
+    def _constraint(self, request: ModelRequest, withheld: frozenset[str]) -> Constraint | None:
+        """What a reply to this request must match on this server, made once for each choice of tools."""
+        # If it may, a small model begins with `read_result` before there is any result to read.
+        left_out = withheld if _names_stored(request) else withheld | {"read_result"}
+        key = (self.dialect.name, left_out)
+        if key not in self._constraints:
+            self._constraints[key] = action_constraint(
+                [tool for tool in self._offered.specs if tool.name not in left_out],
+                self.capabilities,
+                primed=self.dialect.name == "cot_completion",
+                answer=self._plan.contract.constraint(),
+            )
+            if self._constraints[key] is None and self._plan.settings.constrain == "on":
+                self._constraint_refused = True
+                name = self._plan.client.name
+                text = f"{name} is not known to enforce a grammar or a schema: replies are not constrained."
+                self._warn("Constraint", text)
+        return self._constraints[key]
+
+    def forget_constraints(self) -> None:
+        """Make the constraints again: other tools are on offer."""
+        self._constraints.clear()
+
+    # ------------------------------------------------------------------------------------------ streaming
+
+    @property
+    def watched(self) -> bool:
+        """Whether subscribers receive replies while they are written."""
+        return self._plan.stream and self.capabilities.streaming
+
+    @property
+    def _streams(self) -> bool:
+        """Streaming serves subscribers, and ends a one-action reply where the server takes no stop words."""
+        if not self.capabilities.streaming:
+            return False
+        return self.watched or not (self.dialect.parallel_calls or self.capabilities.stop)
+
+    def _new_listener(self, turn: int) -> ReplyListener:
+        return ReplyListener(self._scope.subscribers, self._scope.path, turn, self._reader)
+
+    def closing_listener(self, turn: int) -> ReplyListener:
+        """Return the listener of closing replies: the one of that turn's last reply, if it was streamed."""
+        last = self._listener
+        listener = last if last is not None and last.turn == turn else self._new_listener(turn)
+        listener.closing = True
+        return listener
+
+    def publish_answer(self, text: str) -> None:
+        """Replace what was published of the last reply by the text that it completes."""
+        if self._listener is not None:
+            self._listener.replace(text)
+
+    def rolled_back(self) -> None:
+        """Take note that subscribers were informed of a rollback by its event."""
+        if self._listener is not None:
+            self._listener.published = False
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def _reader(self) -> Reader:
+        return self.dialect.reader(self._offered.specs)
+
+    def read(self, reply: ModelReply) -> Reading:
+        """Read calls, answer and defects in a reply; calls in a form that the dialect does not know are salvaged."""
+        if reply.finish_reason in ("cut", "length"):
+            start = repeated_tail(reply.text)
+            if start >= 0 or repeated_tail(reply.reasoning) >= 0:
+                return Reading(reply.text[: max(start, 0)], reply.reasoning, defects=(REPEATING,))
+        reading = self._reader().close(reply)
+        if reading.calls:
+            self._salvaged_in_a_row = 0
+            return reading
+        reading = self._salvage(reading, reply) or reading
+        if not reading.calls and invents_result(reading.answer or ""):
+            return replace(reading, answer=None, defects=(INVENTED, *reading.defects))
+        return reading
+
+    def _salvage(self, reading: Reading, reply: ModelReply) -> Reading | None:
+        """Return the calls of a reply in which the dialect found none, if it holds any in another form."""
+        if not self._offered.specs or (reading.answer and self._answers.read(reading.answer).ok):
+            return None
+        if any(defect.refuses for defect in reading.defects):
+            return None
+        found = salvage(reply.text, reply.reasoning, self._offered.specs)
+        if found is None or not found.calls:
+            return None
+        self._consider_switch(found.repairs[0].kind if found.repairs else "")
+        calls = found.calls if self.dialect.parallel_calls else found.calls[:1]
+        return Reading(found.content, reading.reasoning, tuple(calls), repairs=(*reading.repairs, *found.repairs))
+
+    # ------------------------------------------------------------------------------------------ another dialect
+
+    def _consider_switch(self, kind: str) -> None:
+        """Switch to the dialect that a model keeps writing, once in a run."""
+        self._salvaged_in_a_row += 1
+        name = DIALECT_OF_FORM.get(kind.removeprefix("dialect:"))
+        if name is None or name == self.dialect.name or self._salvaged_in_a_row < SALVAGES_BEFORE_SWITCH:
+            return
+        if self._plan.may_switch_dialect and not self._switched:
+            self._switch_dialect(name, f"The model keeps writing {name}")
+
+    @property
+    def _tools_refused(self) -> bool:
+        """Whether the server has turned out not to take native tools, and the run may do without them."""
+        may = self._plan.may_switch_dialect and not self._switched and self.dialect.name == "function_call"
+        # A record that continues after such a refusal switched then, and so does its replay.
+        return may and (not self._plan.client.capabilities.native_tools or self._scope.journal.replaying)
+
+    def _switch_dialect(self, name: str, why: str) -> None:
+        """Continue in another dialect, and remember it for this endpoint and model."""
+        self._switched = True
+        self._warn("Dialect", f"{why}; the run continues in the dialect {name} instead of {self.dialect.name}.")
+        self.capabilities = self._plan.client.capabilities
+        self.dialect = get_dialect(name, self._plan.prompts)
+        if self._plan.remember_dialect is not None:
+            self._plan.remember_dialect(name)
+
+    def _warn(self, step: str, text: str) -> None:
+        self._scope.journal.append(Noted(self._scope.path, "warning", step, message=text))
+
+    # ------------------------------------------------------------------------------------------ other requests
+
+    async def summarise(self, history: History, info: RequestInfo) -> str:
+        """Have the model sum up the oldest turns. Returns an empty text if it did not."""
+        request = self.render(history, closing=COMPACTION_PROMPT)
+        try:
+            reply = await self.calls.request(request, replace(info, purpose="compact", note=""))
+        except (ModelError, LimitReached) as error:
+            self._warn("Compaction", str(error))
+            return ""
+        return summary_in(reply.text)
+
+    def messages(self, history: History) -> list[Message]:
+        """Return the conversation so far as messages; a text prompt becomes one user message."""
+        request = self.render(history)
+        if request.prompt is not None:
+            return [Message(role="user", content=request.prompt)]
+        return list(request.messages)
+
+    def shrunk_messages(self, history: History, attempt: int, reason: str = "overflow") -> list[Message] | None:
+        """Return the conversation with all results but the last left out, None if there were none to leave out."""
+        return self.messages(history) if self._keeper.shrink(history, attempt, reason) else None
+
+    @property
+    def native_tools(self) -> Sequence[ToolSpec]:
+        """The tools that go into the request itself; text dialects write theirs into the prompt."""
+        return self._offered.specs if self._last_request.tools else ()
+
+    @property
+    def sends_prompt(self) -> bool:
+        """Whether the dialect writes one text instead of messages."""
+        return self._last_request.prompt is not None
+
+    @property
+    def client_name(self) -> str:
+        return self._plan.client.name
+
+    @property
+    def usage(self) -> Usage:
+        """What the agent has spent, with its sub-agents."""
+        return self._scope.budget.usage
+
+    def first_prompt_tokens(self, history: History) -> int:
+        """Estimate the tokens of an attempt's first request."""
+        request = self.render(history)
+        text = request.prompt if request.prompt is not None else "\n".join(m.text for m in request.messages)
+        offered = [[tool.name, tool.description, dict(tool.parameters)] for tool in request.tools]
+        return estimate_tokens(text) + estimate_tokens(json.dumps(offered, default=str))
+
+
+class CalledTool(LimitReached):
+    """A closing reply called a tool while turns are left: the attempt continues with that call."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__("closing", "The model called a tool instead of answering, so the attempt continues.")
+        self.reading = reading
+
+
+class ClosingClient(BaseClient):
+    """The model for an AnswerGenerator: a client whose requests are journaled as closing ones.
+
+    Args:
+        session: The agent's conversation.
+        info: What the requests are for.
+        listener: Receives the replies while they are written.
+        may_act: Whether a reply that calls a tool ends closing with `CalledTool`.
+    """
+
+    def __init__(
+        self, session: ModelSession, info: RequestInfo, *, listener: ReplyListener | None, may_act: bool = False
+    ) -> None:
+        self.name = session.client_name
+        self.capabilities = session.capabilities
+        self.called_tool: CalledTool | None = None
+        self._session = session
+        self._info = info
+        self._listener = listener
+        self._may_act = may_act
+
+    @property
+    def usage(self) -> Usage:
+        """What the agent has spent, with its sub-agents."""
+        return self._session.usage
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        session = self._session
+        if request.prompt is None and session.sends_prompt:  # the endpoint takes text only
+            request = replace(request, prompt=_as_prompt(request.messages), messages=(), tools=(), tool_choice=None)
+        reply = await session.calls.request(request, self._info, on_delta=on_delta, on_retry=on_retry)
+        if self._may_act:
+            reading = session.read(reply)
+            if reading.calls:
+                self.called_tool = CalledTool(reading)
+                raise self.called_tool
+        return reply
+
+    async def create_message(self, *, keep_tool_result: int = -1, **options: Any) -> CreatedMessage:
+        """As of any client, but the history keeps its results: what leaves it is recorded in the journal."""
+        if self._listener is not None:
+            self._listener.begin()
+        return await super().create_message(on_delta=self._listener, **options)
+
+    def stop_listening(self) -> None:
+        """Publish no more replies: what is asked for now is not for people."""
+        self._listener = None
+
+
+def with_draft(request: ModelRequest, draft: str, note: str) -> ModelRequest:
+    """Return the request with a reply that was not accepted, and the hint that answers it, at its end."""
+    if request.prompt is not None:
+        return replace(request, prompt=f"{request.prompt} {draft}\n{note}\n{PRIMER}")
+    answered = (Message(role="assistant", content=draft), Message(role="user", content=note))
+    return replace(request, messages=[*request.messages, *answered])
+
+
+def _names_stored(request: ModelRequest) -> bool:
+    """Return whether a text in view was cut or left out and names the handle to read it with."""
+    texts = [request.prompt] if request.prompt is not None else [message.text for message in request.messages]
+    return any('read_result("' in text or "read_result shows" in text for text in texts)
+
+
+def _as_prompt(messages: Sequence[Message]) -> str:
+    """Write a conversation that began as a text prompt as one text prompt again."""
+    first, *rest = messages
+    # Without a label, as hints are written in it: a second "Question:" would be another task.
+    parts = [first.text.rstrip().removesuffix(PRIMER).rstrip(), *(message.text for message in rest)]
+    return "\n\n".join(parts) + f"\n\n{PRIMER}"

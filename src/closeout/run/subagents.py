@@ -1,0 +1,233 @@
+"""Tools that need the run they are called in: other agents, and reading a stored result."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from closeout.answers.experience import experience_from
+from closeout.context.keeper import ContextKeeper
+from closeout.context.policy import EvictionPolicy
+from closeout.errors import ConfigError, ToolDefinitionError, ToolError
+from closeout.journal.events import AgentEnded, AgentStarted
+from closeout.messages import Message, ModelRequest, RequestInfo, ToolPolicy
+from closeout.parsing.reasoning import split_thinking
+from closeout.results.artifacts import read_result as read_stored
+from closeout.results.budgets import DEFAULT_BUDGET
+from closeout.results.tokens import estimate_tokens
+from closeout.run.effects import ModelCalls
+from closeout.run.limits import Limits
+from closeout.run.orchestrator import Orchestrator
+from closeout.run.plan import MAX_DEPTH, current_scope
+from closeout.tools.manager import AnyTool, ToolManager, is_tool
+from closeout.tools.tool import ModelTool, Tool, tool
+
+if TYPE_CHECKING:
+    from closeout.config import SubAgentSettings
+    from closeout.models.base import BaseClient
+    from closeout.run.attempt import Attempt
+    from closeout.run.plan import AgentPlan
+    from closeout.run.result import AgentResult
+
+__all__ = [
+    "PageModel",
+    "SubAgentTool",
+    "as_tool",
+    "clients_of",
+    "configured_sub_agents",
+    "read_result_tool",
+    "report_of",
+    "sub_agent_names",
+    "sub_agent_tool",
+]
+
+WEB = ("web_search", "scrape_website", "scrape_and_extract_info")
+BUILT_IN = ("calculate", "fetch_url", "run_python", *WEB)  # what `agent.sub_agents.NAME.tools` may name besides
+
+
+@tool(name="read_result", read_only=True, repeatable=True, inline=True)
+def read_result_tool(handle: str, offset: int = 0, path: str | None = None, pattern: str | None = None) -> str:
+    """Read more of a file or an earlier tool result that was shown shortened.
+
+    Args:
+        handle: its name, such as r12 or file1
+        offset: the first character or row to show
+        path: a path into a JSON result, such as items[3].name
+        pattern: show only the lines that contain this
+    """
+    scope = current_scope()
+    if scope is None:
+        raise ToolError("read_result works only inside a run.")
+    return read_stored(scope.artifacts, handle, offset=offset, path=path, pattern=pattern)
+
+
+def as_tool(something: Any) -> AnyTool:
+    """Return a tool as it is, a function as a tool.
+
+    Raises:
+        ToolDefinitionError: It is neither.
+    """
+    if is_tool(something):
+        return something
+    if callable(something):
+        made: AnyTool = tool(something)
+        return made
+    raise ToolDefinitionError(
+        f"A tool must be a function, a @tool function or agent.as_tool(…), got {something!r:.80}. Pass tools=[look_up]."
+    )
+
+
+class SubAgentTool(Tool[..., Any]):
+    """An agent as a tool. `plan_of` returns the agent's plan, given whether replies are streamed."""
+
+    def __init__(self, function: Callable[..., Any], *, plan_of: Callable[[bool], AgentPlan], **options: Any) -> None:
+        super().__init__(function, **options)
+        self.plan_of = plan_of
+
+
+def sub_agent_names(manager: ToolManager, depth: int = MAX_DEPTH) -> set[str]:
+    """Return the names of the sub-agents among an agent's tools, and of theirs, down to `depth`."""
+    found: set[str] = set()
+    for each in manager.local_tools if depth else ():
+        if isinstance(each, SubAgentTool):
+            found |= {each.name, *sub_agent_names(each.plan_of(False).manager, depth - 1)}
+    return found
+
+
+def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:
+    """Return the model clients of an agent and of its sub-agents, each once."""
+    found = [plan.client]
+    for each in plan.manager.local_tools if depth else ():
+        if isinstance(each, SubAgentTool):
+            found += [client for client in clients_of(each.plan_of(False), depth - 1) if client not in found]
+        elif isinstance(each, ModelTool) and isinstance(each.ask, PageModel) and each.ask.client not in found:
+            found.append(each.ask.client)
+    return found
+
+
+def configured_sub_agents(
+    settings: Mapping[str, SubAgentSettings],
+    own: Sequence[AnyTool],
+    built_in: Callable[[str], AnyTool | None],
+    make: Callable[[str, SubAgentSettings, list[AnyTool]], AnyTool],
+) -> list[AnyTool]:
+    """Make the sub-agents that the settings define.
+
+    Args:
+        settings: The section `agent.sub_agents`. Entries that only set limits are left out.
+        own: The agent's tools. A sub-agent may name them.
+        built_in: Returns a built-in tool by its name, or None.
+        make: Makes a sub-agent of its name, its settings and its tools.
+
+    Raises:
+        ConfigError: A name or a tool is unknown, a description is missing, or sub-agents contain each other.
+    """
+    tools = {each.spec.name: each for each in own}
+    defined = {name: each for name, each in settings.items() if each.is_definition}
+    made: dict[str, AnyTool] = {}
+    for name, each in defined.items():
+        key = f"agent.sub_agents.{name}"
+        if name in tools:
+            raise ConfigError(f"'{key}' cannot define a sub-agent: the agent has a tool '{name}'. Choose another name.")
+        if not each.description.strip():
+            raise ConfigError(f"'{key}.description' is missing. Say when the agent should call '{name}'.")
+
+    def find(tool_name: str, path: tuple[str, ...]) -> AnyTool:
+        if tool_name in path:
+            raise ConfigError(f"Sub-agents cannot contain each other: {' → '.join((*path, tool_name))}.")
+        if tool_name in defined:
+            if tool_name not in made:
+                entry, below = defined[tool_name], (*path, tool_name)
+                made[tool_name] = make(tool_name, entry, [find(each, below) for each in dict.fromkeys(entry.tools)])
+            return made[tool_name]
+        found = tools.get(tool_name) or built_in(tool_name)
+        if found is None:
+            known = sorted({*tools, *defined, *BUILT_IN} - {path[-1]})
+            near = difflib.get_close_matches(tool_name, known, n=1)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Choose from: {', '.join(known)}."
+            raise ConfigError(f"Unknown tool '{tool_name}' in 'agent.sub_agents.{path[-1]}.tools'. {hint}")
+        return found
+
+    return [find(name, ()) for name in defined]
+
+
+def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentPlan]) -> Tool[..., Any]:
+    """Return an agent as a tool that takes a `task` and returns the agent's report.
+
+    Args:
+        name: The tool's name.
+        description: When to call it.
+        plan_of: Returns the agent's plan, given whether replies are streamed. A resumed run calls the agent again and
+            reuses what it did: its effects are in the same journal.
+    """
+
+    async def delegate(task: str) -> str:
+        scope = current_scope()
+        if scope is None:
+            raise ToolError(f"{name} can only be called by an agent.")
+        if scope.depth + 1 > MAX_DEPTH:
+            raise ToolError(f"Agents may call agents {MAX_DEPTH} deep at most. Do this task yourself.")
+        plan = plan_of(scope.stream)
+        below = scope.child(name, plan.limits)
+        below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name))
+        async with plan.manager:
+            agent = Orchestrator(plan, below, task)
+            result = await agent.run()
+        report = report_of(agent.attempt, result)
+        if scope.budget.limited:  # other agents may still be working, and must leave room for this report too
+            scope.budget.added += min(estimate_tokens(report), DEFAULT_BUDGET)
+        below.journal.append(AgentEnded(below.path, result.stop_reason, report))
+        if result.answer is None:
+            raise ToolError(report)
+        return report
+
+    delegate.__doc__ = f"{description}\n\nArgs:\n    task: what to find out or do, with all that is needed to know"
+    # Its own effects are journaled, so running it again repeats none of them.
+    policy = ToolPolicy(on_crash="rerun", timeout=None, repeatable=False)
+    return SubAgentTool(delegate, plan_of=plan_of, name=name, description=description, policy=policy)
+
+
+class PageModel:
+    """Asks a model for a tool: the `Ask` of a `ModelTool`.
+
+    Within a run the requests are journaled below the call, as those of a sub-agent are: they count as the run's usage,
+    and a resumed run does not repeat them.
+    """
+
+    def __init__(self, client: BaseClient) -> None:
+        self.client = client
+
+    async def __call__(self, prompts: Iterable[str]) -> AsyncIterator[str]:
+        """Yield the reply to each prompt, without the model's reasoning."""
+        scope = current_scope()
+        if scope is None:
+            for prompt in prompts:
+                yield split_thinking((await self.client.complete(_request(prompt))).text)[1].strip()
+            return
+        below = scope.child("reader", Limits())
+        keeper = ContextKeeper(self.client, below.journal, below.path, policy=EvictionPolicy())
+        calls = ModelCalls(self.client, below, keeper)
+        for turn, prompt in enumerate(prompts):
+            budget = below.budget
+            if budget.limited and (limit := budget.forbids(estimate_tokens(prompt))):
+                raise ToolError(f"The run's budget ({limit}) does not allow reading this page with a model.")
+            reply = await calls.request(_request(prompt), RequestInfo("act", turn=turn))
+            yield split_thinking(reply.text)[1].strip()
+
+
+def _request(prompt: str) -> ModelRequest:
+    return ModelRequest(messages=(Message(role="user", content=prompt),))
+
+
+def report_of(attempt: Attempt | None, result: AgentResult) -> str:
+    """Return a sub-agent's report: its closing text with its sources, or what it learned if it has no answer."""
+    if result.answer is None:
+        if result.experience:
+            return result.experience.text()
+        return result.failure.message if result.failure else f"No answer ({result.stop_reason})."
+    text = result.text or result.answer
+    found = experience_from(None, attempt.call_facts(only_ok=True) if attempt is not None else [])
+    title, names = ("Pages read", found.pages) if found.pages else ("Queries made", found.queries)
+    left = [name for name in names if name not in text]  # those that the text does not mention itself
+    return f"{text}\n\n{title}: {'; '.join(left)}" if left else text

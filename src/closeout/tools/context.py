@@ -1,0 +1,122 @@
+"""The context of a run for its tools: a parameter annotated `RunContext` receives it, and the model never sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from closeout.messages import Usage
+
+if TYPE_CHECKING:  # not at run time: it would load pydantic with every tool
+    from closeout.tools.calls import Progress
+
+__all__ = ["BudgetLeft", "RunContext", "context_factory", "context_parameter", "reporting_to"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLeft:
+    """What an agent may still spend. None: no limit.
+
+    Attributes:
+        turns: Turns of the attempt after this one.
+        tokens: Input and output tokens.
+        cost_usd: US dollars.
+        seconds: Seconds until the reserve for the closing answer begins.
+    """
+
+    turns: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """The run that a tool is called in. Outside of a run every field has its default.
+
+    Attributes:
+        run_id: The run's id in the journal.
+        agent: The path of the calling agent, "main" for the main agent.
+        handle: The call's name in the run, such as "r7".
+        state: A copy of the run's state. A tool changes the state by returning `ToolOutput(state_update={…})`.
+        usage: The tokens and cost of the calling agent so far, with its sub-agents.
+        budget: What the calling agent may still spend.
+        logger: Its records go into the run's log, and to the handlers of the logger "closeout.tools".
+    """
+
+    run_id: str = ""
+    agent: str = "main"
+    handle: str = ""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    budget: BudgetLeft = field(default_factory=BudgetLeft)
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("closeout.tools"), repr=False)
+    report: Progress | None = field(default=None, repr=False)
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Report progress. It reaches the stream and the terminal, and extends the call's deadline.
+
+        Args:
+            done: How much is done.
+            total: Of how much, if that is known.
+            message: What is being done, for people.
+        """
+        if self.report is not None:
+            self.report(done, total, message)
+
+    @staticmethod
+    def current() -> RunContext:
+        """Return the context of the call that is being made, one with defaults outside of a run."""
+        make = context_factory.get()
+        return replace(RunContext() if make is None else make(), report=_progress.get())
+
+
+# Makes the context of the call that is being made. It is made only for tools that take one.
+context_factory: ContextVar[Callable[[], RunContext] | None] = ContextVar("closeout_run_context", default=None)
+_progress: ContextVar[Progress | None] = ContextVar("closeout_progress", default=None)
+
+
+@contextmanager
+def reporting_to(progress: Progress | None) -> Iterator[None]:
+    """Let the tool that is called inside report its progress to a callback, from any thread, until its call is over."""
+    if progress is None:
+        yield
+        return
+    loop, thread, is_over = asyncio.get_running_loop(), threading.get_ident(), False
+
+    def call(done: float, total: float | None, message: str) -> None:
+        if not is_over:
+            progress(done, total, message)
+
+    def report(done: float, total: float | None, message: str) -> None:
+        if threading.get_ident() == thread:
+            call(done, total, message)
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(call, done, total, message)
+
+    token = _progress.set(report)
+    try:
+        yield
+    finally:
+        is_over = True
+        _progress.reset(token)
+
+
+def context_parameter(signature: inspect.Signature) -> str:
+    """Return the name of the parameter that is annotated `RunContext`, empty if there is none."""
+    for parameter in signature.parameters.values():
+        annotation = parameter.annotation
+        if annotation is RunContext:
+            return parameter.name
+        written = annotation if isinstance(annotation, str) else ""
+        if any(part.strip().rpartition(".")[2] == "RunContext" for part in written.strip("\"'").split("|")):
+            return parameter.name
+    return ""

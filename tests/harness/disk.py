@@ -1,0 +1,242 @@
+"""Write faults, power cuts and kills for a real run in a process of its own, and the oracle for what is left.
+
+The oracle: every payment is made at most once, and in the end exactly once; every call has exactly one outcome; the
+usage of the result equals the usage of the record; the record is undamaged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from closeout.journal import events as ev
+from closeout.journal.check import check_home
+from closeout.journal.store import close_stores, open_store
+from closeout.journal.totals import RunTotals
+
+HERE = Path(__file__).parent
+RUN, ANSWER = "run", "all done"
+PAYMENTS = ("p1", "p2", "p3", "p4")
+FAULTS = ("before", "torn", "after", "enospc", "enospc_ever", "eio")
+SECTOR = 512
+
+
+def build(folder: Path) -> Path | None:
+    """Compile the preloaded library; None without a C compiler or on another system than Linux."""
+    compiler = shutil.which("cc")
+    if sys.platform != "linux" or compiler is None:
+        return None
+    library = folder / "disk.so"
+    source = str(HERE / "disk.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), source, "-ldl"], check=True)
+    return library
+
+
+def start(folder: Path, library: Path | None = None, **settings: str) -> subprocess.Popen[str]:
+    """Start a worker that runs or resumes the run in a folder."""
+    folder.mkdir(exist_ok=True)
+    environment = {**os.environ, **settings}
+    if library is not None:
+        environment["LD_PRELOAD"] = str(library)
+    command = [sys.executable, str(HERE / "worker.py"), str(folder)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 120.0) -> dict[str, Any]:
+    """Wait for a worker. Returns what it printed, or the signal that ended it."""
+    out, err = process.communicate(timeout=seconds)
+    if process.returncode < 0:
+        return {"status": f"killed {-process.returncode}"}
+    if not out.strip():
+        return {"status": "crashed", "error": err[-2000:]}
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def run_to_end(folder: Path) -> dict[str, Any]:
+    return finish(start(folder))
+
+
+def problems(folder: Path, found: dict[str, Any]) -> list[str]:
+    """What the oracle objects to, once the run has been resumed to its end."""
+    wrong: list[str] = []
+    if (found.get("status"), found.get("answer")) != ("answered", ANSWER):
+        wrong.append(f"it did not end: {found}")
+    paid = (folder / "paid.txt").read_text().split() if (folder / "paid.txt").exists() else []
+    if sorted(paid) != sorted(PAYMENTS):
+        wrong.append(f"payments: {paid}")
+    home = folder / "home"
+    try:
+        report = check_home(home)
+        wrong += [*report.file_problems, *(str(each) for each in report.run_problems)]
+        rows = list(open_store(home).rows(RUN))
+    finally:
+        close_stores()
+    outcomes = [(row.event.agent, row.event.handle) for row in rows if isinstance(row.event, ev.ToolFinished)]
+    if len(outcomes) != len(set(outcomes)):
+        wrong.append(f"outcomes twice: {sorted(outcomes)}")
+    calls = {(row.event.agent, row.event.handle) for row in rows if isinstance(row.event, ev.ToolStarted)}
+    if calls - set(outcomes):
+        wrong.append(f"calls without outcome: {calls - set(outcomes)}")
+    usage = RunTotals(row.event for row in rows).usage
+    if usage.requests != found.get("requests"):
+        wrong.append(f"usage: {usage.requests} requests in the record, {found.get('requests')} in the result")
+    return wrong
+
+
+# ------------------------------------------------------------------------------------------------ write faults
+
+
+def count_writes(folder: Path, library: Path) -> int:
+    """How many writes to the journal's files an undisturbed run makes."""
+    trace = folder / "trace"
+    finish(start(folder / "whole", library, DISK_TRACE=str(trace)))
+    return sum(entry.kind == "w" for entry in read_trace(trace))
+
+
+def write_fault(folder: Path, library: Path, fault: str, at: int) -> list[str]:
+    """Let a run's write number `at` fail, resume the run without faults, and return what is wrong."""
+    first = finish(start(folder, library, DISK_FAULT=fault, DISK_AT=str(at)))
+    if fault in ("before", "torn", "after"):
+        if not first["status"].startswith("killed") and first.get("answer") != ANSWER:
+            return [f"first: {first}"]
+    elif first["status"] not in ("answered", "failed", "refused"):
+        return [f"first: {first}"]
+    if fault in ("enospc", "eio") and first["status"] == "answered" and first["answer"] != ANSWER:
+        return [f"answered without its work: {first}"]
+    return problems(folder, run_to_end(folder))
+
+
+# ------------------------------------------------------------------------------------------------ power cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that reached the operating system: a write, truncation, sync or removal, or a mark of the program."""
+
+    kind: str
+    name: str
+    offset: int
+    data: bytes
+
+
+def read_trace(path: Path) -> list[Entry]:
+    data, place, entries = path.read_bytes(), 0, []
+    while place < len(data):
+        kind, length, offset, size = struct.unpack_from("<cHqq", data, place)
+        place += 19
+        name = data[place : place + length].decode()
+        place += length
+        body = data[place : place + size] if kind == b"w" else b""
+        place += len(body)
+        entries.append(Entry(kind.decode(), name, offset, body))
+    return entries
+
+
+def after_power_cut(entries: Sequence[Entry], chance: random.Random) -> dict[str, bytes]:
+    """The files as a power cut may leave them: all that was synced, and any part of what was not, sector by sector."""
+    last_sync = {entry.name: number for number, entry in enumerate(entries) if entry.kind == "s"}
+    keep = chance.choice((0.0, 0.5, 0.9))
+    files: dict[str, bytearray] = {}
+    for number, entry in enumerate(entries):
+        if entry.kind == "m":
+            continue
+        file = files.setdefault(entry.name, bytearray())
+        safe = number < last_sync.get(entry.name, -1)
+        if entry.kind == "t" and (safe or chance.random() < keep):
+            del file[entry.offset :]
+        if entry.kind == "u":  # SQLite syncs the folder after it, before it writes on
+            del files[entry.name]
+        for start in range(0, len(entry.data), SECTOR):
+            if safe or chance.random() < keep:
+                piece, offset = entry.data[start : start + SECTOR], entry.offset + start
+                file.extend(bytes(max(offset + len(piece) - len(file), 0)))
+                file[offset : offset + len(piece)] = piece
+    return {name: bytes(file) for name, file in files.items()}
+
+
+def power_cuts(folder: Path, library: Path, cuts: int, seed: int) -> Iterator[tuple[int, list[str]]]:
+    """Record one run's writes and syncs; for each cut rebuild what is left, resume there, and yield what is wrong.
+
+    A payment counts as made if it was made before the cut: the world outside does not lose power.
+    """
+    trace = folder / "trace"
+    finish(start(folder / "whole", library, DISK_TRACE=str(trace)))
+    entries = read_trace(trace)
+    chance = random.Random(seed)
+    first_sync = next(number for number, entry in enumerate(entries) if entry.kind == "s")
+    for number in range(cuts):
+        at = chance.randrange(first_sync, len(entries) + 1)
+        there = folder / f"cut{number}"
+        (there / "home").mkdir(parents=True)
+        for name, content in after_power_cut(entries[:at], chance).items():
+            (there / "home" / name).write_bytes(content)
+        paid = [entry.name.removeprefix("paid ") for entry in entries[:at] if entry.kind == "m"]
+        (there / "paid.txt").write_text("".join(f"{key}\n" for key in paid))
+        yield at, problems(there, run_to_end(there))
+        shutil.rmtree(there)
+
+
+# ------------------------------------------------------------------------------------------------ kill chains
+
+
+def kill_chain(
+    folder: Path, seed: int, kills: int, look: Callable[[Path], None] | None = None
+) -> tuple[int, list[str]]:
+    """Kill a run again and again at random moments while a bystander looks at it, then resume it to its end.
+
+    Returns:
+        How many kills hit the run, and what is wrong.
+    """
+    chance = random.Random(seed)
+    hits = 0
+    for _ in range(kills):
+        process = start(folder)
+        while process.poll() is None and not (folder / "home" / "journal.sqlite3").exists():
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0.0, 0.2))
+        if look is not None:
+            process.send_signal(signal.SIGSTOP)  # alive and holding its locks, however long the bystander takes
+            look(folder / "home")
+        process.send_signal(signal.SIGKILL)
+        hits += finish(process)["status"].startswith("killed")
+    return hits, problems(folder, run_to_end(folder))
+
+
+def look_around(home: Path) -> None:
+    """What a bystander does to a home: lists the runs, tries to resume one, and opens and closes its files."""
+    source = """
+import sys
+from pathlib import Path
+from closeout.errors import JournalError
+from closeout.journal.journal import Journal
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import open_store
+home = Path(sys.argv[1])
+for path in home.iterdir():
+    path.read_bytes()
+with open_to_read(home) as store:
+    for record in store.runs():
+        store.read(record.run_id)
+        if record.status == "running":
+            try:
+                Journal.reopen(open_store(home), record.run_id)
+            except JournalError:
+                pass
+            else:
+                print("resumed a run that is being executed")
+"""
+    done = subprocess.run([sys.executable, "-c", source, str(home)], capture_output=True, text=True, check=False)
+    if done.stdout.strip():
+        raise AssertionError(done.stdout)

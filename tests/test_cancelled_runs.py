@@ -1,0 +1,32 @@
+"""A run cancelled at any loop iteration leaves nothing behind and can be resumed (tests/harness/cancelling.py)."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "harness"))
+
+import cancelling
+
+
+def test_a_run_cancelled_at_any_iteration_is_resumed_and_pays_once(tmp_path: Path) -> None:
+    tried, found = cancelling.cancelled(tmp_path, 20, seed=1, server=False, until=math.inf)
+    assert found == {}
+    assert tried == 20
+
+
+def test_a_cancelled_run_ends_its_mcp_server_and_books_once(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    tried, found = cancelling.cancelled(tmp_path, 2, seed=2, server=True, until=math.inf)
+    assert found == {}
+    assert tried == 2
+
+
+def test_the_rig_finds_a_payment_that_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelling, "PAYING", {"on_crash": "rerun"})
+    folders = ((at, tmp_path / f"at{at}") for at in range(6, 40))
+    assert any("paid" in str(cancelling.cancel_at(folder, (at,), server=False)) for at, folder in folders)

@@ -1,0 +1,140 @@
+"""Sub-agents that the settings define: model, instructions, tools, servers, limits; in Python and as a command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_process import closeout, here
+from closeout import Agent, ToolManager, load_config, tool
+from closeout.errors import ConfigError
+from closeout.journal import events as ev
+from closeout.journal.store import open_store
+from closeout.testing import RequestView, ScriptedClient, answer, call, serve_script
+
+SERVER = Path(__file__).parent / "mcp_servers" / "everything.py"
+STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+
+
+@tool(read_only=True)
+async def look(key: str) -> str:
+    """Look up a key."""
+    return f"the value of {key} is {len(key)}"
+
+
+def clerk(view: RequestView) -> Any:
+    return answer("4") if "value of abcd" in view.text.partition("Find it.")[2] else call("look", key="abcd")
+
+
+def chief(view: RequestView) -> Any:
+    return answer("4") if "The answer is" in view.text or "boxed{4}" in view.text else call("clerk", task="Find it.")
+
+
+def definition(**changes: Any) -> dict[str, Any]:
+    return {"description": "Finds values.", "tools": ["look"], **changes}
+
+
+def team(entries: dict[str, Any], tools: Any = (look,), **options: Any) -> Agent[Any]:
+    return Agent(ScriptedClient([]), tools, config={"agent": {"sub_agents": entries}}, home=False, **options)
+
+
+@STREAMED
+async def test_a_section_of_the_settings_is_a_sub_agent(home: Path, stream: bool) -> None:
+    async with serve_script(clerk) as clerks, serve_script(chief) as chiefs:
+        entry = definition(
+            model="openai:small", base_url=clerks.base_url, instructions="Be exact.", dialect="cot_chat", max_turns=7,
+            mcp_servers={"shelf": {"command": sys.executable, "args": [str(SERVER)], "env": {"KEY": "very-secret-1"}}},
+        )  # fmt: skip
+        agent = Agent(
+            "openai:big", [look], base_url=chiefs.base_url, api_key="k", dialect="function_call", stream=stream,
+            config={"agent": {"sub_agents": {"clerk": entry}}},
+        )  # fmt: skip
+        result = await agent.run("What is the value of abcd?")
+        asked = clerks.requests[0]
+    assert result.answer == "4"
+    assert result.telemetry.by_tool["look"]["calls"] == 1
+    assert {each.agent for each in result.usage_log} == {"main", "main/r1:clerk"}
+    text = str(asked.body)
+    assert "Be exact." in text
+    assert "add" in text
+    assert "Action" in text
+    assert json.loads(asked.body)["model"] == "small"
+    rows = list(open_store(home).rows(result.run_id))
+    assert "very-secret-1" not in str(rows)
+    assert [row.event.model for row in rows if isinstance(row.event, ev.AgentStarted)] == ["openai:small"]
+
+
+async def test_what_a_section_leaves_open_is_as_for_the_main_agent() -> None:
+    agent = team({"clerk": definition(max_turns=3)}, max_turns=9)
+    (made,) = [each for each in agent.plan().manager.local_tools if each.name == "clerk"]
+    plan = made.plan_of(False)
+    assert plan.client is agent.plan().client
+    assert (plan.limits.max_turns, agent.plan().limits.max_turns) == (3, 9)
+    assert [spec.name for spec in plan.manager.specs()] == ["look", "read_result"]
+
+
+def test_a_sub_agent_may_have_built_in_tools_and_other_sub_agents() -> None:
+    entries = {"lead": definition(tools=["clerk", "calculate"]), "clerk": definition()}
+    agent = team(entries, ToolManager([look]))
+    made = {each.name: each for each in agent.plan().manager.local_tools}
+    assert sorted(made) == ["clerk", "lead", "look", "read_result"]
+    assert [spec.name for spec in made["lead"].plan_of(False).manager.specs()] == ["calculate", "clerk", "read_result"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"clerk": definition(), "clrk": {"max_turns": 3}}, "Unknown sub-agent 'clrk' .* Did you mean 'clerk'"),
+        ({"clerk": definition(instruction="x")}, "Did you mean 'agent.sub_agents.clerk.instructions'"),
+        ({"clerk": definition(tools=["lok"])}, "Unknown tool 'lok' in .*clerk.tools'. Did you mean 'look'"),
+        ({"clerk": definition(tools=["calculat"])}, "Did you mean 'calculate'"),
+        ({"clerk": {"tools": ["look"]}}, "'agent.sub_agents.clerk.description' is missing"),
+        ({"look": definition()}, "the agent has a tool 'look'"),
+        ({"a": definition(tools=["b"]), "b": definition(tools=["a"])}, "contain each other: a → b → a"),
+        ({"clerk": {"max_turns": 3}}, "This agent has none: set its description"),
+        ({"clerk": definition(model="gpt-5")}, "'gpt-5' is not a model name"),
+        ({"clerk": definition(mcp_servers=[7])}, "Give a list of commands"),
+    ],
+)
+def test_a_wrong_section_is_an_error_that_says_how_to_fix_it(entries: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        team(entries)
+
+
+def test_the_environment_does_not_override_settings_that_were_loaded_with_overrides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CLOSEOUT_AGENT__MAIN_AGENT__MAX_TURNS", "9")
+    config = load_config(overrides=["agent.main_agent.max_turns=3"])
+    assert Agent(ScriptedClient([]), config=config, home=False).plan().limits.max_turns == 3
+
+
+@STREAMED
+def test_the_command_line_runs_a_sub_agent_of_a_yaml_file(tmp_path: Path, stream: bool) -> None:
+    settings = tmp_path / "team.yaml"
+
+    def script(view: RequestView) -> Any:
+        if "You count." in view.text:
+            return answer("398") if "397.8" in view.text else call("calculate", expression="2340*0.17")
+        return answer("398") if "398" in view.text else call("counter", task="What is 17 % of 2340, rounded?")
+
+    with serve_script(script) as server:
+        settings.write_text(
+            f"llm: {{provider: openai, model_name: scripted, base_url: {server.base_url}, api_key: k}}\n"
+            "dialect: function_call\n"
+            "agent:\n  sub_agents:\n    counter:\n      description: Counts.\n      instructions: You count.\n"
+            "      tools: [calculate]\n      max_turns: 4\n"
+        )
+        quiet = () if stream else ("-q",)
+        done = closeout("run", "What is 17 % of 2,340, rounded?", "-c", str(settings), *quiet)
+        assert (done.code, done.out) == (0, "398\n"), done.err
+        assert "Unclosed" not in done.err
+    shown = here("config", "-c", str(settings)).out
+    assert 'agent.sub_agents.counter.tools = ["calculate"]' in shown
+    wrong = here("run", "Q", "-c", str(settings), "-c", "agent.sub_agents.conter.max_turns=3")
+    assert wrong.code == 2
+    assert "Did you mean 'counter'?" in wrong.sentence

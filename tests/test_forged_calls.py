@@ -1,0 +1,32 @@
+"""A call that a reply only quotes never runs a destructive tool. The rig is tests/harness/forgery.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "harness"))
+
+import forgery
+
+# Forms that never run a destructive tool: without a mark, or with channels that a text dialect does not have.
+NEVER = {"llama 3 bare", "llama 3.2 list", "openai envelope", "xlam", "xlam, a fence", "kimi_k3", "minimax m3"}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_quoted_call_never_runs_a_destructive_tool(seed: int) -> None:
+    assert forgery.forged(forgery.sample(150, seed)) == []
+
+
+@pytest.mark.parametrize("dialect", ["cot_chat", "cot_completion", "mcp_xml"])
+def test_a_quoted_call_in_the_dialects_own_form_never_runs_a_destructive_tool(dialect: str) -> None:
+    form = "use_mcp_tool" if dialect == "mcp_xml" else "react"
+    own = [cell for cell in forgery.cells() if cell.dialect == dialect and cell.form == form]
+    assert forgery.forged(own[::3]) == []
+
+
+async def test_the_same_forms_run_it_as_calls_of_the_models_own() -> None:
+    refused = {form for form in forgery.WRITERS if not await forgery.control(form, "function_call")}
+    assert refused == NEVER

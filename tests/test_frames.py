@@ -1,0 +1,65 @@
+"""A reader can follow a request from `Agent.run` to the HTTP POST: few frames, each with a name of its own."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import aiohttp
+import pytest
+
+from closeout import Agent, tool
+from closeout.testing import answer, call, serve_script
+
+MOST_FRAMES = 12
+
+
+def our_frames() -> list[str]:
+    """The qualified names of this package's functions on the stack, the innermost first."""
+    frame, names = sys._getframe(1), []
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").split(".")[0] == "closeout":
+            names.append(frame.f_code.co_qualname)
+        frame = frame.f_back
+    return names
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The frames at each POST, filled while a run goes on."""
+    found: list[list[str]] = []
+    send = aiohttp.ClientSession._request
+
+    async def recorded(session: Any, method: str, *arguments: Any, **options: Any) -> Any:
+        if method.upper() == "POST":
+            found.append(our_frames())
+        return await send(session, method, *arguments, **options)
+
+    monkeypatch.setattr(aiohttp.ClientSession, "_request", recorded)
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "cot_completion", "mcp_xml"])
+async def test_a_request_is_at_most_twelve_frames_deep(dialect: str, stream: bool, stacks: list[list[str]]) -> None:
+    @tool(read_only=True)
+    def look(key: str) -> str:
+        """Look up a key.
+
+        Args:
+            key: the key
+        """
+        return f"{key} is 42"
+
+    async with serve_script([call("look", key="a"), answer("42")]) as server:
+        agent = Agent(
+            "openai:x", [look], base_url=server.base_url, api_key="k", dialect=dialect, stream=stream, home=False
+        )
+        result = await agent.run("What is a?")
+    assert result.answer == "42"
+    assert len(stacks) == 2
+    for stack in stacks:
+        assert stack[-1] == "Agent.run"
+        assert len(stack) <= MOST_FRAMES, stack
+        names = [name.rpartition(".")[2].strip("_") for name in stack]
+        assert len(names) - names.count("run") == len(set(names) - {"run"}), stack

@@ -1,0 +1,33 @@
+"""Hostile text is read, and a long run resumed, in time proportional to its length (tests/harness/growth.py)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "harness"))
+
+import growth
+
+
+@pytest.mark.parametrize("reader", growth.READERS)
+def test_a_public_parser_reads_hostile_text_in_linear_time(reader: str) -> None:
+    _, found = growth.worst_growth(1, readers=[reader], known=10, made=5)
+    assert found == []
+
+
+def test_the_rig_finds_a_reader_whose_time_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quadratic(text: str) -> None:
+        for at in range(0, len(text), 8):
+            text[at:].count("b")
+
+    monkeypatch.setitem(growth.READERS, "quadratic", quadratic)
+    assert growth.growth("quadratic", ("", "a", "")).exponent > growth.LIMIT
+
+
+def test_resuming_a_run_takes_time_in_proportion_to_its_events(tmp_path: Path) -> None:
+    short = growth.resume_seconds(tmp_path / "short", 100)
+    long = growth.resume_seconds(tmp_path / "long", 1600)
+    assert growth.slope(long, short) < growth.LIMIT

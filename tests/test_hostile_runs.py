@@ -1,0 +1,17 @@
+"""No reply and no tool result ends a run with an error inside it. The rig is tests/harness/hostile_runs.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "harness"))
+
+import hostile_runs
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_reply_and_no_result_ends_a_run_with_an_error_inside_it(seed: int, tmp_path: Path) -> None:
+    hostile_runs.check(tmp_path, cases=40, number=seed)

@@ -1,0 +1,392 @@
+"""The journal under damage, foreign locks, clock changes and migration: a class of trouble in each section."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout import Agent, tool
+from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
+from closeout.journal import events as ev
+from closeout.journal.check import check_home
+from closeout.journal.database import JOURNAL_FILES
+from closeout.journal.journal import Journal
+from closeout.journal.recorded import RecordedRun
+from closeout.journal.store import Row, Store, close_stores, open_store
+from closeout.testing import RequestView, ScriptedClient, answer, call
+
+DATA = Path(__file__).parent / "data" / "journals"
+KEYS = ("a", "b", "c")
+
+
+def paying_agent(home: Path, paid: list[str], **options: Any) -> Agent:
+    """An agent that pays three bills, one call in each turn; a payment must not be repeated."""
+
+    @tool
+    def pay(key: str) -> str:
+        """Pay a bill."""
+        paid.append(key)
+        return f"[{key}] paid " + "x" * 1500  # long enough to be stored apart
+
+    def script(view: RequestView) -> Any:
+        left = [key for key in KEYS if f"[{key}] paid" not in view.text and "Interrupted" not in view.text]
+        return call("pay", key=left[0]) if left else answer("done")
+
+    return Agent(ScriptedClient(script), [pay], home=home, **options)
+
+
+async def interrupted_run(home: Path) -> list[str]:
+    """A run that was cancelled after its three payments."""
+    paid: list[str] = []
+
+    def stop(event: object) -> None:
+        if isinstance(event, ev.ToolFinished) and len(paid) == len(KEYS):
+            asyncio.get_running_loop().call_soon(task.cancel)
+
+    task = asyncio.ensure_future(paying_agent(home, paid).run("Pay.", run_id="run", listeners=[stop]))
+    await asyncio.gather(task, return_exceptions=True)
+    assert paid == list(KEYS)
+    close_stores()
+    return paid
+
+
+def change(home: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(home / "journal.sqlite3")) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+FINISHED = "FROM events WHERE instr(CAST(body AS TEXT), 'ToolFinished')"
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "a garbled row": lambda home: change(
+        home, "UPDATE events SET body=x'ff00' WHERE place=(SELECT max(place) FROM events WHERE place<(1<<32)+9)"
+    ),
+    "an edited row": lambda home: change(
+        home,
+        "UPDATE events SET body=replace(CAST(body AS TEXT), 'pay', 'buy') "
+        "WHERE place=(SELECT min(place) FROM events WHERE instr(CAST(body AS TEXT), 'ToolStarted'))",
+    ),
+    "a missing row": lambda home: change(
+        home,
+        f"DELETE FROM events WHERE place=(SELECT min(place) {FINISHED})",
+    ),
+    "the last rows missing": lambda home: change(
+        home,
+        f"DELETE FROM events WHERE place>=(SELECT max(place) {FINISHED})",
+    ),
+    "no beginning": lambda home: change(home, "DELETE FROM events WHERE place=(SELECT min(place) FROM events)"),
+    "missing bodies": lambda home: change(home, "DELETE FROM bodies"),
+    "swapped rows": lambda home: change(
+        home,
+        "UPDATE events SET place=-1 WHERE place=(SELECT max(place) FROM events)",
+        "UPDATE events SET place=(1<<32)+5000 WHERE place=-1",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_a_damaged_record_is_not_resumed_unless_forced(damage: str, home: Path) -> None:
+    await interrupted_run(home)
+    DAMAGE[damage](home)
+    paid: list[str] = []
+    with pytest.raises(JournalDamaged, match=r"record of run run is damaged: .*--force"):
+        await paying_agent(home, paid).resume("run")
+    assert paid == []
+    assert [run for run, _ in check_home(home).run_problems] == ["run"]
+    if damage != "no beginning":
+        forced = await paying_agent(home, paid).resume("run", despite_damage=True)
+        assert forced.answer == "done"
+
+
+async def test_a_journal_whose_log_was_deleted_is_not_resumed(home: Path, tmp_path: Path) -> None:
+    paid: list[str] = []
+    copy = tmp_path / "copy"
+
+    def keep(event: object) -> None:
+        if isinstance(event, ev.RunStarted):
+            store = open_store(home)
+            store.flush()
+            with closing(sqlite3.connect(store.path)) as db:
+                db.execute("PRAGMA wal_checkpoint(FULL)")
+        if isinstance(event, ev.ToolStarted) and len(paid) == 2:
+            shutil.copytree(home, copy)
+
+    await paying_agent(home, paid).run("Pay.", run_id="run", listeners=[keep])
+    (copy / "journal.sqlite3-wal").unlink()
+    (copy / "journal.sqlite3-shm").unlink(missing_ok=True)
+    with pytest.raises(JournalDamaged, match="were safely on disk"):
+        await paying_agent(copy, paid).resume("run")
+
+
+async def test_an_undamaged_record_has_no_problems(home: Path) -> None:
+    await interrupted_run(home)
+    report = check_home(home)
+    assert (report.runs, report.file_problems, report.run_problems) == (1, (), ())
+    paid: list[str] = []
+    assert (await paying_agent(home, paid).resume("run")).answer == "done"
+    assert paid == []
+    assert check_home(home).run_problems == ()
+
+
+def test_doctor_check_reports_damage_with_exit_code_3(home: Path) -> None:
+    asyncio.run(interrupted_run(home))
+    command = [sys.executable, "-m", "closeout", "doctor", "--check"]
+    well = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (well.returncode, "No damage found." in well.stdout) == (0, True), well
+    DAMAGE["a missing row"](home)
+    ill = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert ill.returncode == 3
+    assert "are missing" in json.loads(ill.stdout)["run_problems"]["run"][0]
+
+
+# ------------------------------------------------------------------------------------------------ locks
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no open-file-description locks")
+def test_opening_and_closing_the_files_of_a_journal_does_not_release_a_run(home: Path) -> None:
+    journal = Journal.start(open_store(home), ev.RunStarted("main", "Why?"))
+    for name in JOURNAL_FILES:
+        with (home / name).open("rb"):
+            pass
+    source = """
+import sys
+from pathlib import Path
+from closeout.journal.journal import Journal
+from closeout.journal.store import open_store
+Journal.reopen(open_store(Path(sys.argv[1])), sys.argv[2])
+"""
+    command = [sys.executable, "-c", source, str(home), journal.run_id]
+    other = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "JournalLocked" in other.stderr
+    with pytest.raises(JournalLocked):
+        Store(home).reopen_run(journal.run_id)
+
+
+async def test_a_write_lock_of_another_process_does_not_stop_the_event_loop(home: Path) -> None:
+    paid: list[str] = []
+    agent = paying_agent(home, paid)
+    await agent.run("Pay.", run_id="before")
+    beats: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    with closing(sqlite3.connect(home / "journal.sqlite3", isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        release = threading.Timer(1.0, other.execute, ("COMMIT",))
+        release.start()
+        heart = asyncio.ensure_future(beat())
+        result = await agent.run("Pay.", run_id="blocked")
+        heart.cancel()
+        release.join()
+    assert result.answer == "done"
+    pauses = [later - earlier for earlier, later in pairwise(beats)]
+    assert len(beats) > 20
+    assert max(pauses) < 0.7, "the loop went on while the lock was held"
+    rows = list(open_store(home).rows("blocked"))
+    assert [row.seq for row in rows] == list(range(len(rows)))
+    assert isinstance(rows[-1].event, ev.RunEnded)
+
+
+# ------------------------------------------------------------------------------------------------ the clock
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+async def test_a_change_of_the_wall_clock_neither_ends_a_run_nor_its_limit(
+    step: float, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    journal = Journal.start(open_store(home), ev.RunStarted("main", "Why?"))
+    monkeypatch.setattr(time, "time", lambda: real() + step)
+    journal.append(ev.AttemptStarted("main", 0))
+    assert 0 <= journal.elapsed < 5
+    journal.abandon()
+
+    again = Journal.reopen(open_store(home), journal.run_id)
+    assert 0 <= again.elapsed < 5, "the time between two processes is idle, whatever the clock says"
+    again.append(ev.AttemptStarted("main", 0))
+    again.append(ev.AttemptStarted("main", 1))
+    again.abandon()
+    monkeypatch.undo()
+    third = Journal.reopen(open_store(home), journal.run_id)
+    assert 0 <= third.elapsed < 10
+
+
+# ------------------------------------------------------------------------------------------------ write errors
+
+
+class FailingDisk(Store):
+    """A store whose writes fail: `failures` of them, from the first that holds an event of a sub-agent."""
+
+    failures = 0
+
+    def _write(self, batch: Any, statements: Any) -> None:
+        below = any("/" in event.agent for entries in batch.events.values() for _, _, event in entries)
+        if self.failures and below:
+            self.failures -= 1
+            error = sqlite3.OperationalError("database or disk is full")
+            raise error
+        super()._write(batch, statements)
+
+
+def chief_and_clerk(home: Path, paid: list[str]) -> Agent:
+    clerk = paying_agent(home, paid)
+
+    def script(view: RequestView) -> Any:
+        return answer("all paid") if view.messages[-1]["role"] == "tool" else call("clerk", task="Pay.")
+
+    return Agent(ScriptedClient(script), [clerk.as_tool("clerk", "Pays bills.")], home=home)
+
+
+async def test_a_passing_write_error_in_a_sub_agent_ends_nothing(home: Path) -> None:
+    store = open_store(home, make=FailingDisk)
+    assert isinstance(store, FailingDisk)
+    store.failures, paid = 1, list[str]()
+    result = await chief_and_clerk(home, paid).run("Pay.", run_id="run")
+    assert (result.answer, paid) == ("all paid", list(KEYS))
+    assert check_home(home).run_problems == ()
+
+
+async def test_a_lasting_write_error_in_a_sub_agent_ends_the_run_and_not_as_answered(home: Path) -> None:
+    store = open_store(home, make=FailingDisk)
+    assert isinstance(store, FailingDisk)
+    store.failures, paid = 1000, list[str]()
+    result = await chief_and_clerk(home, paid).run("Pay.", run_id="run")
+    assert (result.status, result.stop_reason, result.answer) == ("failed", "journal_failed", None)
+    assert paid == [], "a payment whose intent cannot be recorded is not made"
+    store.failures = 0
+    again = await chief_and_clerk(home, paid).resume("run")
+    assert (again.answer, paid) == ("all paid", list(KEYS))
+
+
+def test_an_io_error_is_not_called_a_full_disk(home: Path) -> None:
+    from closeout.journal.database import journal_error
+
+    full = journal_error(sqlite3.OperationalError("database or disk is full"), home)
+    broken = journal_error(sqlite3.OperationalError("disk I/O error"), home)
+    assert isinstance(full, JournalFull)
+    assert type(broken) is JournalError
+    assert "full" not in str(broken)
+
+
+# ------------------------------------------------------------------------------------------------ migration
+
+
+def make_home(folder: Path, dump: str) -> Path:
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "journal.sqlite3")) as db:
+        db.executescript((DATA / dump).read_text())
+    return folder
+
+
+def agent_of_then(home: Path, paid: list[str]) -> Agent:
+    """The agent that made the recorded journals."""
+
+    @tool(read_only=True)
+    def look(key: str) -> str:
+        """Look up a key."""
+        return f"[{key}] known " + ("x" * 1500 if key == "long" else "")
+
+    @tool
+    def pay(key: str) -> str:
+        """Pay a bill."""
+        paid.append(key)
+        return f"[{key}] paid"
+
+    return Agent(ScriptedClient([answer("42")], name="model"), [look, pay], home=home)
+
+
+async def test_a_journal_of_the_previous_format_is_migrated_and_its_runs_resumed(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "old", "format2.sql")
+    paid: list[str] = []
+    agent = agent_of_then(home, paid)
+    store = open_store(home)
+    assert {record.run_id: record.status for record in store.runs()} == {
+        "ended": "answered",
+        "interrupted": "interrupted",
+    }
+    ended = await agent.resume("ended", despite_changes=True)
+    resumed = await agent.resume("interrupted", despite_changes=True)
+    assert (ended.answer, resumed.answer, paid) == ("42", "42", [])
+    outcomes = [row.event for row in store.rows("interrupted") if isinstance(row.event, ev.ToolFinished)]
+    assert [event.ok for event in outcomes] == [True, True, True, False], (
+        "the payment under way is reported, not repeated"
+    )
+    assert check_home(home).run_problems == ()
+    with closing(sqlite3.connect(home / "journal.sqlite3")) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
+
+
+def test_a_journal_of_the_previous_format_is_read_where_it_may_not_be_written(tmp_path: Path) -> None:
+    from closeout.journal.readonly import _ReadOnlyStore
+
+    home = make_home(tmp_path / "old", "format2.sql")
+    before = (home / "journal.sqlite3").read_bytes()
+    with closing(_ReadOnlyStore(home)) as store:
+        assert len(store.read("ended").rows) > 10
+    assert (home / "journal.sqlite3").read_bytes() == before
+    assert [path.name for path in home.iterdir()] == ["journal.sqlite3"]
+
+
+# ------------------------------------------------------------------------------------------------ growth
+
+
+def recorded_calls(calls: int) -> tuple[Row, ...]:
+    """A record of so many calls of sub-agents, each with a request of its own."""
+    events: list[ev.Event] = [ev.RunStarted("main", "Why?")]
+    for number in range(calls):
+        handle, path = f"r{number}", f"main/r{number}:clerk"
+        events += [
+            ev.ToolStarted("main", handle, "clerk", arguments="{}"),
+            ev.AgentStarted(path, "clerk", "Find out."),
+            ev.ModelRequested(path, 0),
+            ev.ModelReplied(path, 0, "found"),
+            ev.AgentEnded(path, "answered", "found"),
+            ev.ToolFinished("main", handle, "clerk", ok=True, record="{}"),
+        ]
+    return tuple(Row(seq, float(seq), event) for seq, event in enumerate(events))
+
+
+def steps_to_take(calls: int) -> int:
+    """Function calls, Python's and C's, that indexing and taking a record make: the same on a busy machine."""
+    rows = recorded_calls(calls)
+    count = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        record = RecordedRun(rows)
+        for number in range(calls):
+            started = ev.ToolStarted("main", f"r{number}", "clerk", arguments="{}")
+            record.take_outcome(started)
+            record.match(started)
+            record.take_below(started)
+    finally:
+        sys.setprofile(None)
+    assert record.outcomes_left == 0
+    return count
+
+
+def test_taking_a_record_with_sub_agents_grows_linearly() -> None:
+    assert steps_to_take(800) <= 8.1 * steps_to_take(100)
