@@ -1,0 +1,1 @@
+"""Evaluate agents on datasets: trials, scoring, statistics, reports."""

@@ -1,0 +1,1 @@
+"""Serve agents, govern model endpoints and view runs over HTTP."""
