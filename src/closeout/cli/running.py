@@ -1,22 +1,19 @@
-"""The commands that run agents: run, resume, replay; Ctrl-C and SIGTERM while they run."""
+"""The commands that run an agent: run, resume, replay."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING
 
 from closeout.cli import exits
 from closeout.cli.display import Display
 from closeout.cli.options import RunOptions, make_agent, recorded_options
+from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import amount, duration, print_answer, print_json, say_error, usage_line
 from closeout.errors import UsageError
 
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["replay_command", "resume_command", "run_command"]
 
-T = TypeVar("T")
 Start = Callable[["Agent", Sequence["Listener"]], Awaitable["RunResult"]]
 
 
@@ -116,15 +112,15 @@ def _run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet:
         _say_stopped(run_id)
 
     logging.getLogger().addHandler(logging.NullHandler())  # libraries' logs are not for the person at the terminal
-    with _Signals(on_first_signal, on_second_signal) as signals:
+    with Signals(on_first_signal, on_second_signal) as signals:
         try:
             with display or nullcontext():
                 result = signals.run(_start(agent, start, display))
-        except _Stopped as stopped:
+        except Stopped as stopped:
             begun = _say_stopped(run_id)
             if as_json:
                 print_json({"answer": None, "status": "cancelled", "run_id": run_id if begun else None})
-            return _exit_now_if_blocked(stopped.code)
+            return exit_now_if_blocked(stopped.code)
     _report(result, display, as_json=as_json)
     return exits.OUTCOMES[result.status]
 
@@ -189,78 +185,3 @@ def _outcome(result: RunResult) -> str:
     parts += [amount(len(result.repairs), "repair")] if result.repairs else []
     parts += [amount(result.rollbacks, "rollback")] if result.rollbacks else []
     return " · ".join([*parts, duration(result.seconds * 1000)])
-
-
-# ------------------------------------------------------------------------------------------------ signals
-
-
-class _Stopped(Exception):
-    """A signal ended the run. `code` is the exit code: 128 + the signal's number."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by signal {number}")
-        self.code = 128 + number
-
-
-class _Signals:
-    """Let the first Ctrl-C or SIGTERM cancel the run, and a second one end the process at once.
-
-    The journal is safe in both cases. Use it as a context manager in the main thread.
-
-    Args:
-        first: Called when the run is cancelled.
-        second: Called just before the process ends without waiting for a tool or a model.
-    """
-
-    def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        self._first = first
-        self._second = second
-        self._number = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs ignore it
-                self._previous[number] = signal.signal(number, self._received)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def run(self, work: Awaitable[T]) -> T:
-        """Return what the work returns, raise what it raises, or raise _Stopped if a signal ended it."""
-        try:
-            return asyncio.run(self._watched(work))
-        except asyncio.CancelledError:
-            raise _Stopped(self._number or signal.SIGINT) from None
-
-    async def _watched(self, work: Awaitable[T]) -> T:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        if self._number:
-            self._cancel()
-        return await work
-
-    def _received(self, number: int, _: FrameType | None) -> None:
-        if self._number:
-            self._second()
-            os._exit(128 + number)
-        self._number = number
-        self._first()
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._cancel)  # wakes the loop
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-
-def _exit_now_if_blocked(code: int) -> int:
-    """Return the exit code, or exit with it if a thread (a model being loaded) would block the process's exit."""
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
