@@ -184,6 +184,38 @@ class Agent(Generic[Value]):
             journal = await start_journal(plan, prepared, self.store(), run_id)
             return await execute_run(plan, prepared, journal, listeners)
 
+    async def submit(
+        self,
+        task: str,
+        *,
+        files: Sequence[str | Path] = (),
+        history: Sequence[Mapping[str, Any]] = (),
+        run_id: str = "",
+        origin: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Record a run without starting it. `resume(run_id)` starts it, also in another process.
+
+        The arguments are those of `run`.
+
+        Returns:
+            The run's id.
+
+        Raises:
+            UsageError: An argument is wrong, or the agent keeps its runs in memory.
+            JournalError: The record cannot be started.
+        """
+        from dataclasses import replace
+
+        from closeout.run.lifecycle import start_journal, with_read_result
+
+        store, plan = self._kept_runs(), self.plan()
+        prepared = replace(await self._prepare(plan, task, files, history), origin=origin or {})
+        plan = with_read_result(plan, bool(prepared.texts))
+        async with plan.manager:
+            journal = await start_journal(plan, prepared, store, run_id)
+        await store.off_loop(journal.abandon)
+        return journal.run_id
+
     def run_sync(self, task: str, **options: Unpack[RunKeywords]) -> RunResult[Value]:
         """Run the agent from code that is not async. Inside a running event loop use `await agent.run(…)` instead."""
         import asyncio
@@ -225,9 +257,7 @@ class Agent(Generic[Value]):
         """
         from closeout.run.lifecycle import resume_run
 
-        store = self.store()
-        if store is None:
-            raise UsageError("This agent keeps its runs in memory (home=False), so it cannot resume them. Pass a home.")
+        store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners))
         return await resume_run(
@@ -267,6 +297,12 @@ class Agent(Generic[Value]):
 
         folder = self._home_folder()
         return None if folder is None else open_store(folder)
+
+    def _kept_runs(self) -> Store:
+        store = self.store()
+        if store is None:
+            raise UsageError("This agent keeps its runs in memory (home=False), so it cannot resume them. Pass a home.")
+        return store
 
     def _home_folder(self) -> Path | None:
         if self._home is False:

@@ -51,6 +51,7 @@ _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE 
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 _SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # of format 2
+_SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place"
 _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
@@ -399,12 +400,36 @@ class Store:
     def read(self, run_id: str) -> RunRows:
         """Return a run's events and what is wrong with its record. Raises RunNotFound, JournalError."""
         number = self._number(run_id)
+        self._flush_run(number)
+        return self._read(number)
+
+    def rows_from(self, run_id: str, seq: int) -> list[Row]:
+        """Return a run's events from a place on, all of them committed, without reading what is before it.
+
+        Raises:
+            RunNotFound: No run has this name.
+            JournalError: The journal cannot be read.
+        """
+        number = self._number(run_id)
+        self._flush_run(number)
+        start = number << SEQ_BITS
+        # The commit that holds the event `seq` may begin before it.
+        first = self.query("SELECT max(place) FROM events WHERE place>=? AND place<=?", (start, start + seq))[0][0]
+        stored = self.query(_SELECT_PLACES, (start if first is None else first, number + 1 << SEQ_BITS))
+        rows: list[Row] = []
+        for place, body in stored:
+            for offset, (at, event) in enumerate(self._events(body, rows[-1].time if rows else 0.0)):
+                if place - start + offset >= seq:
+                    rows.append(Row(place - start + offset, at, event))
+        return rows
+
+    def _flush_run(self, number: int) -> None:
+        """Wait until what has been put of a run is committed."""
         with self._state:
             unwritten = number in self._batch.events
             unwritten |= self._in_commit is not None and number in self._in_commit.events
         if unwritten:
             self.flush()
-        return self._read(number)
 
     def _read(self, number: int) -> RunRows:
         start = number << SEQ_BITS

@@ -1,0 +1,79 @@
+"""Follow a run: its committed events in order, as they are written, by this process or another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from closeout.journal.events import Event
+from closeout.journal.journal import COMMIT_SECONDS
+from closeout.journal.store import Row, Store
+from closeout.journal.subscribers import Progress
+
+__all__ = ["Wakeup", "follow"]
+
+POLL_SECONDS = 0.5  # between two looks at a run that another process executes
+
+
+class Wakeup:
+    """Wakes the followers of a run that this process executes. Pass it to the run as a listener."""
+
+    def __init__(self) -> None:
+        self._changed: asyncio.Event = asyncio.Event()
+
+    def __call__(self, event: Event | Progress) -> None:
+        if isinstance(event, Event):
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the followers look at the record."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def next_change(self) -> asyncio.Event:
+        """Return what will be set by the next event. Get it before looking at the record, so that none is missed."""
+        return self._changed
+
+
+async def follow(
+    store: Store,
+    run_id: str,
+    start: int = 0,
+    *,
+    wakeup: Wakeup | None = None,
+    is_active: Callable[[], bool] = lambda: False,
+    poll: float = POLL_SECONDS,
+) -> AsyncIterator[Row]:
+    """Iterate over a run's events from a place on, until it is over.
+
+    Only committed events are seen: what was yielded once is still in the record after the process is killed.
+
+    Args:
+        store: Where the run is kept.
+        run_id: The name of the run.
+        start: The place of the first event wanted.
+        wakeup: A listener of the run, if this process executes it. The record is looked at every `poll` seconds anyway.
+        is_active: Whether the run is going to be executed although nobody executes it now.
+        poll: Seconds between two looks.
+
+    Raises:
+        RunNotFound: No run has this name.
+        JournalError: The journal cannot be read.
+    """
+    while True:
+        change = wakeup.next_change() if wakeup is not None else None
+        going_on = is_active()  # asked before the rows are read, so that the last ones are not missed
+        going_on = going_on or (await asyncio.to_thread(store.run, run_id)).status == "running"
+        for row in await asyncio.to_thread(store.rows_from, run_id, start):
+            start = row.seq + 1
+            yield row
+        if not going_on:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(poll):
+                if change is None:
+                    await asyncio.sleep(poll)
+                else:
+                    await change.wait()
+                    await asyncio.sleep(COMMIT_SECONDS)  # let more events share the commit
