@@ -51,7 +51,7 @@ _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE 
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 _SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # of format 2
-_SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place"
+_SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
@@ -372,6 +372,13 @@ class Store:
         """Return the latest runs, newest first. A run that a dead process left "running" is "interrupted"."""
         return [self._record(row) for row in self.query(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (min(limit, _ALL),))]
 
+    def each_run(self, before: str = "") -> Iterator[RunRecord]:
+        """Iterate over all runs, newest first; with `before`, over those that began earlier than that run."""
+        last = self._number(before) if before else _ALL
+        while found := self.query(f"{_SELECT_RUN} WHERE id<? ORDER BY id DESC LIMIT 500", (last,)):
+            yield from map(self._record, found)
+            last = found[-1][0]
+
     def run(self, run_id: str) -> RunRecord:
         """Return a run by its name. Raises RunNotFound."""
         return self._record(self.query(f"{_SELECT_RUN} WHERE id=?", (self._number(run_id),))[0])
@@ -403,8 +410,13 @@ class Store:
         self._flush_run(number)
         return self._read(number)
 
-    def rows_from(self, run_id: str, seq: int) -> list[Row]:
+    def rows_from(self, run_id: str, seq: int, limit: int = _ALL) -> list[Row]:
         """Return a run's events from a place on, all of them committed, without reading what is before it.
+
+        Args:
+            run_id: The name of the run.
+            seq: The place of the first event wanted.
+            limit: The most events to return.
 
         Raises:
             RunNotFound: No run has this name.
@@ -412,16 +424,19 @@ class Store:
         """
         number = self._number(run_id)
         self._flush_run(number)
-        start = number << SEQ_BITS
+        start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
         # The commit that holds the event `seq` may begin before it.
-        first = self.query("SELECT max(place) FROM events WHERE place>=? AND place<=?", (start, start + seq))[0][0]
-        stored = self.query(_SELECT_PLACES, (start if first is None else first, number + 1 << SEQ_BITS))
+        last = min(start + seq, end - 1)
+        first = self.query("SELECT max(place) FROM events WHERE place>=? AND place<=?", (start, last))[0][0]
+        place = start if first is None else first
         rows: list[Row] = []
-        for place, body in stored:
-            for offset, (at, event) in enumerate(self._events(body, rows[-1].time if rows else 0.0)):
-                if place - start + offset >= seq:
-                    rows.append(Row(place - start + offset, at, event))
-        return rows
+        while len(rows) < limit and (stored := self.query(_SELECT_PLACES, (place, end, limit - len(rows)))):
+            for place, body in stored:
+                for offset, (at, event) in enumerate(self._events(body, rows[-1].time if rows else 0.0)):
+                    if place - start + offset >= seq:
+                        rows.append(Row(place - start + offset, at, event))
+            place += 1
+        return rows[:limit]
 
     def _flush_run(self, number: int) -> None:
         """Wait until what has been put of a run is committed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
 
 from closeout.journal.events import (
     AnswerSeen,
@@ -18,6 +19,7 @@ from closeout.journal.events import (
     ToolStarted,
     TurnAccepted,
     TurnRolledBack,
+    usage_record,
 )
 from closeout.journal.subscribers import Progress
 from closeout.messages import Repair, Usage, UsageSum
@@ -26,6 +28,7 @@ from closeout.records import record
 __all__ = ["RequestUsage", "RunTotals", "usage_by_request"]
 
 _NO_USAGE = Usage()
+_COUNTS = ("turns", "attempts", "rollbacks", "tool_calls", "tool_failures", "_turns_before")
 
 
 class RunTotals:
@@ -45,8 +48,25 @@ class RunTotals:
         self.candidates: list[AnswerSeen] = []
         self.ended: RunEnded | None = None
         self._turns_before = 0  # in the earlier attempts
+        self._repairs_before = 0  # counted by the totals that these continue
         for event in events:
             self(event)
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[str, Any]) -> Self:
+        """Continue from `counts`: only the events after it remain to be added."""
+        totals = cls()
+        for name in _COUNTS:
+            setattr(totals, name, counts[name])
+        totals._repairs_before = counts["repairs"]
+        totals._usage_sum.add(Usage(**counts["usage"]))
+        return totals
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The totals as a JSON object. Repairs are only counted."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return {**counts, "repairs": self._repairs_before + len(self.repairs), "usage": usage_record(self.usage)}
 
     @property
     def usage(self) -> Usage:

@@ -1,0 +1,448 @@
+"""Full-text search over recorded runs, and the totals of each run: an SQLite FTS5 index beside the journal.
+
+The index is a cache in a file of its own, so that recording a run costs nothing more and old journals can be searched.
+Whoever searches brings it up to date first. It can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Self
+
+import platformdirs
+
+from closeout.errors import JournalError, RunNotFound
+from closeout.journal.database import LOCK_SECONDS
+from closeout.journal.events import (
+    AgentEnded,
+    AgentStarted,
+    AttemptEnded,
+    Compacted,
+    Event,
+    ModelFailed,
+    ModelReplied,
+    Noted,
+    RunEnded,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+    TurnRolledBack,
+)
+from closeout.journal.store import SEQ_BITS, RunRecord, Store
+from closeout.journal.totals import RunTotals
+
+__all__ = ["IndexState", "RunHit", "SearchIndex", "parse_query", "texts_of"]
+
+FILE_NAME = "search.sqlite3"
+FORMAT = 1
+BATCH_SECONDS = 0.5  # a commit after this long, so that others can search what is indexed and nothing is lost
+EXCERPT = 160  # characters
+_ALL = 2**63 - 1
+_SEQ_MASK = (1 << SEQ_BITS) - 1
+_SCHEMA = """
+CREATE TABLE runs (
+  run INTEGER PRIMARY KEY, run_id TEXT NOT NULL, next INTEGER NOT NULL, ended REAL, totals TEXT NOT NULL);
+CREATE VIRTUAL TABLE texts USING fts5(text, content='', tokenize="unicode61 remove_diacritics 2");
+"""
+# Scripts that are written without spaces: each character is a word of the index, and a query is a phrase of them.
+_UNSPACED = re.compile(
+    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])"
+)
+_TERM = re.compile(r'"([^"]*)"?|(\S+)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHit:
+    """A run that a search found.
+
+    Attributes:
+        run: The run.
+        seq: The number of the first event that matches.
+        kind: What that event is: task, reply, call, result, answer, summary or note.
+        agent: The path of the agent.
+        excerpt: The text around the match.
+        marks: Where the terms are in the excerpt: start and end of each.
+    """
+
+    run: RunRecord
+    seq: int
+    kind: str
+    agent: str
+    excerpt: str
+    marks: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """How much of the journal is indexed."""
+
+    indexed: int
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A word or a phrase of a query. A word also finds longer words that begin with it."""
+
+    text: str
+    is_phrase: bool
+
+    @property
+    def match(self) -> str:
+        """The term in FTS5's query language."""
+        text = _spaced(self.text).replace('"', " ").strip()
+        return f'"{text}"' if self.is_phrase else f'"{text}"*'
+
+
+def parse_query(text: str) -> list[_Term]:
+    """Return the terms of a query. Whatever has no letter or digit is dropped."""
+    terms = [_Term(phrase or word, bool(phrase)) for phrase, word in _TERM.findall(text)]
+    return [term for term in terms if any(character.isalnum() for character in term.text)]
+
+
+class SearchIndex:
+    """The index of the runs in one store. Use it as a context manager; its methods may be called from any thread.
+
+    Args:
+        store: The runs. The index is kept in their folder; if that cannot be written, in the user's cache folder.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._writing = threading.Lock()
+        self._reading = threading.Lock()
+        self._seen = (-1, IndexState(0, 0))  # the journal's version at the last complete update
+        self._path = _place(store.path)
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+                raise JournalError(f"{self._path} is locked by another process. Try again later.") from error
+            if "fts5" in str(error):
+                raise JournalError("This Python's SQLite has no FTS5, which full-text search needs.") from error
+            # A damaged cache is made again.
+            self._delete()
+            try:
+                self._open()
+            except sqlite3.DatabaseError as again:
+                raise JournalError(f"Cannot make the search index {self._path} ({again}).") from again
+
+    def _open(self) -> None:
+        self._db = _connect(self._path)
+        try:
+            with self._transaction():
+                if self._db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+                    for name in ("texts", "runs"):
+                        self._db.execute(f"DROP TABLE IF EXISTS {name}")
+                    for statement in filter(str.strip, _SCHEMA.split(";")):
+                        self._db.execute(statement)
+                    self._db.execute(f"PRAGMA user_version={FORMAT}")
+            self._reader = _connect(self._path)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _delete(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                Path(f"{self._path}{suffix}").unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._writing, self._reading:
+            self._db.close()
+            self._reader.close()
+
+    # -------------------------------------------------------------------------------------------- indexing
+
+    def update(self, seconds: float | None = None) -> IndexState:
+        """Add what was recorded since the last update.
+
+        Args:
+            seconds: Stop after about this long; the next call continues. None: until everything is indexed.
+
+        Raises:
+            JournalError: The journal cannot be read.
+        """
+        with self._writing:
+            version = self._store.query("PRAGMA data_version")[0][0]
+            if version == self._seen[0]:
+                return self._seen[1]
+            try:
+                state = self._update(seconds)
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+            if state.indexed == state.runs:
+                self._seen = (version, state)
+            return state
+
+    def _update(self, seconds: float | None) -> IndexState:
+        deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
+        stale, runs = self._stale()
+        done = 0
+        while done < len(stale) and (done == 0 or time.monotonic() < deadline):
+            batch_ends = min(time.monotonic() + BATCH_SECONDS, deadline)
+            with self._transaction():
+                while done < len(stale):
+                    self._index(*stale[done])
+                    done += 1
+                    if time.monotonic() > batch_ends:
+                        break
+        return IndexState(runs - len(stale) + done, runs)
+
+    def _stale(self) -> tuple[list[tuple[int, str, float | None]], int]:
+        """Return the runs that have events that are not indexed, newest first, and the number of all runs."""
+        known = {run: rest for run, *rest in self._db.execute("SELECT run, run_id, next, ended FROM runs")}
+        found: list[tuple[int, str, float | None]] = []
+        runs = self._store.query("SELECT id, run_id, ended FROM runs ORDER BY id DESC")
+        for run, run_id, ended in runs:
+            indexed = known.pop(run, None)
+            if indexed is not None and indexed[0] != run_id:
+                return self._start_again()
+            if indexed is None or ended != indexed[2] or (ended is None and self._grown(run, indexed[1])):
+                found.append((run, run_id, ended))
+        if known:  # runs were removed: their texts must not stay
+            return self._start_again()
+        return found, len(runs)
+
+    def _start_again(self) -> tuple[list[tuple[int, str, float | None]], int]:
+        """Empty the index. Texts cannot be removed from it one by one, because it does not hold them."""
+        with self._transaction():
+            self._db.execute("DELETE FROM runs")
+            self._db.execute("INSERT INTO texts(texts) VALUES('delete-all')")
+        runs = self._store.query("SELECT id, run_id, ended FROM runs ORDER BY id DESC")
+        return [(run, run_id, ended) for run, run_id, ended in runs], len(runs)
+
+    def _grown(self, run: int, following: int) -> bool:
+        """Whether a run has events from number `following` on."""
+        start = run << SEQ_BITS
+        return bool(
+            self._store.query(
+                "SELECT 1 FROM events WHERE place>=? AND place<? LIMIT 1", (start + following, run + 1 << SEQ_BITS)
+            )
+        )
+
+    def _index(self, run: int, run_id: str, ended: float | None) -> None:
+        """Index what is new of a run. Within a transaction, so that no other process does the same."""
+        found = self._db.execute("SELECT next, totals FROM runs WHERE run=?", (run,)).fetchone()
+        following = found[0] if found else 0
+        totals = RunTotals.from_counts(json.loads(found[1])) if found else RunTotals()
+        try:
+            rows = self._store.rows_from(run_id, following)
+        except RunNotFound:  # removed since
+            return
+        start = run << SEQ_BITS
+        texts = []
+        for row in rows:
+            totals(row.event)
+            if text := " \n ".join(texts_of(row.event)):
+                texts.append((start + row.seq, _spaced(f"{run_id} \n {text}" if row.seq == 0 else text)))
+        self._db.executemany("INSERT INTO texts (rowid, text) VALUES (?,?)", texts)
+        following = rows[-1].seq + 1 if rows else following
+        counts = json.dumps(totals.counts)
+        self._db.execute("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?)", (run, run_id, following, ended, counts))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+    # -------------------------------------------------------------------------------------------- searching
+
+    def totals(self, run_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return `RunTotals.counts` of those of the runs that are indexed."""
+        wanted = list(run_ids)
+        marks = ",".join("?" * len(wanted))
+        statement = f"SELECT run_id, totals FROM runs WHERE run_id IN ({marks})"  # noqa: S608 - only question marks
+        return {run_id: json.loads(counts) for run_id, counts in self._query(statement, wanted)}
+
+    def _query(self, statement: str, values: list[str]) -> list[tuple[Any, ...]]:
+        try:
+            with self._reading:
+                return self._reader.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def search(self, text: str, *, before: str = "") -> Iterator[RunHit]:
+        """Iterate over the runs that contain all words of a text, newest first. Call `update` first.
+
+        A word matches words that begin with it. Words in double quotes match as a phrase.
+
+        Args:
+            text: The query.
+            before: Only runs that began earlier than this one.
+
+        Raises:
+            JournalError: The journal or the index cannot be read.
+        """
+        terms = parse_query(text)
+        if not terms:
+            return
+        # A connection of its own, whose cursors are read only as far as runs are asked for.
+        with closing(_connect(self._path)) as db:
+            try:
+                numbers = db.execute("SELECT run FROM runs WHERE run_id=?", (before,)).fetchone() or (_ALL,)
+                for run, seq in _in_all([_runs_with(db, term, numbers[0]) for term in terms]):
+                    with suppress(RunNotFound):  # removed since
+                        yield self._hit(
+                            db.execute("SELECT run_id FROM runs WHERE run=?", (run,)).fetchone(), seq, terms
+                        )
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+
+    def _hit(self, found: tuple[str] | None, seq: int, terms: list[_Term]) -> RunHit:
+        if found is None:
+            raise RunNotFound("The index was emptied meanwhile.")
+        run = self._store.run(found[0])
+        for row in self._store.rows_from(run.run_id, seq, 1):
+            excerpt, marks = _excerpt(" · ".join(filter(None, texts_of(row.event))), terms)
+            kind, _ = _SEARCHED.get(type(row.event), ("note", ()))
+            return RunHit(run=run, seq=row.seq, kind=kind, agent=row.event.agent, excerpt=excerpt, marks=marks)
+        return RunHit(run=run, seq=seq, kind="note", agent="main", excerpt="")
+
+    def _failed(self, error: sqlite3.Error) -> JournalError:
+        return JournalError(f"The search index {self._path} failed ({error}). Delete the file: it is made again.")
+
+
+def _runs_with(db: sqlite3.Connection, term: _Term, below: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs that contain a term, newest first, each with the number of its first event that does."""
+    statement = "SELECT rowid FROM texts WHERE texts MATCH ? AND rowid < ? ORDER BY rowid DESC"
+    places = (place for (place,) in db.execute(statement, (term.match, min(below << SEQ_BITS, _ALL))))
+    for run, group in groupby(places, key=lambda place: place >> SEQ_BITS):
+        yield run, min(group) & _SEQ_MASK
+
+
+def _in_all(terms: list[Iterator[tuple[int, int]]]) -> Iterator[tuple[int, int]]:
+    """Yield what is in the runs of every term, with the event of the first term."""
+    try:
+        while True:
+            heads = [next(term) for term in terms]
+            while (oldest := min(heads)[0]) != max(heads)[0]:
+                heads = [head if head[0] == oldest else next(term) for head, term in zip(heads, terms, strict=True)]
+            yield heads[0]
+    except StopIteration:
+        return
+
+
+# For each type of event: what a hit in it is called, and its fields that are searched.
+_SEARCHED: Mapping[type[Event], tuple[str, tuple[str, ...]]] = {
+    RunStarted: ("task", ("task", "question", "name")),
+    AgentStarted: ("task", ("task", "name")),
+    ModelReplied: ("reply", ("reasoning", "text", "model", "tool_calls")),
+    ModelFailed: ("note", ("kind", "error")),
+    ToolStarted: ("call", ("name", "arguments")),
+    ToolFinished: ("result", ("record", "note")),
+    TurnRolledBack: ("note", ("reason", "detail")),
+    AttemptEnded: ("summary", ("experience",)),
+    AgentEnded: ("answer", ("report",)),
+    Compacted: ("summary", ("summary",)),
+    RunEnded: ("answer", ("answer", "summary", "closing_text", "error")),
+    Noted: ("note", ("message",)),
+}
+
+
+def texts_of(event: Event) -> Iterator[str]:
+    """Yield the texts of an event that a search finds."""
+    _, names = _SEARCHED.get(type(event), ("", ()))
+    values: list[Any] = [getattr(event, name) for name in names]
+    if isinstance(event, RunStarted) and event.question:
+        values.remove(event.task)  # the question contains it
+    elif isinstance(event, ModelReplied):
+        values[-1] = [(call.get("name"), _parsed(call.get("arguments"))) for call in event.tool_calls]
+    elif isinstance(event, ToolStarted):
+        values[-1] = _parsed(event.arguments)
+    elif isinstance(event, ToolFinished):
+        record = _parsed(event.record)
+        values[0] = [record.get("summary"), record.get("result")] if isinstance(record, Mapping) else record
+    yield from dict.fromkeys(_strings(values))
+
+
+def _excerpt(text: str, terms: list[_Term]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Return the part of a text around the first term in it, on one line, and where the terms are in that part."""
+    words = (r"\W+".join(map(re.escape, re.findall(r"\w+", term.text))) for term in terms)
+    pattern = re.compile("|".join(words), re.IGNORECASE)
+    first = pattern.search(text)
+    start = max(0, first.start() - EXCERPT // 3) if first else 0
+    part = " ".join(text[start : start + EXCERPT].split())
+    shown = ("…" if start else "") + part + ("…" if start + EXCERPT < len(text) else "")
+    return shown, tuple(match.span() for match in pattern.finditer(shown))
+
+
+def _spaced(text: str) -> str:
+    """Put spaces around the characters of scripts that have none, and drop what SQLite cannot store."""
+    spaced = text if text.isascii() else _UNSPACED.sub(r" \1 ", text)
+    return spaced.encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the words of a JSON value: its strings, keys and numbers."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            waiting.extend(reversed([part for item in each.items() for part in item]))
+        elif isinstance(each, list | tuple):
+            waiting.extend(reversed(each))
+        elif isinstance(each, int | float) and not isinstance(each, bool):
+            yield str(each)
+
+
+# ------------------------------------------------------------------------------------------------ the file
+
+
+def _place(journal: Path) -> Path:
+    """Return where the index of a journal is kept: beside it if the folder can be written."""
+    beside = journal.parent / FILE_NAME
+    if os.access(journal.parent, os.W_OK) and (not beside.exists() or os.access(beside, os.W_OK)):
+        return beside
+    name = hashlib.sha256(os.fsencode(os.path.realpath(journal))).hexdigest()[:32]
+    return Path(platformdirs.user_cache_dir("closeout", appauthor=False)) / "search" / f"{name}.sqlite3"
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))  # it holds what runs contain
+    except OSError as error:
+        raise JournalError(f"Cannot write the search index {path} ({error.strerror}).") from None
+    db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+    except BaseException:
+        db.close()
+        raise
+    return db
