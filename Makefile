@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 Q      ?= How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?
 ARGS   ?=
 
-.PHONY: help run test test-lowest test-models check bench bench-models format clean
+.PHONY: help run test test-lowest test-models check docs bench bench-models format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,7 +14,8 @@ help:
 	@echo "make test          run the tests"
 	@echo "make test-lowest   run the tests with the lowest versions of all dependencies"
 	@echo "make test-models   run the tests that use the embedded model (slow)"
-	@echo "make check         lint, types, layers"
+	@echo "make check         lint, types, layers, links of the documentation"
+	@echo "make docs          build the documentation site into site/"
 	@echo "make bench         run the benchmarks, one summary line each"
 	@echo "make bench-models  measure the embedded model on 50 questions (slow)"
 
@@ -31,6 +32,10 @@ $(VENV)/.dev: pyproject.toml
 	@echo "Installing the development tools into $(VENV) …" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.docs: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
 
 # Made from scratch each time: what an earlier set of bounds installed must not stay.
 $(LOWEST)/.dev: pyproject.toml .ci/lowest.py
@@ -54,12 +59,16 @@ test-lowest: $(LOWEST)/.dev
 test-models: $(VENV)/.dev
 	@$(BIN)/python -m pytest -m models -n 0 $(ARGS)
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy tests/public_types.py
 	@$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.docs
+	@$(BIN)/zensical build --strict --clean
+	@echo "Open site/index.html"
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format .
@@ -72,4 +81,4 @@ bench-models: $(VENV)/.dev
 	@$(BIN)/python bench/local_model.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .cache build dist site

@@ -1,4 +1,4 @@
-"""Every Python example in the docs and the README runs as it stands; one that cannot says so with `no-run`."""
+"""Every Python example in the docs and the README runs as a file of its own; one that cannot says so with `no-run`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import asyncio
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import docs_model
+from closeout.testing import serve_script
+from closeout.testing.server import ScriptedServer
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -26,15 +31,26 @@ def blocks(page: Path) -> list[tuple[int, str]]:
     return [(line, code) for line, info, code in found if info != "no-run"]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.exists() and blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def model() -> Iterator[ScriptedServer]:
+    with serve_script(docs_model.reply, record=False) as server:
+        yield server
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_each_example_of_a_page_runs_as_a_file(
+    page: Path, model: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    name = f"example_{page.stem.replace('-', '_').lower()}"
-    module = ModuleType(name)
-    monkeypatch.setitem(sys.modules, name, module)  # pydantic and dataclasses look their module up
+    monkeypatch.setenv("OPENAI_BASE_URL", model.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    together = page.stem not in ("README", "index", "quickstart")  # until the other pages are converted
+    module = ModuleType("__main__")
     for line, code in blocks(page):
-        source = "\n" * (line - 1) + code
-        compiled: Any = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        module = module if together else ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", module)  # pydantic and dataclasses look their module up
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if together else 0
+        compiled: Any = compile("\n" * (line - 1) + code, str(page), "exec", flags=flags)
         if compiled.co_flags & inspect.CO_COROUTINE:
             asyncio.run(eval(compiled, module.__dict__))
         else:

@@ -66,13 +66,14 @@ def grade(
 ) -> Grade:
     r"""Compare an answer with the right one, or with several of which any will do.
 
-    Methods:
-        `exact`: the same text but for white space around it.
-        `normalized`: the rules of the GAIA leaderboard, except that signs, operators, brackets and symbols count. A
-        gold answer that is a number ("1,000" is one) is compared as a number, one with commas or semicolons item by
-        item, any other as a text without case, white space and punctuation.
-        `choice`: the letter or the option.
-        `math`: math-verify's verdict where `closeout[math]` is installed; without it the same normal form.
+    The methods:
+
+    - `exact`: the same text but for white space around it.
+    - `normalized`: the rules of the GAIA leaderboard, except that signs, operators, brackets and symbols count. A
+      gold answer that is a number ("1,000" is one) is compared as a number, one with commas or semicolons item by
+      item, any other as a text without case, white space and punctuation.
+    - `choice`: the letter or the option.
+    - `math`: math-verify's verdict where `closeout[math]` is installed; without it the same normal form.
 
     Args:
         prediction: The answer. The content of a `\boxed{…}` in it is taken instead of the whole.

@@ -1,0 +1,33 @@
+"""The model of the documentation's examples: what it replies to each question.
+
+Examples name a real model, as a reader's program does. The tests point `OPENAI_BASE_URL` at a server with this script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from closeout.testing import Turn, answer, call, say
+from closeout.testing.script import RequestView, ScriptItem
+
+CITY = '{"name": "Zurich", "country": "Switzerland", "inhabitants": 443000}'
+
+REPLIES: Mapping[str, Sequence[ScriptItem]] = {
+    "Bern and Geneva together?": [
+        Turn(calls=[call("population", city="Bern"), call("population", city="Geneva")]),
+        answer("337,000"),
+    ],
+    "Which city in Switzerland has the most inhabitants?": [say(CITY)],
+    "Write a haiku about lighthouses.": [answer("Light over dark waves")],
+}
+
+
+def reply(request: RequestView) -> ScriptItem | Callable[[RequestView], ScriptItem]:
+    """Return the next turn for the newest question: one turn for each reply that the model has already given to it."""
+    asked = max(index for index, message in enumerate(request.messages) if message["role"] == "user")
+    question = str(request.messages[asked]["content"])
+    given = sum(message["role"] == "assistant" for message in request.messages[asked:])
+    for known, turns in REPLIES.items():
+        if known in question:
+            return turns[min(given, len(turns) - 1)]
+    raise AssertionError(f"No reply is written for this question: {question!r}. Add it to tests/docs_model.py.")
