@@ -1,0 +1,93 @@
+"""The web application that all servers share: which hosts may be named, security headers, errors as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
+
+__all__ = ["HOME", "LOOPBACK_HOSTS", "create_app", "error_response"]
+
+HOME: Final = web.AppKey("home", Path)
+"""The folder that stores the runs."""
+
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+# What a response may not lack, whatever it is. A page adds the Content-Security-Policy that it needs.
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+
+
+def create_app(home: Path, *, hosts: Collection[str] | None = LOOPBACK_HOSTS) -> web.Application:
+    """Create the application without any routes. Features add theirs: `add_viewer(app)`.
+
+    Args:
+        home: The folder that stores the runs.
+        hosts: The host names that a request may be addressed to; None for any. A web page elsewhere that resolves its
+            own name to this computer is refused by that.
+    """
+    app = web.Application(middlewares=[_add_headers, _explain_errors, _host_check(hosts)])
+    app[HOME] = home
+    return app
+
+
+def error_response(status: int, message: str, kind: str) -> web.Response:
+    """Return an error as JSON, in the shape that OpenAI clients read."""
+    return web.json_response({"error": {"message": message, "type": kind, "code": None}}, status=status)
+
+
+@web.middleware
+async def _add_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    response = await handler(request)
+    if not response.prepared:  # streamed responses set theirs before they begin
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
+    return response
+
+
+@web.middleware
+async def _explain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RunNotFound as error:
+        return error_response(404, str(error), "not_found")
+    except JournalError as error:
+        return error_response(503, str(error), "journal_error")
+    except UsageError as error:
+        return error_response(400, str(error), "invalid_request_error")
+    except CloseoutError as error:
+        return error_response(500, str(error), type(error).__name__)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(error.status, error.text or error.reason, "invalid_request_error")
+
+
+def _host_check(hosts: Collection[str] | None) -> Middleware:
+    @web.middleware
+    async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if hosts is not None and _host_name(request.host) not in hosts:
+            return error_response(
+                403, f"This server does not answer for the host {request.host[:100]}.", "invalid_request_error"
+            )
+        return await handler(request)
+
+    return check_host
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
