@@ -234,6 +234,45 @@ async def test_cancelling_a_run_ends_its_servers() -> None:
     assert not is_alive(pids[0])
 
 
+STUBBORN = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+if len(sys.argv) > 2:
+    from mcp.server.mcpserver import MCPServer
+    MCPServer("stubborn").run()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("moment", ["while it starts", "while it ends"])
+async def test_a_server_ends_with_its_run_however_often_the_run_is_cancelled(
+    impatient: None, tmp_path: Path, moment: str
+) -> None:
+    noted = tmp_path / "pid"
+    serves = ["serve"] if moment == "while it ends" else []
+    entry = {"name": "stubborn", "command": sys.executable, "args": ["-c", STUBBORN, str(noted), *serves]}
+
+    entered = asyncio.Event()
+
+    async def run() -> None:
+        async with ToolManager(mcp_servers=[entry]):
+            entered.set()
+
+    task = asyncio.create_task(run())
+    while not entered.is_set() if serves else not noted.is_file() or not noted.read_text():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    cancels = 0
+    while not task.done():
+        task.cancel()
+        cancels += 1
+        await asyncio.sleep(0.02)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancels > 2
+    assert not is_alive(int(noted.read_text()))
+
+
 # ------------------------------------------------------------------------------------------------ servers that fail
 
 

@@ -187,8 +187,11 @@ class _Session:
     """One session and the task that owns it."""
 
     def __init__(self, config: McpServerConfig, on_change: Callable[[_Session], None]) -> None:
+        import anyio
+
         self.config = config
         self.loop = asyncio.get_running_loop()
+        self._connecting = anyio.CancelScope()  # respects the library's shields, which `Task.cancel` ignores
         self.tools: list[McpTool] = []
         self.is_cut = False  # the server has more tools than are listed
         self._on_change = on_change
@@ -306,37 +309,45 @@ class _Session:
         return True
 
     async def close(self) -> None:
+        """End the session and wait for its server process, even if cancelled: a process must not outlive the loop.
+
+        The library bounds each step of a server's end, so this takes a few seconds at worst.
+        """
         self._stop.set()
         task = self._task
-        if task is None or task.done():
+        if task is None:
             return
         if not self._ready.done():
-            task.cancel()
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError:  # the run is being cancelled: leave at once, the task cleans up behind itself
-            task.cancel()
-            raise
+            self._connecting.cancel()
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     async def _own(self) -> None:
         """Hold the session open until it must stop. Failures before it is ready are raised by `start`."""
         try:
-            async with AsyncExitStack() as stack:
-                stack.callback(self._errors.release)
-                transport = _open_transport(self.config, self._errors, stack)
-                from mcp import Client
+            with self._connecting:
+                async with AsyncExitStack() as stack:
+                    stack.callback(self._errors.release)
+                    transport = _open_transport(self.config, self._errors, stack)
+                    from mcp import Client
 
-                client = await stack.enter_async_context(
-                    Client(transport, cache=None, message_handler=self._note_message)
-                )
-                self._errors.release()
-                self.tools, self.is_cut = await _list_tools(client)
-                self._client = client
-                self._ready.set_result(None)
-                await self._follow(client)
+                    client = await stack.enter_async_context(
+                        Client(transport, cache=None, message_handler=self._note_message)
+                    )
+                    self._errors.release()
+                    self.tools, self.is_cut = await _list_tools(client)
+                    self._client = client
+                    self._ready.set_result(None)
+                    await self._follow(client)
+            self._ready.cancel()  # without effect once it is done
         except asyncio.CancelledError:
-            if not self._ready.done():
-                self._ready.cancel()
+            self._ready.cancel()
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
