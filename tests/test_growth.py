@@ -11,11 +11,22 @@ sys.path.insert(0, str(Path(__file__).parent / "harness"))
 
 import growth
 
+from closeout.results.encoding import LOSSLESS
+
 
 @pytest.mark.parametrize("reader", growth.READERS)
 def test_a_public_parser_reads_hostile_text_in_linear_time(reader: str) -> None:
     _, found = growth.worst_growth(1, readers=[reader], known=10, made=5)
     assert found == []
+
+
+@pytest.mark.parametrize("form", [*LOSSLESS, "csv", "markdown"])
+@pytest.mark.parametrize(
+    "unit", ["[", "{", "[{", "|", "a", " ", "\\", '"', "- ", "? ", "a: ", "<a>", "&a ", "\n", "#raw:1 1\n"]
+)
+def test_decoding_is_linear_whatever_the_text(form: str, unit: str) -> None:
+    measured = growth.growth(f"decode {form}", ("", unit, ""))
+    assert measured.exponent < growth.LIMIT, measured
 
 
 def test_the_rig_finds_a_reader_whose_time_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -305,21 +303,3 @@ def test_a_result_over_budget_is_cut_in_a_registered_encoding() -> None:
 def test_an_encoding_that_cannot_be_registered_is_refused(encoding: Encoding) -> None:
     with pytest.raises(UsageError, match=encoding.name):
         register_encoding(encoding)
-
-
-# -------------------------------------------------------------------------------------- growth
-
-
-@pytest.mark.parametrize("form", [*LOSSLESS, "csv", "markdown"])
-@pytest.mark.parametrize(
-    "unit", ["[", "{", "[{", "|", "a", " ", "\\", '"', "- ", "? ", "a: ", "<a>", "&a ", "\n", "#raw:1 1\n"]
-)
-def test_reading_is_linear_whatever_the_text(form: str, unit: str) -> None:
-    def seconds(length: int) -> float:
-        text = unit * (length // len(unit))
-        began = time.process_time()
-        with suppress(EncodingError):
-            decode(text, form)
-        return time.process_time() - began
-
-    assert seconds(200_000) < 1.0
