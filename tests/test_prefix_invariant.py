@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -276,3 +277,33 @@ async def test_an_evicted_result_is_read_again_through_read_result() -> None:
     result = await Agent(client, [note], home=False, keep_tool_result=1).run("What?")
     assert result.answer == "found"
     assert "a secret" not in json.dumps(list(client.requests[-2].messages)), "it had been evicted"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@settings(max_examples=6)
+@given(actions=ACTIONS)
+def test_the_journal_holds_every_request_as_it_was_sent(dialect: str, actions: list[str]) -> None:
+    run = lead(actions, dialect, keep_tool_result=2)
+    messages: list[Any] = []
+    prompt, tools = "", ""
+    for event, request, _ in run.asked:
+        tools = event.tools or tools
+        assert [tool["name"] for tool in json.loads(tools or "[]")] == [tool.name for tool in request.tools]
+        if request.prompt is not None:
+            prompt = prompt[: event.shared] + event.added[0]["prompt"]
+            assert prompt == request.prompt
+        else:
+            messages = [*messages[: event.kept], *event.added]
+            assert messages == list(request.messages)
+            assert event.messages == len(messages)
+
+
+def test_a_picture_is_recorded_once_and_named_in_the_request(tmp_path: Path) -> None:
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(5000))
+    events: list[ev.Event] = []
+    agent = Agent(ScriptedClient([answer("a cat")]), home=False)
+    asyncio.run(agent.run("What is it?", files=[picture], listeners=[_keep(events)]))
+    (request,) = [event for event in events if isinstance(event, ev.ModelRequested)]
+    assert "AAAAAA" not in str(request.added)
+    assert re.search(r"\[picture, 6,\d\d\d characters\]", str(request.added))

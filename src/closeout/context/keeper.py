@@ -28,10 +28,15 @@ LEAST_DENSITY = 0.2  # lower bound for a counted growth: a repeated text has nex
 
 @record
 class PromptSize:
-    """Characters of a prompt, and how many of them at its start are the same as in the request before."""
+    """Characters of a prompt, and how many of them at its start are the same as in the request before.
+
+    `kept` is the number of messages at its start that are the same, and `same_tools` whether the tools are.
+    """
 
     size: int
     shared: int
+    kept: int = 0
+    same_tools: bool = True
 
 
 class ContextKeeper:
@@ -79,8 +84,9 @@ class ContextKeeper:
         last, self._last_request = self._last_request, request
         if request.prompt is not None:
             return PromptSize(len(request.prompt), shared_prefix(last.prompt or "", request.prompt))
+        same_tools = request.tools == last.tools
         same = 0
-        if request.tools == last.tools:
+        if same_tools:
             same = shared_items(last.messages, request.messages)
         ends = self._ends
         del ends[same:]
@@ -88,7 +94,7 @@ class ContextKeeper:
         for message in request.messages[same:]:
             size += message_size(message)
             ends.append(size)
-        return PromptSize(size, shared)
+        return PromptSize(size, shared, same, same_tools)
 
     def learn(self, prompt: PromptSize, usage: Usage) -> None:
         """Learn from the server's count of a prompt, and of what was added to the one before."""

@@ -201,9 +201,14 @@ class ModelRequested(Event):
         size: characters of the prompt.
         shared: characters at the start of the prompt that the previous request had too, which a prefix cache can serve.
         note: the hint that the prompt ends with, if any.
+        kept: the number of messages at the start that are those of the agent's previous request.
+        added: the messages after those, in the OpenAI chat shape. Of a text prompt, `{"prompt": …}` with what follows
+            the `shared` characters.
+        tools: the tools as a JSON list, if they differ from the previous request's: name, description, parameters.
     """
 
     identity = "call"
+    bodies = ("tools",)
     call: int
     attempt: int = 0
     _: KW_ONLY
@@ -214,6 +219,9 @@ class ModelRequested(Event):
     shared: int = 0
     temperature: float | None = None
     note: str = ""
+    kept: int = 0
+    added: tuple[Mapping[str, Any], ...] = ()
+    tools: str = ""
 
 
 @record

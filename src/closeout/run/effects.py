@@ -8,10 +8,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -48,6 +49,8 @@ INTERRUPTED = (
 )
 OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and the rest is needed to answer."
 
+
+MAX_URL = 2048  # characters of a picture's address in the record of a request; longer ones contain the picture
 
 # ------------------------------------------------------------------------------------------------ model requests
 
@@ -191,6 +194,9 @@ class ModelCalls:
             shared=prompt.shared,
             temperature=request.temperature,
             note=info.note,
+            kept=prompt.kept,
+            added=_recorded(request, prompt),
+            tools="" if prompt.same_tools else _json_text([_offered(tool) for tool in request.tools]),
         )
 
 
@@ -366,6 +372,28 @@ def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: flo
 def _failed(name: str, text: str, code: str) -> ToolOutput:
     telemetry = ToolTelemetry(tool_name=name, success=False, error_code=code, error_message=text)
     return ToolOutput(summary=text, telemetry=telemetry)
+
+
+def _recorded(request: ModelRequest, prompt: PromptSize) -> tuple[Mapping[str, Any], ...]:
+    """Return what the request adds to the one before, as `ModelRequested.added` holds it."""
+    if request.prompt is not None:
+        return ({"prompt": request.prompt[prompt.shared :]},)
+    added = request.messages[prompt.kept :]
+    return tuple([m if type(m.get("content")) is not list else _without_pictures(m) for m in added])
+
+
+def _without_pictures(message: Message) -> dict[str, Any]:
+    """A message with the sizes of its pictures instead of their data, which the journal holds already."""
+    parts = []
+    for part in message["content"]:
+        picture = part.get("image_url") if isinstance(part, dict) else None
+        url = str(picture.get("url", "")) if isinstance(picture, dict) else ""
+        parts.append({"type": "text", "text": f"[picture, {len(url):,} characters]"} if len(url) > MAX_URL else part)
+    return {**message, "content": parts}
+
+
+def _offered(tool: ToolSpec) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
 
 
 def _json_text(value: object) -> str:
