@@ -12,7 +12,7 @@ from closeout import checks
 from closeout.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
     from pathlib import Path
     from typing import Unpack
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener, Progress
     from closeout.models.base import BaseClient
     from closeout.run.lifecycle import Task
+    from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
     from closeout.run.result import RunResult
     from closeout.tools.manager import AnyTool, ToolManager
@@ -34,19 +35,34 @@ if TYPE_CHECKING:
 else:  # type checkers see the one that has a default; at run time nothing heavy is imported
     Value = TypeVar("Value", covariant=True)
 
-__all__ = ["Agent", "RunKeywords", "RunStream"]
+__all__ = ["Agent", "MapKeywords", "RunKeywords", "RunStream", "TaskKeywords"]
 
 
-class RunKeywords(TypedDict, total=False):
-    """The keyword arguments of `Agent.run`, for `run_sync` and `stream`, which pass them on."""
+class TaskKeywords(TypedDict, total=False):
+    """The keyword arguments of `Agent.run` that tasks of `Agent.map` may have too."""
 
     files: Sequence[str | Path]
     history: Sequence[Mapping[str, Any]]
     task_id: str
     ground_truth: str | None
-    run_id: str
     origin: Mapping[str, Any] | None
     listeners: Sequence[Listener]
+
+
+class RunKeywords(TaskKeywords, total=False):
+    """The keyword arguments of `Agent.run`, for `run_sync` and `stream`, which pass them on."""
+
+    run_id: str
+
+
+class MapKeywords(TaskKeywords, total=False):
+    """The keyword arguments of `Agent.map`, for `run_many`, which passes them on."""
+
+    limit: int
+    key: str
+    retry_failed: bool
+    despite_changes: bool
+    progress: bool | Callable[[MapProgress], object]
 
 
 class Agent(Generic[Value]):
@@ -183,6 +199,129 @@ class Agent(Generic[Value]):
         async with plan.manager:
             journal = await start_journal(plan, prepared, self.store(), run_id)
             return await execute_run(plan, prepared, journal, listeners)
+
+    async def run_once(
+        self,
+        task: str,
+        *,
+        run_id: str,
+        retry_failed: bool = True,
+        despite_changes: bool = False,
+        **options: Unpack[TaskKeywords],
+    ) -> RunResult[Value]:
+        """Run a task unless it has ended: begin the run, resume it, or return its recorded result.
+
+        If another process executes the run, wait until it ends.
+
+        Args:
+            task: As for `run`.
+            run_id: The name of the run. The same name finds it again.
+            retry_failed: Resume a run that failed, instead of returning its failure.
+            despite_changes: Take the run although this agent differs from the one that began it.
+            options: As for `run`.
+
+        Raises:
+            UsageError: An argument is wrong, or the agent keeps its runs in memory.
+            ResumeRefused: The run has another task, or another agent began it.
+            JournalError: The record cannot be kept, or it is damaged.
+        """
+        from closeout.run.many import check_key
+
+        runner = self._once_runner(retry_failed, despite_changes, options)
+        return (await runner.run(checks.check_task(task), check_key("run_id", run_id), options)).result
+
+    def map(
+        self,
+        tasks: Iterable[str | Mapping[str, Any]] | AsyncIterable[str | Mapping[str, Any]],
+        *,
+        limit: int = 10,
+        key: str = "",
+        ordered: bool = True,
+        retry_failed: bool = True,
+        despite_changes: bool = False,
+        progress: bool | Callable[[MapProgress], object] = False,
+        **options: Unpack[TaskKeywords],
+    ) -> ManyRuns[Value]:
+        """Run the agent on many tasks: `async for result in agent.map(tasks, limit=20, key="sweep-1")`.
+
+        With a key, the tasks are found again: call it with the same key after a crash, `kill -9` or Ctrl-C, and what
+        has ended is returned from the record, what had begun is resumed, and only the rest is begun. A task is known by
+        its text, files, history and task id, so the list may grow or change its order.
+
+        Args:
+            tasks: Each a task, or a mapping with `task` and arguments of `run` (`files`, `history`, `task_id`,
+                `ground_truth`, …). An iterator is read as places become free.
+            limit: How many runs are executed at the same time.
+            key: The name under which the runs are found again. Without it every run is new.
+            ordered: Yield results in the order of the tasks. False: as they come.
+            retry_failed: With a key, resume runs that failed, for example for want of a server.
+            despite_changes: Take recorded runs although this agent differs from the one that began them.
+            progress: Show the progress on stderr, or call a function with each `MapProgress`.
+            options: As for `run`, for every task.
+
+        Returns:
+            The results, to be iterated once. A task that cannot be started, such as one with a missing file, gives a
+            failed result.
+
+        Raises:
+            UsageError: An argument is wrong. While iterating also: one of the tasks is none.
+            ResumeRefused: While iterating: another agent began a run of this key.
+            JournalError: While iterating: runs cannot be recorded.
+        """
+        from closeout.run.many import ManyRuns, check_key
+
+        tasks = checks.check_tasks(tasks)
+        limit = checks.check_limit(limit)
+        options["listeners"] = checks.check_listeners(options.get("listeners", ()))
+        if key:
+            key = check_key("key", key)
+        run = self._once_runner(retry_failed, despite_changes, options).run if key else self._run_new
+        if progress is True:
+            from closeout.run.progress_line import ProgressLine
+
+            progress = ProgressLine()
+        return ManyRuns(
+            tasks,
+            run,
+            lambda: self.plan().manager,
+            key=key,
+            limit=limit,
+            ordered=ordered,
+            progress=progress or None,
+            options=options,
+            known=TaskKeywords.__optional_keys__,
+        )
+
+    async def run_many(
+        self, tasks: Iterable[str | Mapping[str, Any]], **options: Unpack[MapKeywords]
+    ) -> list[RunResult[Value]]:
+        """Run the agent on many tasks and return all results, in the order of the tasks. The options are `map`'s."""
+        return [result async for result in self.map(tasks, **options)]
+
+    def run_many_sync(
+        self, tasks: Iterable[str | Mapping[str, Any]], **options: Unpack[MapKeywords]
+    ) -> list[RunResult[Value]]:
+        """`run_many` from code that is not async."""
+        import asyncio
+
+        _refuse_running_loop()
+        return asyncio.run(self.run_many(tasks, **options))
+
+    async def _run_new(self, task: str, run_id: str, options: Mapping[str, Any], *, wait: bool) -> Once[Value]:
+        from closeout.run.many import Once
+
+        return Once(await self.run(task, **options))
+
+    def _once_runner(self, retry_failed: bool, despite_changes: bool, options: Mapping[str, Any]) -> OnceRunner[Value]:
+        from closeout.run.many import OnceRunner
+
+        return OnceRunner(
+            plan=self.plan(streamed=bool(options.get("listeners"))),
+            store=self._kept_runs(),
+            begin=self.run,
+            retry_failed=retry_failed,
+            despite_changes=despite_changes,
+        )
 
     async def submit(
         self,

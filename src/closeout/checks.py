@@ -6,7 +6,7 @@ Settings are checked in `config`, tools in `tools`, model names in `models.conne
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ConfigError, UsageError
@@ -21,10 +21,12 @@ __all__ = [
     "check_formatter",
     "check_history",
     "check_home",
+    "check_limit",
     "check_list",
     "check_listeners",
     "check_sub_agents",
     "check_task",
+    "check_tasks",
     "check_text",
 ]
 
@@ -115,6 +117,20 @@ def check_task(value: Any) -> str:
         raise UsageError(f"The task must be a string, got {value!r:.80}. Pass an earlier conversation as history=.")
     if not value.strip():
         raise UsageError("The task is empty. Say what the agent should find out or do.")
+    return value
+
+
+def check_tasks(value: Any) -> Any:
+    """Return tasks to iterate over. A string is refused: it would pass for a list of its letters."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable | AsyncIterable):
+        raise UsageError(f"tasks must be a list of tasks, got {value!r:.80}. Pass ['first task', 'second task'].")
+    return value
+
+
+def check_limit(value: Any) -> int:
+    """Return how many runs may be executed at the same time."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"limit must be a whole number from 1 on, got {value!r:.80}. Pass limit=20.")
     return value
 
 

@@ -25,6 +25,7 @@ CloseoutError
     ├── JournalLocked           another process holds the lock
     ├── JournalDamaged          not a journal, or parts of it cannot be read
     ├── RunNotFound             no such run
+    ├── RunExists               a run of this name exists
     └── ResumeRefused           the run was started by a different agent
 """
 
@@ -60,6 +61,7 @@ __all__ = [
     "PermanentModelError",
     "RateLimited",
     "ResumeRefused",
+    "RunExists",
     "RunNotFound",
     "ServerFailed",
     "StreamDropped",
@@ -196,6 +198,10 @@ class JournalDamaged(JournalError):
 
 class RunNotFound(JournalError):
     """The journal has no run with this id."""
+
+
+class RunExists(JournalError):
+    """A run of this name exists already."""
 
 
 class ResumeRefused(JournalError):

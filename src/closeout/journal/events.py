@@ -135,6 +135,7 @@ class RunEnded(Event):
         error_kind: the name of the exception that `error` is the text of.
         permanent: whether the same run would fail again.
         closing_text: the model's own closing text.
+        candidates: other answers that appeared, best first, each with its share of the vote.
     """
 
     momentary = True
@@ -148,6 +149,7 @@ class RunEnded(Event):
     error_kind: str = ""
     permanent: bool = False
     closing_text: str = ""
+    candidates: tuple[Any, ...] = ()
 
 
 @record

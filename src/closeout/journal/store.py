@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from closeout.errors import JournalError, JournalLocked, RunNotFound
+from closeout.errors import JournalError, JournalLocked, RunExists, RunNotFound
 from closeout.journal.database import FILE_NAME, LOCK_SECONDS, connect, explained, journal_error, make_folder
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
 from closeout.journal.locks import LOCKS_NAME, RunLocks
@@ -157,7 +157,8 @@ class Store:
         """Create a run together with its first event, lock it, and return its number.
 
         Raises:
-            JournalError: a run of this name exists, or it cannot be written.
+            RunExists: a run of this name exists.
+            JournalError: it cannot be written.
         """
         at = time.time()
         row = (_storable(run_id), at, "running", _storable(started.task[:200]), model)
@@ -168,7 +169,7 @@ class Store:
                     cursor = db.execute(_INSERT_RUN, row)
                 except sqlite3.IntegrityError:
                     text = f"A run {run_id} exists already. `closeout resume {run_id}` continues it."
-                    raise JournalError(text) from None
+                    raise RunExists(text) from None
                 number = int(cursor.lastrowid or 0)
                 self._synced.clear(number)
                 bodies: dict[bytes, bytes] = {}

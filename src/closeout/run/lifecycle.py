@@ -28,7 +28,16 @@ from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import read_result_tool
 from closeout.tools.manager import ToolManager
 
-__all__ = ["Task", "execute_run", "replay_run", "resume_run", "start_journal", "with_read_result"]
+__all__ = [
+    "Task",
+    "as_recorded",
+    "execute_run",
+    "recorded_task",
+    "replay_run",
+    "resume_run",
+    "start_journal",
+    "with_read_result",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +116,9 @@ async def resume_run(
     if record.problems and not despite_damage:
         raise JournalDamaged(describe_damage(run_id, record.problems))
     rows = record.rows
-    plan = _as_recorded(plan, rows)
+    plan = as_recorded(plan, rows)
     async with plan.manager:
-        task = _recorded_task(plan, rows, run_id, despite_changes)
+        task = recorded_task(plan, rows, run_id, despite_changes)
         journal = await Journal.resume(store, run_id, despite_damage=despite_damage)
         return await execute_run(plan, task, journal, listeners)
 
@@ -122,11 +131,11 @@ async def replay_run(
     Returns:
         The result, and where the run first departed from its record (empty if it did not).
     """
-    plan = _as_recorded(plan, rows)
+    plan = as_recorded(plan, rows)
     started = rows[0].event if rows else None
     if isinstance(started, RunStarted) and started.tools:
         plan = replace(plan, manager=_RecordedTools(plan.manager, load_specs(started.tools)))
-    task = _recorded_task(plan, tuple(rows), run_id, despite_changes=True)
+    task = recorded_task(plan, tuple(rows), run_id, despite_changes=True)
     journal = Journal.replay(run_id, rows)
     result = await execute_run(plan, task, journal, listeners)
     return result, journal.departure
@@ -163,7 +172,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
     finally:
         for leave in unsubscribe:
             leave()
-    return _run_result(result, scope, totals)
+    return _run_result(task, result, scope, totals)
 
 
 def _note_problems(plan: AgentPlan, task: Task, journal: Journal) -> None:
@@ -199,6 +208,7 @@ def _ended(result: AgentResult) -> RunEnded:
         error=failure.message,
         error_kind=failure.kind,
         permanent=failure.permanent,
+        candidates=result.candidates,
     )
 
 
@@ -210,7 +220,7 @@ def _status(result: AgentResult) -> Status:
     return "failed" if result.stop_reason in ("model_failed", "context_overflow") else "unanswered"
 
 
-def _run_result(result: AgentResult, scope: Scope, totals: RunTotals) -> RunResult:
+def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals) -> RunResult:
     journal = scope.journal
     broken = journal.failure
     return RunResult(
@@ -232,6 +242,9 @@ def _run_result(result: AgentResult, scope: Scope, totals: RunTotals) -> RunResu
         candidates=result.candidates,
         state=scope.state,
         telemetry=scope.telemetry,
+        task=task.text,
+        task_id=task.task_id,
+        ground_truth=task.ground_truth,
         read_rows=journal.rows,
     )
 
@@ -239,7 +252,7 @@ def _run_result(result: AgentResult, scope: Scope, totals: RunTotals) -> RunResu
 # ------------------------------------------------------------------------------------------------ records
 
 
-def _as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
+def as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
     """Return the plan as the run began: able to read its files, and in its dialect if the agent leaves that open."""
     started = rows[0].event if rows else None
     if not isinstance(started, RunStarted):
@@ -256,7 +269,13 @@ def with_read_result(plan: AgentPlan, needed: bool) -> AgentPlan:
     return replace(plan, manager=ToolManager([read_result_tool]))
 
 
-def _recorded_task(plan: AgentPlan, rows: tuple[Row, ...], run_id: str, despite_changes: bool) -> Task:
+def recorded_task(plan: AgentPlan, rows: Sequence[Row], run_id: str, despite_changes: bool) -> Task:
+    """Return the task of a record, after comparing the agent with the one that made it.
+
+    Raises:
+        JournalError: The record has no readable beginning.
+        ResumeRefused: The agents differ, and `despite_changes` is not set.
+    """
     started = rows[0].event if rows else None
     if not isinstance(started, RunStarted):
         raise JournalError(f"The record of run {run_id} has no readable beginning, so it cannot be run again.")

@@ -97,6 +97,9 @@ class RunResult(Generic[Value]):
         candidates: Other answers that appeared, best first, each with its share of the vote.
         state: The state updates of the run's tools, merged by key.
         telemetry: The tool calls of the run, those of sub-agents included: calls, latency, failures, tokens by tool.
+        task: The task of the run.
+        task_id: The name that graders know the task by, if it has one.
+        ground_truth: The right answer, if it was passed for graders.
         read_rows: Reads the run's journal, for `task_log`, `messages` and `usage_log`.
     """
 
@@ -118,6 +121,9 @@ class RunResult(Generic[Value]):
     candidates: tuple[tuple[str, float], ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector, repr=False, compare=False)
+    task: str = ""
+    task_id: str = ""
+    ground_truth: str | None = None
     read_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
 
     @property
