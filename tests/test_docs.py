@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import inspect
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -41,20 +37,15 @@ def model() -> Iterator[ScriptedServer]:
 def test_each_example_of_a_page_runs_as_a_file(
     page: Path, model: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_BASE_URL", model.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
-    together = page.stem not in ("README", "index", "quickstart")  # until the other pages are converted
-    module = ModuleType("__main__")
     for line, code in blocks(page):
-        module = module if together else ModuleType("__main__")
+        folder = tmp_path / str(line)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        module = ModuleType("__main__")
         monkeypatch.setitem(sys.modules, "__main__", module)  # pydantic and dataclasses look their module up
-        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if together else 0
-        compiled: Any = compile("\n" * (line - 1) + code, str(page), "exec", flags=flags)
-        if compiled.co_flags & inspect.CO_COROUTINE:
-            asyncio.run(eval(compiled, module.__dict__))
-        else:
-            exec(compiled, module.__dict__)
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), module.__dict__)
 
 
 def test_every_link_between_pages_works() -> None:
