@@ -1,0 +1,88 @@
+"""Errors as OpenAI's APIs report them, and bodies that are checked before they are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from closeout.codec import decode_json, encode_json
+from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
+from closeout.server.host import Busy
+
+__all__ = ["ApiError", "error_response", "errors_as_json", "json_body"]
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+RETRY_SECONDS = 5
+
+
+class ApiError(Exception):
+    """A request that cannot be served. The message says what is wrong and what to do."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """Return the error as the body of a response, or the data of an event."""
+    kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: ApiError, *, retry: bool = False) -> web.Response:
+    """Return the error as a response. Clients repeat a request that failed only if `retry` is set."""
+    headers = {"Retry-After": str(RETRY_SECONDS)} if retry else {"x-should-retry": "false"}
+    return web.Response(
+        status=error.status, body=encode_json(error_body(error)), content_type="application/json", headers=headers
+    )
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Turn exceptions into error responses, so that no client gets a traceback or an HTML page."""
+    try:
+        response: web.StreamResponse = await handler(request)
+        return response
+    except ApiError as error:
+        return error_response(error)
+    except Busy as error:
+        return error_response(ApiError(429, str(error), code="too_many_runs"), retry=True)
+    except RunNotFound as error:
+        return error_response(ApiError(404, str(error), code="not_found"))
+    except UsageError as error:
+        return error_response(ApiError(400, str(error)))
+    except JournalError as error:
+        return error_response(ApiError(503, str(error), code="journal"), retry=True)
+    except CloseoutError as error:
+        return error_response(ApiError(500, str(error)))
+    except web.HTTPRequestEntityTooLarge as error:
+        return error_response(ApiError(413, f"The body is larger than {error.text or 'allowed'}."))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(ApiError(error.status, f"{error.reason}: {request.method} {request.path}"))
+
+
+async def json_body(request: web.Request) -> dict[str, Any]:
+    """Return the body of a request, a JSON object.
+
+    Raises:
+        ApiError: It is not one, or not declared as JSON: a web page may send other types to any server.
+    """
+    if request.content_type != "application/json":
+        raise ApiError(415, f"Send Content-Type: application/json, not {request.content_type[:80]}.")
+    try:
+        body = decode_json(await request.read())
+    except ValueError:
+        raise ApiError(400, "The body is not valid JSON.") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "The body must be a JSON object.")
+    return body

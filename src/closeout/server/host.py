@@ -1,0 +1,297 @@
+"""AgentHost: execute the runs of one agent for a server, some at a time, the others queued; all survive its death."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
+from closeout.journal.events import ModelReplied, RunEnded, RunResumed, RunStarted, ToolFinished
+from closeout.journal.journal import Journal, new_run_id
+from closeout.journal.store import Row, Store
+from closeout.messages import Usage
+from closeout.server.following import Wakeup, follow
+
+if TYPE_CHECKING:
+    from closeout.agent import Agent
+
+__all__ = ["AgentHost", "Busy", "ServedRun"]
+
+log = logging.getLogger("closeout.server")
+
+ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
+MAX_RESUMES = 3  # in a row without progress: such a run may be what kills the server
+MAX_SCANNED = 100_000  # runs that are looked at for interrupted ones at start-up
+
+
+class Busy(CloseoutError):
+    """As many runs are executed or queued as the server allows. Try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """A run of the host: its first event, and the notes that the server made when it was submitted."""
+
+    run_id: str
+    created_at: float
+    started: RunStarted
+    notes: Mapping[str, Any]
+
+
+class AgentHost:
+    """Executes runs of an agent. Use it as an async context manager: entering resumes what was interrupted.
+
+    A run is recorded before its id is returned and executed by `agent.resume`, so that a run that was queued, one that
+    was interrupted by a crash and a new one all take the same way.
+
+    Args:
+        agent: The agent. It must keep its runs in a home.
+        name: The name under which clients know it.
+        max_runs: How many runs are executed at the same time.
+        max_queue: How many more may wait.
+        origin: Notes for whoever resumes a run by hand.
+        drain_seconds: How long running runs may continue when the host is left, before they are interrupted.
+    """
+
+    def __init__(
+        self,
+        agent: Agent[Any],
+        *,
+        name: str = "",
+        max_runs: int = 16,
+        max_queue: int = 256,
+        origin: Mapping[str, Any] | None = None,
+        drain_seconds: float = 10.0,
+    ) -> None:
+        store = agent.store()
+        if store is None:
+            raise UsageError("A served agent must keep its runs. Do not pass home=False.")
+        self.agent = agent
+        self.name = name or agent.name
+        self.store: Store = store
+        self.ended = Counter[str]()  # runs by status since the host was entered
+        self.usage = Usage()
+        self.stopping = False
+        self._origin = dict(origin or {})
+        self._max_runs, self._max_active = max_runs, max_runs + max_queue
+        self._drain_seconds = drain_seconds
+        self._slots = asyncio.Semaphore(max_runs)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wakeups: dict[str, Wakeup] = {}
+        self._executing: set[str] = set()
+        self._failures: dict[str, str] = {}  # why a run could not be executed
+
+    # ------------------------------------------------------------------------------------------ lifetime
+
+    async def __aenter__(self) -> Self:
+        await self.agent.__aenter__()
+        try:
+            await self._resume_interrupted()
+        except BaseException:
+            await self.agent.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stopping = True
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks.values(), timeout=self._drain_seconds)
+            for run_id, task in list(self._tasks.items()):
+                if run_id in self._executing:
+                    self.store.note(_resume_note(run_id), "1")  # its record will say "cancelled"
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        finally:
+            await self.agent.__aexit__(None, None, None)
+
+    async def _resume_interrupted(self) -> None:
+        for record in reversed(await asyncio.to_thread(self.store.runs, MAX_SCANNED)):
+            stopped_here = record.status == "cancelled" and bool(self.store.noted(_resume_note(record.run_id)))
+            if record.status != "interrupted" and not stopped_here:
+                continue
+            try:
+                rows = await asyncio.to_thread(self.store.rows_from, record.run_id, 0)
+            except JournalError as error:
+                log.warning("Run %s cannot be read: %s", record.run_id, error)
+                continue
+            if not self._is_own(rows):
+                continue
+            if _resumes_in_vain(rows) > MAX_RESUMES:
+                self._failures[record.run_id] = (
+                    f"The server stopped {MAX_RESUMES} times in a row while it executed this run, so it is not resumed "
+                    f"automatically. To resume it: closeout resume {record.run_id}"
+                )
+                log.warning("%s", self._failures[record.run_id])
+                continue
+            self.store.note(_resume_note(record.run_id), "")
+            self._launch(record.run_id)
+
+    def _is_own(self, rows: Sequence[Row]) -> bool:
+        started = rows[0].event if rows else None
+        return isinstance(started, RunStarted) and started.origin.get(ORIGIN, {}).get("agent") == self.name
+
+    # ------------------------------------------------------------------------------------------ runs
+
+    async def submit(
+        self, task: str, *, history: Sequence[Mapping[str, Any]] = (), notes: Mapping[str, Any] | None = None
+    ) -> str:
+        """Record a run and start it as soon as there is room.
+
+        Args:
+            task: The task.
+            history: The conversation before it.
+            notes: What the server wants to know about the run later; JSON values.
+
+        Returns:
+            The run's id. The run is in the journal, so it survives the server from here on.
+
+        Raises:
+            Busy: Too many runs are queued, or the server is stopping.
+            UsageError: The task or the history cannot be used.
+        """
+        if self.stopping:
+            raise Busy("The server is stopping. Try again later.")
+        if len(self._tasks) >= self._max_active:
+            raise Busy(f"{len(self._tasks)} runs are executed or queued, which is the limit. Try again later.")
+        run_id = new_run_id()
+        self._tasks[run_id] = asyncio.Future()  # type: ignore[assignment]  # takes its place in the queue
+        try:
+            origin = {**self._origin, ORIGIN: {"agent": self.name, **(notes or {})}}
+            await self.agent.submit(task, history=history, run_id=run_id, origin=origin)
+        except BaseException:
+            del self._tasks[run_id]
+            raise
+        self._launch(run_id)
+        return run_id
+
+    def _launch(self, run_id: str) -> None:
+        self._wakeups[run_id] = Wakeup()
+        task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id), name=f"run {run_id}")
+        task.add_done_callback(lambda _: self._forget(run_id))
+
+    def _forget(self, run_id: str) -> None:
+        self._tasks.pop(run_id, None)
+        self._executing.discard(run_id)
+        wakeup = self._wakeups.pop(run_id, None)
+        if wakeup is not None:
+            wakeup.wake()
+
+    async def _execute(self, run_id: str) -> None:
+        try:
+            async with self._slots:
+                self._executing.add(run_id)
+                result = await self.agent.resume(run_id, listeners=[self._wakeups[run_id]])
+            self.ended[result.status] += 1
+            self.usage += result.usage
+        except asyncio.CancelledError:
+            self.ended["cancelled"] += 1
+            if not self.stopping:
+                await self._end_cancelled(run_id)
+        except Exception as error:
+            self.ended["failed"] += 1
+            self._failures[run_id] = str(error) or type(error).__name__
+            log.warning("Run %s cannot be executed: %s", run_id, error)
+
+    async def _end_cancelled(self, run_id: str) -> None:
+        """Record the end of a run that was cancelled before it began."""
+        if (await asyncio.to_thread(self.store.run, run_id)).status != "interrupted":
+            return
+        with suppress(JournalError):
+            journal = await Journal.resume(self.store, run_id)
+            await journal.end(RunEnded("main", "cancelled", "cancelled"))
+
+    async def cancel(self, run_id: str) -> bool:
+        """Cancel a run. Returns whether it was executed or queued here."""
+        task = self._tasks.get(run_id)
+        if not isinstance(task, asyncio.Task):
+            return False
+        task.cancel()
+        await asyncio.wait([task])
+        return True
+
+    async def wait(self, run_id: str, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Wait until a run is over, at most `timeout` seconds."""
+        task = self._tasks.get(run_id)
+        if task is not None:
+            await asyncio.wait([task], timeout=timeout)
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    @property
+    def active(self) -> int:
+        """The number of runs that are executed now."""
+        return len(self._executing)
+
+    @property
+    def queued(self) -> int:
+        """The number of runs that wait."""
+        return len(self._tasks) - len(self._executing)
+
+    def state(self, run_id: str) -> str:
+        """Return "running", "queued", or an empty text for a run that is not under way here."""
+        if run_id in self._executing:
+            return "running"
+        return "queued" if run_id in self._tasks else ""
+
+    def failure(self, run_id: str) -> str:
+        """Return why a run could not be executed; empty if nothing is known."""
+        return self._failures.get(run_id, "")
+
+    async def find(self, run_id: str) -> ServedRun:
+        """Return a run of this host.
+
+        Raises:
+            RunNotFound: There is none of this name that was submitted to this agent, or it was deleted.
+        """
+        rows = await asyncio.to_thread(self._first_rows, run_id)
+        if not self._is_own(rows) or self.store.noted(_deleted_note(run_id)):
+            raise RunNotFound(f"No run {run_id} here.")
+        started = rows[0].event
+        assert isinstance(started, RunStarted)
+        return ServedRun(run_id, rows[0].time, started, started.origin[ORIGIN])
+
+    def _first_rows(self, run_id: str) -> list[Row]:
+        return self.store.rows_from(run_id, 0)[:1]
+
+    async def rows(self, run_id: str) -> list[Row]:
+        """Return the committed events of a run."""
+        return await asyncio.to_thread(self.store.rows_from, run_id, 0)
+
+    def follow(self, run_id: str, start: int = 0) -> AsyncIterator[Row]:
+        """Iterate over the events of a run from a place on, until it is over or the host is left."""
+        return follow(
+            self.store,
+            run_id,
+            start,
+            wakeup=self._wakeups.get(run_id),
+            is_active=lambda: run_id in self._tasks,
+        )
+
+    def hide(self, run_id: str) -> None:
+        """Answer as if there were no such run. Its record stays in the journal."""
+        self.store.note(_deleted_note(run_id), "1")
+
+
+def _resume_note(run_id: str) -> str:
+    return f"serve resume {run_id}"
+
+
+def _deleted_note(run_id: str) -> str:
+    return f"serve deleted {run_id}"
+
+
+def _resumes_in_vain(rows: Sequence[Row]) -> int:
+    """Return how many times a run was resumed since it last made progress."""
+    count = 0
+    for row in rows:
+        if isinstance(row.event, RunResumed):
+            count += 1
+        elif isinstance(row.event, (ModelReplied, ToolFinished)):
+            count = 0
+    return count

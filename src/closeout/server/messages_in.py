@@ -1,0 +1,103 @@
+"""Read what a client sends as a conversation: the task and the messages before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from closeout.server.api_errors import ApiError
+
+__all__ = ["Conversation", "chat_conversation", "response_conversation"]
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+# Items of an earlier response that a client sends back: the server's own activity, which its answer has taken up.
+ACTIVITY = ("reasoning", "mcp_call", "mcp_list_tools", "item_reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation whose last message, the user's, is the task."""
+
+    task: str
+    history: tuple[dict[str, Any], ...]
+
+
+def chat_conversation(messages: Any) -> Conversation:
+    """Read the `messages` of a Chat Completions request.
+
+    Raises:
+        ApiError: They cannot be used.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages must be a list with at least one message.", param="messages")
+    return _conversation([_message(each, f"messages[{i}]") for i, each in enumerate(messages)], "messages")
+
+
+def response_conversation(given: Any, earlier: Sequence[Mapping[str, Any]], instructions: Any) -> Conversation:
+    """Read the `input` of a Responses request.
+
+    Args:
+        given: The input: a text, or a list of items.
+        earlier: The conversation that it continues.
+        instructions: The request's instructions, or None.
+
+    Raises:
+        ApiError: It cannot be used.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise ApiError(400, "input must be a text or a list with at least one item.", param="input")
+    if instructions is not None and not isinstance(instructions, str):
+        raise ApiError(400, "instructions must be a text.", param="instructions")
+    messages = [
+        _message(item, f"input[{i}]")
+        for i, item in enumerate(given)
+        if not (isinstance(item, dict) and item.get("type") in ACTIVITY)
+    ]
+    first = [{"role": "system", "content": instructions}] if instructions else []
+    return _conversation([*first, *map(dict, earlier), *messages], "input")
+
+
+def _conversation(messages: Sequence[dict[str, Any]], name: str) -> Conversation:
+    if not messages or messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
+        raise ApiError(400, f"The last message of {name} must be the user's: it is the task.", param=name)
+    return Conversation(messages[-1]["content"], tuple(messages[:-1]))
+
+
+def _message(item: Any, place: str) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise ApiError(400, f"{place} must be an object.", param=place)
+    kind, role = item.get("type", "message"), item.get("role")
+    if kind != "message" or role not in ROLES:
+        found = role if kind == "message" else kind
+        raise ApiError(
+            400,
+            f"{place} is {found!r:.80}, which this agent cannot take. It calls its own tools: send messages with the "
+            f"roles {', '.join(ROLES)}.",
+            param=place,
+        )
+    if item.get("tool_calls"):
+        raise ApiError(400, f"{place} has tool_calls, but this agent calls its own tools.", param=place)
+    return {"role": role, "content": _text(item.get("content"), place)}
+
+
+def _text(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise ApiError(400, f"The content of {place} must be a text or a list of parts.", param=place)
+    return "".join(_part_texts(content, place))
+
+
+def _part_texts(parts: list[Any], place: str) -> Iterable[str]:
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text", part.get("refusal")) if kind in TEXT_PARTS else None
+        if not isinstance(text, str):
+            raise ApiError(400, f"{place} has a part of the type {kind!r:.80}. Send text parts.", param=place)
+        yield text

@@ -1,0 +1,162 @@
+"""The Chat Completions API: `/v1/models` and `/v1/chat/completions`; each request is a run of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from closeout.codec import encode_json
+from closeout.journal.events import RunEnded, ToolStarted, TurnAccepted
+from closeout.journal.totals import RunTotals
+from closeout.messages import Usage
+from closeout.server.api_errors import ApiError, error_body, json_body
+from closeout.server.host import AgentHost
+from closeout.server.messages_in import chat_conversation
+from closeout.server.response_view import Outcome
+from closeout.server.responses import check_model, check_tools, run_headers
+from closeout.server.sse import event_bytes, send_events
+
+__all__ = ["add_chat"]
+
+DONE = b"data: [DONE]\n\n"
+
+
+def add_chat(app: web.Application, host: AgentHost) -> None:
+    """Add the routes of the Chat Completions API to an application."""
+    api = _Chat(host)
+    app.router.add_get("/v1/models", api.models)
+    app.router.add_get("/v1/models/{name}", api.model)
+    app.router.add_post("/v1/chat/completions", api.create)
+
+
+class _Chat:
+    def __init__(self, host: AgentHost) -> None:
+        self._host = host
+        self._model = {"id": host.name, "object": "model", "created": int(time.time()), "owned_by": "closeout"}
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._model]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        check_model({"model": request.match_info["name"]}, self._host)
+        return web.json_response(self._model)
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        body = await json_body(request)
+        check_model(body, self._host)
+        check_tools(body)
+        if body.get("n", 1) != 1:
+            raise ApiError(400, "This agent gives one answer: leave out n.", param="n")
+        conversation = chat_conversation(body.get("messages"))
+        notes = {"api": "chat"}
+        run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
+        try:
+            if body.get("stream"):
+                options = body.get("stream_options")
+                with_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+                return await send_events(request, self._chunks(run_id, with_usage), run_headers(run_id))
+            return await self._completion(run_id)
+        except (asyncio.CancelledError, ConnectionError):
+            if not self._host.stopping:
+                await self._host.cancel(run_id)  # nobody can receive the answer any more
+            raise
+
+    # ------------------------------------------------------------------------------------------ whole
+
+    async def _completion(self, run_id: str) -> web.Response:
+        await self._host.wait(run_id)
+        reader = _Reader()
+        reasoning = "".join([reader.activity(row.event) for row in await self._host.rows(run_id)])
+        answer = self._answer(run_id, reader)
+        message: dict[str, Any] = {"role": "assistant", "content": answer, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        completion = {
+            **self._head(run_id, "chat.completion"),
+            "choices": [choice],
+            "usage": _usage(reader.totals.usage),
+        }
+        return web.Response(
+            body=encode_json(completion), content_type="application/json", headers=run_headers(run_id)
+        )
+
+    def _answer(self, run_id: str, reader: _Reader) -> str:
+        """The answer of a run that is over. Raises ApiError if it has none."""
+        if reader.ended is None:
+            text = self._host.failure(run_id) or f"The run {run_id} was interrupted and continues when the server does."
+            raise ApiError(503, text, code="interrupted")
+        outcome = Outcome(reader.ended)
+        if outcome.status != "completed":
+            message = outcome.message or f"The run was {outcome.status}."
+            raise ApiError(500, f"{message} (run {run_id})", code=outcome.code)
+        return reader.ended.answer or ""
+
+    # ------------------------------------------------------------------------------------------ streamed
+
+    async def _chunks(self, run_id: str, with_usage: bool) -> AsyncIterator[bytes]:
+        head, reader = self._head(run_id, "chat.completion.chunk"), _Reader()
+
+        def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
+            choice = {"index": 0, "delta": dict(delta), "logprobs": None, "finish_reason": finish_reason}
+            return event_bytes({**head, "choices": [choice]})
+
+        yield chunk({"role": "assistant", "content": ""})
+        async for row in self._host.follow(run_id):
+            text = reader.activity(row.event)
+            if text:
+                yield chunk({"reasoning_content": text})
+        try:
+            answer = self._answer(run_id, reader)
+        except ApiError as error:
+            yield event_bytes(error_body(error))
+            return
+        yield chunk({"content": answer})
+        yield chunk({}, "stop")
+        if with_usage:
+            yield event_bytes({**head, "choices": [], "usage": _usage(reader.totals.usage)})
+        yield DONE
+
+    def _head(self, run_id: str, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{run_id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._host.name,
+            "system_fingerprint": None,
+        }
+
+
+class _Reader:
+    """Reads a run's events: its activity as text, its totals, and how it ended."""
+
+    def __init__(self) -> None:
+        self.totals = RunTotals()
+        self.ended: RunEnded | None = None
+
+    def activity(self, event: Any) -> str:
+        """Return what an event adds to the text that describes the run's activity."""
+        self.totals(event)
+        if event.agent != "main":
+            return ""
+        match event:
+            case ToolStarted():
+                return f"→ {event.name} {event.arguments}\n"
+            case TurnAccepted(text=text) if text:
+                return f"{text}\n"
+            case RunEnded():
+                self.ended = event
+        return ""
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cache_read_tokens},
+    }

@@ -1,0 +1,281 @@
+"""A run as the Responses API shows it: the events of its stream, with their sequence numbers, and the response object.
+
+Both are computed from the run's committed events alone. They are therefore the same after the server was killed, and a
+client can continue a stream at any sequence number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from closeout.codec import encode_json
+from closeout.journal.events import (
+    AttemptEnded,
+    Event,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.journal.store import Row
+from closeout.journal.totals import RunTotals
+
+__all__ = ["Outcome", "ResponseView", "response_id", "run_id_of"]
+
+PREFIX = "resp_"
+LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds")
+
+
+def response_id(run_id: str) -> str:
+    """Return the id of the response that a run gives."""
+    return PREFIX + run_id
+
+
+def run_id_of(response: str) -> str:
+    """Return the run of a response."""
+    return response.removeprefix(PREFIX)
+
+
+class Outcome:
+    """How a run ended, in the terms of OpenAI's APIs.
+
+    Attributes:
+        status: "completed", "incomplete", "failed" or "cancelled".
+        reason: Why it is incomplete: "max_output_tokens" for a limit of the run, "content_filter" for a refusal.
+        code: The run's stop reason.
+        message: What went wrong, for people; empty if nothing did.
+    """
+
+    def __init__(self, ended: RunEnded) -> None:
+        self.code = ended.stop_reason
+        self.reason = ""
+        self.message = ended.error
+        if ended.status == "answered":
+            self.status = "completed"
+            self.message = ""
+        elif ended.status == "cancelled":
+            self.status = "cancelled"
+        elif ended.stop_reason in LIMITS or ended.stop_reason == "refused":
+            self.status = "incomplete"
+            self.reason = "content_filter" if ended.stop_reason == "refused" else "max_output_tokens"
+            self.message = ended.error or f"The run stopped without an answer ({ended.stop_reason})."
+        else:
+            self.status = "failed"
+            self.message = ended.error or f"No answer was found ({ended.stop_reason})."
+
+
+class ResponseView:
+    """Reads a run's events one after the other.
+
+    Args:
+        run_id: The run.
+        model: The name under which clients know the agent.
+    """
+
+    def __init__(self, run_id: str, model: str) -> None:
+        self.run_id = run_id
+        self.outcome: Outcome | None = None  # None while the run is under way
+        self._model = model
+        self._id = response_id(run_id)
+        self._notes: Mapping[str, Any] = {}
+        self._created_at = 0.0
+        self._completed_at: float | None = None
+        self._totals = RunTotals()
+        self._output: list[dict[str, Any]] = []
+        self._calls: dict[str, int] = {}  # open calls of the turn: handle → output index
+        self._thought: int | None = None  # the output index of the turn's reasoning item
+        self._next = 0  # the next sequence number
+
+    def feed(self, row: Row) -> list[dict[str, Any]]:
+        """Read the next event. Returns the events of the stream that follow from it."""
+        event = row.event
+        self._totals(event)
+        made: list[dict[str, Any]] = []
+        if event.agent == "main":
+            self._read(event, row.time, made)
+        for each in made:
+            each["sequence_number"] = self._next
+            self._next += 1
+        return made
+
+    def _read(self, event: Event, at: float, made: list[dict[str, Any]]) -> None:
+        match event:
+            case RunStarted():
+                self._created_at = at
+                self._notes = event.origin.get("serve", {})
+                made += [{"type": f"response.{kind}", "response": self.response()} for kind in ("created", "in_progress")]
+            case RunResumed():
+                self.outcome = self._completed_at = None
+            case ToolStarted():
+                self._start_call(event.handle, event.name, event.arguments, event.server_name, made)
+            case ToolFinished():
+                self._finish_call(event, made)
+            case TurnAccepted():
+                self._accept_turn(event, made)
+            case TurnRolledBack() | AttemptEnded():
+                self._close_turn("", made)
+            case RunEnded():
+                self._end(event, at, made)
+
+    # ------------------------------------------------------------------------------------------ items
+
+    def _add(self, item: dict[str, Any], made: list[dict[str, Any]]) -> int:
+        index = len(self._output)
+        item = {"id": f"{_PREFIXES[item['type']]}_{index}_{self.run_id}", **item}
+        self._output.append(item)
+        made.append({"type": "response.output_item.added", "output_index": index, "item": dict(item)})
+        return index
+
+    def _done(self, index: int, made: list[dict[str, Any]], **changes: Any) -> None:
+        item = self._output[index] = {**self._output[index], **changes}
+        made.append({"type": "response.output_item.done", "output_index": index, "item": dict(item)})
+
+    def _about(self, index: int) -> dict[str, Any]:
+        return {"item_id": self._output[index]["id"], "output_index": index}
+
+    # ------------------------------------------------------------------------------------------ a turn
+
+    def _start_call(
+        self, handle: str, name: str, arguments: str, server: str | None, made: list[dict[str, Any]]
+    ) -> int:
+        if self._thought is None:  # it comes before the calls, although its text is known after them
+            self._thought = self._add({"type": "reasoning", "summary": [], "status": "in_progress"}, made)
+        item = {"type": "mcp_call", "name": name, "arguments": arguments, "server_label": server or self._model}
+        index = self._calls[handle] = self._add({**item, "status": "in_progress", "output": None, "error": None}, made)
+        made.append({"type": "response.mcp_call.in_progress", **self._about(index)})
+        made.append({"type": "response.mcp_call_arguments.done", **self._about(index), "arguments": arguments})
+        return index
+
+    def _finish_call(self, event: ToolFinished, made: list[dict[str, Any]]) -> None:
+        index = self._calls.get(event.handle)
+        if index is not None:
+            self._output[index]["status"] = "completed" if event.ok else "failed"
+            kind = "completed" if event.ok else "failed"
+            made.append({"type": f"response.mcp_call.{kind}", **self._about(index)})
+
+    def _accept_turn(self, event: TurnAccepted, made: list[dict[str, Any]]) -> None:
+        if self._thought is None and (event.text or event.reasoning or event.returns):
+            self._thought = self._add({"type": "reasoning", "summary": [], "status": "in_progress"}, made)
+        for returned in event.returns:
+            text, ok = str(returned["text"]), bool(returned["ok"])
+            call = event.calls[returned["call"]]
+            index = self._calls.pop(str(returned["handle"]), None)
+            if index is None:  # it was answered without running: refused, or a repetition
+                arguments = encode_json(dict(call["arguments"])).decode()
+                self._start_call("", str(call["name"]), arguments, call["server_name"], made)
+                index = self._calls.pop("")
+                made.append({"type": f"response.mcp_call.{'completed' if ok else 'failed'}", **self._about(index)})
+            error = None if ok else {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+            changes = {"status": "completed" if ok else "failed", "output": text if ok else None, "error": error}
+            self._done(index, made, **changes)
+        self._close_turn("\n\n".join(filter(None, (event.reasoning, event.text))), made)
+
+    def _close_turn(self, thought: str, made: list[dict[str, Any]]) -> None:
+        """Complete the items of the turn that are still open."""
+        for index in self._calls.values():
+            self._done(index, made, status="incomplete")
+        self._calls.clear()
+        if self._thought is None:
+            return
+        index, self._thought = self._thought, None
+        part = {"type": "summary_text", "text": thought}
+        if thought:
+            about = {**self._about(index), "summary_index": 0}
+            made += [
+                {"type": "response.reasoning_summary_part.added", **about, "part": {**part, "text": ""}},
+                {"type": "response.reasoning_summary_text.delta", **about, "delta": thought},
+                {"type": "response.reasoning_summary_text.done", **about, "text": thought},
+                {"type": "response.reasoning_summary_part.done", **about, "part": part},
+            ]
+        self._done(index, made, summary=[part] if thought else [], status="completed")
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def _end(self, event: RunEnded, at: float, made: list[dict[str, Any]]) -> None:
+        self.outcome = Outcome(event)
+        if event.stop_reason == "cancelled":
+            return  # the API has no event for this; a run that a stopping server interrupted continues
+        self._close_turn("", made)
+        self._completed_at = at
+        if self.outcome.status == "completed":
+            self._write_message(event.answer or "", made)
+        made.append({"type": f"response.{self.outcome.status}", "response": self.response()})
+
+    def _write_message(self, text: str, made: list[dict[str, Any]]) -> None:
+        item = {"type": "message", "role": "assistant", "phase": "final_answer", "content": [], "status": "in_progress"}
+        index = self._add(item, made)
+        about = {**self._about(index), "content_index": 0}
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        made += [
+            {"type": "response.content_part.added", **about, "part": {**part, "text": ""}},
+            {"type": "response.output_text.delta", **about, "delta": text, "logprobs": []},
+            {"type": "response.output_text.done", **about, "text": text, "logprobs": []},
+            {"type": "response.content_part.done", **about, "part": part},
+        ]
+        self._done(index, made, content=[part], status="completed")
+
+    # ------------------------------------------------------------------------------------------ the object
+
+    def response(self, *, state: str = "", failure: str = "") -> dict[str, Any]:
+        """Return the response object.
+
+        Args:
+            state: "running" or "queued" if the server is going to continue the run.
+            failure: Why it will not, if the run has not ended.
+        """
+        outcome = self.outcome
+        error: dict[str, Any] | None = None
+        if outcome is None and (failure or state not in ("", "running", "queued")):
+            status, error = "failed", {"code": "server_error", "message": failure}
+        elif outcome is None:
+            status = "queued" if state == "queued" else "in_progress"
+        else:
+            status = outcome.status
+            error = {"code": "server_error", "message": outcome.message} if status == "failed" else None
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": int(self._created_at),
+            "completed_at": None if self._completed_at is None else int(self._completed_at),
+            "status": status,
+            "background": bool(self._notes.get("background")),
+            "error": error,
+            "incomplete_details": {"reason": outcome.reason} if outcome is not None and outcome.reason else None,
+            "instructions": self._notes.get("instructions"),
+            "metadata": {
+                **self._notes.get("metadata", {}),
+                "run_id": self.run_id,
+                **({"stop_reason": outcome.code} if outcome is not None else {}),
+            },
+            "model": self._model,
+            "output": [dict(item) for item in self._output],
+            "parallel_tool_calls": True,
+            "previous_response_id": self._notes.get("previous_response_id"),
+            "temperature": None,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": None,
+            "truncation": "disabled",
+            "usage": self._usage() if outcome is not None else None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._totals.usage
+        return {
+            "input_tokens": usage.input_tokens,
+            "input_tokens_details": {
+                "cached_tokens": usage.cache_read_tokens,
+                "cache_write_tokens": usage.cache_write_tokens,
+            },
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
+        }
+
+
+_PREFIXES = {"reasoning": "rs", "mcp_call": "mcp", "message": "msg"}

@@ -1,0 +1,153 @@
+"""The Responses API: create, get, cancel and delete responses; each is a run of the agent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from closeout.codec import encode_json
+from closeout.journal.events import RunEnded
+from closeout.journal.store import Row
+from closeout.run.result import conversation_of
+from closeout.server.api_errors import ApiError, json_body
+from closeout.server.host import AgentHost
+from closeout.server.messages_in import response_conversation
+from closeout.server.response_view import ResponseView, response_id, run_id_of
+from closeout.server.sse import event_bytes, send_events
+
+__all__ = ["add_responses", "check_model", "check_tools", "run_headers"]
+
+MAX_METADATA = 16  # entries, as OpenAI allows
+
+
+def add_responses(app: web.Application, host: AgentHost) -> None:
+    """Add the routes of the Responses API to an application."""
+    api = _Responses(host)
+    app.router.add_post("/v1/responses", api.create)
+    app.router.add_get("/v1/responses/{id}", api.get)
+    app.router.add_delete("/v1/responses/{id}", api.delete)
+    app.router.add_post("/v1/responses/{id}/cancel", api.cancel)
+
+
+def run_headers(run_id: str) -> dict[str, str]:
+    """Return the header that names the run of a response."""
+    return {"X-Closeout-Run-Id": run_id}
+
+
+def check_model(body: Mapping[str, Any], host: AgentHost) -> None:
+    """Raise ApiError if a request names another model than the agent."""
+    model = body.get("model", host.name)
+    if model != host.name:
+        raise ApiError(
+            404, f"No model {model!r:.80} here. Use {host.name!r}.", code="model_not_found", param="model"
+        )
+
+
+def check_tools(body: Mapping[str, Any]) -> None:
+    """Raise ApiError if a client offers tools, which the agent would never call."""
+    if body.get("tools"):
+        raise ApiError(
+            400, "This agent calls its own tools and cannot be given others. Leave out tools.", param="tools"
+        )
+
+
+class _Responses:
+    def __init__(self, host: AgentHost) -> None:
+        self._host = host
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        body = await json_body(request)
+        check_model(body, self._host)
+        check_tools(body)
+        metadata = _metadata(body.get("metadata"))
+        previous, earlier = body.get("previous_response_id"), []
+        if previous is not None:
+            earlier = await self._conversation(previous)
+        conversation = response_conversation(body.get("input"), earlier, body.get("instructions"))
+        background = bool(body.get("background"))
+        notes = {
+            "api": "responses",
+            "background": background,
+            "metadata": metadata,
+            "instructions": body.get("instructions"),
+            "previous_response_id": previous,
+        }
+        run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
+        if body.get("stream"):
+            return await send_events(request, self._events(run_id, -1), run_headers(run_id))
+        if not background:
+            await self._host.wait(run_id)
+        return await self._response(run_id)
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        run_id = await self._run_id(request)
+        if request.query.get("stream", "").lower() != "true":
+            return await self._response(run_id)
+        after = request.query.get("starting_after", "-1")
+        if not after.removeprefix("-").isdecimal() or len(after) > 18:
+            raise ApiError(400, "starting_after must be the sequence number of an event.", param="starting_after")
+        return await send_events(request, self._events(run_id, int(after)), run_headers(run_id))
+
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        run_id = await self._run_id(request)
+        await self._host.cancel(run_id)
+        return await self._response(run_id)
+
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        run_id = await self._run_id(request)
+        await self._host.cancel(run_id)
+        self._host.hide(run_id)
+        return _json({"id": response_id(run_id), "object": "response", "deleted": True})
+
+    # ------------------------------------------------------------------------------------------ reading runs
+
+    async def _run_id(self, request: web.Request) -> str:
+        return (await self._host.find(run_id_of(request.match_info["id"]))).run_id
+
+    async def _response(self, run_id: str) -> web.Response:
+        view = ResponseView(run_id, self._host.name)
+        for row in await self._host.rows(run_id):
+            view.feed(row)
+        state, failure = self._host.state(run_id), self._host.failure(run_id)
+        return _json(view.response(state=state, failure=failure), run_headers(run_id))
+
+    async def _events(self, run_id: str, after: int) -> AsyncIterator[bytes]:
+        """The events of a response's stream whose sequence number is greater than `after`."""
+        view = ResponseView(run_id, self._host.name)
+        async for row in self._host.follow(run_id):
+            for event in view.feed(row):
+                if event["sequence_number"] > after:
+                    yield event_bytes(event, name=event["type"])
+        failure = self._host.failure(run_id)
+        if view.outcome is None and failure:  # not a part of the record: the run may still be resumed by hand
+            yield event_bytes({"type": "error", "code": "server_error", "message": failure, "param": None}, name="error")
+
+    async def _conversation(self, previous: Any) -> list[dict[str, Any]]:
+        """The conversation up to the end of an earlier response, without its instructions."""
+        if not isinstance(previous, str):
+            raise ApiError(400, "previous_response_id must be a text.", param="previous_response_id")
+        run = await self._host.find(run_id_of(previous))
+        rows = await self._host.rows(run.run_id)
+        ended = _end_of(rows)
+        if ended is None or ended.status != "answered" or self._host.state(run.run_id):
+            raise ApiError(400, f"The response {previous} is not completed.", param="previous_response_id")
+        messages = [dict(message) for message in conversation_of(rows, ended.closing_text or ended.answer or "")]
+        return messages[1:] if run.notes.get("instructions") else messages
+
+
+def _end_of(rows: list[Row]) -> RunEnded | None:
+    return next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
+
+
+def _metadata(given: Any) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or len(given) > MAX_METADATA or not all(isinstance(v, str) for v in given.values()):
+        raise ApiError(400, f"metadata must be an object of at most {MAX_METADATA} texts.", param="metadata")
+    return given
+
+
+def _json(value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=encode_json(dict(value)), content_type="application/json", headers=headers)
