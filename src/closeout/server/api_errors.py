@@ -7,10 +7,10 @@ from typing import Any
 from aiohttp import web
 
 from closeout.codec import decode_json, encode_json
-from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
+from closeout.server.app import Handler
 from closeout.server.host import Busy
 
-__all__ = ["ApiError", "error_response", "errors_as_json", "json_body"]
+__all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body"]
 
 TYPES = {
     401: "authentication_error",
@@ -18,7 +18,7 @@ TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-RETRY_SECONDS = 5
+RETRY_SECONDS = 5  # until a client that was refused may ask again
 
 
 class ApiError(Exception):
@@ -46,29 +46,16 @@ def error_response(error: ApiError, *, retry: bool = False) -> web.Response:
 
 
 @web.middleware
-async def errors_as_json(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Turn exceptions into error responses, so that no client gets a traceback or an HTML page."""
+async def api_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn the errors of the APIs into responses. What other parts of the application raise, it explains itself."""
     try:
-        response: web.StreamResponse = await handler(request)
-        return response
+        return await handler(request)
     except ApiError as error:
         return error_response(error)
     except Busy as error:
         return error_response(ApiError(429, str(error), code="too_many_runs"), retry=True)
-    except RunNotFound as error:
-        return error_response(ApiError(404, str(error), code="not_found"))
-    except UsageError as error:
-        return error_response(ApiError(400, str(error)))
-    except JournalError as error:
-        return error_response(ApiError(503, str(error), code="journal"), retry=True)
-    except CloseoutError as error:
-        return error_response(ApiError(500, str(error)))
-    except web.HTTPRequestEntityTooLarge as error:
-        return error_response(ApiError(413, f"The body is larger than {error.text or 'allowed'}."))
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        return error_response(ApiError(error.status, f"{error.reason}: {request.method} {request.path}"))
+    except web.HTTPRequestEntityTooLarge:
+        return error_response(ApiError(413, f"The body is larger than {request.client_max_size:,} bytes."))
 
 
 async def json_body(request: web.Request) -> dict[str, Any]:

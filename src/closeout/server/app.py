@@ -11,11 +11,12 @@ from aiohttp.typedefs import Handler, Middleware
 
 from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
 
-__all__ = ["HOME", "LOOPBACK_HOSTS", "create_app", "error_response"]
+__all__ = ["HOME", "LOOPBACK_HOSTS", "Handler", "create_app", "error_response"]
 
 HOME: Final = web.AppKey("home", Path)
 """The folder that stores the runs."""
 
+MAX_BODY = 16 * 2**20  # bytes
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 # What a response may not lack, whatever it is. A page adds the Content-Security-Policy that it needs.
@@ -29,15 +30,18 @@ _HEADERS = {
 }
 
 
-def create_app(home: Path, *, hosts: Collection[str] | None = LOOPBACK_HOSTS) -> web.Application:
+def create_app(
+    home: Path, *, hosts: Collection[str] | None = LOOPBACK_HOSTS, max_body: int = MAX_BODY
+) -> web.Application:
     """Create the application without any routes. Features add theirs: `add_viewer(app)`.
 
     Args:
         home: The folder that stores the runs.
         hosts: The host names that a request may be addressed to; None for any. A web page elsewhere that resolves its
             own name to this computer is refused by that.
+        max_body: The bytes that the body of a request may have.
     """
-    app = web.Application(middlewares=[_add_headers, _explain_errors, _host_check(hosts)])
+    app = web.Application(client_max_size=max_body, middlewares=[_add_headers, _explain_errors, _host_check(hosts)])
     app[HOME] = home
     return app
 

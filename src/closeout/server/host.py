@@ -98,17 +98,25 @@ class AgentHost:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.stopping = True
         try:
-            if self._tasks:
-                await asyncio.wait(self._tasks.values(), timeout=self._drain_seconds)
-            for run_id, task in list(self._tasks.items()):
-                if run_id in self._executing:
-                    self.store.note(_resume_note(run_id), "1")  # its record will say "cancelled"
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self.stop()
         finally:
             await self.agent.__aexit__(None, None, None)
+
+    async def stop(self) -> None:
+        """Take no more runs, let those that are executed end, and interrupt what has not ended in time.
+
+        An interrupted run is resumed when a host of the same name is entered.
+        """
+        self.stopping = True
+        executing = [task for run_id, task in self._tasks.items() if run_id in self._executing]
+        if executing:
+            await asyncio.wait(executing, timeout=self._drain_seconds)
+        for run_id, task in list(self._tasks.items()):
+            if run_id in self._executing:
+                self.store.note(_resume_note(run_id), "1")  # its record will say "cancelled"
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _resume_interrupted(self) -> None:
         for record in reversed(await asyncio.to_thread(self.store.runs, MAX_SCANNED)):
@@ -120,7 +128,7 @@ class AgentHost:
             except JournalError as error:
                 log.warning("Run %s cannot be read: %s", record.run_id, error)
                 continue
-            if not self._is_own(rows):
+            if not self._is_own(rows) or not _is_awaited(rows):
                 continue
             if _resumes_in_vain(rows) > MAX_RESUMES:
                 self._failures[record.run_id] = (
@@ -185,6 +193,8 @@ class AgentHost:
     async def _execute(self, run_id: str) -> None:
         try:
             async with self._slots:
+                if self.stopping:
+                    return  # it waits in the journal
                 self._executing.add(run_id)
                 result = await self.agent.resume(run_id, listeners=[self._wakeups[run_id]])
             self.ended[result.status] += 1
@@ -284,6 +294,12 @@ def _resume_note(run_id: str) -> str:
 
 def _deleted_note(run_id: str) -> str:
     return f"serve deleted {run_id}"
+
+
+def _is_awaited(rows: Sequence[Row]) -> bool:
+    """Return whether a client can still come for the result: one of Chat Completions lost it with its connection."""
+    started = rows[0].event
+    return isinstance(started, RunStarted) and started.origin[ORIGIN].get("api") != "chat"
 
 
 def _resumes_in_vain(rows: Sequence[Row]) -> int:

@@ -87,8 +87,8 @@ class _Chat:
 
     def _answer(self, run_id: str, reader: _Reader) -> str:
         """The answer of a run that is over. Raises ApiError if it has none."""
-        if reader.ended is None:
-            text = self._host.failure(run_id) or f"The run {run_id} was interrupted and continues when the server does."
+        if reader.ended is None or self._host.stopping and reader.ended.status == "cancelled":
+            text = self._host.failure(run_id) or f"The server is stopping. To continue: closeout resume {run_id}"
             raise ApiError(503, text, code="interrupted")
         outcome = Outcome(reader.ended)
         if outcome.status != "completed":

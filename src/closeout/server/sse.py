@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from closeout.codec import encode_json
+from closeout.errors import CloseoutError
 
 __all__ = ["event_bytes", "send_events"]
 
@@ -45,6 +46,8 @@ async def send_events(
     try:
         async for event in events:
             await response.write(event)
+    except CloseoutError as error:  # the response has begun: only an event can still say what happened
+        await response.write(event_bytes({"error": {"message": str(error), "code": None}}, name="error"))
     finally:
         keep_alive.cancel()
         with suppress(asyncio.CancelledError, ConnectionError):

@@ -1,0 +1,118 @@
+"""The agent's own API: start runs, follow their events, read their answers, cancel them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+from closeout.codec import encode_json
+from closeout.journal.events import RunEnded
+from closeout.journal.totals import RunTotals
+from closeout.server.api_errors import ApiError, json_body
+from closeout.server.host import AgentHost
+from closeout.server.messages_in import chat_conversation
+from closeout.server.responses import run_headers
+from closeout.server.sse import event_bytes, send_events
+
+__all__ = ["add_runs_api"]
+
+MAX_WAIT_SECONDS = 600.0
+
+
+def add_runs_api(app: web.Application, host: AgentHost) -> None:
+    """Add the routes of the agent's own API to an application."""
+    api = _Runs(host)
+    app.router.add_post("/v1/runs", api.create)
+    app.router.add_get("/v1/runs/{id}", api.get)
+    app.router.add_get("/v1/runs/{id}/events", api.events)
+    app.router.add_post("/v1/runs/{id}/cancel", api.cancel)
+    # The decisions that a waiting run needs belong here: POST /v1/runs/{id}/decisions.
+
+
+class _Runs:
+    def __init__(self, host: AgentHost) -> None:
+        self._host = host
+
+    async def create(self, request: web.Request) -> web.Response:
+        body = await json_body(request)
+        if unknown := body.keys() - {"task", "history"}:
+            raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send task and history.")
+        task = body.get("task")
+        if not isinstance(task, str):
+            raise ApiError(400, 'task must be a text: {"task": "How far is the Moon?"}.', param="task")
+        messages = [*(body.get("history") or ()), {"role": "user", "content": task}]
+        conversation = chat_conversation(messages)
+        notes = {"api": "runs"}
+        run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
+        return await self._run(run_id, status=202)
+
+    async def get(self, request: web.Request) -> web.Response:
+        run_id = await self._run_id(request)
+        wait = _number(request, "wait", 0.0)
+        if wait > 0:
+            await self._host.wait(run_id, min(wait, MAX_WAIT_SECONDS))
+        return await self._run(run_id)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        run_id = await self._run_id(request)
+        last = _number(request, "after", _number(request, "Last-Event-ID", -1.0))
+        return await send_events(request, self._events(run_id, int(last) + 1), run_headers(run_id))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        run_id = await self._run_id(request)
+        await self._host.cancel(run_id)
+        return await self._run(run_id)
+
+    async def _run_id(self, request: web.Request) -> str:
+        return (await self._host.find(request.match_info["id"])).run_id
+
+    async def _events(self, run_id: str, start: int) -> AsyncIterator[bytes]:
+        async for row in self._host.follow(run_id, start):
+            name = type(row.event).__name__
+            data = {"seq": row.seq, "time": row.time, "type": name, **row.event.values()}
+            yield event_bytes(data, name=name, number=row.seq)
+
+    async def _run(self, run_id: str, *, status: int = 200) -> web.Response:
+        rows = await self._host.rows(run_id)
+        totals, ended = RunTotals(), None
+        for row in rows:
+            totals(row.event)
+            if row.event.agent == "main":
+                ended = row.event if isinstance(row.event, RunEnded) else None
+        state = self._host.state(run_id)
+        found: dict[str, Any] = {
+            "run_id": run_id,
+            "status": state or (ended.status if ended is not None else "interrupted"),
+            "answer": ended.answer if ended is not None and not state else None,
+            "stop_reason": ended.stop_reason if ended is not None and not state else None,
+            "error": (ended.error if ended is not None else self._host.failure(run_id)) or None,
+            "turns": totals.turns,
+            "repairs": len(totals.repairs),
+            "rollbacks": totals.rollbacks,
+            "usage": {
+                "requests": totals.usage.requests,
+                "input_tokens": totals.usage.input_tokens,
+                "cached_tokens": totals.usage.cache_read_tokens,
+                "output_tokens": totals.usage.output_tokens,
+                "cost_usd": totals.usage.cost_usd,
+            },
+            "events": len(rows),
+        }
+        return web.Response(
+            status=status, body=encode_json(found), content_type="application/json", headers=run_headers(run_id)
+        )
+
+
+def _number(request: web.Request, name: str, default: float) -> float:
+    text = request.query.get(name, request.headers.get(name))
+    if text is None:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not -1 <= number < 2**53:
+        raise ApiError(400, f"{name} must be a number, got {text[:80]}.", param=name)
+    return number

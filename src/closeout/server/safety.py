@@ -1,0 +1,67 @@
+"""Who may use a server: keys, and no web pages of others."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Awaitable, Sequence
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from closeout.server.api_errors import ApiError, error_response
+from closeout.server.app import Handler
+
+__all__ = ["is_loopback", "key_check", "origin_check"]
+
+PUBLIC = frozenset({"/healthz"})
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether a server at this address can be reached from this computer only."""
+    import ipaddress
+
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def key_check(keys: Sequence[str]) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    """Return a middleware that lets only requests with one of the keys pass; all of them if there are no keys.
+
+    A key is sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
+    """
+    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    @web.middleware
+    async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if digests and request.path not in PUBLIC and not _is_known(_key_of(request), digests):
+            message = "The API key is missing or wrong. Send it as `Authorization: Bearer KEY`."
+            return error_response(ApiError(401, message, code="invalid_api_key"))
+        return await handler(request)
+
+    return check_key
+
+
+def _key_of(request: web.Request) -> str:
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _is_known(key: str, digests: Sequence[bytes]) -> bool:
+    """Compare a key with all known ones, in a time that does not depend on how much of it is right."""
+    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return any([hmac.compare_digest(digest, each) for each in digests])  # a list: all are compared
+
+
+@web.middleware
+async def origin_check(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse requests from web pages of another origin: a browser sends them to loopback addresses too."""
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != request.host:
+        message = f"Requests from web pages of {origin[:100]} are not served."
+        return error_response(ApiError(403, message, code="cross_origin"))
+    return await handler(request)

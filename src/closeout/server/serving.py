@@ -1,0 +1,158 @@
+"""Serve an agent: the application with all its routes, and a server that stops in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+
+from aiohttp import web
+
+from closeout.errors import ConfigError
+from closeout.server.api_errors import api_errors
+from closeout.server.app import LOOPBACK_HOSTS, create_app
+from closeout.server.host import AgentHost
+from closeout.server.openai_chat import add_chat
+from closeout.server.responses import add_responses
+from closeout.server.runs_api import add_runs_api
+from closeout.server.safety import is_loopback, key_check, origin_check
+
+__all__ = ["agent_app", "check_address", "serve_until_stopped"]
+
+CLOSE_SECONDS = 2.0  # for connections, after the runs have been stopped
+
+
+def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str] = ()) -> web.Application:
+    """Create the application that serves an agent. It enters and leaves the host.
+
+    Args:
+        host: Executes the runs.
+        address: Where the server listens.
+        keys: The keys of which a client must send one; none if everybody at this address is trusted.
+
+    Raises:
+        ConfigError: Other computers could use the agent without a key.
+    """
+    check_address(address, keys)
+    app = create_app(host.store.path.parent, hosts=LOOPBACK_HOSTS if is_loopback(address) else None)
+    app.middlewares.extend([key_check(keys), origin_check, api_errors])
+    add_responses(app, host)
+    add_chat(app, host)
+    add_runs_api(app, host)
+    _add_health(app, host)
+
+    async def run_host(_: web.Application) -> AsyncIterator[None]:
+        async with host:
+            yield
+
+    async def stop_runs(_: web.Application) -> None:
+        await host.stop()
+
+    app.cleanup_ctx.append(run_host)
+    app.on_shutdown.append(stop_runs)  # while clients are still connected
+    return app
+
+
+def check_address(address: str, keys: Sequence[str]) -> None:
+    """Raise ConfigError if a server at this address can be reached from elsewhere and requires no key."""
+    if not is_loopback(address) and not any(keys):
+        raise ConfigError(
+            f"Other computers can reach {address}, so clients must have a key. "
+            "Put one into CLOSEOUT_SERVER_KEY, or one on each line of a file and pass it with --keys."
+        )
+
+
+async def serve_until_stopped(
+    app: web.Application,
+    address: str,
+    port: int,
+    *,
+    on_ready: Callable[[str], object],
+    before_stop: Callable[[], object] = lambda: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. A second signal ends the process at once.
+
+    Args:
+        app: What to serve.
+        address: Where to listen.
+        port: The port; 0 chooses a free one.
+        on_ready: Called with the URL once the server listens.
+        before_stop: Called when the first signal arrives.
+
+    Raises:
+        ConfigError: It cannot listen there.
+    """
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def stop() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+        before_stop()
+        stopped.set()
+
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, address, port, backlog=1024).start()
+        except OSError as error:
+            raise ConfigError(f"Cannot listen on {address}:{port}: {error.strerror or error}.") from None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
+                loop.add_signal_handler(number, stop)
+        shown = f"[{address}]" if ":" in address else address
+        on_ready(f"http://{shown}:{runner.addresses[0][1]}")
+        await stopped.wait()
+    finally:
+        for site in list(runner.sites):
+            await site.stop()
+        await runner.cleanup()
+
+
+# ------------------------------------------------------------------------------------------------ health
+
+
+def _add_health(app: web.Application, host: AgentHost) -> None:
+    async def healthz(_: web.Request) -> web.Response:
+        status = "stopping" if host.stopping else "ok"
+        return web.json_response({"status": status}, status=503 if host.stopping else 200)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=_metrics(host), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/metrics", metrics)
+
+
+def _metrics(host: AgentHost) -> str:
+    """The figures of a host in Prometheus's text format."""
+    usage = host.usage
+    families: list[tuple[str, str, str, list[tuple[str, float]]]] = [
+        ("closeout_runs_active", "gauge", "Runs that are executed.", [("", host.active)]),
+        ("closeout_runs_queued", "gauge", "Runs that wait.", [("", host.queued)]),
+        (
+            "closeout_runs_ended_total",
+            "counter",
+            "Runs that ended, by status.",
+            [(f'{{status="{status}"}}', count) for status, count in sorted(host.ended.items())],
+        ),
+        ("closeout_model_requests_total", "counter", "Requests to models.", [("", usage.requests)]),
+        (
+            "closeout_tokens_total",
+            "counter",
+            "Tokens by kind.",
+            [
+                ('{kind="input"}', usage.input_tokens),
+                ('{kind="cached"}', usage.cache_read_tokens),
+                ('{kind="output"}', usage.output_tokens),
+            ],
+        ),
+    ]
+    lines = []
+    for name, kind, about, samples in families:
+        lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{labels} {value:g}" if value < 1e6 else f"{name}{labels} {value:.0f}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
