@@ -145,6 +145,57 @@ def serve_web(model: Model = None, base_url: BaseUrl = None, config: Settings = 
 
 @app.command()
 @guarded
+def serve(
+    agent: Annotated[
+        str | None, typer.Argument(help="FILE.yaml or package.module:agent; without it, the options say what it is")
+    ] = None,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    docs: Docs = None,
+    tool: Tools = None,
+    web: Web = False,
+    dialect: Dialect = None,
+    config: Settings = None,
+    name: Annotated[str | None, typer.Option(help="The model name that clients use")] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; addresses beyond loopback need a key")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 chooses a free one", min=0, max=65535)] = 8080,
+    keys: Annotated[str | None, typer.Option(help="A file with an API key on each line")] = None,
+    max_runs: Annotated[int, typer.Option(help="Runs at the same time", min=1)] = 16,
+    max_queue: Annotated[int, typer.Option(help="Runs that may wait", min=0)] = 256,
+    drain: Annotated[float, typer.Option(help="Seconds that runs may continue after Ctrl-C or SIGTERM", min=0)] = 10.0,
+    mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
+    description: Annotated[str | None, typer.Option(help="With --mcp: what the tool is for")] = None,
+) -> int:
+    """Serve an agent: OpenAI's Chat Completions and Responses APIs, its own API, or MCP."""
+    from closeout.cli.options import RunOptions
+    from closeout.cli.serve import serve_command, serve_mcp_command
+
+    options = RunOptions(
+        model=model,
+        base_url=base_url,
+        docs=docs,
+        tools=tuple(tool or ()),
+        web=web,
+        dialect=dialect,
+        config=tuple(config or ()),
+    )
+    if mcp:
+        return serve_mcp_command(agent, options, name=name, description=description)
+    return serve_command(
+        agent,
+        options,
+        name=name,
+        address=host,
+        port=port,
+        keys_file=keys,
+        max_runs=max_runs,
+        max_queue=max_queue,
+        drain_seconds=drain,
+    )
+
+
+@app.command()
+@guarded
 def encode(
     file: Annotated[str, typer.Argument(help="A JSON or text file; - reads stdin")],
     format: Annotated[str, typer.Option(help="auto, json, columns, toon, yaml, xml, csv, markdown, raw")] = "auto",  # noqa: A002

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from aiohttp import web
 
 from closeout.codec import decode_json, encode_json
+from closeout.errors import CloseoutError
 from closeout.server.app import Handler
 from closeout.server.host import Busy
 
 __all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body"]
 
+log = logging.getLogger("closeout.server")
+
+INTERNAL = "This is a bug in the server. Its log says more."
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -56,6 +61,11 @@ async def api_errors(request: web.Request, handler: Handler) -> web.StreamRespon
         return error_response(ApiError(429, str(error), code="too_many_runs"), retry=True)
     except web.HTTPRequestEntityTooLarge:
         return error_response(ApiError(413, f"The body is larger than {request.client_max_size:,} bytes."))
+    except (web.HTTPException, CloseoutError, ConnectionError):
+        raise
+    except Exception:
+        log.exception("Error while serving %s %s", request.method, request.path)
+        return error_response(ApiError(500, INTERNAL, code="internal"))
 
 
 async def json_body(request: web.Request) -> dict[str, Any]:

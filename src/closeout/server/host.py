@@ -225,7 +225,7 @@ class AgentHost:
         await asyncio.wait([task])
         return True
 
-    async def wait(self, run_id: str, timeout: float | None = None) -> None:  # noqa: ASYNC109
+    async def wait(self, run_id: str, timeout: float | None = None) -> None:
         """Wait until a run is over, at most `timeout` seconds."""
         task = self._tasks.get(run_id)
         if task is not None:

@@ -81,13 +81,11 @@ class _Chat:
             "choices": [choice],
             "usage": _usage(reader.totals.usage),
         }
-        return web.Response(
-            body=encode_json(completion), content_type="application/json", headers=run_headers(run_id)
-        )
+        return web.Response(body=encode_json(completion), content_type="application/json", headers=run_headers(run_id))
 
     def _answer(self, run_id: str, reader: _Reader) -> str:
         """The answer of a run that is over. Raises ApiError if it has none."""
-        if reader.ended is None or self._host.stopping and reader.ended.status == "cancelled":
+        if reader.ended is None or (self._host.stopping and reader.ended.status == "cancelled"):
             text = self._host.failure(run_id) or f"The server is stopping. To continue: closeout resume {run_id}"
             raise ApiError(503, text, code="interrupted")
         outcome = Outcome(reader.ended)

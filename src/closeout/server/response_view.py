@@ -13,6 +13,7 @@ from closeout.codec import encode_json
 from closeout.journal.events import (
     AttemptEnded,
     Event,
+    ModelReplied,
     RunEnded,
     RunResumed,
     RunStarted,
@@ -88,6 +89,7 @@ class ResponseView:
         self._output: list[dict[str, Any]] = []
         self._calls: dict[str, int] = {}  # open calls of the turn: handle → output index
         self._thought: int | None = None  # the output index of the turn's reasoning item
+        self._thinks = False  # whether the last reply has a text or reasoning beside its calls
         self._next = 0  # the next sequence number
 
     def feed(self, row: Row) -> list[dict[str, Any]]:
@@ -107,9 +109,12 @@ class ResponseView:
             case RunStarted():
                 self._created_at = at
                 self._notes = event.origin.get("serve", {})
-                made += [{"type": f"response.{kind}", "response": self.response()} for kind in ("created", "in_progress")]
+                made.append({"type": "response.created", "response": self.response()})
+                made.append({"type": "response.in_progress", "response": self.response()})
             case RunResumed():
                 self.outcome = self._completed_at = None
+            case ModelReplied():
+                self._thinks = bool(event.text or event.reasoning)
             case ToolStarted():
                 self._start_call(event.handle, event.name, event.arguments, event.server_name, made)
             case ToolFinished():
@@ -142,7 +147,7 @@ class ResponseView:
     def _start_call(
         self, handle: str, name: str, arguments: str, server: str | None, made: list[dict[str, Any]]
     ) -> int:
-        if self._thought is None:  # it comes before the calls, although its text is known after them
+        if self._thought is None and self._thinks:  # it comes before the calls, although its text is known after them
             self._thought = self._add({"type": "reasoning", "summary": [], "status": "in_progress"}, made)
         item = {"type": "mcp_call", "name": name, "arguments": arguments, "server_label": server or self._model}
         index = self._calls[handle] = self._add({**item, "status": "in_progress", "output": None, "error": None}, made)
@@ -158,7 +163,7 @@ class ResponseView:
             made.append({"type": f"response.mcp_call.{kind}", **self._about(index)})
 
     def _accept_turn(self, event: TurnAccepted, made: list[dict[str, Any]]) -> None:
-        if self._thought is None and (event.text or event.reasoning or event.returns):
+        if self._thought is None and (event.text or event.reasoning):
             self._thought = self._add({"type": "reasoning", "summary": [], "status": "in_progress"}, made)
         for returned in event.returns:
             text, ok = str(returned["text"]), bool(returned["ok"])

@@ -40,9 +40,7 @@ def check_model(body: Mapping[str, Any], host: AgentHost) -> None:
     """Raise ApiError if a request names another model than the agent."""
     model = body.get("model", host.name)
     if model != host.name:
-        raise ApiError(
-            404, f"No model {model!r:.80} here. Use {host.name!r}.", code="model_not_found", param="model"
-        )
+        raise ApiError(404, f"No model {model!r:.80} here. Use {host.name!r}.", code="model_not_found", param="model")
 
 
 def check_tools(body: Mapping[str, Any]) -> None:
@@ -122,7 +120,8 @@ class _Responses:
                     yield event_bytes(event, name=event["type"])
         failure = self._host.failure(run_id)
         if view.outcome is None and failure:  # not a part of the record: the run may still be resumed by hand
-            yield event_bytes({"type": "error", "code": "server_error", "message": failure, "param": None}, name="error")
+            error = {"type": "error", "code": "server_error", "message": failure, "param": None}
+            yield event_bytes(error, name="error")
 
     async def _conversation(self, previous: Any) -> list[dict[str, Any]]:
         """The conversation up to the end of an earlier response, without its instructions."""

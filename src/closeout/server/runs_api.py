@@ -42,8 +42,10 @@ class _Runs:
         task = body.get("task")
         if not isinstance(task, str):
             raise ApiError(400, 'task must be a text: {"task": "How far is the Moon?"}.', param="task")
-        messages = [*(body.get("history") or ()), {"role": "user", "content": task}]
-        conversation = chat_conversation(messages)
+        history = body.get("history") or []
+        if not isinstance(history, list):
+            raise ApiError(400, "history must be a list of messages.", param="history")
+        conversation = chat_conversation([*history, {"role": "user", "content": task}])
         notes = {"api": "runs"}
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
         return await self._run(run_id, status=202)

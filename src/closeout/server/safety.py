@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Awaitable, Sequence
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from closeout.server.api_errors import ApiError, error_response
 from closeout.server.app import Handler
@@ -29,7 +30,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def key_check(keys: Sequence[str]) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def key_check(keys: Sequence[str]) -> Middleware:
     """Return a middleware that lets only requests with one of the keys pass; all of them if there are no keys.
 
     A key is sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
@@ -54,7 +55,8 @@ def _key_of(request: web.Request) -> str:
 def _is_known(key: str, digests: Sequence[bytes]) -> bool:
     """Compare a key with all known ones, in a time that does not depend on how much of it is right."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-    return any([hmac.compare_digest(digest, each) for each in digests])  # a list: all are compared
+    matches = [hmac.compare_digest(digest, each) for each in digests]  # all of them, whichever it is
+    return any(matches)
 
 
 @web.middleware

@@ -154,5 +154,5 @@ def _metrics(host: AgentHost) -> str:
     lines = []
     for name, kind, about, samples in families:
         lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{labels} {value:g}" if value < 1e6 else f"{name}{labels} {value:.0f}" for labels, value in samples]
+        lines += [f"{name}{labels} {value:.0f}" for labels, value in samples]
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from closeout.codec import encode_json
 from closeout.errors import CloseoutError
+from closeout.server.api_errors import INTERNAL, log
 
 __all__ = ["event_bytes", "send_events"]
 
@@ -46,8 +47,13 @@ async def send_events(
     try:
         async for event in events:
             await response.write(event)
-    except CloseoutError as error:  # the response has begun: only an event can still say what happened
-        await response.write(event_bytes({"error": {"message": str(error), "code": None}}, name="error"))
+    except ConnectionError:
+        raise
+    except Exception as error:  # the response has begun: only an event can still say what happened
+        if not isinstance(error, CloseoutError):
+            log.exception("Error while streaming %s", request.path)
+        message = str(error) if isinstance(error, CloseoutError) else INTERNAL
+        await response.write(event_bytes({"error": {"message": message, "code": None}}, name="error"))
     finally:
         keep_alive.cancel()
         with suppress(asyncio.CancelledError, ConnectionError):
