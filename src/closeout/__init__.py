@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         CotCompletionAgentRunner,
         FunctionCallAgentRunner,
     )
+    from closeout.run.waiting import Decision, PendingDecision
     from closeout.tools.context import RunContext
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.tools.manager import ToolManager
@@ -95,6 +96,7 @@ __all__ = [
     "CotAgentRunner",
     "CotChatAgentRunner",
     "CotCompletionAgentRunner",
+    "Decision",
     "Delta",
     "Dialect",
     "Encoding",
@@ -112,6 +114,7 @@ __all__ = [
     "OpenAIClient",
     "Orchestrator",
     "OutputFormatter",
+    "PendingDecision",
     "ReadEvent",
     "Reader",
     "Reading",
@@ -180,6 +183,7 @@ _HOMES = {
     "CotAgentRunner": "run.runners",
     "CotChatAgentRunner": "run.runners",
     "CotCompletionAgentRunner": "run.runners",
+    "Decision": "run.waiting",
     "Delta": "messages",
     "Dialect": "dialects.protocol",
     "Encoding": "results.encoding",
@@ -197,6 +201,7 @@ _HOMES = {
     "OpenAIClient": "models.openai",
     "Orchestrator": "run.orchestrator",
     "OutputFormatter": "answers.formatter",
+    "PendingDecision": "run.waiting",
     "ReadEvent": "parsing.readers",
     "Reader": "parsing.readers",
     "Reading": "messages",

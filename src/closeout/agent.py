@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
     from closeout.run.result import RunResult
+    from closeout.run.waiting import Decisions
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.tool import Tool
 
@@ -375,6 +376,7 @@ class Agent(Generic[Value]):
         self,
         run_id: str,
         *,
+        decisions: Decisions | None = None,
         despite_changes: bool = False,
         despite_damage: bool = False,
         listeners: Sequence[Listener] = (),
@@ -383,6 +385,8 @@ class Agent(Generic[Value]):
 
         Args:
             run_id: The name of the run.
+            decisions: For a run that waits: the id of each thing that is decided → True or False for a call, a text
+                for a question, or a `Decision`. All are recorded, or none; see docs/approvals.md.
             despite_changes: Resume although this agent differs from the one that made the record.
             despite_damage: Resume although parts of the record are missing or cannot be read. What the run did there
                 may be done again.
@@ -393,6 +397,7 @@ class Agent(Generic[Value]):
             JournalLocked: Another process is running it.
             JournalDamaged: The record is damaged.
             ResumeRefused: The agent differs; the message says in what.
+            DecisionRefused: The run does not wait for a decision, or it was decided before.
         """
         from closeout.run.lifecycle import resume_run
 
@@ -400,7 +405,13 @@ class Agent(Generic[Value]):
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners))
         return await resume_run(
-            plan, store, run_id, listeners, despite_changes=despite_changes, despite_damage=despite_damage
+            plan,
+            store,
+            run_id,
+            listeners,
+            decisions=decisions,
+            despite_changes=despite_changes,
+            despite_damage=despite_damage,
         )
 
     def as_tool(self, name: str, description: str) -> Tool[..., Any]:

@@ -3,6 +3,7 @@
 CloseoutError
 ├── UsageError                  the caller passed something invalid
 │   ├── ConfigError             an invalid configuration key or value
+│   ├── DecisionRefused         a decision that the run does not wait for, or that was made before
 │   └── ToolDefinitionError     a tool that cannot be offered: duplicate name, broken schema
 ├── ModelError                  a request to a model failed
 │   ├── PermanentModelError     the same request would fail again
@@ -27,6 +28,8 @@ CloseoutError
     ├── RunNotFound             no such run
     ├── RunExists               a run of this name exists
     └── ResumeRefused           the run was started by a different agent
+
+Suspended is not one of them: like cancellation, it passes through everything that handles errors.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ __all__ = [
     "CloseoutError",
     "ConfigError",
     "ContextOverflow",
+    "DecisionRefused",
     "Failure",
     "JournalDamaged",
     "JournalError",
@@ -65,6 +69,7 @@ __all__ = [
     "RunNotFound",
     "ServerFailed",
     "StreamDropped",
+    "Suspended",
     "ToolDefinitionError",
     "ToolError",
     "TransientModelError",
@@ -83,6 +88,10 @@ class UsageError(CloseoutError):
 
 class ConfigError(UsageError):
     """A configuration key does not exist, or its value is invalid."""
+
+
+class DecisionRefused(UsageError):
+    """A run does not wait for this decision, it was made before, or it does not fit what is asked."""
 
 
 class ToolDefinitionError(UsageError):
@@ -214,6 +223,20 @@ class ResumeRefused(JournalError):
     def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.differences = tuple(differences)
+
+
+class Suspended(BaseException):
+    """The outcome of an effect is not there yet: the run ends here, and is resumed when it is.
+
+    It is a BaseException, as cancellation is, so that no tool and no agent takes it for a failure.
+
+    Attributes:
+        requests: What the run waits for: `journal.events.DecisionRequested`.
+    """
+
+    def __init__(self, requests: Sequence[Any]) -> None:
+        super().__init__("The run waits for a decision.")
+        self.requests = tuple(requests)
 
 
 def error_type(name: str) -> type[CloseoutError] | None:

@@ -198,6 +198,9 @@ class ToolPolicy:
     destructive: bool = False
     effects_known: bool = True  # False: an MCP tool whose server does not say whether it destroys
     on_crash: Literal["rerun", "report"] | None = None  # None: rerun if read_only or idempotent, else report
+    # Whether a person must approve a call: "always", "never", or a function of the arguments that returns a reason (or
+    # True) if so. None: "never" for a tool passed in code, and as `tools.approval` says for one of an MCP server.
+    approval: Literal["always", "never"] | Callable[[Mapping[str, Any]], bool | str | None] | None = None
     repair: Literal["full", "none"] = "full"
     timeout: float | None = 120.0  # seconds
     retries: int = 0  # after a failure that may pass; only for read-only or idempotent tools

@@ -39,6 +39,7 @@ __all__ = [
     "OK",
     "OUTCOMES",
     "STOPPED",
+    "WAITING",
     "CommandGroup",
     "guarded",
     "next_step",
@@ -48,10 +49,11 @@ OK = 0
 UNANSWERED = 1
 MISUSED = 2  # bad usage or configuration: change the command
 FAILED = 3  # the command is right, but the run failed
+WAITING = 4  # the run waits for a decision: closeout approve
 STOPPED = 130  # Ctrl-C: 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # the reader of our output is gone: 128 + SIGPIPE
 
-OUTCOMES = {"answered": OK, "unanswered": UNANSWERED, "failed": FAILED, "cancelled": STOPPED}
+OUTCOMES = {"answered": OK, "unanswered": UNANSWERED, "failed": FAILED, "cancelled": STOPPED, "waiting": WAITING}
 """The exit code for each status of a run."""
 
 DEBUG = "CLOSEOUT_DEBUG"

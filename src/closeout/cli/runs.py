@@ -42,7 +42,7 @@ from closeout.journal.totals import RunTotals
 
 __all__ = ["list_runs", "show_run"]
 
-STYLES = {"answered": "green", "unanswered": "yellow", "failed": "red", "interrupted": "yellow", "cancelled": "yellow"}
+STYLES = {"answered": "green", "unanswered": "yellow", "failed": "red", "interrupted": "yellow", "cancelled": "yellow", "waiting": "cyan"}
 RESUMABLE = ("interrupted", "cancelled")
 RUNS = (
     Column("run"),

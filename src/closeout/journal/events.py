@@ -23,6 +23,8 @@ __all__ = [
     "AttemptStarted",
     "CheckpointReached",
     "Compacted",
+    "DecisionMade",
+    "DecisionRequested",
     "Event",
     "Evicted",
     "ModelFailed",
@@ -366,6 +368,59 @@ class ToolFinished(Event):
     record: str
     ms: float = 0.0
     note: str = ""
+
+
+@record
+class DecisionRequested(Event):
+    """Intent: the run needs a decision of a person, and is suspended until it has one.
+
+    Attributes:
+        request: what the decision is called in its agent: the handle of the call that needs it.
+        kind: "approval" of a call, or "question".
+        name: the tool.
+        arguments: the arguments of the call, as JSON.
+        digest: SHA-256 of the tool and the arguments. A decision holds for these alone.
+        reason: why a decision is needed.
+        default: the answer if there is none by then, or None to wait for ever.
+        expires: when the default counts, in seconds since the epoch.
+    """
+
+    identity = "request"
+    bodies = ("arguments", "reason")
+    request: str
+    kind: str
+    _: KW_ONLY
+    name: str
+    arguments: str
+    digest: str
+    reason: str = ""
+    default: str | None = None
+    expires: float | None = None
+
+
+@record
+class DecisionMade(Event):
+    """Outcome of `DecisionRequested`.
+
+    Attributes:
+        verdict: "approve", "deny" or "answer".
+        digest: that of the request.
+        arguments: the arguments to use instead, as JSON; None to keep them.
+        text: the answer, or why the call was denied.
+        by: who decided, as far as that is known; "default" if nobody did in time.
+        idle: seconds between the event before and this one during which no process executed the run.
+    """
+
+    identity = "request"
+    bodies = ("arguments", "text")
+    request: str
+    verdict: str
+    _: KW_ONLY
+    digest: str
+    arguments: str | None = None
+    text: str = ""
+    by: str = ""
+    idle: float = 0.0
 
 
 @record

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from closeout.errors import JournalDamaged, JournalError
-from closeout.journal.events import Event, Noted, RunEnded, RunResumed, RunStarted
+from closeout.journal.events import DecisionRequested, Event, Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo, Subscribers
@@ -147,6 +147,14 @@ class Journal:
     def recorded(self, kind: type[Event], agent: str, key: str) -> Event | None:
         """Return a recorded event that the run has not reached yet, None if there is none of this kind and key."""
         return self._recorded.find(kind, agent, key)
+
+    def has_started(self, started: Event) -> bool:
+        """Whether the record holds this intent, and the run has not reached it yet."""
+        return self._recorded.has_started(started)
+
+    def has_decision(self, request: DecisionRequested) -> bool:
+        """Whether the record holds the decision of a request that the run has not reached yet."""
+        return self._recorded.has_decision(request)
 
     @property
     def departure(self) -> str:

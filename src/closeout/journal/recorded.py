@@ -9,6 +9,8 @@ from typing import TypeAlias
 from pydantic_core import to_json
 
 from closeout.journal.events import (
+    DecisionMade,
+    DecisionRequested,
     Event,
     ModelFailed,
     ModelReplied,
@@ -28,6 +30,7 @@ _INTENT_OF = {
     "ModelFailed": "ModelRequested",
     "ServerTold": "ServerAsked",
     "ToolFinished": "ToolStarted",
+    "DecisionMade": "DecisionRequested",
 }
 _Place: TypeAlias = tuple[str, str]  # type of event; its key, or its number among the agent's events of the type
 
@@ -79,7 +82,7 @@ class RecordedRun:
         last_success = max((r.seq for r in rows if isinstance(r.event, (ModelReplied, ToolFinished))), default=-1)
         for row in rows:
             event = row.event
-            if isinstance(event, RunResumed):
+            if isinstance(event, (RunResumed, DecisionMade)):
                 self.idle += event.idle
             if event.momentary:
                 continue
@@ -157,11 +160,18 @@ class RecordedRun:
         if found is None:
             return None
         self.outcomes_left -= 1
+        if isinstance(started, DecisionRequested) and not _decides(found.event, started):
+            return None
         intent = self._events.get(started.agent, {}).get(_place_of(started))
         if intent is not None and not _same_call(intent, started):
             return None  # the agent makes another call in this place now
         self.elapsed = found.elapsed
         return found.event
+
+    def has_decision(self, request: DecisionRequested) -> bool:
+        """Whether the decision of a request is recorded and has not been taken yet."""
+        found = self._outcomes.get(request.agent, {}).get(_place_of(request))
+        return found is not None and _decides(found.event, request)
 
     def take_failures(self, started: Event) -> list[Event]:
         """Return the recorded failures of an effect after which it was, or is now, tried again."""
@@ -183,7 +193,13 @@ def _place_of(started: Event) -> _Place:
 def _same_call(recorded: Event, event: Event) -> bool:
     if isinstance(recorded, ToolStarted) and isinstance(event, ToolStarted):
         return (recorded.name, recorded.arguments) == (event.name, event.arguments)
+    if isinstance(recorded, DecisionRequested) and isinstance(event, DecisionRequested):
+        return recorded.digest == event.digest
     return True
+
+
+def _decides(outcome: Event, request: DecisionRequested) -> bool:
+    return isinstance(outcome, DecisionMade) and outcome.digest == request.digest
 
 
 def _same(recorded: Event, event: Event) -> bool:

@@ -216,6 +216,36 @@ class Store:
                 raise
             return number
 
+    def add_events(self, run_id: str, make: Callable[[Sequence[Row], float], Sequence[Event]]) -> RunRows:
+        """Append events to a run that no process executes, synced, all or none of them.
+
+        Args:
+            run_id: the name of the run.
+            make: returns the events, given the rows of the run and the time now.
+
+        Returns:
+            The rows of the run with the new ones, and what is wrong with its record.
+
+        Raises:
+            RunNotFound: no run has this name.
+            JournalLocked: the run is being executed.
+            JournalError: the events cannot be written.
+        """
+        number = self._number(run_id)
+        with self._writing, explained(self.path):
+            self._locks.take(run_id, number)
+            try:
+                record = self._read(number)
+                at = time.time()
+                seq = record.rows[-1].seq + 1 if record.rows else 0
+                entries = [(seq + n, at, event) for n, event in enumerate(make(record.rows, at))]
+                if entries:
+                    self._write(_Batch({number: entries}, durable=True), ())
+                    self._synced.mark({number: entries[-1][0] + 1})
+            finally:
+                self._locks.drop(number)
+        return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
+
     def put(self, run: int, seq: int, at: float, event: Event, *, durable: bool = False) -> None:
         """Add a run's next event to the next commit. `durable`: that commit is synced."""
         with self._state:

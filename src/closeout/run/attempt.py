@@ -256,6 +256,7 @@ class Attempt:
             agent=self._path,
             allow_duplicates=self._rollbacks.spent,
             through=tool_calls,
+            approve=tool_calls.approve,
             handles=tool_calls.handle,
         )
         artifacts, telemetry = self.agent.scope.artifacts, self.agent.scope.telemetry

@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
 from closeout.errors import Failure, JournalError, LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import (
+    DecisionRequested,
     Event,
     ModelFailed,
     ModelReplied,
@@ -35,6 +36,7 @@ from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.streaming import ReplyListener
+from closeout.run.waiting import call_digest, decide
 from closeout.tools.context import BudgetLeft, RunContext, context_factory
 
 __all__ = ["ModelCalls", "ToolCalls"]
@@ -275,17 +277,7 @@ class ToolCalls:
             live.append(output)
             return _finished(scope.path, handle, spec.name, output, began)
 
-        index = int(handle.removeprefix("r")) - self._first
-        started = ToolStarted(
-            scope.path,
-            handle,
-            spec.name,
-            arguments=_json_text(call.arguments),
-            turn=self._turn,
-            call_id=call.id,
-            server_name=spec.server_name,
-            index=index,
-        )
+        started = self._started(call, spec, handle)
         interrupted = None
         if spec.policy.crash_rule == "report":
 
@@ -298,6 +290,45 @@ class ToolCalls:
             return live[0]
         assert isinstance(finished, ToolFinished)
         return ToolOutput.from_record(json.loads(finished.record))
+
+    def _started(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolStarted:
+        return ToolStarted(
+            self._scope.path,
+            handle,
+            spec.name,
+            arguments=_json_text(call.arguments),
+            turn=self._turn,
+            call_id=call.id,
+            server_name=spec.server_name,
+            index=int(handle.removeprefix("r")) - self._first,
+        )
+
+    async def approve(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolCall | ToolOutput:
+        """Ask for the approval of a call, if its tool's policy wants that.
+
+        Returns:
+            The call, with other arguments if whoever approved it has changed them; or the output of a denied call.
+
+        Raises:
+            Suspended: There is no decision yet.
+        """
+        journal, path = self._scope.journal, self._scope.path
+        digest = call_digest(spec.name, spec.server_name, call.arguments)
+        recorded = journal.recorded(DecisionRequested, path, handle)
+        if not isinstance(recorded, DecisionRequested) or recorded.digest != digest:
+            # A rule may be a function that would decide otherwise now. What has begun without approval needs none.
+            reason = None if journal.has_started(self._started(call, spec, handle)) else _approval_reason(call, spec)
+            if reason is None:
+                return call
+            arguments = _json_text(call.arguments)
+            recorded = DecisionRequested(
+                path, handle, "approval", name=spec.name, arguments=arguments, digest=digest, reason=reason
+            )
+        made = await decide(self._scope, recorded)
+        if made.verdict == "approve":
+            return call if made.arguments is None else replace(call, arguments=json.loads(made.arguments), text="")
+        text = f"The user denied this call: {made.text}" if made.text else "The user denied this call."
+        return _failed(spec.name, text, "Denied")
 
     def _count_recorded(self, event: Event) -> None:
         """Count what a sub-agent did in a call whose recorded result is reused."""
@@ -360,6 +391,22 @@ async def _run_within(seconds: float, run: Callable[[], Awaitable[ToolOutput]], 
         if not deadline.expired():
             raise
         return _failed(spec.name, OUT_OF_TIME, "OutOfTime")
+
+
+def _approval_reason(call: ToolCall, spec: ToolSpec) -> str | None:
+    """Why a call needs an approval, None if it needs none. A rule that raises asks for one."""
+    rule = spec.policy.approval
+    if not callable(rule):
+        where = f" of the MCP server {spec.server_name}" if spec.server_name else ""
+        what = "is destructive" if spec.policy.destructive else "needs approval"
+        return f"{spec.name}{where} {what}." if rule == "always" else None
+    try:
+        found = rule(call.arguments if isinstance(call.arguments, dict) else {})
+    except Exception as error:
+        return f"The approval rule of {spec.name} raised {type(error).__name__}: {error}"
+    if isinstance(found, str):
+        return found or None
+    return f"{spec.name} needs approval." if found else None
 
 
 def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:

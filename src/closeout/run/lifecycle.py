@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError, ResumeRefused, ToolError
+from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError, ResumeRefused, Suspended, ToolError
 from closeout.journal.events import Noted, RunEnded, RunStarted, ToolsChanged
 from closeout.journal.journal import Journal, describe_damage
 from closeout.journal.store import Row, Store
@@ -26,6 +26,7 @@ from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import AgentPlan, Scope, differences
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import read_result_tool
+from closeout.run.waiting import Decisions, pending_of, record_decisions
 from closeout.tools.manager import ToolManager
 
 __all__ = [
@@ -101,16 +102,18 @@ async def resume_run(
     run_id: str,
     listeners: Sequence[Listener] = (),
     *,
+    decisions: Decisions | None = None,
     despite_changes: bool = False,
     despite_damage: bool = False,
 ) -> RunResult:
-    """Continue a recorded run from where it stopped.
+    """Continue a recorded run from where it stopped, with decisions on what it waits for.
 
     Raises:
         RunNotFound: No such run.
         JournalLocked: Another process is running it.
         JournalDamaged: Parts of the record are missing or cannot be read, and `despite_damage` is not set.
         ResumeRefused: The agent differs from the one that made the record, and `despite_changes` is not set.
+        DecisionRefused: The run does not wait for a decision, or it was decided before.
     """
     record = await store.off_loop(store.read, run_id)
     if record.problems and not despite_damage:
@@ -119,6 +122,8 @@ async def resume_run(
     plan = as_recorded(plan, rows)
     async with plan.manager:
         task = recorded_task(plan, rows, run_id, despite_changes)
+        if decisions:
+            await store.off_loop(record_decisions, store, run_id, decisions)
         journal = await Journal.resume(store, run_id, despite_damage=despite_damage)
         return await execute_run(plan, task, journal, listeners)
 
@@ -157,6 +162,9 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
             question = task.question or task.text
             orchestrator = Orchestrator(plan, scope, question, earlier=task.earlier, images=task.images, task=task.text)
             result = await orchestrator.run()
+        except Suspended as suspended:
+            waiting = tuple(map(pending_of, suspended.requests))
+            result = AgentResult(answer=None, stop_reason="waiting", waiting=waiting)
         except Exception as error:  # a failure is a result; an answer seen before it still counts
             result = _broken(error, journal)
             if orchestrator is not None:
@@ -213,6 +221,8 @@ def _ended(result: AgentResult) -> RunEnded:
 
 
 def _status(result: AgentResult) -> Status:
+    if result.stop_reason == "waiting":
+        return "waiting"
     if result.stop_reason in ("journal_failed", "failed"):
         return "failed"
     if result.answer is not None:
@@ -240,6 +250,7 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
         usage=totals.usage,
         seconds=round(journal.elapsed, 3),
         candidates=result.candidates,
+        waiting=result.waiting,
         state=scope.state,
         telemetry=scope.telemetry,
         task=task.text,

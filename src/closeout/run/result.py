@@ -18,10 +18,11 @@ from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RequestUsage, usage_by_request
 from closeout.messages import Capabilities, Message, Reading, Repair, Step, Usage
 from closeout.results.telemetry import TelemetryCollector
+from closeout.run.waiting import PendingDecision
 
 __all__ = ["AgentResult", "RunResult", "Status", "Stop"]
 
-Status = Literal["answered", "unanswered", "failed", "cancelled"]
+Status = Literal["answered", "unanswered", "failed", "cancelled", "waiting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class AgentResult:
         experience: What the next attempt can learn from this one.
         failure: What failed.
         candidates: Other answers seen, best first, each with its share of the vote.
+        waiting: What a suspended agent waits for.
     """
 
     answer: str | None
@@ -70,6 +72,7 @@ class AgentResult:
     experience: FailureExperience | None = None
     failure: Failure | None = None
     candidates: tuple[tuple[str, float], ...] = ()
+    waiting: tuple[PendingDecision, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +81,10 @@ class RunResult(Generic[Value]):
 
     Attributes:
         answer: The answer as text, as its contract reads it, or None.
-        status: "answered", "unanswered", "failed" or "cancelled".
+        status: "answered", "unanswered", "failed", "cancelled", or "waiting": the run is suspended until what is in
+            `waiting` is decided; `Agent.resume` then continues it.
         stop_reason: "answered", or what ended the run: max_turns, max_tokens, max_cost, max_seconds, rollbacks, loop,
-            refused, no_answer, context_overflow, model_failed, journal_failed, failed, cancelled.
+            refused, no_answer, context_overflow, model_failed, journal_failed, failed, cancelled, waiting.
         run_id: The run's id in the journal.
         value: The answer as the contract's own type (a number, an object); None without an answer.
         failure: What failed; for "refused" its message is what the model wrote.
@@ -95,6 +99,7 @@ class RunResult(Generic[Value]):
         usage: Tokens, requests and cost of all requests, failed ones included.
         seconds: Wall-clock seconds of the whole run.
         candidates: Other answers that appeared, best first, each with its share of the vote.
+        waiting: What a suspended run waits for: calls to approve, questions to answer.
         state: The state updates of the run's tools, merged by key.
         telemetry: The tool calls of the run, those of sub-agents included: calls, latency, failures, tokens by tool.
         task: The task of the run.
@@ -119,6 +124,7 @@ class RunResult(Generic[Value]):
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
     candidates: tuple[tuple[str, float], ...] = ()
+    waiting: tuple[PendingDecision, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector, repr=False, compare=False)
     task: str = ""
@@ -171,6 +177,7 @@ class RunResult(Generic[Value]):
         record = {name: getattr(self, name) for name in (*names, "error", "error_kind", "permanent")}
         record["usage"] = asdict(self.usage)
         record["repairs"] = [asdict(repair) for repair in self.repairs]
+        record["waiting"] = [asdict(pending) for pending in self.waiting]
         record["candidates"] = [{"answer": answer, "share": share} for answer, share in self.candidates]
         return record
 

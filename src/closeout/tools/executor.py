@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from closeout.errors import ToolDefinitionError
+from closeout.errors import Suspended, ToolDefinitionError
 from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.json_text import repair_json
 from closeout.records import record
@@ -33,7 +33,16 @@ from closeout.tools.judge import has_no_organic_results, judge, says_tool_failed
 from closeout.tools.running import ToolSource, failed_output, images_of, run_tool
 from closeout.tools.toolbox import DEMO_SCRAPE_MAX_LENGTH, Toolbox
 
-__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "CallOutcome", "SingleCall", "Through", "ToolExecutor", "directly"]
+__all__ = [
+    "DEMO_SCRAPE_MAX_LENGTH",
+    "Approve",
+    "CallOutcome",
+    "SingleCall",
+    "Through",
+    "ToolExecutor",
+    "directly",
+    "refuse_unapproved",
+]
 
 CHARACTERS_A_TOKEN = 4  # of a call's arguments: a rough rate, for telemetry that decides nothing
 
@@ -41,11 +50,18 @@ logger = logging.getLogger(__name__)
 
 Run: TypeAlias = Callable[[], Awaitable[ToolOutput]]
 Through: TypeAlias = Callable[[ToolCall, ToolSpec, str, Run], Awaitable[ToolOutput]]
+Approve: TypeAlias = Callable[[ToolCall, ToolSpec, str], Awaitable[ToolCall | ToolOutput]]
 
 
 async def directly(call: ToolCall, spec: ToolSpec, handle: str, run: Run) -> ToolOutput:
     """Run the tool and do nothing else. A run passes a callable that journals the call before and after instead."""
     return await run()
+
+
+async def refuse_unapproved(call: ToolCall, spec: ToolSpec, handle: str) -> ToolCall | ToolOutput:
+    """Refuse a call that may need an approval. A run passes a callable that asks for it instead."""
+    text = f"{spec.name} needs the approval of a person, which only a run of an Agent can ask for."
+    return failed_output(spec.name, text, "Denied")
 
 
 class SingleCall(NamedTuple):
@@ -79,6 +95,7 @@ class _Plan:
     earlier: CallOutcome | None = None
     twin: int = -1  # index of the same call in the same reply
     handle: str = ""
+    note: str = ""  # what the model is told beside the result
 
     def is_to_run(self, allow_duplicates: bool) -> bool:
         if self.refusal or self.spec is None or self.twin >= 0:
@@ -148,6 +165,7 @@ class ToolExecutor:
         agent: str = "main",
         allow_duplicates: bool = False,
         through: Through = directly,
+        approve: Approve = refuse_unapproved,
         handles: Callable[[int], str] | None = None,
     ) -> list[CallOutcome]:
         """Execute the calls of one reply; independent calls run at once.
@@ -158,10 +176,13 @@ class ToolExecutor:
             allow_duplicates: The rollback budget is spent: a call that was made before gets its earlier result if the
                 tool is read-only, and runs again if it is not.
             through: Runs each call: `await through(call, spec, handle, run)`.
+            approve: Called first if the tool's policy has an `approval` rule: `await approve(call, spec, handle)`.
+                Returns the call to make, or the output of one that is denied.
             handles: Returns the name under which the result of call number n is stored.
 
         Returns:
-            The outcomes, in the order of the calls. Raises only what `through` raises, and cancellation.
+            The outcomes, in the order of the calls. Raises only what `through` and `approve` raise, and cancellation.
+            If one of them raises `Suspended`, the other calls are made first.
         """
         toolbox = self._toolbox_of(agent)
         plans = [
@@ -171,13 +192,13 @@ class ToolExecutor:
         running = {index: plan for index, plan in enumerate(plans) if plan.is_to_run(allow_duplicates)}
         if len(running) == 1:  # the usual case needs no task of its own
             ((index, plan),) = running.items()
-            outputs = {index: await self._run(toolbox, plan, through)}
+            outputs = {index: await self._run(toolbox, plan, through, approve)}
         else:
-            outputs = await self._run_together(toolbox, running, through)
+            outputs = await self._run_together(toolbox, running, through, approve)
         outcomes: list[CallOutcome] = []
         for index, plan in enumerate(plans):
             if index in outputs:
-                outcomes.append(self._finish(plan, outputs[index], agent))
+                outcomes.append(self._finish(*outputs[index], agent))
             else:
                 outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
         return outcomes
@@ -252,11 +273,34 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ run
 
-    def _run(self, toolbox: Toolbox, plan: _Plan, through: Through) -> Awaitable[ToolOutput]:
+    async def _run(
+        self, toolbox: Toolbox, plan: _Plan, through: Through, approve: Approve
+    ) -> tuple[_Plan, ToolOutput]:
+        """Make a call. Returns the plan as it was approved, and the output."""
         source, spec = toolbox.source, plan.spec
         assert source is not None
         assert spec is not None
-        return through(plan.call, spec, plan.handle, partial(self._run_tool, source, plan))
+        if spec.policy.approval not in (None, "never"):
+            approved = await approve(plan.call, spec, plan.handle)
+            if isinstance(approved, ToolOutput):
+                return plan, approved
+            if approved is not plan.call:
+                plan = self._edited(plan, spec, toolbox, approved)
+                if plan.refusal:
+                    return plan, failed_output(spec.name, plan.refusal, "InvalidArguments")
+        return plan, await through(plan.call, spec, plan.handle, partial(self._run_tool, source, plan))
+
+    def _edited(self, plan: _Plan, spec: ToolSpec, toolbox: Toolbox, call: ToolCall) -> _Plan:
+        """The plan with arguments that a person wrote, which are used exactly as written or not at all."""
+        checked = _repair(call.arguments, spec, toolbox)
+        assert isinstance(call.arguments, Mapping)
+        if checked.errors or checked.repairs:
+            problem = checked.errors[0] if checked.errors else checked.repairs[0].kind
+            return replace(plan, refusal=f"The arguments that the user wrote instead do not fit: {problem}")
+        edit = Repair("edited_by_user", "arguments", summarise(plan.call.arguments), after=summarise(call.arguments))
+        note = "The user changed the arguments of this call before it was made."
+        query = query_key(spec.name, call.arguments, spec.policy)
+        return replace(plan, call=call, query=query, repairs=(*plan.repairs, edit), note=note)
 
     async def _run_tool(self, source: ToolSource, plan: _Plan) -> ToolOutput:
         spec, arguments = plan.spec, plan.call.arguments
@@ -273,23 +317,31 @@ class ToolExecutor:
         return _post_processed(spec, output, shown, after)
 
     async def _run_together(
-        self, toolbox: Toolbox, running: Mapping[int, _Plan], through: Through
-    ) -> dict[int, ToolOutput]:
-        """Outputs by index, of calls that each run in their own task, `max_parallel` at once."""
+        self, toolbox: Toolbox, running: Mapping[int, _Plan], through: Through, approve: Approve
+    ) -> dict[int, tuple[_Plan, ToolOutput]]:
+        """Plans and outputs by index, of calls that each run in their own task, `max_parallel` at once."""
         if not running:
             return {}
         slots = asyncio.Semaphore(max(self.max_parallel, 1))
+        outputs: dict[int, tuple[_Plan, ToolOutput]] = {}
+        suspended: dict[int, Suspended] = {}
 
-        async def run_in_slot(plan: _Plan) -> ToolOutput:
+        async def run_in_slot(index: int, plan: _Plan) -> None:
             async with slots:
-                return await self._run(toolbox, plan, through)
+                try:
+                    outputs[index] = await self._run(toolbox, plan, through, approve)
+                except Suspended as waiting:  # the others are not to be cancelled
+                    suspended[index] = waiting
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {index: group.create_task(run_in_slot(plan)) for index, plan in running.items()}
+                for index, plan in running.items():
+                    group.create_task(run_in_slot(index, plan))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return {index: task.result() for index, task in tasks.items()}
+        if suspended:
+            raise Suspended([request for index in sorted(suspended) for request in suspended[index].requests])
+        return outputs
 
     # ------------------------------------------------------------------------------------ judge and present
 
@@ -308,6 +360,8 @@ class ToolExecutor:
             model=self.model,
         )
         text, tokens = self._formatted(tool_result, presented, plan.handle)
+        if plan.note:
+            text, tokens = f"{plan.note}\n{text}", tokens + count_tokens(plan.note, self.model)
         output.compressed = output.compressed or presented.truncated or presented.saved_tokens > 0
         output.telemetry.count_tokens(len(plan.call.text or str(plan.call.arguments)) // CHARACTERS_A_TOKEN, tokens)
         if spec.policy.duplicate_key is not None and output.telemetry.cache_key is None:
@@ -342,6 +396,8 @@ class ToolExecutor:
         failure = "" if telemetry.success else telemetry.error_message or output.summary
         if telemetry.error_code == "Interrupted":
             return "interrupted", failure, False
+        if telemetry.error_code == "Denied":
+            return "refused", failure, False
         try:
             shown = output.result if telemetry.success else failure
             rollback = bool(self._call_method("should_rollback_result", spec.name, shown, tool_result))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from closeout.errors import ToolError, UsageError
+from closeout.errors import Suspended, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.results.normal import normalise
 from closeout.results.summary import summarise
@@ -53,7 +53,7 @@ async def run_tool(
     retry_delay: float,
     progress: Progress | None = None,
 ) -> ToolOutput:
-    """Call a tool. Raises only cancellation: a failure is in the output's telemetry.
+    """Call a tool. Raises only cancellation and `Suspended`: a failure is in the output's telemetry.
 
     Read-only and idempotent tools are tried again `policy.retries` times.
 
@@ -77,8 +77,8 @@ async def run_tool(
             if task is not None and task.cancelling():
                 raise
             failure: BaseException = error  # the tool cancelled something of its own
-        except (KeyboardInterrupt, GeneratorExit):
-            raise  # the program is being stopped, or this coroutine closed
+        except (KeyboardInterrupt, GeneratorExit, Suspended):
+            raise  # the program is being stopped, this coroutine closed, or the run suspended
         except BaseException as error:
             failure = error
         else:

@@ -59,6 +59,7 @@ class PolicyFields(TypedDict, total=False):
     destructive: bool
     effects_known: bool
     on_crash: Literal["rerun", "report"] | None
+    approval: Literal["always", "never"] | Callable[[Mapping[str, Any]], bool | str | None] | None
     repair: Literal["full", "none"]
     timeout: float | None
     retries: int
@@ -334,6 +335,10 @@ def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) 
                         f"Tool {name!r}: {field} names the parameter {parameter!r}, which the tool does not have. "
                         f"It has: {', '.join(known) or 'none'}."
                     )
+    if not (policy.approval in (None, "always", "never") or callable(policy.approval)):
+        raise ToolDefinitionError(
+            f"Tool {name!r}: approval must be 'always', 'never' or a function of the arguments, got {policy.approval!r}."
+        )
     if policy.retries and not (policy.read_only or policy.idempotent):
         raise ToolDefinitionError(
             f"Tool {name!r}: retries={policy.retries} needs read_only=True or idempotent=True, "

@@ -1,0 +1,259 @@
+"""Effects whose outcome is a person's decision: a run that reaches one is suspended until the decision is recorded.
+
+`decide` is the effect. `pending_decisions` and `record_decisions` need the record of a run only, neither its agent nor
+its process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from closeout.errors import DecisionRefused, Suspended
+from closeout.journal.events import DecisionMade, DecisionRequested, Event, RunEnded
+from closeout.journal.store import Row, Store
+from closeout.records import record
+from closeout.run.plan import Scope
+
+__all__ = [
+    "Decision",
+    "Decisions",
+    "PendingDecision",
+    "call_digest",
+    "decide",
+    "pending_decisions",
+    "pending_of",
+    "record_decisions",
+]
+
+Verdict: TypeAlias = Literal["approve", "deny", "answer"]
+_VERDICTS = ("approve", "deny", "answer")
+_FINAL = ("answered", "unanswered")  # a run with this status does not wait for anything
+
+
+@record(kw_only=True)
+class PendingDecision:
+    """What a run waits for: the approval of a call, or the answer to a question.
+
+    Attributes:
+        id: Its name in the run: the handle of the call, "r3", or "r4:clerk/r2" for a call of the sub-agent in r4.
+        kind: "approval" or "question".
+        tool: The name of the tool.
+        arguments: The arguments of the call; for a question `question` and `options`.
+        hash: SHA-256 of tool and arguments. The decision holds for these alone.
+        reason: Why a decision is needed.
+        default: The answer if nobody decides in time; None if the run waits for ever.
+        expires: When the default counts, in seconds since the epoch.
+    """
+
+    id: str
+    kind: str
+    tool: str
+    arguments: Mapping[str, Any]
+    hash: str
+    reason: str = ""
+    default: str | None = None
+    expires: float | None = None
+
+
+@record(kw_only=True)
+class Decision:
+    """A decision on what a run waits for.
+
+    Attributes:
+        verdict: "approve" or "deny" a call; "answer" a question.
+        arguments: For "approve": the arguments to call the tool with instead.
+        text: The answer; for "deny" the reason, which the model is shown.
+        hash: The hash of what was shown to whoever decides, to make sure that it is still that.
+        by: Who decided, for the record.
+    """
+
+    verdict: Verdict
+    arguments: Mapping[str, Any] | None = None
+    text: str = ""
+    hash: str = ""
+    by: str = ""
+
+
+Decisions: TypeAlias = Mapping[str, "Decision | Mapping[str, Any] | bool | str"]
+"""Decisions by id: True approves, False denies, a text answers a question; or a `Decision`, or its fields as a mapping.
+"""
+
+
+# ------------------------------------------------------------------------------------------------ in a run
+
+
+def call_digest(name: str, server_name: str | None, arguments: Any) -> str:
+    """Return the SHA-256 of a call: of `[tool, server, arguments]` as JSON with sorted keys and no spaces."""
+    text = json.dumps([name, server_name, arguments], sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def decide(scope: Scope, request: DecisionRequested) -> DecisionMade:
+    """Return the recorded decision of a request.
+
+    Raises:
+        Suspended: There is none yet.
+    """
+    journal = scope.journal
+    recorded = journal.recorded(DecisionRequested, request.agent, request.request)
+    if isinstance(recorded, DecisionRequested) and recorded.digest == request.digest:
+        request = recorded  # it expires when it was first going to
+    if journal.replay_only and not journal.has_decision(request):
+        raise Suspended([request])
+
+    async def outcome() -> Event:
+        if request.default is None or request.expires is None or time.time() < request.expires:
+            raise Suspended([request])
+        return DecisionMade(
+            request.agent, request.request, "answer", digest=request.digest, text=request.default, by="default"
+        )
+
+    made = await journal.effect(request, outcome)
+    assert isinstance(made, DecisionMade)
+    return made
+
+
+# ------------------------------------------------------------------------------------------------ in a record
+
+
+def pending_of(request: DecisionRequested) -> PendingDecision:
+    """Return a request as users see it."""
+    return PendingDecision(
+        id=_id(request),
+        kind=request.kind,
+        tool=request.name,
+        arguments=json.loads(request.arguments),
+        hash=request.digest,
+        reason=request.reason,
+        default=request.default,
+        expires=request.expires,
+    )
+
+
+def pending_decisions(rows: Iterable[Row]) -> tuple[PendingDecision, ...]:
+    """Return what a recorded run waits for, oldest first."""
+    return tuple(map(pending_of, _open_requests(rows).values()))
+
+
+def record_decisions(
+    store: Store, run_id: str, decisions: Decisions, *, by: str = ""
+) -> tuple[PendingDecision, ...]:
+    """Record decisions of a run that waits, all of them or none. The run is not resumed.
+
+    Args:
+        store: Where the run is kept.
+        run_id: The run.
+        decisions: By the ids of what it waits for.
+        by: Who decides, where a decision does not say it itself.
+
+    Returns:
+        What the run still waits for.
+
+    Raises:
+        DecisionRefused: The run does not wait for this, it was decided before, or the decision does not fit it.
+        RunNotFound: There is no such run.
+        JournalLocked: The run is being executed. What it needs can be decided when it waits.
+        JournalError: The decisions cannot be written.
+    """
+
+    def events(rows: Sequence[Row], now: float) -> list[Event]:
+        requests = _open_requests(rows)
+        idle = now - rows[-1].time if rows else 0.0
+        made: list[Event] = []
+        for name, value in decisions.items():
+            request = requests.get(name)
+            if request is None:
+                raise DecisionRefused(_unknown(run_id, name, rows, requests))
+            made.append(_made(request, _read(pending_of(request), value), by, idle=0.0 if made else idle))
+        return made
+
+    return pending_decisions(store.add_events(run_id, events).rows)
+
+
+def _id(event: DecisionRequested | DecisionMade) -> str:
+    path = event.agent.partition("/")[2]
+    return f"{path}/{event.request}" if path else event.request
+
+
+def _open_requests(rows: Iterable[Row]) -> dict[str, DecisionRequested]:
+    """Requests without a decision, by id."""
+    requests: dict[str, DecisionRequested] = {}
+    for row in rows:
+        event = row.event
+        if isinstance(event, DecisionRequested):
+            requests.pop(_id(event), None)
+            requests[_id(event)] = event
+        elif isinstance(event, DecisionMade):
+            request = requests.get(_id(event))
+            if request is not None and request.digest == event.digest:
+                del requests[_id(event)]
+        elif isinstance(event, RunEnded) and event.status in _FINAL:
+            requests.clear()
+    return requests
+
+
+def _unknown(run_id: str, name: str, rows: Iterable[Row], requests: Mapping[str, DecisionRequested]) -> str:
+    made = [row.event for row in rows if isinstance(row.event, DecisionMade) and _id(row.event) == name]
+    if made:
+        return f"{name} of run {run_id} was decided before: {made[-1].verdict}. A decision cannot be changed."
+    if not requests:
+        return f"Run {run_id} does not wait for a decision."
+    return f"Run {run_id} does not wait for a decision on {name!r}. It waits for: {', '.join(requests)}."
+
+
+def _read(pending: PendingDecision, value: Any) -> Decision:
+    """Read a decision as users write it, and check that it fits what is asked."""
+    name = pending.id
+    if isinstance(value, bool):
+        value = Decision(verdict="approve" if value else "deny")
+    elif isinstance(value, str):
+        value = Decision(verdict="answer", text=value)
+    elif isinstance(value, Mapping):
+        try:
+            value = Decision(**value)
+        except TypeError:
+            raise DecisionRefused(
+                f"The decision on {name} must have a verdict ({', '.join(_VERDICTS)}), and may have arguments, text, "
+                f"hash and by; got {', '.join(map(str, value)) or 'nothing'}."
+            ) from None
+    if not isinstance(value, Decision) or value.verdict not in _VERDICTS:
+        raise DecisionRefused(f"The decision on {name} must be True, False, a text or a Decision, got {value!r:.80}.")
+    fits = ("approve", "deny") if pending.kind == "approval" else ("answer", "deny")
+    if value.verdict not in fits:
+        how = "approve or deny it" if pending.kind == "approval" else "answer it with a text, or deny it"
+        raise DecisionRefused(f"{name} is the {_what(pending)}: {how}.")
+    if value.arguments is not None and (value.verdict != "approve" or not isinstance(value.arguments, Mapping)):
+        raise DecisionRefused(f"The arguments of the decision on {name} must be an object, and go with 'approve'.")
+    if not all(isinstance(text, str) for text in (value.text, value.hash, value.by)):
+        raise DecisionRefused(f"text, hash and by of the decision on {name} must be strings.")
+    if value.hash and value.hash != pending.hash:
+        raise DecisionRefused(
+            f"The decision on {name} was made on something else: its hash is {value.hash[:12]}…, that of the call is "
+            f"{pending.hash[:12]}…. Look at it again."
+        )
+    return value
+
+
+def _what(pending: PendingDecision) -> str:
+    return f"approval of a call of {pending.tool}" if pending.kind == "approval" else "answer to a question"
+
+
+def _made(request: DecisionRequested, decision: Decision, by: str, *, idle: float) -> DecisionMade:
+    try:
+        arguments = None if decision.arguments is None else json.dumps(dict(decision.arguments), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DecisionRefused(f"The arguments of the decision on {_id(request)} are not JSON: {error}.") from None
+    return DecisionMade(
+        request.agent,
+        request.request,
+        decision.verdict,
+        digest=request.digest,
+        arguments=arguments,
+        text=decision.text,
+        by=decision.by or by,
+        idle=idle,
+    )
