@@ -540,6 +540,7 @@ class Agent(Generic[Value]):
             (*own, read_result_tool) if own or servers else (),
             servers,
             blacklist=tuple(self.config.tools.blacklist),
+            approval=self.config.tools.approval,
         )
 
     def _with_model(self, tool: AnyTool, api_key: str | None) -> AnyTool:
@@ -571,6 +572,8 @@ class Agent(Generic[Value]):
 
             if name == "fetch_url" and self.config.tools.allow_private_addresses:
                 return builtin.web_tool(allow_private=True)
+            if name == "ask_user":
+                return builtin.ask_tool(max_wait=self.config.tools.ask.max_wait, default=self.config.tools.ask.default)
             if name in WEB:
                 return next(each for each in builtin.web_tools(self.config.tools) if each.name == name)
             return getattr(builtin, name) if name in BUILT_IN else None

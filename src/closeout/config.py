@@ -18,6 +18,7 @@ from closeout.redaction import redact
 __all__ = [
     "AgentLimits",
     "AgentSettings",
+    "AskSettings",
     "Config",
     "LLMSettings",
     "SubAgentSettings",
@@ -175,6 +176,19 @@ class WebSettings(_Section):
     )
 
 
+class AskSettings(_Section):
+    """The tool `ask_user`, which waits for a person."""
+
+    max_wait: float | None = Field(None, ge=0, description="seconds; 0: never wait; unset: wait for ever")
+    default: str = Field(
+        "Nobody answered. Decide by yourself and say what you assumed.",
+        description="what the model is told if nobody answered in time",
+    )
+
+
+_Approval = Literal["destructive", "always", "never"]
+
+
 class ToolSettings(_Section):
     """Tools in addition to those that the code passes."""
 
@@ -182,6 +196,11 @@ class ToolSettings(_Section):
         [], description="commands, URLs or mappings with env or headers; or a mapping from names to these"
     )
     blacklist: list[str] = Field([], description='tools to leave out: "name" or "server/name"')
+    approval: _Approval | dict[str, _Approval] = Field(
+        "destructive",
+        description='calls of MCP servers that a person must approve; or by "server" or "server/tool": {files: always}',
+    )
+    ask: AskSettings = AskSettings()
     allow_private_addresses: bool = False
     web: WebSettings = WebSettings()
 

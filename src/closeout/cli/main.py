@@ -33,7 +33,7 @@ Model = Annotated[
 BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1")]
 Docs = Annotated[str | None, typer.Option(help="A folder of documents that the agent may search and read")]
 Mcp = Annotated[list[str] | None, typer.Option(help="An MCP server: a command or a URL; may be repeated")]
-Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url or run_python; may be repeated")]
+Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url, run_python or ask_user; may be repeated")]
 Web = Annotated[bool, typer.Option("--web", help="Search and read the web; needs a search provider (docs/web.md)")]
 Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion or mcp_xml")]
 Settings = Annotated[

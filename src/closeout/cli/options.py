@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunOptions", "make_agent", "model_in", "read_settings", "recorded_options"]
 
-TOOLS = ("fetch_url", "run_python")  # for --tool; calculate is always included
+TOOLS = ("fetch_url", "run_python", "ask_user")  # for --tool; calculate is always included
 _SETTING = re.compile(r"(?:llm\.prices\.[^=]+|[\w.]+)\s*=")
 _SECRET = re.compile(r"(?:llm|tools\.web)\.api_key\s*=")
 _SECTION = re.compile(r"(llm|tools|tools\.web)\s*=")
@@ -139,7 +139,7 @@ def _tools(options: RunOptions, config: Config, *, small: bool) -> list[Any]:
         tools += web_tools(config.tools)
     for name in dict.fromkeys(options.tools):
         if name not in TOOLS:
-            raise UsageError(f"Unknown built-in tool '{name}'. --tool takes {' or '.join(TOOLS)}.")
+            raise UsageError(f"Unknown built-in tool '{name}'. --tool takes {', '.join(TOOLS)}.")
         tools.append(_built_in(name, config))
     return tools
 
@@ -149,6 +149,8 @@ def _built_in(name: str, config: Config) -> Any:
 
     if name == "fetch_url" and config.tools.allow_private_addresses:
         return builtin.web_tool(allow_private=True)
+    if name == "ask_user":
+        return builtin.ask_tool(max_wait=config.tools.ask.max_wait, default=config.tools.ask.default)
     return getattr(builtin, name)
 
 

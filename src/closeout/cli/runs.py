@@ -42,7 +42,14 @@ from closeout.journal.totals import RunTotals
 
 __all__ = ["list_runs", "show_run"]
 
-STYLES = {"answered": "green", "unanswered": "yellow", "failed": "red", "interrupted": "yellow", "cancelled": "yellow", "waiting": "cyan"}
+STYLES = {
+    "answered": "green",
+    "unanswered": "yellow",
+    "failed": "red",
+    "interrupted": "yellow",
+    "cancelled": "yellow",
+    "waiting": "cyan",
+}
 RESUMABLE = ("interrupted", "cancelled")
 RUNS = (
     Column("run"),

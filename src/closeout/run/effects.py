@@ -8,16 +8,17 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from pydantic_core import to_json
 
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
-from closeout.errors import Failure, JournalError, LimitReached, ModelError, ModelTimeout
+from closeout.errors import Failure, JournalError, LimitReached, ModelError, ModelTimeout, ToolError
 from closeout.journal.events import (
     DecisionRequested,
     Event,
@@ -235,7 +236,7 @@ class ToolCalls:
         )
         self._scope.subscribers.publish(progress)
 
-    def _context(self, handle: str, name: str) -> RunContext:
+    def _context(self, handle: str, spec: ToolSpec) -> RunContext:
         """Return what a tool may know of the run."""
         scope, budget = self._scope, self._scope.budget
         return RunContext(
@@ -250,8 +251,40 @@ class ToolCalls:
                 cost_usd=budget.cost_left,
                 seconds=budget.seconds_left(closing=False),
             ),
-            logger=_tool_logger(scope, handle, name),
+            logger=_tool_logger(scope, handle, spec.name),
+            asker=partial(self._ask, handle, spec, count()),
         )
+
+    async def _ask(
+        self,
+        handle: str,
+        spec: ToolSpec,
+        numbers: Iterator[int],
+        question: str,
+        options: Sequence[str],
+        *,
+        max_wait: float | None,
+        default: str,
+    ) -> str:
+        """Ask a person for a tool: see `RunContext.ask`. A call's questions are numbered in the order it asks them."""
+        if spec.policy.crash_rule != "rerun":
+            raise ToolError(f"{spec.name} asks a person, so it must be read_only or declared on_crash='rerun'.")
+        number = next(numbers)
+        arguments = {"question": question, "options": list(options)}
+        request = DecisionRequested(
+            self._scope.path,
+            f"{handle}.{number + 1}" if number else handle,
+            "question",
+            name=spec.name,
+            arguments=_json_text(arguments),
+            digest=call_digest(spec.name, spec.server_name, arguments),
+            default=None if max_wait is None else default,
+            expires=None if max_wait is None else time.time() + max_wait,
+        )
+        made = await decide(self._scope, request)
+        if made.verdict == "answer":
+            return made.text
+        raise ToolError(f"The user did not answer: {made.text}" if made.text else "The user did not answer.")
 
     def handle(self, index: int) -> str:
         """Return the handle of a call by its index in the reply. Calls are numbered through the agent's whole run."""
@@ -268,7 +301,7 @@ class ToolCalls:
             began = time.perf_counter()
             seconds = self._seconds_left(spec)
             token = enter((scope, handle))
-            context = context_factory.set(partial(self._context, handle, spec.name))
+            context = context_factory.set(partial(self._context, handle, spec))
             try:
                 output = await run() if seconds is None else await _run_within(seconds, run, spec)
             finally:

@@ -43,7 +43,13 @@ __all__ = [
 ]
 
 WEB = ("web_search", "scrape_website", "scrape_and_extract_info")
-BUILT_IN = ("calculate", "fetch_url", "run_python", *WEB)  # what `agent.sub_agents.NAME.tools` may name besides
+BUILT_IN = (
+    "ask_user",
+    "calculate",
+    "fetch_url",
+    "run_python",
+    *WEB,
+)  # what `agent.sub_agents.NAME.tools` may name besides
 
 
 @tool(name="read_result", read_only=True, repeatable=True, inline=True)

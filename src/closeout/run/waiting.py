@@ -139,9 +139,7 @@ def pending_decisions(rows: Iterable[Row]) -> tuple[PendingDecision, ...]:
     return tuple(map(pending_of, _open_requests(rows).values()))
 
 
-def record_decisions(
-    store: Store, run_id: str, decisions: Decisions, *, by: str = ""
-) -> tuple[PendingDecision, ...]:
+def record_decisions(store: Store, run_id: str, decisions: Decisions, *, by: str = "") -> tuple[PendingDecision, ...]:
     """Record decisions of a run that waits, all of them or none. The run is not resumed.
 
     Args:

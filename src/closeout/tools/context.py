@@ -6,18 +6,19 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from closeout.errors import ToolError
 from closeout.messages import Usage
 
 if TYPE_CHECKING:  # not at run time: it would load pydantic with every tool
     from closeout.tools.calls import Progress
 
-__all__ = ["BudgetLeft", "RunContext", "context_factory", "context_parameter", "reporting_to"]
+__all__ = ["Ask", "BudgetLeft", "RunContext", "context_factory", "context_parameter", "reporting_to"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,14 @@ class BudgetLeft:
     tokens: int | None = None
     cost_usd: float | None = None
     seconds: float | None = None
+
+
+class Ask(Protocol):
+    """Asks a person, as `RunContext.ask` does."""
+
+    def __call__(
+        self, question: str, options: Sequence[str], *, max_wait: float | None, default: str
+    ) -> Awaitable[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,28 @@ class RunContext:
     budget: BudgetLeft = field(default_factory=BudgetLeft)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("closeout.tools"), repr=False)
     report: Progress | None = field(default=None, repr=False)
+    asker: Ask | None = field(default=None, repr=False)
+
+    async def ask(
+        self, question: str, options: Sequence[str] = (), *, max_wait: float | None = None, default: str = ""
+    ) -> str:
+        """Ask a person, and return the answer. The run is suspended until there is one.
+
+        When it is resumed the tool is called again from its beginning, and this call then returns. The tool must
+        therefore be `read_only`, or declared `on_crash="rerun"`, and have `timeout=None`.
+
+        Args:
+            question: What to ask.
+            options: Answers to choose from.
+            max_wait: Seconds after which `default` is the answer. None waits for ever.
+            default: The answer if there is none in time.
+
+        Raises:
+            ToolError: The tool is not called in a run, or may not be called again.
+        """
+        if self.asker is None:
+            raise ToolError("Nobody can be asked outside of a run.")
+        return await self.asker(question, options, max_wait=max_wait, default=default)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Report progress. It reaches the stream and the terminal, and extends the call's deadline.

@@ -273,9 +273,7 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ run
 
-    async def _run(
-        self, toolbox: Toolbox, plan: _Plan, through: Through, approve: Approve
-    ) -> tuple[_Plan, ToolOutput]:
+    async def _run(self, toolbox: Toolbox, plan: _Plan, through: Through, approve: Approve) -> tuple[_Plan, ToolOutput]:
         """Make a call. Returns the plan as it was approved, and the output."""
         source, spec = toolbox.source, plan.spec
         assert source is not None

@@ -74,6 +74,8 @@ class ToolManager:
         tools: Local tools.
         mcp_servers: Servers, as `read_servers` takes them.
         blacklist: Tools that are not offered: "tool", "server/tool" or ("server", "tool").
+        approval: Which tools of servers need the approval of a person: "destructive" ones (those that say so),
+            "always" or "never"; or a mapping from "server" or "server/tool" to one of these.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class ToolManager:
         tools: Iterable[AnyTool | Tool[..., Any]] = (),
         mcp_servers: McpEntry | Mapping[str, McpEntry] | Iterable[McpEntry] = (),
         blacklist: Iterable[str | tuple[str, str]] = (),
+        approval: str | Mapping[str, str] = "destructive",
     ) -> None:
         self._blacklist = {entry if isinstance(entry, str) else "/".join(entry) for entry in blacklist}
+        self._approval = {"": approval} if isinstance(approval, str) else dict(approval)
         self._servers = tuple(
             McpServer(config, partial(self._tools_changed, config.name)) for config in read_servers(mcp_servers)
         )
@@ -299,10 +303,19 @@ class ToolManager:
                     f"tool named {name!r}. Give the server another name, or blacklist one of the two."
                 )
                 continue
-            routes[name] = _Route(replace(governed(spec), name=name), spec.name, server)
+            routes[name] = _Route(self._approved(replace(governed(spec), name=name), spec.name), spec.name, server)
         self._collisions = {name: tuple(messages) for name, messages in collisions.items()}
         self._routes = routes
         self._specs = tuple(routes[name].spec for name in sorted(routes))
+
+    def _approved(self, spec: ToolSpec, name: str) -> ToolSpec:
+        """The tool of a server with the rule for the approval of its calls."""
+        rules = self._approval
+        places = (f"{spec.server_name}/{name}", spec.server_name or "", "")
+        rule = next((rules[place] for place in places if place in rules), "destructive")
+        if rule == "never" or (rule == "destructive" and not spec.policy.destructive):
+            return spec
+        return replace(spec, policy=replace(spec.policy, approval="always"))
 
 
 def _wire_name(name: str) -> str:

@@ -337,7 +337,7 @@ def _check_policy(name: str, policy: ToolPolicy, parameters: Mapping[str, Any]) 
                     )
     if not (policy.approval in (None, "always", "never") or callable(policy.approval)):
         raise ToolDefinitionError(
-            f"Tool {name!r}: approval must be 'always', 'never' or a function of the arguments, got {policy.approval!r}."
+            f"Tool {name!r}: approval must be 'always', 'never' or a function, got {policy.approval!r:.60}."
         )
     if policy.retries and not (policy.read_only or policy.idempotent):
         raise ToolDefinitionError(

@@ -1,10 +1,11 @@
-"""Built-in tools: arithmetic, a folder of documents, the web, a Python script. Each is loaded on first use."""
+"""Built-in tools: arithmetic, documents, the web, Python scripts, questions to users. Each is loaded on first use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from closeout.tools.builtin.ask import ask_tool, ask_user
     from closeout.tools.builtin.calculator import calculate
     from closeout.tools.builtin.documents import document_tools
     from closeout.tools.builtin.python_runner import python_tool, run_python
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from closeout.tools.builtin.web import fetch_url, web_tool
 
 __all__ = [
+    "ask_tool",
+    "ask_user",
     "calculate",
     "document_tools",
     "extract_tool",
@@ -35,6 +38,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ask_tool": "ask",
+    "ask_user": "ask",
     "calculate": "calculator",
     "document_tools": "documents",
     "extract_tool": "scrape",
