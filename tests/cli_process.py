@@ -89,8 +89,10 @@ def stopped(process: subprocess.Popen[str], signals: Sequence[int] = (signal.SIG
     return Done(process.returncode, out, err)
 
 
-def on_terminal(*arguments: str, columns: int, env: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Exit code and everything that a terminal of so many columns was sent."""
+def on_terminal(
+    *arguments: str, columns: int, env: Mapping[str, str] | None = None, keys: bytes = b""
+) -> tuple[int, str]:
+    """Exit code and everything that a terminal of so many columns was sent; `keys` are typed ahead."""
     import pty
 
     read, write = pty.openpty()
@@ -102,6 +104,7 @@ def on_terminal(*arguments: str, columns: int, env: Mapping[str, str] | None = N
     variables = environment({"TERM": "xterm-256color", **(env or {})})
     process = subprocess.Popen([*COMMAND, *arguments], stdin=write, stdout=write, stderr=write, env=variables)
     os.close(write)
+    os.write(read, keys)
     pieces = []
     while True:
         try:

@@ -20,6 +20,8 @@ from closeout.journal.events import (
     AttemptEnded,
     AttemptStarted,
     Compacted,
+    DecisionMade,
+    DecisionRequested,
     Event,
     Evicted,
     ModelFailed,
@@ -162,6 +164,10 @@ class Display:
                 self._failure = event.error  # if no request follows, the command prints it at the end
             case ModelReplied():
                 self._replied(event)
+            case DecisionRequested(kind="approval"):
+                self._print(event, f"  ? {event.name}({_arguments(event.arguments)}) waits for approval", "cyan")
+            case DecisionMade(verdict="approve" | "deny"):
+                self._print(event, f"  {event.verdict} {event.request}{event.text and ': '}{event.text}", "cyan")
             case ToolStarted():
                 self._calls[f"{event.agent}:{event.handle}"] = f"{event.name}({_arguments(event.arguments)})"
                 self._doing = f"running {event.name}"

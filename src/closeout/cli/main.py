@@ -96,6 +96,35 @@ def resume(
 
 @app.command()
 @guarded
+def approve(
+    run_id: RunId,
+    call: Annotated[str | None, typer.Argument(help="What to decide, such as r3, if the run waits for several")] = None,
+    edit: Annotated[str | None, typer.Option(help="Approve with these arguments instead, a JSON object")] = None,
+    deny: Annotated[str | None, typer.Option(help="Deny the call; the model reads the reason")] = None,
+    answer: Annotated[str | None, typer.Option(help="Answer a question")] = None,
+    hash: Annotated[str | None, typer.Option(help="Refuse if the call is not the one with this hash")] = None,  # noqa: A002
+    resume: Annotated[bool, typer.Option(help="Resume the run if nothing else is left to decide")] = True,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Approve or deny the call that a run waits for, or answer its question; then resume the run."""
+    from closeout.cli.approve import approve_command
+
+    return approve_command(
+        run_id,
+        call,
+        edit=edit,
+        deny=deny,
+        answer=answer,
+        hash=hash,
+        resume=resume,
+        as_json=json,
+        quiet=quiet,
+    )
+
+
+@app.command()
+@guarded
 def replay(run_id: RunId, json: Json = False) -> int:
     """Replay a recorded run without model, tools and network, and report where it departs from its record."""
     from closeout.cli.running import replay_command

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from closeout.cli import exits
+from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending
 from closeout.cli.display import Display
 from closeout.cli.options import RunOptions, make_agent, recorded_options
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
@@ -121,6 +122,12 @@ def _run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet:
             if as_json:
                 print_json({"answer": None, "status": "cancelled", "run_id": run_id if begun else None})
             return exit_now_if_blocked(stopped.code)
+    if result.status == "waiting" and can_ask(as_json) and (decisions := ask_at_terminal(result.waiting)):
+
+        async def resume(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
+            return await agent.resume(run_id, decisions=decisions, listeners=listeners)
+
+        return _run_agent(agent, resume, run_id, as_json=as_json, quiet=quiet)
     _report(result, display, as_json=as_json)
     return exits.OUTCOMES[result.status]
 
@@ -165,6 +172,9 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
     if result.status == "failed":
         error = result.error or f"The run failed ({result.stop_reason})."
         say_error(f"{_sentence(error)} {exits.next_step(result.error_kind, result.run_id)}")
+    elif result.status == "waiting":
+        if not as_json:
+            print(describe_pending(result.run_id, result.waiting), file=sys.stderr)
     elif result.answer is None:
         reason = result.error or f"no answer was found ({result.stop_reason})."
         say_error(f"{_sentence(reason)} To see what it learned: closeout runs {result.run_id}")

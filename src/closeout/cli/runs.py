@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from closeout.cli.deciding import describe_pending
 from closeout.cli.display import Display
 from closeout.cli.exits import next_step
 from closeout.cli.terminal import (
@@ -146,6 +147,10 @@ def _print_outcome(console: Console, record: RunRecord, rows: Sequence[Row]) -> 
         console.print(next_step(ended.error_kind if ended is not None else "", record.run_id))
     elif record.status in RESUMABLE:
         console.print(f"Resume it: closeout resume {record.run_id}")
+    elif record.status == "waiting":
+        from closeout.run.waiting import pending_decisions
+
+        console.print(Text(describe_pending(record.run_id, pending_decisions(rows))))
 
 
 def _counts(rows: Iterable[Row]) -> dict[str, Any]:

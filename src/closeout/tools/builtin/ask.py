@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from closeout.config import AskSettings
 from closeout.tools.context import RunContext
 from closeout.tools.tool import Tool, tool
@@ -9,7 +11,7 @@ from closeout.tools.tool import Tool, tool
 __all__ = ["ask_tool", "ask_user"]
 
 
-def ask_tool(*, max_wait: float | None = None, default: str = AskSettings().default) -> Tool[..., str]:
+def ask_tool(*, max_wait: float | None = None, default: str = AskSettings().default) -> Tool[..., Any]:
     """Return the tool `ask_user`.
 
     Args:

@@ -1,0 +1,106 @@
+"""The command approve: decide what a run waits for, and resume it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from closeout.cli import exits
+from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending, read_arguments
+from closeout.cli.terminal import print_json
+from closeout.errors import UsageError
+
+if TYPE_CHECKING:
+    from closeout.run.waiting import Decision, PendingDecision
+
+__all__ = ["approve_command"]
+
+BY = "terminal"
+
+
+def approve_command(
+    run_id: str,
+    name: str | None,
+    *,
+    edit: str | None = None,
+    deny: str | None = None,
+    answer: str | None = None,
+    hash: str | None = None,  # noqa: A002 - the option's name
+    resume: bool = True,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Decide what a run waits for, and resume it if nothing else is left to decide. Return the exit code."""
+    from closeout.config import home_folder
+    from closeout.journal.store import open_store
+    from closeout.run.waiting import pending_decisions, record_decisions
+
+    store = open_store(home_folder())
+    pending = pending_decisions(store.rows(run_id))
+    has_option = any(option is not None for option in (edit, deny, answer, hash))
+    decisions: dict[str, Decision] = {}
+    if name is None and not has_option and len(pending) > 0 and can_ask(as_json):
+        decisions = ask_at_terminal(pending)
+    else:
+        chosen = name if name is not None else _only(run_id, pending)
+        decisions = {chosen: _decision(edit, deny, answer, hash)}
+    left = record_decisions(store, run_id, decisions, by=BY) if decisions else pending
+    if left:
+        return _say_left(run_id, decisions, left, as_json=as_json)
+    if resume and _is_known(run_id):
+        from closeout.cli.running import resume_command
+
+        return resume_command(run_id, None, None, force=False, as_json=as_json, quiet=quiet)
+    if as_json:
+        print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
+    else:
+        print(f"Recorded. `closeout resume {run_id}`, or agent.resume in Python, continues the run.", file=sys.stderr)
+    return exits.OK
+
+
+def _only(run_id: str, pending: Sequence[PendingDecision]) -> str:
+    if len(pending) == 1:
+        return pending[0].id
+    if not pending:
+        raise UsageError(f"Run {run_id} does not wait for a decision. To see it: closeout runs {run_id}")
+    names = ", ".join(each.id for each in pending)
+    raise UsageError(
+        f"Run {run_id} waits for {len(pending)} decisions: {names}. Name one: closeout approve {run_id} ID"
+    )
+
+
+def _decision(edit: str | None, deny: str | None, answer: str | None, digest: str | None) -> Decision:
+    """Return the decision that the options describe: approval without any."""
+    from closeout.run.waiting import Decision
+
+    if sum(option is not None for option in (edit, deny, answer)) > 1:
+        raise UsageError("Give only one of --edit, --deny and --answer.")
+    shown = digest or ""
+    if deny is not None:
+        return Decision(verdict="deny", text=deny, hash=shown)
+    if answer is not None:
+        return Decision(verdict="answer", text=answer, hash=shown)
+    return Decision(verdict="approve", arguments=None if edit is None else read_arguments(edit), hash=shown)
+
+
+def _is_known(run_id: str) -> bool:
+    """Whether the command line can make the run's agent."""
+    from closeout.cli.options import recorded_options
+
+    try:
+        recorded_options(run_id)
+    except UsageError:
+        return False
+    return True
+
+
+def _say_left(run_id: str, decided: dict[str, Decision], left: Sequence[PendingDecision], *, as_json: bool) -> int:
+    if as_json:
+        from dataclasses import asdict
+
+        waiting = [asdict(each) for each in left]
+        print_json({"run_id": run_id, "decided": list(decided), "status": "waiting", "waiting": waiting})
+    else:
+        print(describe_pending(run_id, left), file=sys.stderr)
+    return exits.WAITING

@@ -1,0 +1,112 @@
+"""Show at the terminal what a run waits for, and ask a person to decide."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from closeout.cli.terminal import printable
+from closeout.errors import UsageError
+
+if TYPE_CHECKING:
+    from closeout.run.waiting import Decision, PendingDecision
+
+__all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments"]
+
+
+def describe_pending(run_id: str, pending: Sequence[PendingDecision]) -> str:
+    """Return what a run waits for, and the commands that decide it."""
+    lines = []
+    for each in pending:
+        command = f"closeout approve {run_id} {each.id}"
+        if each.kind == "question":
+            lines += [f"{each.id} asks: {_question(each)}", f'  {command} --answer "…"']
+        else:
+            lines += [f"{each.id} waits for approval: {_call(each)}", f"  {each.reason}", f"  {command}"]
+            lines += [f'  {command} --deny "…"']
+    return printable("\n".join(lines))
+
+
+def can_ask(as_json: bool) -> bool:
+    """Whether there is a person to ask."""
+    return not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
+    """Ask a person for each decision. What is left open is not in the result; Ctrl-D leaves the rest open."""
+    decisions: dict[str, Decision] = {}
+    for each in pending:
+        try:
+            decision = _ask_answer(each) if each.kind == "question" else _ask_approval(each)
+        except EOFError:
+            break
+        if decision is not None:
+            decisions[each.id] = decision
+    return decisions
+
+
+def _ask_approval(pending: PendingDecision) -> Decision | None:
+    from closeout.run.waiting import Decision
+
+    _say(f"\n{_call(pending)}\n{pending.reason}")
+    while True:
+        reply = _read("Approve? [y]es, [n]o, [e]dit, [l]ater: ").lower()
+        if reply in ("y", "yes"):
+            return Decision(verdict="approve", hash=pending.hash)
+        if reply in ("n", "no"):
+            return Decision(verdict="deny", text=_read("Why not? (the model reads it) "), hash=pending.hash)
+        if reply in ("l", "later"):
+            return None
+        if reply in ("e", "edit"):
+            try:
+                arguments = read_arguments(_read("All arguments as JSON: "))
+            except UsageError as error:
+                _say(str(error))
+                continue
+            return Decision(verdict="approve", arguments=arguments, hash=pending.hash)
+
+
+def _ask_answer(pending: PendingDecision) -> Decision | None:
+    from closeout.run.waiting import Decision
+
+    _say(f"\n{_question(pending)}")
+    options = pending.arguments.get("options") or ()
+    reply = _read("Answer (empty: later): ")
+    if reply.isdecimal() and 1 <= int(reply) <= len(options):
+        reply = str(options[int(reply) - 1])
+    return Decision(verdict="answer", text=reply, hash=pending.hash) if reply else None
+
+
+def _call(pending: PendingDecision) -> str:
+    values = ", ".join(f"{name}={json.dumps(v, ensure_ascii=False)}" for name, v in pending.arguments.items())
+    return f"{pending.tool}({values})"
+
+
+def _question(pending: PendingDecision) -> str:
+    options = pending.arguments.get("options") or ()
+    listed = "".join(f"\n  {number}. {option}" for number, option in enumerate(options, 1))
+    return f"{pending.arguments.get('question', '')}{listed}"
+
+
+def _say(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _read(prompt: str) -> str:
+    print(prompt, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.strip()
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--edit is not JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise UsageError('--edit must be a JSON object with all arguments of the call, such as {"amount": 5}.')
+    return value
