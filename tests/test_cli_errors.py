@@ -76,7 +76,7 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
         (["run", "Q", "--docs", "none"], r"--docs none: no such folder"),
         (["run", "Q", "--mcp", "no-such-command --x"], r"--mcp: command not found: 'no-such-command'\. Install it"),
         (["run", "Q", "--mcp", "'unclosed"], r"cannot be split: No closing quotation"),
-        (["run", "Q", "--tool", "rm"], r"Unknown built-in tool 'rm'\. --tool takes fetch_url or run_python"),
+        (["run", "Q", "--tool", "rm"], r"Unknown built-in tool 'rm'\. --tool takes fetch_url, run_python, ask_user"),
         (["run", "Q", "--file", "none.pdf"], r"No file none\.pdf"),
         (["run", "Q", "--dialect", "klingon"], r"No dialect is called 'klingon'\. Choose one of cot_chat"),
         (["run", "Q", "-m", "anthropic:x", "--dialect", "cot_completion"], r"cot_completion needs a text completion"),
