@@ -1,1 +1,49 @@
-"""Evaluate agents on datasets: trials, scoring, statistics, reports."""
+"""Evaluate agents on datasets: trials, scoring, statistics, reports.
+
+from closeout.evaluate import evaluate
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from closeout.evaluate.estimates import Estimate, PairedEstimate
+    from closeout.evaluate.evaluation import evaluate, rescore
+    from closeout.evaluate.report import Comparison, Report, compare, load_report
+    from closeout.evaluate.scorers import Attempted, Judge, Score, Scorer
+    from closeout.evaluate.tasks import EvalTask, load_tasks
+
+__all__ = [
+    "Attempted",
+    "Comparison",
+    "Estimate",
+    "EvalTask",
+    "Judge",
+    "PairedEstimate",
+    "Report",
+    "Score",
+    "Scorer",
+    "compare",
+    "evaluate",
+    "load_report",
+    "load_tasks",
+    "rescore",
+]
+
+_HOMES = {
+    "estimates": ("Estimate", "PairedEstimate"),
+    "evaluation": ("evaluate", "rescore"),
+    "report": ("Comparison", "Report", "compare", "load_report"),
+    "scorers": ("Attempted", "Judge", "Score", "Scorer"),
+    "tasks": ("EvalTask", "load_tasks"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
+
+            return getattr(import_module(f"closeout.evaluate.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,6 +35,7 @@ from closeout.journal.subscribers import Progress
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
+from closeout.run.gate import RequestGate, request_gate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.streaming import ReplyListener
 from closeout.run.waiting import call_digest, decide
@@ -133,10 +134,26 @@ class ModelCalls:
     async def _send_request(
         self, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
     ) -> ModelReplied | ModelFailed:
+        gate = request_gate.get()
+        if gate is None:
+            return await self._send(exchange, intent, on_retry, None)
+        await gate.enter()
+        outcome = None
+        try:
+            outcome = await self._send(exchange, intent, on_retry, gate)
+        finally:
+            gate.leave(outcome)
+        return outcome
+
+    async def _send(
+        self, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None, gate: RequestGate | None
+    ) -> ModelReplied | ModelFailed:
         call, listener = intent.call, exchange.listener
 
         def retried(note: RetryNote) -> None:
             self._journal.append(ModelRetried(self._agent, call, str(note.error), wait=note.delay))
+            if gate is not None:
+                gate.retried(note.error)
             if listener is not None:
                 listener.discard()
             if on_retry is not None:

@@ -1,0 +1,232 @@
+"""`evaluate`: run an agent on tasks, score its answers and report; re-scoring; repeating failed trials."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from closeout import __version__
+from closeout.agent import Agent
+from closeout.config import home_folder
+from closeout.errors import UsageError
+from closeout.evaluate.outcome import store_of
+from closeout.evaluate.report import Report, read_report
+from closeout.evaluate.scorers import Attempted, Score, Scorer, ScorerSource, make_scorer
+from closeout.evaluate.sweep import Sweep, SweepSettings, score_attempt
+from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
+from closeout.evaluate.trials import TrialStore, evaluation_file
+from closeout.journal.store import open_store
+from closeout.redaction import redact
+from closeout.run.plan import differences
+
+__all__ = ["AgentSource", "default_name", "evaluate", "rescore", "shard_of"]
+
+AgentSource: TypeAlias = "Agent[Any] | Callable[[EvalTask], Agent[Any]]"
+"""An agent, or a function that makes one for a task, with that task's tools."""
+
+SCORING_AT_ONCE = 20  # trials
+
+
+async def evaluate(
+    agent: AgentSource,
+    tasks: TaskSource,
+    *,
+    scorer: ScorerSource | Sequence[ScorerSource] = "normalized",
+    name: str = "",
+    epochs: int = 1,
+    limit: int | None = None,
+    fields: Fields | None = None,
+    concurrency: int | str = 10,
+    max_cost: float | None = None,
+    max_tokens: int | None = None,
+    retries: int = 3,
+    shard: tuple[int, int] | None = None,
+    force: bool = False,
+    origin: Mapping[str, Any] | None = None,
+    details: Mapping[str, Any] | None = None,
+    on_start: Callable[[Sweep, TrialStore], object] | None = None,
+) -> Report:
+    """Evaluate an agent on tasks. Called again with the same arguments, it continues where it stopped.
+
+    Every trial is a run in the agent's home. Any number of processes may make the same call at the same time: they
+    share the trials, and each returns when all are done.
+
+    Args:
+        agent: The agent, or a function from a task to its agent.
+        tasks: A file, or an iterable of tasks or mappings; see `load_tasks`.
+        scorer: What scores a trial: a name, a function of an `Attempted`, a `Scorer`, or several. Reports show the
+            first one's scores.
+        name: The evaluation's name; by default it is made of the names of the tasks and the model.
+        epochs: How many trials each task has.
+        limit: Take only the first so many tasks.
+        fields: Where records hold a task's fields, if they name them otherwise.
+        concurrency: How many trials run at once, "auto" to adapt to the endpoint.
+        max_cost: US dollars to spend. What is exceeded are at most the requests in flight.
+        max_tokens: Tokens to spend, likewise.
+        retries: How often a trial is tried again that failed for a reason that may pass.
+        shard: (i, n), from 1: run only the i-th of n shares of the tasks.
+        force: Continue although the agent or its settings have changed.
+        origin: Notes for the trials' runs.
+        details: Further parts of the evaluation's description, which reports show.
+        on_start: Called with the sweep, to control it, and its store.
+
+    Returns:
+        The report. If a budget ended the sweep, `report.stopped` says so.
+
+    Raises:
+        UsageError: An argument is wrong, a task is malformed, or the evaluation exists with another agent.
+        JournalError: A journal cannot be written.
+        ModelError: The endpoint refuses all requests: a wrong key, address or model.
+    """
+    if epochs < 1:
+        raise UsageError(f"epochs must be at least 1, got {epochs}.")
+    read = load_tasks(tasks, fields=fields, limit=limit)
+    agent_for: Callable[[EvalTask], Agent[Any]] = agent if not isinstance(agent, Agent) else (lambda _: agent)
+    example = agent_for(read[0])
+    home = store_of(example).path.parent
+    sources = [scorer] if isinstance(scorer, str) or not isinstance(scorer, Sequence) else scorer
+    scorers = [make_scorer(each, home=home) for each in sources]
+    settings = SweepSettings(
+        concurrency=concurrency,
+        max_cost=max_cost,
+        max_tokens=max_tokens,
+        retries=retries,
+        despite_changes=force,
+        origin=origin or {},
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    )
+    name = name or default_name(tasks, example)
+    async with example:
+        spec = {
+            **_description(example, shared=isinstance(agent, Agent)),
+            "scorers": [each.name for each in scorers],
+            "tasks": str(tasks) if isinstance(tasks, str | Path) else f"{len(read):,} tasks from Python",
+            "command": settings.command,
+            **(details or {}),
+        }
+        store = TrialStore(evaluation_file(home, name), spec)
+        try:
+            _check_same(store, spec, force=force)
+            store.add_tasks(read, epochs, None if shard is None else shard_of(len(read), *shard))
+            if store.control().state == "stopped":
+                store.set_control(state="running")
+            sweep = Sweep(store, agent_for, scorers, settings)
+            if on_start is not None:
+                on_start(sweep, store)
+            await sweep.run()
+            await _score_missing(store, scorers)
+            return read_report(store, scorers[0].name, sweep.stopped)
+        finally:
+            store.close()
+
+
+async def rescore(name: str, scorer: ScorerSource, *, home: Path | str | None = None) -> Report:
+    """Score the finished trials of an evaluation with another scorer, or again with one. No trial runs again.
+
+    Args:
+        name: The evaluation.
+        scorer: The scorer.
+        home: The folder that keeps the evaluation. None means `CLOSEOUT_HOME` or the user's data folder.
+
+    Raises:
+        UsageError: There is no such evaluation or scorer.
+    """
+    folder = home_folder() if home is None else Path(home)
+    made = make_scorer(scorer, home=folder)
+    store = TrialStore(evaluation_file(folder, name))
+    try:
+        await _score(store, made, [number for number, _ in store.finished()])
+        return read_report(store, made.name)
+    finally:
+        store.close()
+
+
+async def _score_missing(store: TrialStore, scorers: Sequence[Scorer]) -> None:
+    """Score the finished trials that a scorer has not scored: those of an earlier call with other scorers."""
+    for scorer in scorers:
+        missing = store.unscored(scorer.name)
+        if missing:
+            await _score(store, scorer, missing)
+
+
+async def _score(store: TrialStore, scorer: Scorer, numbers: Sequence[int]) -> None:
+    wanted = set(numbers)
+    runs = open_store(store.path.parent.parent)
+    limit = asyncio.Semaphore(SCORING_AT_ONCE)
+    scores: dict[int, dict[str, Score]] = {}
+
+    async def score(number: int, attempt: Attempted) -> None:
+        async with limit:
+            with_rows = replace(attempt, read_rows=lambda: runs.read(attempt.run_id).rows)
+            scores[number] = {scorer.name: await score_attempt(scorer, with_rows)}
+
+    await asyncio.gather(*(score(number, attempt) for number, attempt in store.finished() if number in wanted))
+    store.put_scores(scores)
+
+
+# ------------------------------------------------------------------------------------------------ what it is
+
+
+def default_name(tasks: TaskSource, agent: Agent[Any]) -> str:
+    """Return the name of an evaluation that was not given one: the same for the same tasks and model."""
+    what = Path(tasks).stem if isinstance(tasks, str | Path) else "tasks"
+    model = agent.plan().client.name.rpartition("/")[2]
+    readable = "".join(c if c.isalnum() or c in "._-" else "-" for c in f"{what}-{model}")
+    return readable.strip(".-")[:100] or "tasks"
+
+
+def shard_of(number: int, shard: int, shards: int) -> range:
+    """Return the positions of the tasks in the `shard`-th of `shards` shares, from 1.
+
+    Raises:
+        UsageError: There is no such share.
+    """
+    if not 1 <= shard <= shards:
+        raise UsageError(f"A shard is i/n with i from 1 to n, got {shard}/{shards}.")
+    return range(shard - 1, number, shards)
+
+
+def _description(agent: Agent[Any], *, shared: bool) -> dict[str, Any]:
+    """Return what an evaluation's agent is: its fingerprint, its settings, the versions it runs on."""
+    plan = agent.plan()
+    fingerprint = plan.fingerprint(plan.offered_tools())
+    if not shared:  # each task has tools of its own; their runs compare them on resume
+        del fingerprint["tools"]
+    config: Any = agent.config.model_dump(mode="json", exclude_defaults=True)
+    return {
+        "agent": fingerprint,
+        "settings": {key: value for key, value in _flat(redact(config)) if not key.endswith("api_key")},
+        "versions": {"closeout": __version__, "python": platform.python_version()},
+    }
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flat(each, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def _check_same(store: TrialStore, spec: Mapping[str, Any], *, force: bool) -> None:
+    """Raise UsageError if the evaluation was begun with another agent, unless that is wanted."""
+    recorded = store.spec
+    found = differences(recorded["agent"], spec["agent"])
+    then, now = recorded["settings"], spec["settings"]
+    found += [
+        f"{key}: {then.get(key, 'default')} then, {now.get(key, 'default')} now"
+        for key in sorted({*then, *now})
+        if then.get(key) != now.get(key)
+    ]
+    if found and not force:
+        raise UsageError(
+            f"Evaluation {store.path.stem} was begun with another agent: {'; '.join(found)}. Choose another name "
+            "(--name), or continue with this agent (--force, in Python force=True)."
+        )
+    store.update_spec({"scorers": list(dict.fromkeys([*spec["scorers"], *recorded["scorers"]]))})

@@ -1,0 +1,570 @@
+"""A report: what an evaluation found, as numbers, as text, as Markdown, as JSON and as a table of trials."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.evaluate.estimates import (
+    Estimate,
+    PairedEstimate,
+    bootstrap_interval,
+    cohen_kappa,
+    mean_estimate,
+    paired_estimate,
+    pass_at_k,
+    pass_hat_k,
+)
+from closeout.evaluate.tasks import EvalTask
+from closeout.evaluate.trials import Trial, TrialStore, evaluation_file
+from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_table, percent, span
+
+__all__ = ["Comparison", "Report", "Slice", "Totals", "compare", "load_report"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What the trials of a report took, and how they ended.
+
+    Attributes:
+        planned: All trials; the denominator of the score.
+        finished: Trials that have ended.
+        answered: Trials whose run answered.
+        unanswered: Trials whose run ended without an answer.
+        failed: Trials whose run failed.
+        not_judged: Finished trials that got no verdict; they count as wrong.
+        correct: Trials that are right.
+        tries: How often trials were tried again after transient failures.
+        cost: US dollars; None if no price is known.
+        seconds: Seconds of work of all runs together.
+    """
+
+    planned: int
+    finished: int
+    answered: int
+    unanswered: int
+    failed: int
+    not_judged: int
+    correct: int
+    tries: int
+    turns: int
+    rollbacks: int
+    repairs: int
+    tool_calls: int
+    tool_failures: int
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    cost: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The trials of the tasks that have one value in a metadata field."""
+
+    value: str
+    score: Estimate
+    totals: Totals
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an evaluation found. Trials that failed, or are not finished, count as wrong.
+
+    Attributes:
+        name: The evaluation.
+        spec: What it is: agent, settings, scorers, versions, command.
+        tasks: Its tasks.
+        trials: Its trials, by task and epoch.
+        scorer: The name of the scorer whose scores it shows.
+        stopped: Why the sweep that made it ended early ("max_cost", "stopped"); empty if it did not.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    tasks: Sequence[EvalTask]
+    trials: Sequence[Trial]
+    scorer: str
+    stopped: str = ""
+
+    # -------------------------------------------------------------------------------------------- numbers
+
+    def value_of(self, trial: Trial) -> float:
+        """Return a trial's score, 0 if it has none."""
+        score = trial.scores.get(self.scorer)
+        return score.value if score is not None else 0.0
+
+    def is_correct(self, trial: Trial) -> bool:
+        """Return whether a trial is right."""
+        score = trial.scores.get(self.scorer)
+        return score is not None and score.correct
+
+    @cached_property
+    def by_task(self) -> dict[str, list[Trial]]:
+        """The trials of each task."""
+        found: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            found.setdefault(trial.task_id, []).append(trial)
+        return found
+
+    @property
+    def clusters(self) -> list[list[float]]:
+        """The scores of each task's trials."""
+        return [[self.value_of(trial) for trial in trials] for trials in self.by_task.values()]
+
+    @cached_property
+    def score(self) -> Estimate:
+        """The mean score over all trials, with its clustered standard error."""
+        return mean_estimate(self.clusters)
+
+    @cached_property
+    def score_so_far(self) -> Estimate:
+        """The mean score over the trials that have ended: for a sweep that is at work."""
+        return mean_estimate(
+            [[self.value_of(t) for t in trials if t.state == "finished"] for trials in self.by_task.values()]
+        )
+
+    def bootstrap(self, *, rounds: int = 2_000, seed: int = 0) -> tuple[float, float]:
+        """Return the 95 % interval of the mean score when tasks are drawn again."""
+        return bootstrap_interval(self.clusters, rounds=rounds, seed=seed)
+
+    @property
+    def epochs(self) -> int:
+        """The smallest number of trials that any task has."""
+        return min(map(len, self.by_task.values()), default=0)
+
+    def pass_at(self, k: int) -> Estimate:
+        """Estimate the chance that at least one of k trials of a task is right.
+
+        Raises:
+            UsageError: A task has fewer than k trials.
+        """
+        return self._by_draws(k, pass_at_k)
+
+    def pass_hat(self, k: int) -> Estimate:
+        """Estimate the chance that all of k trials of a task are right (pass^k).
+
+        Raises:
+            UsageError: A task has fewer than k trials.
+        """
+        return self._by_draws(k, pass_hat_k)
+
+    def _by_draws(self, k: int, share: Callable[[int, int, int], float]) -> Estimate:
+        if not 1 <= k <= self.epochs:
+            raise UsageError(f"k must be from 1 to {self.epochs}, the trials of each task, got {k}. Run more epochs.")
+        counts = [(len(trials), sum(map(self.is_correct, trials))) for trials in self.by_task.values()]
+        return mean_estimate([[share(number, correct, k)] for number, correct in counts])
+
+    @cached_property
+    def totals(self) -> Totals:
+        """What the trials took, and how they ended."""
+        return self._totals_of(self.trials)
+
+    def _totals_of(self, trials: Sequence[Trial]) -> Totals:
+        outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
+        statuses = Counter(outcome.status for outcome in outcomes)
+        finished = [trial for trial in trials if trial.state == "finished"]
+        judged = sum(trial.scores[self.scorer].judged for trial in finished if self.scorer in trial.scores)
+        costs = [outcome.cost for outcome in outcomes if outcome.cost is not None]
+
+        def total(name: str) -> Any:
+            return sum(getattr(outcome, name) for outcome in outcomes)
+
+        return Totals(
+            planned=len(trials),
+            finished=len(finished),
+            answered=statuses["answered"],
+            unanswered=statuses["unanswered"],
+            failed=statuses["failed"],
+            not_judged=len(finished) - judged,
+            correct=sum(map(self.is_correct, trials)),
+            tries=sum(trial.tries for trial in trials),
+            turns=total("turns"),
+            rollbacks=total("rollbacks"),
+            repairs=total("repairs"),
+            tool_calls=total("tool_calls"),
+            tool_failures=total("tool_failures"),
+            requests=total("requests"),
+            input_tokens=total("input_tokens"),
+            output_tokens=total("output_tokens"),
+            cached_tokens=total("cached_tokens"),
+            cost=sum(costs) if costs else None,
+            seconds=round(total("seconds"), 3),
+        )
+
+    @cached_property
+    def failures(self) -> dict[str, int]:
+        """How many trials ended without an answer, by the kind of failure or the stop reason."""
+        kinds = Counter(
+            trial.outcome.error_kind or trial.outcome.stop_reason
+            for trial in self.trials
+            if trial.outcome is not None and trial.outcome.status != "answered"
+        )
+        return dict(kinds.most_common())
+
+    def slices(self, name: str) -> list[Slice]:
+        """Return the score for each value of a metadata field, the most frequent value first.
+
+        Raises:
+            UsageError: No task has the field.
+        """
+        values = {task.id: str(task.metadata[name]) for task in self.tasks if name in task.metadata}
+        if not values:
+            known = sorted({str(key) for task in self.tasks for key in task.metadata})
+            raise UsageError(f"No task has the metadata field '{name}'. Fields: {', '.join(known) or 'none'}.")
+        groups: dict[str, list[Trial]] = {}
+        for trial in self.trials:
+            groups.setdefault(values.get(trial.task_id, "(none)"), []).append(trial)
+        reports = [(value, replace(self, trials=trials)) for value, trials in groups.items()]
+        found = [Slice(value, report.score, report.totals) for value, report in reports]
+        return sorted(found, key=lambda each: (-each.score.trials, each.value))
+
+    def agreement(self, first: str, second: str) -> float:
+        """Return Cohen's kappa of two scorers over the trials that both judged."""
+        pairs = [
+            (trial.scores[first].correct, trial.scores[second].correct)
+            for trial in self.trials
+            if first in trial.scores and second in trial.scores
+            if trial.scores[first].judged and trial.scores[second].judged
+        ]
+        return cohen_kappa([a for a, _ in pairs], [b for _, b in pairs])
+
+    @property
+    def scorers(self) -> list[str]:
+        """The names of all scorers that have scored its trials."""
+        return sorted({name for trial in self.trials for name in trial.scores})
+
+    def with_scorer(self, name: str) -> Report:
+        """Return the report with the scores of another scorer.
+
+        Raises:
+            UsageError: That scorer has not scored this evaluation.
+        """
+        if name not in self.scorers:
+            known = ", ".join(self.scorers) or "none yet"
+            raise UsageError(f"'{name}' has not scored {self.name} (scored by: {known}). `closeout eval score` does.")
+        return replace(self, scorer=name)
+
+    # -------------------------------------------------------------------------------------------- forms
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a flat record for each trial: task, epoch, run, outcome, score, and the task's metadata."""
+        tasks = {task.id: task for task in self.tasks}
+        for trial in self.trials:
+            task, score = tasks[trial.task_id], trial.scores.get(self.scorer)
+            yield {
+                **{f"metadata.{key}": value for key, value in task.metadata.items()},
+                "task_id": trial.task_id,
+                "epoch": trial.epoch,
+                "run_id": trial.run_id,
+                "state": trial.state,
+                "tries": trial.tries,
+                "question": task.question,
+                "gold": task.answer,
+                **({} if trial.outcome is None else asdict(trial.outcome)),
+                "score": self.value_of(trial),
+                "correct": self.is_correct(trial),
+                "reason": score.reason if score is not None else "",
+            }
+
+    def to_pandas(self) -> Any:
+        """Return the trials as a pandas DataFrame, a row each."""
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError("to_pandas needs pandas: pip install pandas. report.rows() needs nothing.") from None
+        return pandas.DataFrame(list(self.rows()))
+
+    def to_dict(self, *, trials: bool = False) -> dict[str, Any]:
+        """Return the report as JSON values.
+
+        Args:
+            trials: Include a record for each trial.
+        """
+        found: dict[str, Any] = {
+            "name": self.name,
+            "spec": dict(self.spec),
+            "scorer": self.scorer,
+            "stopped": self.stopped,
+            "score": finite(asdict(self.score)),
+            "bootstrap": finite(dict(zip(("low", "high"), self.bootstrap(), strict=True))),
+            "epochs": self.epochs,
+            "pass_at": {str(k): finite(asdict(self.pass_at(k))) for k in self._ks()},
+            "pass_hat": {str(k): finite(asdict(self.pass_hat(k))) for k in self._ks()},
+            "totals": asdict(self.totals),
+            "failures": self.failures,
+        }
+        return {**found, "trials": list(self.rows())} if trials else found
+
+    def _ks(self) -> list[int]:
+        """The k for which tables show pass@k: powers of two, and the number of epochs."""
+        return sorted({*(2**i for i in range(10) if 2**i <= self.epochs), self.epochs} - {0}) if self.epochs > 1 else []
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what a table of the report shows, label and text."""
+        score, totals, low_high = self.score, self.totals, self.bootstrap()
+        found = [
+            (
+                "score",
+                (
+                    f"{percent(score.mean)} ± {percent(score.error)} of {amount(score.trials, 'trial')}, "
+                    f"{amount(score.clusters, 'task')}; 95 % interval {span(score.low, score.high)}, "
+                    f"bootstrap {span(*low_high)}"
+                ),
+            ),
+            ("right", f"{totals.correct:,} of {totals.planned:,} trials"),
+        ]
+        if totals.finished < totals.planned:
+            so_far = self.score_so_far
+            found.append(
+                (
+                    "unfinished",
+                    (
+                        f"{totals.planned - totals.finished:,} of {totals.planned:,} trials, counted as wrong; "
+                        f"finished ones: {percent(so_far.mean)} of {so_far.trials:,}"
+                    ),
+                )
+            )
+        for k in self._ks():
+            found.append((f"pass@{k}", f"{percent(self.pass_at(k).mean)} of {amount(score.clusters, 'task')}"))
+            found.append((f"pass^{k}", f"{percent(self.pass_hat(k).mean)} of {amount(score.clusters, 'task')}"))
+        found.append(
+            (
+                "runs",
+                (
+                    f"{totals.answered:,} answered, {totals.unanswered:,} without an answer, {totals.failed:,} failed"
+                    f" (of {totals.planned:,}){f', {totals.tries:,} tried again' if totals.tries else ''}"
+                ),
+            )
+        )
+        if self.failures:
+            found.append(("failures", ", ".join(f"{kind} {number:,}" for kind, number in self.failures.items())))
+        if totals.not_judged:
+            found.append(("not judged", f"{totals.not_judged:,} of {totals.finished:,}, counted as wrong"))
+        found += self._cost_lines()
+        if self.stopped:
+            found.append(("stopped", f"early, by {self.stopped}; the same command continues"))
+        return found
+
+    def _cost_lines(self) -> list[tuple[str, str]]:
+        totals, outcomes = self.totals, [trial.outcome for trial in self.trials if trial.outcome is not None]
+        if not outcomes:
+            return []
+        cost = "unknown" if totals.cost is None else f"${totals.cost:.4f}, ${totals.cost / len(outcomes):.5f} a trial"
+        seconds = [outcome.seconds for outcome in outcomes]
+        return [
+            (
+                "tokens",
+                (
+                    f"{totals.input_tokens:,} in ({totals.cached_tokens:,} cached), {totals.output_tokens:,} out, "
+                    f"{amount(totals.requests, 'request')}"
+                ),
+            ),
+            ("cost", cost),
+            (
+                "a trial",
+                (
+                    f"{fmean(outcome.turns for outcome in outcomes):.1f} turns, "
+                    f"{fmean(outcome.tool_calls for outcome in outcomes):.1f} tool calls "
+                    f"({totals.tool_failures:,} failed in all), "
+                    f"{median(seconds):.1f} s median, {max(seconds):.1f} s longest"
+                ),
+            ),
+            ("rollbacks, repairs", f"{totals.rollbacks:,}, {totals.repairs:,}"),
+        ]
+
+    def provenance(self) -> list[tuple[str, str]]:
+        """Return what it takes to repeat the evaluation, label and text."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.spec.get("versions", {}).items())
+        agent, settings = self.spec.get("agent", {}), self.spec.get("settings", {})
+        found = [
+            ("model", str(agent.get("model", ""))),
+            ("agent", f"dialect {agent.get('dialect', '')}, tools: {', '.join(agent.get('tools') or {}) or 'none'}"),
+            ("settings", ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"),
+            ("tasks", f"{self.spec.get('tasks', '')} ({len(self.tasks):,}), {amount(self.epochs, 'epoch')}"),
+            ("scorer", self.scorer),
+            ("versions", versions),
+            ("command", str(self.spec.get("command", ""))),
+        ]
+        return [(label, text) for label, text in found if text]
+
+    def __str__(self) -> str:
+        lines = [(label, text) for label, text in (*self.lines(), *self.provenance())]
+        width = max(len(label) for label, _ in lines)
+        return "\n".join([f"{self.name}", *(f"  {label:<{width}}  {text}" for label, text in lines)])
+
+    def markdown(self, *, slices: Sequence[str] = ()) -> str:
+        """Return the report as Markdown tables.
+
+        Args:
+            slices: Metadata fields by whose values the score is shown too.
+        """
+        parts = [f"# {self.name}", markdown_table(("", "result"), self.lines())]
+        parts += [f"## By {name}\n\n{markdown_table(SLICE_COLUMNS, self.slice_lines(name))}" for name in slices]
+        parts.append(f"## How to repeat it\n\n{markdown_table(('', 'value'), self.provenance())}")
+        return "\n\n".join(parts) + "\n"
+
+    def slice_lines(self, name: str) -> list[tuple[str, ...]]:
+        """Return a row for each value of a metadata field, under SLICE_COLUMNS."""
+        return [
+            (
+                each.value,
+                percent(each.score.mean),
+                span(each.score.low, each.score.high),
+                f"{each.totals.correct:,} of {each.totals.planned:,}",
+                f"{each.score.clusters:,}",
+                "unknown" if each.totals.cost is None else f"${each.totals.cost:.4f}",
+            )
+            for each in self.slices(name)
+        ]
+
+    def html(self, path: str | Path, *, against: Sequence[Report] = (), slices: Sequence[str] = ()) -> Path:
+        """Write the report as one HTML file with plots, and return its path.
+
+        Args:
+            path: The file.
+            against: Other evaluations of the same tasks, to compare it with.
+            slices: Metadata fields by whose values the score is shown too.
+        """
+        from closeout.evaluate.report_html import report_page
+
+        file = Path(path)
+        file.write_text(report_page(self, [compare(self, other) for other in against], slices=slices), "utf-8")
+        return file
+
+
+def load_report(name: str, *, home: Path | str | None = None, scorer: str = "") -> Report:
+    """Return the report of an evaluation as it stands, also while it is at work.
+
+    Args:
+        name: The evaluation.
+        home: The folder that keeps it. None means `CLOSEOUT_HOME` or the user's data folder.
+        scorer: Whose scores to show; by default those of its first scorer.
+
+    Raises:
+        UsageError: There is no such evaluation, or the scorer has not scored it.
+    """
+    from closeout.config import home_folder
+
+    store = TrialStore(evaluation_file(home_folder() if home is None else Path(home), name))
+    try:
+        return read_report(store, scorer)
+    finally:
+        store.close()
+
+
+def read_report(store: TrialStore, scorer: str = "", stopped: str = "") -> Report:
+    """Return the report of an open evaluation."""
+    spec = store.spec
+    report = Report(store.path.stem, spec, store.tasks(), store.trials(), spec["scorers"][0], stopped)
+    return report.with_scorer(scorer) if scorer and scorer != report.scorer else report
+
+
+# ------------------------------------------------------------------------------------------------ two evaluations
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two evaluations of the same tasks, the second against the first.
+
+    Attributes:
+        first: The evaluation that is compared with.
+        second: The other one.
+        estimate: The difference.
+    """
+
+    first: Report
+    second: Report
+    estimate: PairedEstimate
+
+    @cached_property
+    def changed(self) -> list[tuple[str, float, float]]:
+        """The tasks whose mean scores differ, the worst losses first: id, first score, second score."""
+        first, second = _task_means(self.first), _task_means(self.second)
+        found = [(task, first[task], second[task]) for task in first if task in second]
+        return sorted((each for each in found if each[1] != each[2]), key=lambda each: each[2] - each[1])
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """Return what a table of the comparison shows: label, first, second, difference."""
+        one, two, estimate = self.first, self.second, self.estimate
+        found: list[tuple[str, ...]] = [
+            (
+                f"score ({estimate.tasks:,} shared tasks)",
+                f"{percent(one.score.mean)} of {one.score.trials:,}",
+                f"{percent(two.score.mean)} of {two.score.trials:,}",
+                (
+                    f"{100 * estimate.difference:+.1f} points, 95 % interval {100 * estimate.low:+.1f} to "
+                    f"{100 * estimate.high:+.1f}"
+                ),
+            ),
+            (
+                "tasks that only it solves",
+                f"{estimate.only_first:,}",
+                f"{estimate.only_second:,}",
+                f"McNemar p = {estimate.p_value:.3g}",
+            ),
+        ]
+        for label, name in (("turns", "turns"), ("input tokens", "input_tokens"), ("output tokens", "output_tokens")):
+            found.append(_ratio_line(f"{label} a trial", name, one, two))
+        if one.totals.cost is not None and two.totals.cost is not None:
+            found.append(_ratio_line("cost a trial", "cost", one, two, "$"))
+        found.append(_ratio_line("seconds a trial", "seconds", one, two))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
+        return {
+            "first": self.first.to_dict(),
+            "second": self.second.to_dict(),
+            "difference": finite(asdict(self.estimate)),
+            "changed": [{"task": task, "first": first, "second": second} for task, first, second in self.changed],
+        }
+
+    def markdown(self) -> str:
+        """Return the comparison as a Markdown table."""
+        table = markdown_table(("", self.first.name, self.second.name, "difference"), self.lines())
+        return f"# {self.second.name} against {self.first.name}\n\n{table}\n"
+
+    def __str__(self) -> str:
+        lines = [("", self.first.name, self.second.name, "difference"), *self.lines()]
+        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        rows = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join(row.rstrip() for row in rows)
+
+
+def compare(first: Report, second: Report) -> Comparison:
+    """Compare two evaluations task by task.
+
+    Raises:
+        UsageError: They share no task.
+    """
+    estimate = paired_estimate(_task_means(first), _task_means(second))
+    if not estimate.tasks:
+        raise UsageError(f"{first.name} and {second.name} share no task, so they cannot be compared.")
+    return Comparison(first, second, estimate)
+
+
+def _task_means(report: Report) -> dict[str, float]:
+    return {task: fmean(map(report.value_of, trials)) for task, trials in report.by_task.items()}
+
+
+def _mean_of(report: Report, name: str) -> float:
+    values = [getattr(trial.outcome, name) or 0 for trial in report.trials if trial.outcome is not None]
+    return fmean(values) if values else math.nan
+
+
+def _ratio_line(label: str, name: str, one: Report, two: Report, unit: str = "") -> tuple[str, ...]:
+    """Return the line of a table that compares the means of a field of the outcomes."""
+    first, second = _mean_of(one, name), _mean_of(two, name)
+    change = f"{100 * (second / first - 1):+.0f} %" if first and second == second else ""
+    form = "{:,.4f}" if unit else "{:,.1f}"
+    return label, unit + form.format(first), unit + form.format(second), change

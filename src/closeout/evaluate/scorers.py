@@ -1,0 +1,355 @@
+"""Scorers: how right a trial is, by its answer, its record, a function of yours, or a model that judges."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+from closeout.answers.boxed import extract_boxed
+from closeout.answers.contracts import Choice, Json
+from closeout.answers.grading import Grade, GradeMethod, grade
+from closeout.answers.normal_form import parse_number, plain_text
+from closeout.answers.reading import shorten
+from closeout.errors import UsageError
+from closeout.evaluate.outcome import run_once
+from closeout.evaluate.tasks import EvalTask
+from closeout.journal.events import ToolFinished
+from closeout.journal.store import Row
+
+if TYPE_CHECKING:
+    from closeout.agent import Agent
+    from closeout.models.base import BaseClient
+
+__all__ = ["Attempted", "Judge", "Score", "Scorer", "ScorerSource", "make_scorer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How right a trial is.
+
+    Attributes:
+        value: From 0 to 1.
+        correct: Whether it counts as solved, for pass@k and McNemar's test. By default whether the value is 1.
+        reason: Why, in a sentence.
+        judged: False if there was no verdict; the trial then counts as wrong.
+    """
+
+    value: float
+    correct: bool
+    reason: str = ""
+    judged: bool = True
+
+    @classmethod
+    def of(cls, verdict: Score | Grade | bool | float) -> Score:
+        """Return the score for what a scoring function returns.
+
+        Raises:
+            UsageError: It is none of a Score, a Grade, a bool and a number from 0 to 1.
+        """
+        if isinstance(verdict, Score):
+            return verdict
+        if isinstance(verdict, Grade):
+            return cls(float(verdict.correct), verdict.correct, verdict.reason, verdict.judged)
+        if isinstance(verdict, int | float) and 0 <= verdict <= 1:
+            return cls(float(verdict), verdict >= 1)
+        raise UsageError(f"A scorer must return a bool, a number from 0 to 1 or a Score, got {verdict!r:.60}.")
+
+
+@dataclass(frozen=True)
+class Attempted:
+    """A trial as its scorer sees it.
+
+    Attributes:
+        task: The task, with the right answers.
+        answer: The agent's answer, None without one.
+        status: "answered", "unanswered" or "failed".
+        run_id: The trial's run.
+        epoch: The number of the trial of this task, from 1.
+        read_rows: Reads the run's record.
+    """
+
+    task: EvalTask
+    answer: str | None
+    status: str = "answered"
+    run_id: str = ""
+    epoch: int = 1
+    read_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """The state that the run's tools left: their `ToolOutput.state_update`s, merged by key."""
+        state: dict[str, Any] = {}
+        for row in self.read_rows():
+            if isinstance(row.event, ToolFinished) and row.event.ok:
+                state.update(json.loads(row.event.record).get("state_update") or {})
+        return state
+
+    @cached_property
+    def tool_calls(self) -> list[tuple[str, bool]]:
+        """The names of the tools that were called, in order, each with whether the call succeeded."""
+        return [(row.event.name, row.event.ok) for row in self.read_rows() if isinstance(row.event, ToolFinished)]
+
+
+class Scorer(Protocol):
+    """Scores trials. `name` is stored with each score; scorers with different settings need different names."""
+
+    name: str
+
+    async def score(self, attempt: Attempted) -> Score:
+        """Return how right a trial is. It may be called again for the same trial."""
+
+
+ScoringFunction: TypeAlias = "Callable[[Attempted], Score | Grade | bool | float | Awaitable[Any]]"
+ScorerSource: TypeAlias = "str | Scorer | ScoringFunction"
+"""A scorer's name, a Scorer, or a function of an `Attempted`."""
+
+
+def make_scorer(source: ScorerSource, *, home: Any = None) -> Scorer:
+    """Return the scorer that a name or a function stands for.
+
+    Names: exact, normalized, math, choice (as `closeout.answers.grading.grade` knows them), numeric and
+    numeric:TOLERANCE (relative), includes, em, f1, json, judge:MODEL, and `module:function`.
+
+    Args:
+        source: The name, the function, or a Scorer.
+        home: Where a judge that is named keeps its runs.
+
+    Raises:
+        UsageError: There is no such scorer.
+    """
+    if not isinstance(source, str):
+        if hasattr(source, "score"):
+            return cast(Scorer, source)
+        if callable(source):
+            return FunctionScorer(source)
+        raise UsageError(f"A scorer must be a name, a function or a Scorer, got {source!r:.60}.")
+    name, _, setting = source.partition(":")
+    if source in _GRADED:
+        return _Graded(source, _GRADED[source])
+    if name == "numeric":
+        return _numeric(source, setting)
+    if name == "judge":
+        if not setting:
+            raise UsageError("judge needs the model that judges: judge:openai:gpt-5, judge:local.")
+        return Judge(setting, home=home)
+    if setting:
+        return FunctionScorer(_imported(name, setting), source)
+    raise UsageError(f"'{source}' is not a scorer. Use {', '.join(_GRADED)}, numeric, judge:MODEL or module:function.")
+
+
+def _imported(module: str, name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"The scorer {module}:{name} cannot be imported: {error}.") from None
+
+
+class FunctionScorer:
+    """Scores with a function of an `Attempted`, or of an answer and a right answer. The function may be async."""
+
+    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self._function = function
+        self._takes_golds = len(inspect.signature(function).parameters) == 2
+
+    async def score(self, attempt: Attempted) -> Score:
+        if self._takes_golds:
+            if attempt.answer is None:
+                return NO_ANSWER
+            scores = [await self._called(attempt.answer, gold) for gold in attempt.task.golds]
+            return max(scores, key=lambda score: score.value, default=NO_GOLD)
+        return await self._called(attempt)
+
+    async def _called(self, *arguments: Any) -> Score:
+        verdict = self._function(*arguments)
+        return Score.of(await verdict if inspect.isawaitable(verdict) else verdict)
+
+
+# ------------------------------------------------------------------------------------------------ by the answer's text
+
+NO_ANSWER = Score(0.0, False, "There is no answer.")
+NO_GOLD = Score(0.0, False, "The task has no right answer to compare with.", judged=False)
+
+
+class _Graded:
+    """Compares the answer with each right one; the best score counts."""
+
+    def __init__(self, name: str, compare: Callable[[str, str], Score], *, in_thread: bool = False) -> None:
+        self.name = name
+        self._compare = compare
+        self._in_thread = in_thread or name == "math"  # it waits for another process
+
+    async def score(self, attempt: Attempted) -> Score:
+        if attempt.answer is None or not attempt.answer.strip():
+            return NO_ANSWER
+        if self._in_thread:
+            return await asyncio.to_thread(self._best, attempt.answer, attempt.task.golds)
+        return self._best(attempt.answer, attempt.task.golds)
+
+    def _best(self, answer: str, golds: Sequence[str]) -> Score:
+        answer = extract_boxed(answer, blacklist=()) or answer.strip()
+        return max((self._compare(answer, gold) for gold in golds), key=lambda score: score.value, default=NO_GOLD)
+
+
+def _by_grade(method: GradeMethod) -> Callable[[str, str], Score]:
+    return lambda answer, gold: Score.of(grade(answer, gold, method))
+
+
+def _numeric(name: str, setting: str) -> Scorer:
+    try:
+        tolerance = float(setting or 1e-6)
+    except ValueError:
+        tolerance = math.nan
+    if not 0 <= tolerance < 1:
+        raise UsageError(f"'{name}': the tolerance must be a number from 0 to 1, such as numeric:0.01.")
+
+    def compare(answer: str, gold: str) -> Score:
+        ours, right = parse_number(plain_text(answer)), parse_number(plain_text(gold))
+        if right is None:
+            return Score(0.0, False, f"The right answer '{shorten(gold)}' is not a number.", judged=False)
+        if ours is None:
+            return Score(0.0, False, f"'{shorten(answer)}' is not a number.")
+        same = math.isclose(ours.value, right.value, rel_tol=tolerance, abs_tol=1e-12)
+        return Score(float(same), same, f"{ours.value:g} {'is' if same else 'is not'} {right.value:g}.")
+
+    return _Graded(name, compare)
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CLOSED = frozenset({"yes", "no", "noanswer"})
+
+
+def _words(text: str) -> list[str]:
+    """Return the words that extractive question answering compares (SQuAD 1.1): no case, punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def _em(answer: str, gold: str) -> Score:
+    same = _words(answer) == _words(gold)
+    return Score(float(same), same, f"'{shorten(answer)}' {'is' if same else 'is not'} '{shorten(gold)}'.")
+
+
+def _f1(answer: str, gold: str) -> Score:
+    """F1 of the words; correct is the exact match. Yes and no match only themselves, as in HotpotQA."""
+    ours, right = _words(answer), _words(gold)
+    same = ours == right
+    common = sum((Counter(ours) & Counter(right)).values())
+    closed = not same and (" ".join(ours) in _CLOSED or " ".join(right) in _CLOSED)
+    value = 1.0 if same else 0.0 if closed or not common else 2 * common / (len(ours) + len(right))
+    return Score(value, same, f"{common} words in common of {len(ours)} in the answer and {len(right)} right ones.")
+
+
+def _includes(answer: str, gold: str) -> Score:
+    ours, right = _words(answer), _words(gold)
+    found = bool(right) and any(ours[i : i + len(right)] == right for i in range(len(ours) - len(right) + 1))
+    return Score(float(found), found, f"'{shorten(gold)}' is {'' if found else 'not '}in the answer.")
+
+
+def _json(answer: str, gold: str) -> Score:
+    try:
+        right = json.loads(gold)
+    except ValueError:
+        right = gold
+    reading = Json().read(answer)
+    value = reading.value if reading.ok else None
+    if not reading.ok:
+        try:
+            value = json.loads(answer)
+        except ValueError:
+            return Score(0.0, False, "The answer is not JSON.")
+    same = _same_json(value, right)
+    return Score(float(same), same, "The same JSON value." if same else f"Another JSON value than {shorten(gold)}.")
+
+
+def _same_json(one: Any, other: Any) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_json(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same_json, one, other))
+    return bool(one == other)
+
+
+_GRADED: dict[str, Callable[[str, str], Score]] = {
+    "exact": _by_grade("exact"),
+    "normalized": _by_grade("normalized"),
+    "math": _by_grade("math"),
+    "choice": _by_grade("choice"),
+    "includes": _includes,
+    "em": _em,
+    "f1": _f1,
+    "json": _json,
+}
+
+
+# ------------------------------------------------------------------------------------------------ a model that judges
+
+JUDGE_INSTRUCTIONS = """\
+You grade answers. You get a question, its right answer, and an answer to grade. Do not solve the question yourself.
+The answer is right if it says the same as the right answer; other wording, units written differently and rounding that
+does not matter are fine. It is wrong if it says something else, names several answers, or leaves it open.
+Give one sentence of reasoning, then the verdict."""
+
+
+class Judge:
+    """A model that decides whether an answer is right. Its verdict has a contract: it must be "right" or "wrong".
+
+    A verdict is a run in the journal, so an interrupted evaluation does not ask again.
+
+    Args:
+        model: A model's name or a client.
+        instructions: How to judge.
+        name: The scorer's name, `judge:MODEL` by default.
+        home: Where its runs are kept; as for `Agent`.
+        options: Further arguments of its `Agent`.
+    """
+
+    def __init__(
+        self,
+        model: str | BaseClient,
+        *,
+        instructions: str = JUDGE_INSTRUCTIONS,
+        name: str = "",
+        home: Any = None,
+        **options: Any,
+    ) -> None:
+        from closeout.agent import Agent
+
+        self._instructions = instructions
+        self.agent: Agent[str] = Agent(
+            model, instructions=instructions, answer=Choice(["right", "wrong"]), home=home, **options
+        )
+        self.name = name or f"judge:{model if isinstance(model, str) else model.name}"
+
+    async def score(self, attempt: Attempted) -> Score:
+        if attempt.answer is None or not attempt.answer.strip():
+            return NO_ANSWER
+        if not attempt.task.golds:
+            return NO_GOLD
+        parts = {
+            "question": attempt.task.question,
+            "right_answer": " | ".join(attempt.task.golds),
+            "answer_to_grade": shorten(attempt.answer, 4_000),
+        }
+        task = json.dumps(parts, ensure_ascii=False, indent=0)  # as JSON, so that an answer cannot pose as another part
+        digest = hashlib.sha256(f"{self.name}\0{self._instructions}\0{task}".encode()).hexdigest()[:12]
+        run_id = f"{attempt.run_id or 'judge'}.judge-{digest}"
+        outcome = await run_once(self.agent, run_id, task, origin={"judge_of": attempt.run_id})
+        if outcome.answer is None:
+            return Score(0.0, False, f"The judge gave no verdict: {outcome.error or outcome.stop_reason}", judged=False)
+        right = outcome.answer == "right"
+        return Score(float(right), right, f"{self.name} says {outcome.answer}; see run {run_id}.")

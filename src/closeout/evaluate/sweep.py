@@ -1,0 +1,272 @@
+"""A sweep: one process's share of an evaluation. It claims trials, runs and scores them, and stores the results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+from closeout.agent import Agent
+from closeout.errors import (
+    AuthenticationFailed,
+    JournalDamaged,
+    JournalError,
+    JournalLocked,
+    ModelNotFound,
+    ModelUnavailable,
+    ResumeRefused,
+    UsageError,
+    error_type,
+)
+from closeout.evaluate.outcome import RunOutcome, origin_of, run_once
+from closeout.evaluate.pacing import AdaptiveLimit, SweepGate
+from closeout.evaluate.scorers import Attempted, Score, Scorer
+from closeout.evaluate.tasks import EvalTask
+from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
+from closeout.run.gate import request_gate
+
+__all__ = ["AgentFor", "Sweep", "SweepSettings", "score_attempt"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+AgentFor: TypeAlias = Callable[[EvalTask], Agent[Any]]
+
+POLL_SECONDS = 0.5  # between two looks at what other processes do
+GRACE_SECONDS = 30.0  # that a stopped sweep waits for tools before it interrupts their runs
+LONGEST_RETRY_WAIT = 60.0  # seconds
+# Every other trial would fail in the same way: the sweep stops, and the trials can be run once that is corrected.
+_FATAL = (AuthenticationFailed, ModelNotFound, ModelUnavailable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """How a sweep works.
+
+    Attributes:
+        concurrency: The number of trials at once, or "auto" for one that adapts to the endpoint.
+        max_cost: US dollars that all workers of the evaluation may spend together.
+        max_tokens: Tokens that they may spend.
+        retries: How often a trial that failed for a transient reason is tried again.
+        retry_wait: Seconds before the first of these tries; doubled for each further one.
+        despite_changes: Resume runs of another agent.
+        origin: Notes for the runs.
+        command: What this worker was started with, for people.
+    """
+
+    concurrency: int | str = 10
+    max_cost: float | None = None
+    max_tokens: int | None = None
+    retries: int = 3
+    retry_wait: float = 2.0
+    despite_changes: bool = False
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        many = self.concurrency
+        if many != "auto" and (not isinstance(many, int) or many < 1):
+            raise UsageError(f"concurrency must be a number from 1, or 'auto', got {many!r}.")
+
+
+class Sweep:
+    """One worker of an evaluation.
+
+    Args:
+        store: The evaluation's trials.
+        agent_for: Returns the agent for a task.
+        scorers: What scores the trials.
+        settings: How it works.
+    """
+
+    def __init__(
+        self, store: TrialStore, agent_for: AgentFor, scorers: Sequence[Scorer], settings: SweepSettings
+    ) -> None:
+        self._store = store
+        self._agent_for = agent_for
+        self._scorers = scorers
+        self._settings = settings
+        self._database = ThreadPoolExecutor(1, "closeout-evaluation")
+        limited = settings.max_cost is not None or settings.max_tokens is not None
+        self.gate = SweepGate(
+            settings.concurrency if isinstance(settings.concurrency, int) else AdaptiveLimit(),
+            spend=self._spend if limited else None,
+            max_cost=settings.max_cost,
+            max_tokens=settings.max_tokens,
+        )
+        self._running: dict[asyncio.Task[None], Claim] = {}
+        self._done: list[Finished | Released] = []
+        self._changed = asyncio.Event()
+        self._paused = False
+        self._failure: Exception | None = None
+
+    @property
+    def stopped(self) -> str:
+        """Why the sweep ended before all trials were done: "stopped", "max_cost", "max_tokens"; else empty."""
+        return self.gate.closed
+
+    def stop(self, reason: str = "stopped") -> None:
+        """Send no more requests. Those in flight end, and the trials can be resumed later."""
+        self.gate.close(reason)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Work until every trial is done, also those that other processes have claimed, or until it is stopped.
+
+        Raises:
+            JournalError: A journal cannot be written.
+            ModelError: The endpoint refuses every request: a wrong key, address or model.
+            UsageError: The budget cannot be kept.
+        """
+        token = request_gate.set(self.gate)
+        try:
+            await self._call(self._store.register, self._settings.command)
+            await self._call(self._store.free_orphans)
+            await self._work()
+        finally:
+            request_gate.reset(token)
+            await self._interrupt()
+            self._database.shutdown()
+        failure = self._failure or self.gate.failure
+        if failure is not None:
+            raise failure
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_look, closed_at = 0.0, 0.0
+        while True:
+            self._changed.clear()
+            claims = await self._exchange()
+            for claim in claims:
+                task = asyncio.create_task(self._trial(claim))
+                self._running[task] = claim
+                task.add_done_callback(self._ended)
+            now = loop.time()
+            if self.gate.closed:
+                closed_at = closed_at or now
+                if not self._running and not self._done:
+                    return
+                idle = not self.gate.in_flight
+                if idle and (self.gate.blocked >= len(self._running) or now > closed_at + GRACE_SECONDS):
+                    await self._interrupt()
+                    continue
+            elif now >= next_look:
+                next_look = now + POLL_SECONDS
+                if await self._look() and not self._running and not self._done:
+                    return
+            if not self._done:
+                await self._wait(0.05 if self.gate.closed else POLL_SECONDS)
+
+    async def _exchange(self) -> list[Claim]:
+        """Store what has ended and claim as many trials as may run."""
+        done, self._done = self._done, []
+        free = 0 if self.gate.closed or self._paused else self.gate.limit - len(self._running)
+        if not done and free <= 0:
+            return []
+        cost, tokens = self.gate.take_spent()
+        return await self._call(self._store.exchange, done, free, cost, tokens)
+
+    async def _look(self) -> bool:
+        """See what the evaluation is told and free what dead processes held. Return whether every trial is done."""
+        control = await self._call(self._store.control)
+        self._paused = control.state == "paused"
+        if control.state == "stopped":
+            self.stop()
+        self.gate.set_limit(control.concurrency)
+        if control.running > len(self._running) and not control.waiting:
+            await self._call(self._store.free_orphans)
+        return not control.waiting and not control.running
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _interrupt(self) -> None:
+        """Cancel the trials that run, which can be resumed, and let go of them."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._done and self._store.worker:
+            done, self._done = self._done, []
+            await asyncio.shield(self._call(self._store.exchange, done, 0, *self.gate.take_spent()))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._changed.set()
+
+    # -------------------------------------------------------------------------------------------- one trial
+
+    async def _trial(self, claim: Claim) -> None:
+        try:
+            done = await self._finish(claim)
+        except asyncio.CancelledError:
+            done = Released(claim)
+        except Exception as error:
+            done = Released(claim)
+            self._failure = self._failure or error
+            self.stop("failed")
+        self._done.append(done)
+
+    async def _finish(self, claim: Claim) -> Finished | Released:
+        task, settings = claim.task, self._settings
+        agent = self._agent_for(task)
+        try:
+            outcome = await run_once(
+                agent,
+                claim.run_id,
+                task.question,
+                despite_changes=settings.despite_changes,
+                files=task.files,
+                task_id=task.id,
+                ground_truth=" | ".join(task.golds) or None,
+                origin={**settings.origin, **origin_of(self._store.path.stem, task.id, claim.epoch)},
+            )
+        except JournalLocked:
+            return Released(claim, after=POLL_SECONDS)
+        except (ResumeRefused, JournalDamaged, UsageError) as error:
+            outcome = RunOutcome.of_error(error)
+        except JournalError:
+            raise
+        kind = error_type(outcome.error_kind)
+        if kind is not None and issubclass(kind, _FATAL):
+            raise kind(outcome.error)
+        if outcome.stop_reason == "journal_failed":
+            raise (kind or JournalError)(outcome.error)
+        if outcome.transient and claim.tries < settings.retries:
+            return Released(claim, min(settings.retry_wait * 2**claim.tries, LONGEST_RETRY_WAIT), failed=True)
+        attempt = Attempted(
+            task, outcome.answer, outcome.status, claim.run_id, claim.epoch, partial(_rows, agent, claim.run_id)
+        )
+        return Finished(claim, outcome, {each.name: await score_attempt(each, attempt) for each in self._scorers})
+
+    # -------------------------------------------------------------------------------------------- the database
+
+    async def _call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in the thread of the database."""
+        return await asyncio.get_running_loop().run_in_executor(self._database, partial(act, *args, **kwargs))
+
+    def _spend(self, cost: float, tokens: int) -> asyncio.Future[tuple[float, int]]:
+        return asyncio.get_running_loop().run_in_executor(self._database, self._store.spend, cost, tokens)
+
+
+async def score_attempt(scorer: Scorer, attempt: Attempted) -> Score:
+    """Return a trial's score. One that failed is wrong, and so is one whose scorer fails."""
+    if attempt.status == "failed":
+        return Score(0.0, False, "The run failed.")
+    try:
+        return await scorer.score(attempt)
+    except JournalError:
+        raise
+    except Exception as error:  # whatever a function of the user raises must not cost the trials of others
+        return Score(0.0, False, f"The scorer failed: {type(error).__name__}: {error}", judged=False)
+
+
+def _rows(agent: Agent[Any], run_id: str) -> Sequence[Any]:
+    store = agent.store()
+    return () if store is None else store.read(run_id).rows

@@ -1,0 +1,244 @@
+"""Tasks: what an evaluation asks, read from JSONL, JSON, CSV, TSV, Parquet or any iterable."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from closeout.codec import encode_json
+from closeout.errors import UsageError
+
+__all__ = ["EvalTask", "Fields", "TaskSource", "load_tasks"]
+
+FIELDS = ("id", "question", "answer", "files", "metadata")
+LONGEST_ID = 200  # characters
+_MOST_FIELD = 2**31 - 1  # characters of a CSV field
+
+Fields: TypeAlias = "Mapping[str, str | Callable[[Mapping[str, Any]], Any]]"
+"""Where a record holds a task's id, question, answer and files: a field's name (`a.b` for a nested one), or a function
+of the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalTask:
+    """One task of an evaluation.
+
+    Attributes:
+        id: Its stable name, unique in the evaluation.
+        question: What the agent is asked.
+        answer: What scorers compare with: a text, a number, a list of texts any of which is right, any JSON value, or
+            None. The agent never sees it.
+        files: Paths of its files.
+        metadata: Whatever else is known of the task, for slices and scorers.
+    """
+
+    id: str
+    question: str
+    answer: Any = None
+    files: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def golds(self) -> tuple[str, ...]:
+        """The right answers as texts; empty if there is none."""
+        if self.answer is None:
+            return ()
+        answers = self.answer if isinstance(self.answer, list | tuple) else [self.answer]
+        return tuple(each if isinstance(each, str) else encode_json(each).decode() for each in answers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the task as JSON values, without fields that are empty."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, (), {})}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> EvalTask:
+        """Return the task that `to_dict` wrote."""
+        return cls(**{**record, "files": tuple(record.get("files", ()))})
+
+    def digest(self) -> str:
+        """Return a hash of what the agent and the scorers see, by which a changed task is noticed."""
+        seen = [self.question, self.answer, self.files]
+        return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+TaskSource: TypeAlias = "str | Path | Iterable[EvalTask | Mapping[str, Any]]"
+"""The path of a file, or tasks, or mappings with the fields of a task."""
+
+
+def load_tasks(source: TaskSource, *, fields: Fields | None = None, limit: int | None = None) -> list[EvalTask]:
+    """Return the tasks of a file or an iterable.
+
+    Fields of a record that are not a task's own become its metadata.
+
+    Args:
+        source: A path that ends in .jsonl, .json, .csv, .tsv or .parquet, or an iterable of tasks or mappings.
+        fields: Where records hold `id`, `question`, `answer` and `files`, if they name them otherwise.
+        limit: Take only the first so many.
+
+    Raises:
+        UsageError: A task is malformed, its id is missing, or two tasks have the same id.
+    """
+    mapping = _checked_fields(fields or {})
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        records, folder = _read_file(path), path.parent
+    else:
+        records, folder = _numbered(source), Path()
+    tasks: list[EvalTask] = []
+    seen: dict[str, str] = {}
+    for where, record in islice(records, limit):
+        task = record if isinstance(record, EvalTask) else _task(record, mapping, where, folder)
+        _check_id(task.id, where, seen)
+        tasks.append(task)
+    if not tasks:
+        raise UsageError(f"There are no tasks in {source if isinstance(source, str | Path) else 'the iterable'}.")
+    return tasks
+
+
+def _checked_fields(fields: Fields) -> dict[str, Any]:
+    for name in fields:
+        if name not in FIELDS:
+            raise UsageError(f"'{name}' is not a field of a task. Map one of {', '.join(FIELDS)}.")
+    return dict(fields)
+
+
+def _check_id(task_id: str, where: str, seen: dict[str, str]) -> None:
+    if not task_id.strip() or len(task_id) > LONGEST_ID or not task_id.isprintable():
+        raise UsageError(
+            f"{where}: the id must be a printable text of 1 to {LONGEST_ID} characters, got {task_id[:50]!r}."
+        )
+    if task_id in seen:
+        raise UsageError(f"{where}: the id {task_id!r} is taken by {seen[task_id]}. Ids must be unique.")
+    seen[task_id] = where
+
+
+def _task(record: Any, fields: Mapping[str, Any], where: str, folder: Path) -> EvalTask:
+    if not isinstance(record, Mapping):
+        raise UsageError(f"{where}: a task must be an object with the fields id and question, got {record!r:.60}.")
+    task_id = _value(record, fields, "id")
+    if task_id is None or isinstance(task_id, bool | float | list | Mapping):
+        raise UsageError(
+            f"{where}: the task has no id. Give each task an `id`, or say which field holds it: "
+            f"fields={{'id': 'FIELD'}} (--field id=FIELD). Its fields: {', '.join(map(str, record))[:200]}."
+        )
+    question = _value(record, fields, "question")
+    if not isinstance(question, str) or not question.strip():
+        raise UsageError(
+            f"{where}: the task has no question. Say which field holds it: fields={{'question': 'FIELD'}} "
+            f"(--field question=FIELD). Its fields: {', '.join(map(str, record))[:200]}."
+        )
+    metadata = _value(record, fields, "metadata")
+    used = {fields[name] if isinstance(fields.get(name), str) else name for name in FIELDS}
+    rest = {str(name): value for name, value in record.items() if name not in used}
+    return EvalTask(
+        id=str(task_id),
+        question=question,
+        answer=_value(record, fields, "answer"),
+        files=_files(_value(record, fields, "files"), where, folder),
+        metadata={**rest, **(metadata if isinstance(metadata, Mapping) else {})},
+    )
+
+
+def _value(record: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> Any:
+    where = fields.get(name, name)
+    if callable(where):
+        return where(record)
+    if where in record:
+        return record[where]
+    value: Any = record
+    for part in str(where).split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _files(value: Any, where: str, folder: Path) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) and value else value or ()
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{where}: `files` must be a path or a list of paths, got {value!r:.60}.")
+    return tuple(str((folder / name).absolute()) for name in names)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def _numbered(source: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"task {number}", record) for number, record in enumerate(source, 1))
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
+    readers = {
+        ".jsonl": _read_jsonl,
+        ".ndjson": _read_jsonl,
+        ".json": _read_json,
+        ".csv": _read_csv,
+        ".tsv": _read_csv,
+        ".parquet": _read_parquet,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(f"{path}: tasks are read from {', '.join(readers)} files.")
+    try:
+        yield from reader(path)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{path.name}, line {number}", _parsed(line, f"{path.name}, line {number}")
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON ({error}).") from None
+
+
+def _read_json(path: Path) -> Iterator[tuple[str, Any]]:
+    records = _parsed(path.read_text("utf-8-sig"), path.name)
+    if not isinstance(records, list):
+        raise UsageError(f"{path.name} must hold a list of tasks, got {type(records).__name__}.")
+    for number, record in enumerate(records, 1):
+        yield f"{path.name}, item {number}", record
+
+
+def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(_MOST_FIELD)
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        try:
+            for record in reader:
+                where = f"{path.name}, line {reader.line_num}"
+                if None in record or None in record.values():
+                    raise UsageError(f"{where}: the row does not have as many fields as the header.")
+                yield where, record
+        except csv.Error as error:
+            raise UsageError(f"{path.name}, line {reader.line_num}: not CSV ({error}).") from None
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise UsageError(f"Reading {path.name} needs pyarrow: pip install 'closeout[parquet]'.") from None
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=1000):
+            for record in batch.to_pylist():
+                number += 1
+                yield f"{path.name}, row {number}", record
+    except ArrowException as error:
+        raise UsageError(f"{path.name} is not a Parquet file that can be read ({error}).") from None

@@ -1,0 +1,473 @@
+"""The trials of one evaluation in a SQLite file that any number of processes on a machine share.
+
+A process takes trials under a lease: the trial names the worker, and the worker holds an operating-system lock that is
+released when its process dies, however it dies. So a lease never expires too early and is never stale. The trials' runs
+are in the journal beside the file; what a trial's row holds can be read again from its run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.evaluate.outcome import RunOutcome
+from closeout.evaluate.scorers import Attempted, Score
+from closeout.evaluate.tasks import EvalTask
+from closeout.journal.database import LOCK_SECONDS, explained, make_folder
+from closeout.journal.locks import RunLocks
+
+__all__ = [
+    "Claim",
+    "Control",
+    "Finished",
+    "Released",
+    "StoredScore",
+    "Trial",
+    "TrialStore",
+    "evaluation_file",
+    "evaluations_in",
+    "trial_run_id",
+]
+
+FOLDER = "evaluations"
+FORMAT = 1
+_SCHEMA = """
+CREATE TABLE evaluation (
+  id INTEGER PRIMARY KEY CHECK (id = 1), name TEXT NOT NULL, created REAL NOT NULL, spec TEXT NOT NULL,
+  state TEXT NOT NULL, concurrency INTEGER, cost REAL NOT NULL, tokens INTEGER NOT NULL);
+CREATE TABLE tasks (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE trials (
+  number INTEGER PRIMARY KEY, task INTEGER NOT NULL, epoch INTEGER NOT NULL, run_id TEXT NOT NULL UNIQUE,
+  state TEXT NOT NULL, worker INTEGER, tries INTEGER NOT NULL, not_before REAL NOT NULL, started REAL, ended REAL,
+  answer TEXT, status TEXT, stop_reason TEXT, error TEXT, error_kind TEXT, permanent INTEGER, turns INTEGER,
+  attempts INTEGER, rollbacks INTEGER, repairs INTEGER, tool_calls INTEGER, tool_failures INTEGER, requests INTEGER,
+  input_tokens INTEGER, output_tokens INTEGER, cached_tokens INTEGER, cost REAL, seconds REAL, UNIQUE (task, epoch));
+CREATE INDEX trials_by_state ON trials (state, number);
+CREATE TABLE scores (
+  trial INTEGER NOT NULL, scorer TEXT NOT NULL, value REAL NOT NULL, correct INTEGER NOT NULL, judged INTEGER NOT NULL,
+  reason TEXT NOT NULL, PRIMARY KEY (trial, scorer)) WITHOUT ROWID;
+CREATE TABLE workers (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, pid INTEGER NOT NULL, host TEXT NOT NULL, started REAL NOT NULL,
+  command TEXT NOT NULL);
+"""
+_OUTCOME = tuple(field.name for field in fields(RunOutcome))
+# The columns' names are those of a class, not of a user.
+_FINISH = "UPDATE trials SET state='finished', worker=NULL, ended=?, {} WHERE number=? AND worker=?".format(  # noqa: S608
+    ", ".join(f"{name}=?" for name in _OUTCOME)
+)
+_SELECT_TRIALS = (  # noqa: S608
+    "SELECT trials.number, id, epoch, run_id, state, tries, started, ended, {} "
+    "FROM trials JOIN tasks ON tasks.number=trials.task ORDER BY task, epoch"
+).format(", ".join(_OUTCOME))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run of one task, as reports see it.
+
+    Attributes:
+        task_id: The task.
+        epoch: The number of the trial of this task, from 1.
+        run_id: Its run in the journal.
+        state: "waiting", "running" or "finished".
+        tries: How often it was tried again after a transient failure.
+        outcome: How its run ended, None while it has not.
+        scores: Its scores by the scorers' names.
+    """
+
+    task_id: str
+    epoch: int
+    run_id: str
+    state: str
+    tries: int
+    started: float | None
+    ended: float | None
+    outcome: RunOutcome | None
+    scores: Mapping[str, StoredScore]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredScore:
+    """A score as the database holds it."""
+
+    value: float
+    correct: bool
+    judged: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A trial that this worker may run."""
+
+    number: int
+    task: EvalTask
+    epoch: int
+    run_id: str
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A claimed trial that has ended, with its score by scorer."""
+
+    claim: Claim
+    outcome: RunOutcome
+    scores: Mapping[str, Score]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A claimed trial that others may run: it was interrupted, or it is to be tried again `after` so many seconds."""
+
+    claim: Claim
+    after: float = 0.0
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What an evaluation is told while it runs, and where it stands.
+
+    Attributes:
+        state: "running", "paused" or "stopped".
+        concurrency: The number of trials at once, None for what the command says.
+        cost: US dollars spent by all workers, as far as prices are known.
+        tokens: Tokens spent by all workers.
+        waiting: Trials that nobody runs.
+        running: Trials under a lease.
+    """
+
+    state: str
+    concurrency: int | None
+    cost: float
+    tokens: int
+    waiting: int
+    running: int
+
+
+def evaluation_file(home: Path, name: str) -> Path:
+    """Return the file of an evaluation.
+
+    Raises:
+        UsageError: The name cannot be part of a file's name.
+    """
+    if not name or len(name) > 100 or name.startswith(".") or not all(c.isalnum() or c in "._-" for c in name):
+        raise UsageError(f"The name of an evaluation consists of letters, digits, '.', '_' and '-', got {name[:50]!r}.")
+    return home / FOLDER / f"{name}.sqlite3"
+
+
+def evaluations_in(home: Path) -> list[str]:
+    """Return the names of the evaluations that are kept in a home, the latest first."""
+    files = list((home / FOLDER).glob("*.sqlite3"))
+    return [file.name.removesuffix(".sqlite3") for file in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True)]
+
+
+def trial_run_id(name: str, number: int, task_id: str, epoch: int) -> str:
+    """Return the name of a trial's run: readable, unique by the task's number, the same whenever it is asked for."""
+    readable = "".join(c if (c.isalnum() and c.isascii()) or c in "_-" else "-" for c in task_id)[:40]
+    return f"{name}.{number}-{readable}.e{epoch}"
+
+
+class TrialStore:
+    """The trials of one evaluation. Its methods wait for the disk; call them from one thread at a time.
+
+    Args:
+        path: The file, see `evaluation_file`.
+        spec: What the evaluation is, JSON values, if it is to be created when there is none.
+
+    Raises:
+        UsageError: There is no such evaluation, or another version of Closeout wrote it.
+    """
+
+    def __init__(self, path: Path, spec: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        self.worker = 0
+        self._locks: RunLocks | None = None
+        if spec is not None:
+            make_folder(path.parent, path.name)
+        elif not path.exists():
+            raise UsageError(f"No evaluation {path.stem} in {path.parent.parent}. `closeout eval list` lists them.")
+        with explained(path):
+            self._db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(spec)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self, spec: Mapping[str, Any] | None) -> None:
+        self._db.execute(f"PRAGMA busy_timeout={int(LOCK_SECONDS * 1000)}")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        if self._format() == 0 and spec is not None:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            with self._transaction() as db:
+                if self._format() == 0:  # another process may have done it meanwhile
+                    for statement in _SCHEMA.split(";"):
+                        db.execute(statement)
+                    row = (self.path.stem, time.time(), json.dumps(spec))
+                    db.execute("INSERT INTO evaluation VALUES (1,?,?,?,'running',NULL,0.0,0)", row)
+                    db.execute(f"PRAGMA user_version={FORMAT}")
+        if self._format() != FORMAT:
+            raise UsageError(f"{self.path} was written by another version of Closeout. Choose another --name.")
+
+    def _format(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with explained(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with explained(self.path):
+            return self._db.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        """Close the file and let go of the leases."""
+        self._db.close()
+        if self._locks is not None:
+            self._locks.close()
+            self._locks = None
+
+    # -------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the evaluation is: agent, settings, scorer, command, versions."""
+        return dict(json.loads(self._query("SELECT spec FROM evaluation")[0][0]))
+
+    def update_spec(self, changes: Mapping[str, Any]) -> None:
+        """Change parts of the spec."""
+        with self._transaction() as db:
+            spec = json.loads(db.execute("SELECT spec FROM evaluation").fetchone()[0])
+            db.execute("UPDATE evaluation SET spec=?", (json.dumps({**spec, **changes}),))
+
+    @property
+    def created(self) -> float:
+        """When the evaluation was created, in seconds since the epoch."""
+        return float(self._query("SELECT created FROM evaluation")[0][0])
+
+    def add_tasks(self, tasks: Sequence[EvalTask], epochs: int, chosen: Iterable[int] | None = None) -> None:
+        """Add the tasks and trials that are not there yet, in the order in which they are to run: epoch by epoch.
+
+        Args:
+            tasks: The tasks.
+            epochs: The number of trials of each.
+            chosen: The positions, in `tasks`, of those that this file holds; None for all.
+
+        Raises:
+            UsageError: A task that is there already has changed.
+        """
+        positions = range(len(tasks)) if chosen is None else sorted(chosen)
+        with self._transaction() as db:
+            known = {row[0]: row[1:] for row in db.execute("SELECT id, number, digest FROM tasks")}
+            for position in positions:
+                task = tasks[position]
+                digest = task.digest()
+                if task.id not in known:
+                    known[task.id] = (position, digest)
+                    row = (position, task.id, digest, json.dumps(task.to_dict(), default=str))
+                    taken = db.execute("INSERT OR IGNORE INTO tasks VALUES (?,?,?,?)", row).rowcount == 0
+                    changed = taken
+                else:
+                    changed = known[task.id][1] != digest
+                if changed:
+                    raise UsageError(
+                        f"Task {task.id!r} is not the one that evaluation {self.path.stem} began with: its question, "
+                        "answer or files have changed, or its place in the list has. Choose another --name."
+                    )
+            db.executemany(
+                "INSERT OR IGNORE INTO trials (task, epoch, run_id, state, tries, not_before) "
+                "VALUES (?,?,?,'waiting',0,0)",
+                (
+                    (known[task.id][0], epoch, trial_run_id(self.path.stem, known[task.id][0], task.id, epoch))
+                    for epoch in range(1, epochs + 1)
+                    for task in (tasks[position] for position in positions)
+                ),
+            )
+
+    # -------------------------------------------------------------------------------------------- working on it
+
+    def register(self, command: str) -> None:
+        """Become a worker, which may claim trials until it closes the store or dies."""
+        row = (os.getpid(), socket.gethostname(), time.time(), command)
+        with self._transaction() as db:
+            self.worker = int(db.execute("INSERT INTO workers VALUES (NULL,?,?,?,?)", row).lastrowid or 0)
+        self._locks = RunLocks(Path(f"{self.path}-workers"))
+        self._locks.take(f"worker {self.worker}", self.worker)
+
+    def exchange(self, done: Sequence[Finished | Released], free: int, cost: float, tokens: int) -> list[Claim]:
+        """Store what has ended, add to what was spent, and claim up to `free` trials: all of it or nothing."""
+        with self._transaction() as db:
+            for each in done:
+                if isinstance(each, Finished):
+                    self._finish(db, each)
+                else:
+                    self._release(db, each)
+            if cost or tokens:
+                db.execute("UPDATE evaluation SET cost=cost+?, tokens=tokens+?", (cost, tokens))
+            return self._claim(db, free) if free > 0 else []
+
+    def _finish(self, db: sqlite3.Connection, done: Finished) -> None:
+        outcome = asdict(done.outcome)
+        db.execute(
+            _FINISH,
+            (time.time(), *map(_stored, outcome.values()), done.claim.number, self.worker),
+        )
+        self._put_scores(db, done.claim.number, done.scores)
+
+    def _put_scores(self, db: sqlite3.Connection, trial: int, scores: Mapping[str, Score]) -> None:
+        db.executemany(
+            "INSERT OR REPLACE INTO scores VALUES (?,?,?,?,?,?)",
+            ((trial, name, s.value, s.correct, s.judged, _stored(s.reason)) for name, s in scores.items()),
+        )
+
+    def _release(self, db: sqlite3.Connection, back: Released) -> None:
+        db.execute(
+            "UPDATE trials SET state='waiting', worker=NULL, tries=tries+?, not_before=? WHERE number=? AND worker=?",
+            (back.failed, time.time() + back.after if back.after else 0, back.claim.number, self.worker),
+        )
+
+    def _claim(self, db: sqlite3.Connection, free: int) -> list[Claim]:
+        now = time.time()
+        rows = db.execute(
+            "SELECT trials.number, body, epoch, run_id, tries FROM trials JOIN tasks ON tasks.number=trials.task "
+            "WHERE state='waiting' AND not_before<=? ORDER BY trials.number LIMIT ?",
+            (now, free),
+        ).fetchall()
+        db.executemany(
+            "UPDATE trials SET state='running', worker=?, started=coalesce(started, ?) WHERE number=?",
+            ((self.worker, now, row[0]) for row in rows),
+        )
+        return [Claim(number, EvalTask.of(json.loads(body)), *rest) for number, body, *rest in rows]
+
+    def spend(self, cost: float, tokens: int) -> tuple[float, int]:
+        """Add to what was spent, and return what all workers have spent together."""
+        with explained(self.path):
+            ((spent, used),) = self._db.execute(
+                "UPDATE evaluation SET cost=cost+?, tokens=tokens+? RETURNING cost, tokens", (cost, tokens)
+            ).fetchall()
+        return float(spent), int(used)
+
+    def free_orphans(self) -> int:
+        """Free the trials of workers that have died, and return how many there were."""
+        assert self._locks is not None
+        workers = self._query("SELECT DISTINCT worker FROM trials WHERE state='running'")
+        dead = [worker for (worker,) in workers if worker != self.worker and not self._locks.held_anywhere(worker)]
+        freed = 0
+        for worker in dead:
+            with self._transaction() as db:
+                freed += db.execute(
+                    "UPDATE trials SET state='waiting', worker=NULL, not_before=0 WHERE state='running' AND worker=?",
+                    (worker,),
+                ).rowcount
+        return freed
+
+    # -------------------------------------------------------------------------------------------- controlling it
+
+    def control(self) -> Control:
+        """Return what the evaluation is told, and where it stands."""
+        ((state, concurrency, cost, tokens),) = self._query("SELECT state, concurrency, cost, tokens FROM evaluation")
+        counts = dict(self._query("SELECT state, count(*) FROM trials WHERE state!='finished' GROUP BY state"))
+        return Control(state, concurrency, cost, tokens, counts.get("waiting", 0), counts.get("running", 0))
+
+    def set_control(self, *, state: str | None = None, concurrency: int | None = None) -> None:
+        """Tell the workers to run, pause or stop, or how many trials to run at once (each; 0: as they were started)."""
+        with self._transaction() as db:
+            if state is not None:
+                db.execute("UPDATE evaluation SET state=?", (state,))
+            if concurrency is not None:
+                db.execute("UPDATE evaluation SET concurrency=?", (concurrency or None,))
+
+    def wait_again(self, statuses: Sequence[str], *, suffix: str = "") -> int:
+        """Let finished trials of these statuses run again, and return how many there are.
+
+        Args:
+            statuses: "failed", "unanswered", "answered".
+            suffix: Added to the run's name, for a new run instead of resuming the old one.
+        """
+        chosen = "state='finished' AND status IN (SELECT value FROM json_each(?))"
+        wanted = json.dumps(list(statuses))
+        forget = f"DELETE FROM scores WHERE trial IN (SELECT number FROM trials WHERE {chosen})"  # noqa: S608 - constant
+        reset = f"UPDATE trials SET state='waiting', tries=0, not_before=0, run_id=run_id||? WHERE {chosen}"  # noqa: S608
+        with self._transaction() as db:
+            db.execute(forget, (wanted,))
+            return db.execute(reset, (suffix, wanted)).rowcount
+
+    # -------------------------------------------------------------------------------------------- reading it
+
+    def tasks(self) -> list[EvalTask]:
+        """Return the tasks in their order."""
+        return [EvalTask.of(json.loads(body)) for (body,) in self._query("SELECT body FROM tasks ORDER BY number")]
+
+    def trials(self) -> list[Trial]:
+        """Return the trials, by task and epoch."""
+        scores: dict[int, dict[str, StoredScore]] = {}
+        for trial, scorer, value, correct, judged, reason in self._query("SELECT * FROM scores"):
+            scores.setdefault(trial, {})[scorer] = StoredScore(value, bool(correct), bool(judged), reason)
+        return [_trial(row, scores.get(row[0], {})) for row in self._query(_SELECT_TRIALS)]
+
+    def finished(self) -> Iterator[tuple[int, Attempted]]:
+        """Yield the trials that have ended, with their numbers, as scorers see them."""
+        tasks = {task.id: task for task in self.tasks()}
+        for number, task_id, answer, status, run_id, epoch in self._query(
+            "SELECT trials.number, id, answer, status, run_id, epoch FROM trials "
+            "JOIN tasks ON tasks.number=trials.task WHERE state='finished' ORDER BY trials.number"
+        ):
+            yield number, Attempted(tasks[task_id], answer, status, run_id, epoch)
+
+    def unscored(self, scorer: str) -> list[int]:
+        """Return the numbers of the finished trials that a scorer has not scored."""
+        found = self._query(
+            "SELECT number FROM trials WHERE state='finished' AND number NOT IN "
+            "(SELECT trial FROM scores WHERE scorer=?)",
+            (scorer,),
+        )
+        return [number for (number,) in found]
+
+    def put_scores(self, scores: Mapping[int, Mapping[str, Score]]) -> None:
+        """Store scores by the numbers of trials."""
+        with self._transaction() as db:
+            for trial, by_name in scores.items():
+                self._put_scores(db, trial, by_name)
+
+
+def _stored(value: Any) -> Any:
+    """Return a text without lone surrogates, which SQLite cannot hold; anything else as it is."""
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
+
+
+def _trial(row: tuple[Any, ...], scores: Mapping[str, StoredScore]) -> Trial:
+    _, task_id, epoch, run_id, state, tries, started, ended, *values = row
+    outcome = None
+    if state == "finished":
+        known = dict(zip(_OUTCOME, values, strict=True))
+        outcome = RunOutcome(**{**known, "permanent": bool(known["permanent"])})
+    return Trial(
+        task_id=task_id,
+        epoch=epoch,
+        run_id=run_id,
+        state=state,
+        tries=tries,
+        started=started,
+        ended=ended,
+        outcome=outcome,
+        scores=scores,
+    )

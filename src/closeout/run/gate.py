@@ -1,0 +1,27 @@
+"""The request gate: lets the caller of many runs delay, count and stop their requests to models."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Protocol
+
+from closeout.journal.events import ModelFailed, ModelReplied
+
+__all__ = ["RequestGate", "request_gate"]
+
+
+class RequestGate(Protocol):
+    """Admits requests to models. It sees those of sub-agents too, but none that are answered from a record."""
+
+    async def enter(self) -> None:
+        """Wait until a request may be sent. Raises what the run is to fail with."""
+
+    def leave(self, outcome: ModelReplied | ModelFailed | None) -> None:
+        """Note that an admitted request is over. `outcome` None: it was cancelled."""
+
+    def retried(self, error: Exception) -> None:
+        """Note that the transport sends an admitted request again."""
+
+
+request_gate: ContextVar[RequestGate | None] = ContextVar("closeout_request_gate", default=None)
+"""The gate of the runs that are started in this context. It is set by whoever starts many of them."""

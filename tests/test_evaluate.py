@@ -1,0 +1,447 @@
+"""Evaluations: trials are runs, failures count, budgets hold, and the same call continues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout import Agent, tool
+from closeout.errors import (
+    AuthenticationFailed,
+    ContextOverflow,
+    RateLimited,
+    RunNotFound,
+    ServerFailed,
+    UsageError,
+)
+from closeout.evaluate import Attempted, Report, compare, evaluate, load_report, rescore
+from closeout.evaluate.sweep import Sweep
+from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
+from closeout.journal.store import open_store
+from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
+from closeout.models.base import BaseClient, OnDelta, OnRetry
+
+Reply = Callable[[str, int], "str | Exception"]
+
+
+class Scripted(BaseClient):
+    """Answers by a function of the question and of how often it was asked; keeps count of what is in flight."""
+
+    name = "scripted"
+    capabilities = Capabilities(known=True)
+
+    def __init__(self, reply: Reply, *, cost: float | None = 0.01) -> None:
+        self._reply, self._cost = reply, cost
+        self.asked: dict[str, int] = {}
+        self.in_flight = self.most = 0
+        self.before: Callable[[], Any] | None = None
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        question = str(next(message["content"] for message in request.messages if message["role"] == "user"))
+        self.asked[question] = self.asked.get(question, 0) + 1
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            if self.before is not None:
+                await self.before()
+            await asyncio.sleep(0)
+            usage = Usage(100, 10, requests=1, cost_usd=self._cost)
+            self.charge(usage)
+            reply = self._reply(question, self.asked[question])
+            if isinstance(reply, Exception):
+                raise reply
+            return ModelReply(f"\\boxed{{{reply}}}", finish_reason="stop", usage=usage, model="scripted")
+        finally:
+            self.in_flight -= 1
+
+    @property
+    def requests(self) -> int:
+        return sum(self.asked.values())
+
+
+def tasks(number: int) -> list[dict[str, Any]]:
+    return [{"id": f"t{i}", "question": f"{i}?", "answer": str(i), "half": i % 2} for i in range(number)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.001)
+
+
+def echo(question: str, _: int) -> str:
+    return question.removesuffix("?")
+
+
+def run(client: Scripted, number: int = 4, **options: Any) -> Report:
+    options = {"scorer": "exact", "name": "sweep", "concurrency": 3, **options}
+    return asyncio.run(evaluate(Agent(client), tasks(number), **options))
+
+
+# ------------------------------------------------------------------------------------------------ trials are runs
+
+
+def test_every_trial_is_a_run_of_the_journal(home: Path) -> None:
+    report = run(Scripted(echo), 3, epochs=2)
+    assert [(t.task_id, t.epoch, t.run_id) for t in report.trials[:3]] == [
+        ("t0", 1, "sweep.0-t0.e1"),
+        ("t0", 2, "sweep.0-t0.e2"),
+        ("t1", 1, "sweep.1-t1.e1"),
+    ]
+    started: Any = next(open_store(home).rows("sweep.1-t1.e2")).event
+    assert (started.task_id, started.ground_truth) == ("t1", "1")
+    assert started.origin == {"evaluation": "sweep", "task": "t1", "epoch": 2}
+    assert (report.score.mean, report.totals.correct, report.totals.planned) == (1.0, 6, 6)
+
+
+def test_the_same_call_again_does_nothing_again() -> None:
+    client = Scripted(echo)
+    first, again = run(client), run(client)
+    assert client.requests == 4
+    assert again.trials == first.trials
+
+
+def test_more_epochs_and_tasks_extend_an_evaluation() -> None:
+    client = Scripted(echo)
+    run(client, 2)
+    report = run(client, 3, epochs=2)
+    assert client.requests == 6
+    assert [(t.task_id, t.epoch) for t in report.trials] == [(f"t{i}", e) for i in range(3) for e in (1, 2)]
+
+
+def test_another_agent_or_task_is_refused() -> None:
+    run(Scripted(echo))
+    other = Agent(Scripted(echo), config={"llm": {"temperature": 0.9}}, instructions="Be brief.")
+
+    def again(agent: Agent, number: int = 4, **options: Any) -> Report:
+        return asyncio.run(evaluate(agent, tasks(number), scorer="exact", name="sweep", **options))
+
+    with pytest.raises(UsageError, match=r"instructions differ; llm.temperature: default then, 0.9 now.*--force"):
+        again(other)
+    assert again(other, force=True).totals.correct == 4
+    changed = [{**task, "question": "Else?"} for task in tasks(4)]
+    with pytest.raises(UsageError, match="Task 't0' is not the one that evaluation sweep began with"):
+        asyncio.run(evaluate(Agent(Scripted(echo)), changed, name="sweep"))
+
+
+def test_an_agent_in_memory_and_a_bad_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="home=False"):
+        asyncio.run(evaluate(Agent(Scripted(echo), home=False), tasks(1)))
+    for name in ("../x", ".x", "a b", "x" * 101):
+        with pytest.raises(UsageError, match="The name of an evaluation"):
+            run(Scripted(echo), name=name)
+
+
+def test_each_task_may_have_an_agent_of_its_own() -> None:
+    seen = []
+
+    def agent_for(task: Any) -> Agent:
+        @tool(read_only=True)
+        def look_up() -> str:
+            """Look it up."""
+            return str(task.answer)
+
+        seen.append(task.id)
+        return Agent(Scripted(echo), [look_up])
+
+    report = asyncio.run(evaluate(agent_for, tasks(3), scorer="exact"))
+    assert report.name == "tasks-scripted"
+    assert sorted(seen) == ["t0", "t0", "t1", "t2"]  # the first one describes the evaluation too
+    assert report.totals.correct == 3
+
+
+# ------------------------------------------------------------------------------------------------ failures
+
+
+def test_transient_failures_are_retried_with_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.evaluate.sweep.LONGEST_RETRY_WAIT", 0.0)
+
+    def reply(question: str, times: int) -> str | Exception:
+        if question == "1?" and times < 3:
+            return ServerFailed("The server is down.", status=500)
+        return ServerFailed("The server is down.", status=500) if question == "2?" else echo(question, times)
+
+    client = Scripted(reply)
+    report = run(client, retries=3)
+    assert client.asked == {"0?": 1, "1?": 3, "2?": 4, "3?": 1}
+    assert report.totals.correct == 3
+    assert (report.totals.failed, report.failures, report.totals.tries) == (1, {"ServerFailed": 1}, 5)
+    assert report.score.mean == 0.75  # the failed one counts as wrong
+    assert "1 failed (of 4)" in str(report)
+
+
+def test_permanent_failures_are_recorded_and_count_as_wrong() -> None:
+    client = Scripted(lambda q, n: ContextOverflow("Too long.", status=400) if q == "1?" else echo(q, n))
+    report = run(client)
+    assert report.totals.failed == 1
+    assert report.score.mean == 0.75
+    assert report.failures == {"ContextOverflow": 1}
+
+
+def test_a_wrong_key_stops_the_sweep_and_the_same_call_continues() -> None:
+    client = Scripted(lambda q, n: AuthenticationFailed("The key is wrong.", status=401))
+    with pytest.raises(AuthenticationFailed, match="The key is wrong"):
+        run(client, 20)
+    assert client.requests <= 3
+    assert run(Scripted(echo), 20).totals.correct == 20
+
+
+def test_a_scorer_that_fails_costs_only_its_verdicts() -> None:
+    def picky(attempt: Attempted) -> bool:
+        return bool(1 / int(attempt.answer or 0))
+
+    report = run(Scripted(echo), scorer=picky)
+    assert (report.totals.correct, report.totals.not_judged) == (3, 1)
+    assert "1 of 4, counted as wrong" in str(report)
+
+
+# ------------------------------------------------------------------------------------------------ budget and control
+
+
+def test_a_budget_is_exceeded_at_most_by_the_requests_in_flight() -> None:
+    client = Scripted(echo, cost=0.01)
+    report = run(client, 50, max_cost=0.1, concurrency=4)
+    assert report.stopped == "max_cost"
+    assert 10 <= client.requests <= 10 + 4
+    assert report.totals.finished == client.requests
+    assert "stopped" in str(report)
+    more = run(client, 50, max_cost=10)
+    assert (more.stopped, more.totals.correct, client.requests) == ("", 50, 50)
+
+
+def test_tokens_are_a_budget_too() -> None:
+    client = Scripted(echo, cost=None)
+    assert run(client, 50, max_tokens=1000, concurrency=2).stopped == "max_tokens"
+    assert 10 <= client.requests <= 12
+
+
+def test_a_cost_limit_needs_prices() -> None:
+    client = Scripted(echo, cost=None)
+    with pytest.raises(UsageError, match="the price of scripted is unknown"):
+        run(client, 50, max_cost=1.0, concurrency=2)
+    assert client.requests <= 2
+
+
+def test_concurrency_is_kept() -> None:
+    client = Scripted(echo)
+
+    async def until_five_are_in_flight() -> None:
+        await until(lambda: client.most >= 5)
+
+    client.before = until_five_are_in_flight
+    assert run(client, 30, concurrency=5).totals.correct == 30
+    assert client.most == 5
+
+
+def test_a_sweep_can_be_stopped_and_continued() -> None:
+    client = Scripted(echo)
+    sweeps: list[Sweep] = []
+
+    async def stop_at_ten() -> None:
+        if client.requests >= 10:
+            sweeps[0].stop()
+
+    client.before = stop_at_ten
+    report = run(client, 50, on_start=lambda sweep, _: sweeps.append(sweep))
+    assert report.stopped == "stopped"
+    assert 10 <= report.totals.finished <= 13
+    assert report.totals.finished == client.requests  # what was in flight came to its end
+    client.before = None
+    assert run(client, 50).totals.correct == 50
+    assert client.requests == 50
+
+
+def test_others_can_pause_it_and_change_its_concurrency(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.evaluate.sweep.POLL_SECONDS", 0.01)
+    client = Scripted(echo)
+
+    async def main() -> tuple[int, int, Report]:
+        async def slowly() -> None:
+            await asyncio.sleep(0.002)
+
+        client.before = slowly
+        work = asyncio.ensure_future(evaluate(Agent(client), tasks(200), scorer="exact", name="sweep", concurrency=2))
+        await until(lambda: client.requests >= 10)
+        other = TrialStore(evaluation_file(home, "sweep"))
+        other.set_control(state="paused", concurrency=7)
+        await until(lambda: not client.in_flight and not other.control().running)
+        paused = client.requests
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        still = client.requests
+        other.set_control(state="running")
+        report = await work
+        other.close()
+        return paused, still, report
+
+    paused, still, report = asyncio.run(main())
+    assert paused == still < 200
+    assert client.most == 7
+    assert report.totals.correct == 200
+
+
+def test_cancelling_leaves_trials_that_can_be_resumed(home: Path) -> None:
+    client = Scripted(echo)
+
+    async def main() -> None:
+        ready = asyncio.Event()
+
+        async def hang() -> None:
+            if client.requests > 5:
+                ready.set()
+                await asyncio.sleep(3600)
+
+        client.before = hang
+        work = asyncio.ensure_future(evaluate(Agent(client), tasks(20), scorer="exact", name="sweep", concurrency=2))
+        await ready.wait()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(main())
+    unfinished = load_report("sweep", home=home)
+    assert 0 < unfinished.totals.finished < 20
+    assert not [trial for trial in unfinished.trials if trial.state == "running"]
+    client.before = None
+    assert run(client, 20).totals.correct == 20
+
+
+def test_two_workers_share_an_evaluation() -> None:
+    one, two = Scripted(echo), Scripted(echo)
+
+    async def main() -> list[Report]:
+        share = [
+            evaluate(Agent(client), tasks(60), scorer="exact", name="sweep", concurrency=3) for client in (one, two)
+        ]
+        return list(await asyncio.gather(*share))
+
+    reports = asyncio.run(main())
+    assert reports[0].trials == reports[1].trials
+    assert reports[0].totals.correct == 60
+    assert one.requests + two.requests == 60
+    assert set(one.asked).isdisjoint(two.asked)
+
+
+# ------------------------------------------------------------------------------------------------ reports
+
+
+def test_a_new_scorer_needs_no_new_run(home: Path) -> None:
+    client = Scripted(lambda q, n: "about 3")
+    assert run(client).totals.correct == 0
+    report = asyncio.run(rescore("sweep", "includes", home=home))
+    assert (report.totals.correct, client.requests) == (1, 4)
+    assert load_report("sweep", home=home).totals.correct == 0
+    assert load_report("sweep", home=home, scorer="includes").totals.correct == 1
+    assert report.agreement("exact", "includes") == 0
+    with pytest.raises(UsageError, match="'f1' has not scored sweep"):
+        load_report("sweep", home=home, scorer="f1")
+
+
+def test_another_scorer_in_the_same_call_scores_what_is_finished() -> None:
+    client = Scripted(echo)
+    run(client)
+    report = run(client, scorer=["includes", "exact"])
+    assert (report.scorer, report.scorers, client.requests) == ("includes", ["exact", "includes"], 4)
+
+
+def test_a_scorer_sees_the_record_of_the_run() -> None:
+    def turns(attempt: Attempted) -> bool:
+        return len(attempt.read_rows()) > 3
+
+    assert run(Scripted(echo), scorer=turns).totals.correct == 4
+
+
+def test_passes_and_slices() -> None:
+    report = run(Scripted(lambda q, n: "0" if n == 1 else echo(q, n)), 4, epochs=2)
+    assert report.score.mean == pytest.approx(5 / 8)  # t0 is right twice, the others once
+    assert (report.pass_at(1).mean, report.pass_at(2).mean) == (pytest.approx(5 / 8), 1.0)
+    assert report.pass_hat(2).mean == 0.25
+    with pytest.raises(UsageError, match="k must be from 1 to 2"):
+        report.pass_at(3)
+    halves = {each.value: each for each in report.slices("half")}
+    assert halves["0"].score.mean == 0.75
+    assert (halves["1"].score.mean, halves["1"].score.trials, halves["1"].score.clusters) == (0.5, 4, 2)
+    with pytest.raises(UsageError, match=r"No task has the metadata field 'whole'\. Fields: half"):
+        report.slices("whole")
+
+
+def test_unfinished_trials_count_as_wrong_and_are_shown(home: Path) -> None:
+    run(Scripted(echo), 10, max_tokens=550, concurrency=1)
+    report = load_report("sweep", home=home)
+    assert report.totals.finished == 5
+    assert (report.score.mean, report.score_so_far.mean) == (0.5, 1.0)
+    assert "5 of 10 trials, counted as wrong; finished ones: 100.0 % of 5" in str(report)
+
+
+def test_two_evaluations_are_compared_task_by_task() -> None:
+    first = run(Scripted(lambda q, n: "1"), 8)
+    second = run(Scripted(echo), 8, name="other")
+    found = compare(first, second)
+    assert found.estimate.difference == pytest.approx(7 / 8)
+    assert (found.estimate.only_first, found.estimate.only_second) == (0, 7)
+    assert found.changed[0] == ("t0", 0.0, 1.0)
+    assert "McNemar p = 0.0156" in str(found)
+    assert "| +87.5 points" in found.markdown()
+    third = asyncio.run(evaluate(Agent(Scripted(echo)), [{"id": "x", "question": "x?"}], name="third"))
+    with pytest.raises(UsageError, match="share no task"):
+        compare(first, third)
+
+
+def test_a_report_has_every_form(home: Path, tmp_path: Path) -> None:
+    report = run(Scripted(echo), 4, epochs=2)
+    found = json.loads(json.dumps(report.to_dict(trials=True), allow_nan=False))
+    assert (found["score"]["mean"], found["totals"]["planned"], len(found["trials"])) == (1.0, 8, 8)
+    assert found["spec"]["agent"]["model"] == "scripted"
+    assert "closeout" in found["spec"]["versions"]
+    text = report.markdown(slices=["half"])
+    assert "## By half" in text
+    assert "| model | scripted |" in text
+    page = report.html(tmp_path / "report.html", against=[report], slices=["half"]).read_text("utf-8")
+    assert page.count("<svg") == 4
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert [row["run_id"] for row in report.rows()][:2] == ["sweep.0-t0.e1", "sweep.0-t0.e2"]
+    assert evaluations_in(home) == ["sweep"]
+
+
+def test_hostile_texts_cannot_become_html_or_break_a_table(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>|\n# x"
+    rows = [{"id": "<img src=x>", "question": evil, "answer": evil, "kind": evil}]
+    report = asyncio.run(evaluate(Agent(Scripted(lambda q, n: evil)), rows, scorer="exact", name="evil"))
+    page = report.html(tmp_path / "report.html", slices=["kind"]).read_text("utf-8")
+    assert "<script" not in page
+    assert "<img" not in page
+    table = report.markdown(slices=["kind"]).split("## By kind")[1].strip().splitlines()
+    assert table[2].startswith(r"| <script>alert(1)</script>\| # x |")
+
+
+def test_a_damaged_or_missing_evaluation_is_refused(home: Path) -> None:
+    with pytest.raises(UsageError, match="No evaluation sweep"):
+        load_report("sweep", home=home)
+    run(Scripted(echo))
+    file = evaluation_file(home, "sweep")
+    for extra in ("-wal", "-shm"):
+        file.with_name(file.name + extra).unlink(missing_ok=True)
+    file.write_bytes(b"not a database" * 100)
+    with pytest.raises(Exception, match="is damaged"):
+        load_report("sweep", home=home)
+    with pytest.raises(RunNotFound):
+        open_store(home).run("sweep.9-t9.e1")
+
+
+def test_rate_limits_lower_an_adaptive_concurrency(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.evaluate.sweep.LONGEST_RETRY_WAIT", 0.01)
+
+    def reply(question: str, times: int) -> str | Exception:
+        return RateLimited("Slow down.", status=429) if client.in_flight > 4 else echo(question, times)
+
+    client = Scripted(reply)
+    seen: list[Sweep] = []
+    report = run(client, 60, concurrency="auto", retries=50, on_start=lambda sweep, _: seen.append(sweep))
+    assert report.totals.correct == 60
+    assert seen[0].gate.limit <= 8

@@ -1,0 +1,115 @@
+"""The statistics of evaluations, against values computed by hand, by enumeration, or by SciPy 1.16."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from statistics import stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from closeout.evaluate.estimates import (
+    bootstrap_interval,
+    cohen_kappa,
+    mcnemar,
+    mean_estimate,
+    paired_estimate,
+    pass_at_k,
+    pass_hat_k,
+    student_quantile,
+)
+
+
+def test_the_error_of_single_trials_is_that_of_a_mean() -> None:
+    scores = [1.0, 0.0, 1.0, 1.0, 0.5, 0.0, 1.0]
+    found = mean_estimate([[score] for score in scores])
+    assert found.mean == pytest.approx(sum(scores) / 7)
+    assert found.error == pytest.approx(stdev(scores) / math.sqrt(7))
+    assert (found.trials, found.clusters) == (7, 7)
+
+
+def test_the_error_is_clustered_by_task() -> None:
+    # Residual sums of the clusters: 1, -1, 0. Their squares, times 3/2, are 3; the root of that over six trials.
+    found = mean_estimate([[1, 1], [0, 0], [1, 0]])
+    assert found.error == pytest.approx(math.sqrt(3) / 6)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=30), st.integers(2, 5))
+def test_repeating_every_trial_teaches_nothing(scores: list[float], times: int) -> None:
+    once, often = mean_estimate([[score] for score in scores]), mean_estimate([[score] * times for score in scores])
+    assert often.error == pytest.approx(once.error)
+    assert often.low == pytest.approx(once.low, abs=1e-9)
+
+
+def test_the_interval_is_wilsons() -> None:
+    found = mean_estimate([[1.0]] * 8 + [[0.0]] * 2)
+    assert (found.low, found.high) == pytest.approx((0.490162, 0.943318), abs=1e-6)  # scipy binomtest(8, 10)
+
+
+def test_the_interval_of_all_right_is_not_a_point() -> None:
+    found = mean_estimate([[1.0]] * 20)
+    assert found.low == pytest.approx(0.838875, abs=1e-6)  # scipy binomtest(20, 20), method wilson
+    assert found.high == pytest.approx(1.0)
+
+
+def test_one_task_has_no_error() -> None:
+    found = mean_estimate([[1.0, 0.0]])
+    assert math.isnan(found.error)
+    assert (found.low, found.high) == (0.0, 1.0)
+    assert math.isnan(mean_estimate([]).mean)
+
+
+@pytest.mark.parametrize(("trials", "correct"), [(5, 2), (6, 0), (6, 6), (4, 1)])
+def test_pass_at_k_and_pass_hat_k_are_shares_of_all_draws(trials: int, correct: int) -> None:
+    marks = [True] * correct + [False] * (trials - correct)
+    for k in range(1, trials + 1):
+        draws = list(combinations(marks, k))
+        assert pass_at_k(trials, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+        assert pass_hat_k(trials, correct, k) == pytest.approx(sum(map(all, draws)) / len(draws))
+
+
+def test_k_beyond_the_trials_is_refused() -> None:
+    with pytest.raises(ValueError, match="k must be from 1 to the number of trials, 3"):
+        pass_at_k(3, 1, 4)
+
+
+@pytest.mark.parametrize(("first", "second", "p"), [(10, 2, 0.03857421875), (0, 0, 1.0), (3, 3, 1.0), (0, 6, 0.03125)])
+def test_mcnemars_exact_test(first: int, second: int, p: float) -> None:
+    assert mcnemar(first, second) == pytest.approx(p)  # scipy binomtest(min, first + second).pvalue
+
+
+def test_a_paired_comparison() -> None:
+    first = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0, "only": 1.0}
+    second = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}
+    found = paired_estimate(first, second)
+    assert (found.difference, found.tasks) == (0.25, 4)  # the differences are 0, 1, 1, -1
+    assert found.error == pytest.approx(0.478714)  # scipy sem
+    assert (found.low, found.high) == pytest.approx((-1.273480, 1.773480), abs=1e-3)  # scipy t.interval
+    assert (found.only_first, found.only_second) == (1, 2)
+    assert found.p_value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (4, 2.776445), (9, 2.262157), (200, 1.971896)])
+def test_students_quantile(freedom: int, quantile: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(quantile, rel=1e-3)  # scipy t.ppf(0.975)
+
+
+def test_the_bootstrap_draws_whole_tasks_and_can_be_repeated() -> None:
+    clusters = [[1.0, 1.0]] * 30 + [[0.0, 0.0]] * 10
+    found = bootstrap_interval(clusters)
+    assert found == bootstrap_interval(clusters)
+    estimate = mean_estimate(clusters)
+    assert found[0] == pytest.approx(0.75 - 1.96 * estimate.error, abs=0.04)
+    assert found[1] == pytest.approx(0.75 + 1.96 * estimate.error, abs=0.04)
+    assert bootstrap_interval([[0.5]] * 5) == (0.5, 0.5)
+
+
+def test_kappa_is_agreement_beyond_chance() -> None:
+    first = [True] * 20 + [True] * 5 + [False] * 10 + [False] * 15
+    second = [True] * 20 + [False] * 5 + [True] * 10 + [False] * 15
+    assert cohen_kappa(first, second) == pytest.approx(0.4)
+    assert cohen_kappa([True, False], [True, False]) == 1
+    assert cohen_kappa([True, True], [True, True]) == 1
+    assert math.isnan(cohen_kappa([], []))
