@@ -12,7 +12,7 @@ from closeout import checks
 from closeout.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from pathlib import Path
     from typing import Unpack
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from closeout.config import Config, SubAgentSettings
     from closeout.context.policy import ContextPolicy
     from closeout.dialects.protocol import Dialect
-    from closeout.journal.events import Event
     from closeout.journal.store import Store
-    from closeout.journal.subscribers import Listener, Progress
+    from closeout.journal.subscribers import Listener
     from closeout.models.base import BaseClient
+    from closeout.run.conversation import Session
+    from closeout.run.event_stream import RunStream
     from closeout.run.lifecycle import Task
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 else:  # type checkers see the one that has a default; at run time nothing heavy is imported
     Value = TypeVar("Value", covariant=True)
 
-__all__ = ["Agent", "MapKeywords", "RunKeywords", "RunStream", "TaskKeywords"]
+__all__ = ["Agent", "MapKeywords", "RunKeywords", "TaskKeywords"]
 
 
 class TaskKeywords(TypedDict, total=False):
@@ -200,6 +201,31 @@ class Agent(Generic[Value]):
         async with plan.manager:
             journal = await start_journal(plan, prepared, self.store(), run_id)
             return await execute_run(plan, prepared, journal, listeners)
+
+    def session(self, session_id: str = "", *, history: Sequence[Mapping[str, Any]] = ()) -> Session[Value]:
+        """Begin a conversation, or continue the one of this name: `await session.run("…")`.
+
+        Args:
+            session_id: The name of the conversation; empty: a new one. It is kept in the journal, where the same name
+                finds it again.
+            history: Messages before the first one of a new conversation.
+        """
+        from closeout.journal.journal import new_run_id
+        from closeout.messages import Message
+        from closeout.run.conversation import Session
+        from closeout.run.many import check_key
+
+        return Session(
+            check_key("session_id", session_id or new_run_id()),
+            self.store(),
+            start=self.run,
+            resume=self.resume,
+            context_length=self._history_context,
+            history=map(Message.of, checks.check_history(history)),
+        )
+
+    async def _history_context(self) -> int | None:
+        return self.config.llm.max_context_length or await self._client.context_length()
 
     async def run_once(
         self,
@@ -368,6 +394,8 @@ class Agent(Generic[Value]):
 
         Leaving the iteration cancels the run. The options are those of `run`.
         """
+        from closeout.run.event_stream import RunStream
+
         keywords: dict[str, Any] = {**options}
         others = checks.check_listeners(keywords.pop("listeners", ()))
         return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **keywords))
@@ -690,43 +718,6 @@ class Agent(Generic[Value]):
             texts=prepared.texts,
             notes=prepared.notes,
         )
-
-
-class RunStream(Generic[Value]):
-    """A run as it happens: `async for event in stream` yields journal events and `Progress`, then `result` is set."""
-
-    def __init__(self, start: Callable[[Listener], Any]) -> None:
-        self._start: Callable[[Listener], Any] | None = start
-        self._result: RunResult[Value] | None = None
-
-    @property
-    def result(self) -> RunResult[Value]:
-        """The result of the run.
-
-        Raises:
-            UsageError: The run has not ended yet.
-        """
-        if self._result is None:
-            raise UsageError("The run has not ended yet: iterate over the stream first.")
-        return self._result
-
-    async def __aiter__(self) -> AsyncIterator[Event | Progress]:
-        import asyncio
-
-        start, self._start = self._start, None
-        if start is None:
-            raise UsageError("A stream can be iterated only once. Call agent.stream(…) again for another run.")
-        queue: asyncio.Queue[Event | Progress | None] = asyncio.Queue()
-        task = asyncio.ensure_future(start(queue.put_nowait))
-        task.add_done_callback(lambda _: queue.put_nowait(None))
-        try:
-            while (event := await queue.get()) is not None:
-                yield event
-            self._result = await task
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
 
 
 def _refuse_running_loop() -> None:

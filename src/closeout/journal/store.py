@@ -410,6 +410,12 @@ class Store:
             yield from map(self._record, found)
             last = found[-1][0]
 
+    def runs_under(self, name: str) -> list[RunRecord]:
+        """Return the runs named `NAME.…`, in the order in which they were created: a session's, or those of a key."""
+        start = _storable(name)
+        rows = self.query(f"{_SELECT_RUN} WHERE run_id>? AND run_id<? ORDER BY id", (f"{start}.", f"{start}/"))
+        return [self._record(row) for row in rows]
+
     def run(self, run_id: str) -> RunRecord:
         """Return a run by its name. Raises RunNotFound."""
         return self._record(self.query(f"{_SELECT_RUN} WHERE id=?", (self._number(run_id),))[0])

@@ -1,0 +1,177 @@
+"""A conversation with an agent, kept in the journal: each message is a run, which continues from the one before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol
+
+from closeout.answers.reading import Value
+from closeout.dialects.text_chat import fit_history, historic_prompt
+from closeout.errors import RunExists, RunNotFound, UsageError
+from closeout.journal.store import RunRecord, Store
+from closeout.journal.subscribers import Listener
+from closeout.journal.totals import RunTotals
+from closeout.messages import Message
+from closeout.results.tokens import estimate_tokens
+from closeout.run.event_stream import RunStream
+from closeout.run.result import RunResult, conversation_of
+
+__all__ = ["Session"]
+
+REPLIED = frozenset({"answered", "unanswered"})
+BUSY_SECONDS = 0.25  # between two looks at a message that another process answers
+FULL = 0.5  # share of the model's context that the history may take
+WORTH_ASKING = 1_000  # tokens: a server need not be asked how much fits while the history is shorter
+KEPT = 0.5  # share of that which stays when it is full: rare and large, so that the provider's cache is of use
+
+
+class StartRun(Protocol[Value]):
+    """`Agent.run`."""
+
+    def __call__(self, task: str, /, **options: Any) -> Awaitable[RunResult[Value]]: ...
+
+
+class ResumeRun(Protocol[Value]):
+    """`Agent.resume`."""
+
+    def __call__(self, run_id: str, /, **options: Any) -> Awaitable[RunResult[Value]]: ...
+
+
+class Session(Generic[Value]):
+    """A conversation with an agent: `await session.run("…")` knows what was said before.
+
+    Each message is a run of its own, named `ID.1`, `ID.2` and so on, which can be listed, resumed and replayed as any
+    other. A run that failed or was cancelled is not part of the conversation. One message is answered at a time.
+
+    `agent.session(id)` makes one. The same id, also in another process, continues the conversation.
+
+    Args:
+        session_id: The name of the conversation.
+        store: Where its runs are kept; None: nowhere, the conversation lives as long as this object.
+        start: Runs the agent.
+        resume: Resumes one of its runs.
+        context_length: Asks for the size of the model's context in tokens, None if it is not known.
+        history: Messages before the first one.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        store: Store | None,
+        *,
+        start: StartRun[Value],
+        resume: ResumeRun[Value],
+        context_length: Callable[[], Awaitable[int | None]],
+        history: Iterable[Message] = (),
+    ) -> None:
+        self.id = session_id
+        self._store = store
+        self._start = start
+        self._resume = resume
+        self._context_length = context_length
+        self._messages = tuple(history)
+        self._messages_of = 0  # the number of the run that `_messages` ends with
+        self._turn = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"Session({self.id!r})"
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation so far, with the calls and results of its runs."""
+        self._read(self.runs)
+        return self._messages
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """The runs of the conversation, oldest first, those that failed included. Empty without a journal."""
+        if self._store is None:
+            return []
+        found = self._store.runs_under(self.id)
+        return sorted((record for record in found if _number(record) > 0), key=_number)
+
+    async def run(self, task: str, **options: Any) -> RunResult[Value]:
+        """Send a message and return the result of its run. The options are those of `Agent.run`.
+
+        Raises:
+            UsageError: An argument is wrong; `history` and `run_id` are the session's own.
+            JournalError: The record cannot be started.
+        """
+        for name in ("history", "run_id"):
+            if name in options:
+                raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
+        async with self._turn:
+            while True:
+                runs = await self._idle_runs()
+                history = await self._fitting_history()
+                number = _number(runs[-1]) + 1 if runs else self._messages_of + 1
+                run_id = f"{self.id}.{number}" if self._store is not None else ""
+                try:
+                    result = await self._start(task, history=history, run_id=run_id, **options)
+                except RunExists:  # another process sent a message meanwhile
+                    continue
+                self._keep(number, result)
+                return result
+
+    def run_sync(self, task: str, **options: Any) -> RunResult[Value]:
+        """`run` from code that is not async."""
+        return asyncio.run(self.run(task, **options))
+
+    def stream(self, task: str, **options: Any) -> RunStream[Value]:
+        """Send a message and iterate over what happens. The options are those of `Agent.run`."""
+        others: Sequence[Listener] = options.pop("listeners", ())
+        return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **options))
+
+    async def resume(self, **options: Any) -> RunResult[Value]:
+        """Continue the last run, if it was interrupted, cancelled or failed. The options are those of `Agent.resume`.
+
+        Raises:
+            RunNotFound: There is no such run.
+        """
+        async with self._turn:
+            runs = await self._idle_runs()
+            if not runs or runs[-1].status in REPLIED:
+                raise RunNotFound(f"The last message of session {self.id} has its reply: there is nothing to resume.")
+            result = await self._resume(runs[-1].run_id, **options)
+            self._keep(_number(runs[-1]), result)
+            return result
+
+    def _keep(self, number: int, result: RunResult[Value]) -> None:
+        if result.status in REPLIED:
+            self._messages, self._messages_of = result.messages, number
+
+    async def _idle_runs(self) -> list[RunRecord]:
+        """Return the runs, once no process executes one of them, and read the conversation up to the last."""
+        if self._store is None:
+            return []
+        while True:
+            runs = await self._store.off_loop(lambda: self.runs)
+            if not runs or runs[-1].status != "running":
+                await self._store.off_loop(self._read, runs)
+                return runs
+            await asyncio.sleep(BUSY_SECONDS)
+
+    def _read(self, runs: Sequence[RunRecord]) -> None:
+        """Take over what another process, or an earlier one, has said."""
+        last = next((record for record in reversed(runs) if record.status in REPLIED), None)
+        if last is None or _number(last) == self._messages_of or self._store is None:
+            return
+        rows = self._store.read(last.run_id).rows
+        ended = RunTotals(row.event for row in rows).ended
+        reply = "" if ended is None else ended.closing_text or ended.answer or ""
+        self._messages, self._messages_of = conversation_of(rows, reply), _number(last)
+
+    async def _fitting_history(self) -> tuple[Message, ...]:
+        """Return the messages; without the oldest ones once they take half of the model's context."""
+        size = estimate_tokens(historic_prompt(self._messages))
+        context = await self._context_length() if size > WORTH_ASKING else None
+        if context is not None and size > FULL * context:
+            self._messages = fit_history(self._messages, int(KEPT * FULL * context), estimate_tokens)
+        return self._messages
+
+
+def _number(record: RunRecord) -> int:
+    """Return the number of a session's run, 0 if it is none: a key of `Agent.map` may have the same name."""
+    text = record.run_id.rpartition(".")[2]
+    return int(text) if len(text) < 10 and text.isascii() and text.isdigit() else 0
