@@ -9,12 +9,15 @@ import asyncio
 import ctypes
 import gc
 import json
+import os
+import re
 import signal
-import socket
+import stat
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,9 @@ from closeout.errors import BadRequest, ContextOverflow, ModelTimeout, ModelUnav
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelRequest, ToolSpec, Usage
 from closeout.models import local, local_engine
 from closeout.models.local import LocalClient
+from closeout.models.local_machine import Speed, Speeds, idle_cores, pick_threads, usable_cores
+from closeout.models.prompt_states import PromptStates
+from closeout.models.weights import models_folder
 from tiny_gguf import write_model
 
 ENDLESS = 100_000  # tokens: more than anybody waits for
@@ -53,6 +59,15 @@ def chat(*texts: str, **keys: object) -> ModelRequest:
     roles = ("user", "assistant")
     messages = [Message(role=roles[i % 2], content=text) for i, text in enumerate(texts)]
     return ModelRequest(messages=messages, **{"max_tokens": 8, **keys})  # type: ignore[arg-type]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for what the engine's thread does after the last client is closed."""
+    for _ in range(3000):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen within 30 seconds")
 
 
 # ------------------------------------------------------------------------------------------------ replies
@@ -300,15 +315,161 @@ async def test_a_client_that_is_dropped_gives_the_model_back(model: Path) -> Non
     assert not local_engine._engines
 
 
-async def test_the_librarys_own_server_accepts_no_connections(model: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="a Unix socket")
+async def test_the_librarys_own_server_is_private_and_refuses_requests_without_the_key(model: Path) -> None:
     async with LocalClient(model, max_context=300) as client:
         await client.complete(prompt())
-        server = next(iter(local_engine._engines.values()))._server
-        address = server.listening_address
-        assert address.startswith("unix://")
-        with socket.socket(socket.AF_UNIX) as probe, pytest.raises(FileNotFoundError):
-            probe.connect(address.removeprefix("unix://"))
-        assert not await asyncio.to_thread(Path(address.removeprefix("unix://")).parent.exists)
+        library = next(iter(local_engine._engines.values()))._library
+        assert library is not None
+        folder = Path(library._folder)
+        assert (folder / "s.sock").is_socket()
+        assert stat.S_IMODE(await asyncio.to_thread(lambda: folder.stat().st_mode)) == 0o700
+        with closing(local_engine._Connection(library._folder, "")) as connection:
+            connection.request("GET", "/slots")
+            assert connection.getresponse().status == 401
+    await until(lambda: not folder.exists())
+
+
+# ------------------------------------------------------------------------------------------------ prompts read once
+
+BEGINNING = "".join(chr(ord("a") + i % 26) for i in range(1500))
+
+
+def shared(rest: str = "", **keys: object) -> ModelRequest:
+    return prompt(BEGINNING + rest, shared=len(BEGINNING), **keys)
+
+
+async def read_by_a_new_process(model: Path, told: list[str]) -> Usage:
+    """Ask a client whose model is loaded only for this request."""
+    async with LocalClient(model, max_context=2048, on_status=told.append) as client:
+        reply = await client.complete(shared("abc"))
+    assert reply.text == "defghijk"
+    return reply.usage
+
+
+async def test_the_fixed_beginning_of_a_prompt_is_read_once_and_then_restored_from_disk(model: Path) -> None:
+    told: list[str] = []
+    first = await read_by_a_new_process(model, told)
+    assert first.cache_read_tokens < 3
+    assert [text for text in told if text.startswith("preparing the instructions; only the first run does this")]
+    told.clear()
+    second = await read_by_a_new_process(model, told)
+    assert second.cache_read_tokens >= len(BEGINNING)
+    assert second.input_tokens == first.input_tokens
+    assert told == ["Loading alphabet.gguf"]
+
+
+async def test_a_damaged_state_is_deleted_and_the_prompt_read_again(model: Path) -> None:
+    told: list[str] = []
+    await read_by_a_new_process(model, told)
+    (file,) = (models_folder() / "prompts").glob("*.state")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    assert (await read_by_a_new_process(model, told)).cache_read_tokens < 3
+    assert (await read_by_a_new_process(model, told)).cache_read_tokens >= len(BEGINNING)
+
+
+async def test_a_state_that_the_engine_refuses_is_made_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PromptStates, "key", staticmethod(lambda *_: "k"))
+    states = PromptStates(models_folder() / "prompts")
+    name = states.begin()
+    (states.folder / name).write_bytes(b"not a state")
+    states.finish("k", name)
+    assert (await read_by_a_new_process(model, [])).cache_read_tokens < 3
+    assert (await read_by_a_new_process(model, [])).cache_read_tokens >= len(BEGINNING)
+
+
+async def test_runs_of_one_process_share_the_beginning_and_keep_their_own_prompts(model: Path) -> None:
+    other = "".join(chr(ord("z") - i % 26) for i in range(1500))
+    async with LocalClient(model, max_context=2048) as client:
+        history = await client.complete(prompt("qrstuv" * 60))
+        await client.complete(shared("a"))
+        await client.complete(prompt(other, shared=len(other)))
+        assert (await client.complete(shared("b"))).usage.cache_read_tokens >= len(BEGINNING)
+        again = await client.complete(prompt("qrstuv" * 60 + "w"))
+        assert again.usage.cache_read_tokens >= history.usage.input_tokens - 1
+
+
+async def test_a_models_folder_that_cannot_be_written_only_costs_time(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CLOSEOUT_MODELS", str(tmp_path / "file" / "models"))
+    for _ in range(2):
+        assert (await read_by_a_new_process(model, [])).cache_read_tokens < 3
+
+
+async def test_a_request_can_be_stopped_while_its_beginning_is_read(model: Path) -> None:
+    def stop(text: str) -> None:
+        if text.startswith("preparing"):
+            task.cancel()
+
+    async with LocalClient(model, max_context=2048, on_status=stop) as client:
+        task = asyncio.create_task(client.complete(shared("abc")))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        client.on_status = None
+        assert (await client.complete(shared("abc"))).text == "defghijk"
+
+
+async def test_progress_says_how_much_of_the_prompt_is_read(model: Path) -> None:
+    told: list[str] = []
+    async with LocalClient(model, max_context=2048, on_status=told.append) as client:
+        await client.complete(prompt("abc" * 200))
+    assert told[0] == "Loading alphabet.gguf"
+    assert any(re.match(r"reading the prompt: \d+ of 601 tokens", text) for text in told)
+    assert told[-1] == "writing the reply"
+
+
+def test_the_states_used_longest_ago_are_deleted_beyond_the_limit(tmp_path: Path) -> None:
+    states = PromptStates(tmp_path / "prompts", most_bytes=250)
+    for age, key in enumerate(("old", "middle", "new")):
+        name = states.begin()
+        (states.folder / name).write_bytes(key.encode() * 25)
+        states.finish(key, name)
+        (kept,) = states.folder.glob(f"{key}-*")
+        os.utime(kept, (age, age))
+        if key == "middle":
+            assert states.find("old")  # its time is now
+    assert [bool(states.find(key)) for key in ("old", "middle", "new")] == [True, False, True]
+
+
+# ------------------------------------------------------------------------------------------------ the machine
+
+
+def test_all_idle_cores_are_used_unless_fewer_were_faster() -> None:
+    assert pick_threads(8, {}) == 8
+    assert pick_threads(0, {}) == 1
+    slow, fast = Speed(8, 90.0, 5.0), Speed(4, 80.0, 20.0)
+    assert pick_threads(8, {8: slow, 4: fast}) == 4
+    assert pick_threads(8, {4: fast}) == 8  # not tried yet
+    assert pick_threads(2, {8: slow, 4: fast}) == 2
+    assert 1 <= idle_cores(usable_cores()) <= usable_cores()
+
+
+def test_the_best_speeds_are_kept_for_each_model_and_a_damaged_file_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "speed.json"
+    file.write_text("[1, 2")
+    speeds = Speeds(file, "a.gguf", "engine 1")
+    assert speeds.read() == {}
+    speeds.keep(Speed(2, 40.0, 10.0))
+    speeds.keep(Speed(2, 30.0, 12.0))
+    speeds.keep(Speed(1, 20.0, 9.0))
+    Speeds(file, "b.gguf", "engine 1").keep(Speed(2, 99.0, 99.0))
+    assert speeds.read() == {1: Speed(1, 20.0, 9.0), 2: Speed(2, 40.0, 12.0)}
+    assert Speeds(file, "a.gguf", "engine 2").read() == {}
+
+
+async def test_the_speed_that_a_client_reaches_is_kept(model: Path) -> None:
+    async with LocalClient(model, threads=1, max_context=2048) as client:
+        await client.complete(prompt("abc" * 200, max_tokens=40))
+    await until(lambda: 1 in local_engine.speeds_of(str(model)))
+    assert local_engine.speeds_of(str(model))[1].prompt > 0
+
+
+def test_child_processes_do_not_inherit_how_our_threads_wait() -> None:
+    assert "GOMP_SPINCOUNT" not in os.environ
 
 
 def test_ctrl_c_stays_pythons_even_where_the_library_takes_it() -> None:

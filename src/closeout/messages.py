@@ -352,7 +352,10 @@ class Constraint:
 
 @record(kw_only=True)
 class ModelRequest:
-    """One request to a model. `prompt` replaces `messages` for completion endpoints."""
+    """One request to a model. `prompt` replaces `messages` for completion endpoints.
+
+    Its first `shared` characters are the same in other runs, so their state is worth keeping.
+    """
 
     messages: Sequence[Message] = ()
     prompt: str | None = None
@@ -366,6 +369,7 @@ class ModelRequest:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     breakpoints: tuple[int, ...] = ()  # indexes of messages that end a stable prefix, for caches that are told
     timeout: float | None = None  # seconds for this request, retries not counted
+    shared: int = 0  # characters of `prompt`
 
 
 @record

@@ -6,6 +6,7 @@ A terminal also gets a status line.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,7 @@ class Display:
         """Show what is happening: in the status line, or now and then on a line of its own."""
         self._doing = doing
         if self._live is None:
-            what, said = doing.rstrip("0123456789 %.,:"), time.monotonic()
+            what, said = re.split(r"[\d%]", doing, maxsplit=1)[0], time.monotonic()
             if what != self._said[0] or said > self._said[1] + LINE_PERIOD:
                 self._said = what, said
                 self.say(doing, "dim")

@@ -85,8 +85,10 @@ def action_grammar(
     writer = _Grammar()
     calls = []
     for number, tool in enumerate(tools):
-        head = _literal(f'{{"action": {json.dumps(tool.name, ensure_ascii=False)}, "action_input": ')
-        writer.rules[f"call{number}"] = f'{head} {writer.rule(f"input{number}", tool.parameters)} "}}"'
+        name, given = json.dumps(tool.name, ensure_ascii=False), writer.rule(f"input{number}", tool.parameters)
+        # As the examples show it: one JSON object, or for weak models the bare name and its input.
+        whole = f"""{_literal(f'{{"action": {name}, "action_input": ')} {given} "}}\""""
+        writer.rules[f"call{number}"] = f"{whole} | {_literal(f'{tool.name} ')} {given}"
         calls.append(f"call{number}")
     ends = [f'"Action: " ({" | ".join(calls)})'] if calls else []
     if may_answer or not calls:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from closeout.dialects.function_call import NOT_RUN
-from closeout.dialects.prompts import Prompts, examples_slots, tool_names, tools_json
+from closeout.dialects.prompts import Prompts, examples_slots, tool_names, tools_brief, tools_json
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt, observation_text
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
@@ -80,22 +80,25 @@ class CotCompletion:
 
     def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
         self._prompts = Prompts(prompts)
-        self._frame: tuple[tuple[Any, ...], tuple[str, str]] | None = None
+        self._frame: tuple[tuple[Any, ...], tuple[str, str, int]] | None = None
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
+        brief = capabilities.weak and bool(examples_slots(view.tools))  # as the worked examples write actions
+        form = f"{self.name}/brief" if brief else self.name
         parts = []
         for step in view.steps:
-            done = step.rendered.get(self.name)
+            done = step.rendered.get(form)
             if done is None:
-                done = step.rendered[self.name] = (Message(role="user", content=_step_text(step)),)
+                done = step.rendered[form] = (Message(role="user", content=_step_text(step, brief=brief)),)
             parts.append(done[0]["content"])
         parts += [f"{hint}\n" for hint in (view.note, view.closing) if hint]
         prompt = self.prompt(view, "".join(parts), weak=capabilities.weak)
-        return ModelRequest(prompt=prompt, stop=self.stop if capabilities.stop else ())
+        shared = self._rendered_frame(view, capabilities.weak)[2]
+        return ModelRequest(prompt=prompt, stop=self.stop if capabilities.stop else (), shared=shared)
 
     def prompt(self, view: HistoryView, scratchpad: str, *, weak: bool = False) -> str:
         """The whole prompt with this scratchpad, up to the primer."""
-        before, after = self._rendered_frame(view, weak)
+        before, after, _ = self._rendered_frame(view, weak)
         return f"{before}{scratchpad}{after}"
 
     def instruction_prompt(self, view: HistoryView, *, weak: bool = False) -> str:
@@ -106,19 +109,24 @@ class CotCompletion:
     def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
         return ReactReader(tools, primed=True)
 
-    def _rendered_frame(self, view: HistoryView, weak: bool) -> tuple[str, str]:
-        """The prompt before and after the scratchpad. The second begins or ends with the primer, exactly once."""
+    def _rendered_frame(self, view: HistoryView, weak: bool) -> tuple[str, str, int]:
+        """The prompt before and after the scratchpad, and the length of what precedes the conversation.
+
+        The text after the scratchpad begins or ends with the primer, exactly once.
+        """
         key = (weak, view.instructions, view.question, view.tools, view.earlier)
         if self._frame is None or self._frame[0] != key:
-            # A random mark finds the slots' places; it never reaches the model.
-            mark = secrets.token_hex(16)
+            # Random marks find the slots' places; they never reach the model.
+            mark, start = secrets.token_hex(16), secrets.token_hex(16)
             text = self._prompts.render(
                 self.name,
                 **self._first_slots(view, weak),
-                historic_messages=historic_prompt(view.earlier),
+                historic_messages=f"{start}{historic_prompt(view.earlier)}",
                 query=f"{mark}?",
                 agent_scratchpad=mark,
             )
+            shared = min(text.find(start), text.find(mark))
+            text = text.replace(start, "")
             head, asked, tail = text.partition(f"{mark}?")
             if asked:
                 # `Question:` precedes the question once: in the template, or else here.
@@ -129,21 +137,22 @@ class CotCompletion:
                 before = before.rstrip().removesuffix(PRIMER)
             own = after.rstrip()
             after = (own if own.strip() != PRIMER else PRIMER) if own.endswith(PRIMER) else PRIMER + after
-            self._frame = key, (before, after)
+            self._frame = key, (before, after, max(shared, 0))
         return self._frame[1]
 
     def _first_slots(self, view: HistoryView, weak: bool) -> dict[str, Any]:
         slots = examples_slots(view.tools) if weak else {}
         return {
             "instruction": view.instructions,
-            "tools": tools_json(view.tools),
+            "tools": tools_brief(view.tools) if slots else tools_json(view.tools),
             "tool_names": tool_names(view.tools),
             "examples": self._prompts.render("weak_examples_completion", **slots) if slots else "",
         }
 
 
-def _step_text(step: Step) -> str:
-    return scratchpad_text(unit for unit in step_units(step) if unit.action) or f"Thought: {step.text}\n"
+def _step_text(step: Step, *, brief: bool = False) -> str:
+    units = (unit for unit in step_units(step, brief=brief) if unit.action)
+    return scratchpad_text(units) or f"Thought: {step.text}\n"
 
 
 # ------------------------------------------------------------------------------------------------ scratchpad
@@ -175,19 +184,21 @@ class AgentScratchpadUnit:
         return self.action is None or is_final_answer(self.action.action_name)
 
 
-def action_text(call: ToolCall) -> str:
-    """A call as the JSON object that the prompts teach, with UTF-8 unescaped."""
+def action_text(call: ToolCall, *, brief: bool = False) -> str:
+    """A call as the JSON object that the prompts teach, or `brief` as its name and input. UTF-8 is not escaped."""
+    if brief:
+        return f"{call.name} {json.dumps(call.arguments, ensure_ascii=False, default=dict)}"
     return json.dumps({"action": call.name, "action_input": call.arguments}, ensure_ascii=False, default=dict)
 
 
-def step_units(step: Step) -> Iterator[AgentScratchpadUnit]:
+def step_units(step: Step, *, brief: bool = False) -> Iterator[AgentScratchpadUnit]:
     """A step as scratchpad units, one for each of its calls; a step without calls is a thought."""
     results = [result.text for result in step.returns]
     for index, call in enumerate(step.calls):
         yield AgentScratchpadUnit(
             agent_response=step.raw,
             thought=step.text if index == 0 else None,
-            action_str=action_text(call),
+            action_str=action_text(call, brief=brief),
             observation=results[index] if index < len(results) else NOT_RUN,
             action=AgentScratchpadUnit.Action(call.name, _input(call)),
         )

@@ -15,7 +15,7 @@ from closeout.parsing.readers import LOCAL_SERVER
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["PartlyFilled", "Prompts", "examples_slots", "tool_names", "tools_json"]
+__all__ = ["PartlyFilled", "Prompts", "examples_slots", "tool_names", "tools_brief", "tools_json"]
 
 # What each template must show the model, by slot.
 _FIRST_SLOTS = {"instruction": "the instructions and the form of the answer", "tools": "the tools"}
@@ -128,6 +128,25 @@ def tools_json(tools: Sequence[ToolSpec]) -> str:
         for tool in tools
     )
     return "[\n" + ",\n".join(lines) + "\n]" if tools else "[]"
+
+
+def tools_brief(tools: Sequence[ToolSpec]) -> str:
+    """The tools in few tokens, one per line: name, parameters with their descriptions, description."""
+    return "\n".join(f"{tool.name} {_parameters_brief(tool.parameters)}: {tool.description}" for tool in tools)
+
+
+def _parameters_brief(schema: Mapping[str, Any]) -> str:
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or ()
+    described: dict[str, Any] = {}
+    for name, given in properties.items():
+        given = given if isinstance(given, Mapping) else {}
+        if not {"anyOf", "oneOf", "allOf", "$ref", "properties", "items", "enum"}.isdisjoint(given):
+            described[name] = given
+            continue
+        parts = [str(given.get("description") or given.get("type") or "any")]
+        described[name] = ", ".join([*parts, *([] if name in required else ["optional"])])
+    return json.dumps(described, ensure_ascii=False, default=dict)
 
 
 def tool_names(tools: Sequence[ToolSpec]) -> str:

@@ -34,6 +34,7 @@ _REPEATED = 240
 _REPEATED_CONSTRAINED = 480  # the grammar may still end a constrained reply, except within a string
 _KEPT = 1500  # characters of the end that are examined, so a piece has at most a third of these
 _LOOK_EVERY = 16  # chunks
+_MEASURED = 32  # tokens; fewer say nothing about speed, and are read or written at once
 OnStatus = Callable[[str], None]
 
 
@@ -45,12 +46,14 @@ class LocalClient(BaseClient):
 
     Args:
         model: "local", "local:small", or the path of a `.gguf` file.
-        threads: Generation threads. More than one helps only if the machine has idle cores.
+        threads: Threads that compute. By default as many as there are idle cores when the model is loaded, or fewer if
+            those were faster before.
         max_context: Tokens of prompt and reply together.
         temperature: For requests without their own; by default 0.
         top_p: For requests without their own.
         max_tokens: For requests without their own; by default 1,024.
-        on_status: Called in the event loop with a short text before something slow, such as loading.
+        on_status: Called in the event loop with a short text before and during something slow: downloading, loading,
+            reading the prompt.
         pull: Whether to download missing weights.
 
     Raises:
@@ -62,7 +65,7 @@ class LocalClient(BaseClient):
         self,
         model: str | Path = "local",
         *,
-        threads: int = 1,
+        threads: int | None = None,
         max_context: int | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
@@ -70,7 +73,7 @@ class LocalClient(BaseClient):
         on_status: OnStatus | None = None,
         pull: bool = True,
     ) -> None:
-        if threads < 1:
+        if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, got {threads}.")
         context = max_context or DEFAULT_CONTEXT
         weights_named(str(model))
@@ -109,18 +112,27 @@ class LocalClient(BaseClient):
             ModelTimeout: The reply was not complete in time.
             ModelUnavailable: The model cannot be loaded.
         """
-        job = _Job(asyncio.get_running_loop(), request.prompt is None, _body(request, self._defaults), self._pull)
-        builder = _Builder(self.name, on_delta, constrained=request.constraint is not None)
+        job = _Job(
+            asyncio.get_running_loop(),
+            chat=request.prompt is None,
+            beginning=(request.prompt or "")[: request.shared],
+            body=_body(request, self._defaults),
+            pull=self._pull,
+        )
+        builder = _Builder(self.name, on_delta, self._tell, constrained=request.constraint is not None)
         if self._engine is None:
             self._engine = borrow(self._key)
             # Also called when the client is collected without `aclose`. A finalizer runs only once.
             self._give_back = weakref.finalize(self, give_back, self._engine)
-        waiting = self._engine.submit(job.run)
+        engine = self._engine
+        waiting = engine.submit(job.run)
         try:
             async with asyncio.timeout(None) as deadline:
                 while (news := await job.news.get()) is not None:
                     if isinstance(news, str):
                         self._tell(news)
+                    elif isinstance(news, _Prepared):
+                        builder.prepared = news.tokens
                     elif news is _STARTED:
                         if request.timeout is not None:
                             deadline.reschedule(asyncio.get_running_loop().time() + request.timeout)
@@ -139,6 +151,7 @@ class LocalClient(BaseClient):
         finally:
             job.stop.set()
             waiting.cancel()
+            engine.note_speed(prompt=builder.prompt_speed, reply=builder.reply_speed)
             self.charge(builder.usage())
         return builder.reply()
 
@@ -149,12 +162,22 @@ class LocalClient(BaseClient):
             self._give_back()
 
     def _tell(self, status: str) -> None:
-        _log.info("%s", status)
+        _log.log(logging.DEBUG if status.startswith((_READING, _WRITING)) else logging.INFO, "%s", status)
         if self.on_status is not None:
             self.on_status(status)
 
 
 _STARTED = object()
+_READING = "reading the prompt"
+_PREPARING = "preparing the instructions; only the first run does this"
+_WRITING = "writing the reply"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The fixed beginning of the prompt was read now, not by an earlier run."""
+
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -163,6 +186,7 @@ class _Job:
 
     loop: asyncio.AbstractEventLoop
     chat: bool
+    beginning: str  # of the prompt, shared with other runs
     body: bytes
     pull: bool
     stop: threading.Event = field(default_factory=threading.Event)
@@ -174,6 +198,12 @@ class _Job:
             return
         try:
             engine.load(self._send, self.stop, pull=self.pull)
+            progress = _ReadingProgress(_PREPARING, self._send)
+            if self.beginning and engine.prepare(self.beginning, lambda chunk: self._prepare_chunk(chunk, progress)):
+                engine.note_speed(prompt=progress.speed)
+                self._send(_Prepared(progress.read))
+            if self.stop.is_set():
+                return
             self._send(_STARTED)
             engine.generate(chat=self.chat, body=self.body, on_chunk=self._chunk)
             self._send(None)
@@ -188,6 +218,13 @@ class _Job:
         # An exception must not reach the library's C++ code.
         with contextlib.suppress(Exception):
             self._send(decode_json(chunk, keep_surrogates=True))
+            return self.stop.is_set()
+        return True
+
+    def _prepare_chunk(self, chunk: bytes, progress: _ReadingProgress) -> bool:
+        with contextlib.suppress(Exception):
+            if found := decode_json(chunk, keep_surrogates=True).get("prompt_progress"):
+                progress.take(found)
             return self.stop.is_set()
         return True
 
@@ -261,10 +298,37 @@ def _constraint(constraint: Constraint) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ replies
 
 
+class _ReadingProgress:
+    """Tells how much of a prompt has been read and how long the rest takes, from the library's progress reports."""
+
+    def __init__(self, what: str, tell: OnStatus) -> None:
+        self._what = what
+        self._tell = tell
+        self.read = 0  # tokens, those from the cache not counted
+        self.speed = 0.0  # tokens per second; 0 if too few were read to tell
+        self.told = False
+
+    def take(self, progress: Mapping[str, Any]) -> None:
+        total, cached, done = progress["total"], progress.get("cache", 0), progress["processed"]
+        seconds = progress.get("time_ms", 0) / 1000
+        self.read = done - cached
+        if self.read >= _MEASURED and seconds > 0:
+            self.speed = self.read / seconds
+        if total - cached < _MEASURED:
+            return
+        left = f" ({(total - done) / self.speed:.0f} s left)" if self.speed and done < total else ""
+        self._tell(f"{self._what}: {done:,} of {total:,} tokens{left}")
+        self.told = True
+
+
 class _Builder:
     """Builds the reply from the library's chunks, which have OpenAI's shape, and counts tokens."""
 
-    def __init__(self, model: str, on_delta: OnDelta | None, *, constrained: bool) -> None:
+    def __init__(self, model: str, on_delta: OnDelta | None, tell: OnStatus, *, constrained: bool) -> None:
+        self.prepared = 0  # tokens of the prompt that were read before the request; not from an earlier run
+        self.reply_speed = 0.0
+        self._tell = tell
+        self._reading = _ReadingProgress(_READING, tell)
         self._constrained = constrained
         self._on_delta = on_delta
         self._reply = ReplyBuilder(self._show)
@@ -301,16 +365,28 @@ class _Builder:
         self._ran = True
         if progress := chunk.get("prompt_progress"):
             self._input, self._cached = progress["total"], progress["cache"]
+            self._reading.take(progress)
         if timings := chunk.get("timings"):
-            self._output = max(self._output, timings.get("predicted_n", 0))
+            written = timings.get("predicted_n", 0)
+            if written and not self._output and self._reading.told:
+                self._tell(_WRITING)
+            self._output = max(self._output, written)
+            if self._output >= _MEASURED:
+                self.reply_speed = float(timings.get("predicted_per_second", 0.0))
         if usage := chunk.get("usage"):
             self._input, self._output = usage["prompt_tokens"], usage["completion_tokens"]
             self._cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", self._cached)
 
+    @property
+    def prompt_speed(self) -> float:
+        """Tokens of the prompt read per second; 0 if too few were read to tell."""
+        return self._reading.speed
+
     def usage(self) -> Usage:
         if not self._ran:
             return Usage()
-        return Usage(self._input, self._output, cache_read_tokens=self._cached, requests=1, cost_usd=0.0)
+        cached = max(0, self._cached - self.prepared)
+        return Usage(self._input, self._output, cache_read_tokens=cached, requests=1, cost_usd=0.0)
 
     def reply(self) -> ModelReply:
         return self._reply.reply(usage=self.usage())
