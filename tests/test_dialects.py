@@ -1,10 +1,12 @@
 """Dialects: how a conversation is written, that requests only grow, and how replies are read back."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from closeout.dialects.constrain import action_constraint, action_grammar, action_schema
+from closeout.dialects.prompts import tools_brief
 from closeout.dialects.protocol import DIALECTS, HistoryView, get_dialect, serves
 from closeout.errors import ConfigError, UsageError
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelReply, Step, ToolCall, ToolReturn, ToolSpec
@@ -102,6 +104,44 @@ def test_a_completion_prompt_holds_the_question_once_and_ends_in_the_primer():
     prompt = get_dialect("cot_completion").render(view([step(1)]), Capabilities()).prompt
     assert prompt.count("Question:") == 1
     assert prompt.endswith("Observation: found {{ query }}\nThought:")
+
+
+def test_the_completion_prompt_of_weak_models_is_brief_and_its_actions_look_like_the_examples():
+    dialect = get_dialect("cot_completion")
+    prompt = dialect.render(view([step(1)]), Capabilities(weak=True)).prompt
+    assert '\ncalculate {"e": "string"}: Compute.' in prompt
+    assert '"parameters"' not in prompt
+    assert prompt.endswith('\nAction: search {"q": "ö1"}\nObservation: found {{ query }}\nThought:')
+    assert dialect.render(view([step(1)]), Capabilities()).prompt.count('"action_input"') > 1
+
+
+def test_tools_are_described_briefly_with_their_required_parameters():
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "Its name."},
+            "days": {"type": "integer", "description": "How many."},
+            "unit": {"enum": ["C", "F"]},
+        },
+        "required": ["city"],
+    }
+    brief = tools_brief([ToolSpec("weather", "Forecast.", schema), ToolSpec("now", "The time.", {})])
+    assert brief.splitlines() == [
+        'weather {"city": "Its name.", "days": "integer, optional", "unit": {"enum": ["C", "F"]}}: Forecast.',
+        "now {}: The time.",
+    ]
+
+
+def test_what_precedes_the_conversation_is_shared_by_all_runs():
+    dialect = get_dialect("cot_completion")
+    asked = [view(), view([step(1)]), replace(view(), question="Another?")]
+    earlier = (Message(role="user", content="Hello"), Message(role="assistant", content="Hi"))
+    requests = [dialect.render(each, Capabilities(weak=True)) for each in [*asked, replace(view(), earlier=earlier)]]
+    beginnings = {request.prompt[: request.shared] for request in requests}
+    assert len(beginnings) == 1
+    assert all(request.prompt[request.shared :].startswith("Question: ") for request in requests)
+    other_order = "{{query}}|{{historic_messages}}{{instruction}}|{{tools}}\n{{agent_scratchpad}}"
+    assert get_dialect("cot_completion", {"cot_completion": other_order}).render(view(), Capabilities()).shared == 0
 
 
 def test_a_replaced_completion_template_may_place_the_slots_as_it_likes():

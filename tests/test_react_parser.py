@@ -277,6 +277,11 @@ def test_rule_10_the_answer_may_be_on_an_action_line():
     assert answer("Thought: so\n**Action:** Answer: 42") == "42"
 
 
+def test_rule_12_a_name_and_its_object_on_one_line_are_an_action_without_repair():
+    found = action('Action: f {"x": 1}')
+    assert (found.name, found.input, found.repairs) == ("f", {"x": 1}, ())
+
+
 @pytest.mark.parametrize(
     ("text", "value", "names"),
     [

@@ -136,17 +136,18 @@ def tools_brief(tools: Sequence[ToolSpec]) -> str:
 
 
 def _parameters_brief(schema: Mapping[str, Any]) -> str:
-    properties = schema.get("properties") or {}
+    """A tool's parameters as an example of its input: names with descriptions, of optional ones only the type."""
     required = schema.get("required") or ()
-    described: dict[str, Any] = {}
-    for name, given in properties.items():
+    shown: dict[str, Any] = {}
+    for name, given in (schema.get("properties") or {}).items():
         given = given if isinstance(given, Mapping) else {}
-        if not {"anyOf", "oneOf", "allOf", "$ref", "properties", "items", "enum"}.isdisjoint(given):
-            described[name] = given
-            continue
-        parts = [str(given.get("description") or given.get("type") or "any")]
-        described[name] = ", ".join([*parts, *([] if name in required else ["optional"])])
-    return json.dumps(described, ensure_ascii=False, default=dict)
+        if not given.keys().isdisjoint(("anyOf", "oneOf", "allOf", "$ref", "properties", "items", "enum")):
+            shown[name] = given
+        elif name in required:
+            shown[name] = given.get("description") or given.get("type") or "any"
+        else:
+            shown[name] = f"{given.get('type') or 'any'}, optional"
+    return json.dumps(shown, ensure_ascii=False, default=dict)
 
 
 def tool_names(tools: Sequence[ToolSpec]) -> str:

@@ -1221,7 +1221,8 @@ class CotAgentOutputParser:
     def _end_name(self, stop: str) -> bool:
         """The name is complete; `stop` is the character that ended it, "" if nothing can follow."""
         action = self._action
-        name = "".join(action.name_pieces).strip().rstrip("*:").strip()
+        written = "".join(action.name_pieces)
+        name = written.strip().rstrip("*:").strip()
         if is_no_action(name):
             return self._not_an_action()
         if len(name) > 2 and name[0] == name[-1] and name[0] in "\"'`":
@@ -1235,7 +1236,9 @@ class CotAgentOutputParser:
         self._announce(name)
         action.form = "input"
         if stop in ("(", "{"):
-            action.repairs.append(Repair("call_form", "action", f"{name}{stop}"))
+            if stop == "(" or written.strip() != name or not written.endswith(" "):
+                # Not `name {"x": 1}`, which the worked examples for weak models teach.
+                action.repairs.append(Repair("call_form", "action", f"{name}{stop}"))
             if stop == "{":
                 return self._begin_json()
             action.closer = ")"
