@@ -442,6 +442,54 @@ class Agent(Generic[Value]):
             despite_damage=despite_damage,
         )
 
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int | str | None = None,
+        set_results: Mapping[str, Any] | None = None,
+        note: str = "",
+        new_run_id: str = "",
+        origin: Mapping[str, Any] | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> RunResult[Value]:
+        """Continue a recorded run from an earlier point, as a new run. What is before that point costs nothing.
+
+        The run itself stays as it is. This agent may differ from the one that made it, for example in its model.
+
+        Args:
+            run_id: The name of the run.
+            at: Where: 3 is before the model is asked for turn 3, as `closeout runs` counts ("2.3": in attempt 2); "e57"
+                is after event 57 of the record, with the outcome of what had begun; another text is the name of a
+                checkpoint. None: after the results that are set.
+            set_results: Other results for calls of the last turn before that point, by handle.
+            note: A hint for the model, shown with every request from there on.
+            new_run_id: A name for the new run, new in its home.
+            origin: JSON-able notes for whoever resumes it; those of the run if None.
+            listeners: As for `run`.
+
+        Raises:
+            RunNotFound: There is no such run in the home.
+            UsageError: There is no such point in the run, or the run is over there.
+            JournalError: The record cannot be read or written.
+        """
+        from closeout.run.fork import fork_run
+
+        store = self.store()
+        if store is None:
+            raise UsageError("This agent keeps its runs in memory (home=False), so it cannot fork them. Pass a home.")
+        found = await fork_run(
+            self.plan(),
+            store,
+            run_id,
+            at=at,
+            set_results=set_results,
+            note=note,
+            new_id=new_run_id,
+            origin=origin,
+        )
+        return await self.resume(found, listeners=listeners)
+
     def as_tool(self, name: str, description: str) -> Tool[..., Any]:
         """Return the agent as a tool of another one. It takes a task and returns a report.
 

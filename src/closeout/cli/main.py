@@ -125,6 +125,46 @@ def approve(
 
 @app.command()
 @guarded
+def fork(
+    run_id: RunId,
+    at: Annotated[
+        str | None, typer.Option(help="3: before turn 3; 2.3: of attempt 2; e57: after event 57; or a checkpoint")
+    ] = None,
+    set_result: Annotated[
+        list[str] | None, typer.Option(help="Another result for a call, such as r3='{\"price\": 5}'; may be repeated")
+    ] = None,
+    note: Annotated[str, typer.Option(help="A hint for the model from there on")] = "",
+    model: Model = None,
+    base_url: BaseUrl = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Continue a run from an earlier point as a new run; what is before that point costs nothing."""
+    from closeout.cli.fork import fork_command
+
+    return fork_command(
+        run_id,
+        at,
+        set_result or (),
+        note=note,
+        model=model,
+        base_url=base_url,
+        as_json=json,
+        quiet=quiet,
+    )
+
+
+@app.command()
+@guarded
+def diff(first: RunId, second: RunId, json: Json = False) -> int:
+    """Name the first difference between two runs."""
+    from closeout.cli.fork import diff_command
+
+    return diff_command(first, second, as_json=json)
+
+
+@app.command()
+@guarded
 def replay(run_id: RunId, json: Json = False) -> int:
     """Replay a recorded run without model, tools and network, and report where it departs from its record."""
     from closeout.cli.running import replay_command

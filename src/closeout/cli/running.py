@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
     from closeout.run.result import RunResult
 
-__all__ = ["replay_command", "resume_command", "run_command"]
+__all__ = ["replay_command", "resume_command", "run_agent", "run_command"]
 
 Start = Callable[["Agent", Sequence["Listener"]], Awaitable["RunResult"]]
 
@@ -40,7 +40,7 @@ def run_command(question: str, options: RunOptions, *, as_json: bool, quiet: boo
         origin = options.as_origin()
         return await agent.run(task, files=options.files, run_id=run_id, origin=origin, listeners=listeners)
 
-    return _run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
+    return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
 
 
 def resume_command(
@@ -53,7 +53,7 @@ def resume_command(
     async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
         return await agent.resume(run_id, despite_changes=force, despite_damage=force, listeners=listeners)
 
-    return _run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
+    return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
 
 
 def replay_command(run_id: str, *, as_json: bool) -> int:
@@ -100,7 +100,16 @@ def _read_stdin() -> str:
 # ------------------------------------------------------------------------------------------------ one run
 
 
-def _run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: bool) -> int:
+def run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet: bool) -> int:
+    """Execute a run at the terminal and report how it ended. Return the exit code.
+
+    Args:
+        agent: The agent.
+        start: Starts, resumes or forks the run.
+        run_id: The run.
+        as_json: Print the result as a JSON object.
+        quiet: Print only the answer.
+    """
     display = None if quiet else Display()
 
     def on_first_signal() -> None:
@@ -127,7 +136,7 @@ def _run_agent(agent: Agent, start: Start, run_id: str, *, as_json: bool, quiet:
         async def resume(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
             return await agent.resume(run_id, decisions=decisions, listeners=listeners)
 
-        return _run_agent(agent, resume, run_id, as_json=as_json, quiet=quiet)
+        return run_agent(agent, resume, run_id, as_json=as_json, quiet=quiet)
     _report(result, display, as_json=as_json)
     return exits.OUTCOMES[result.status]
 

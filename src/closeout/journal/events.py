@@ -93,6 +93,8 @@ class RunStarted(Event):
         origin: notes of the caller, for a later resume.
         name: the agent's name.
         tools: the tools that servers offered, as `run.lifecycle` writes them.
+        forked: for a fork, the `run_id` of the run that it was made of and how many of its `events` it began with.
+        notes: hints for the model, each with its `text` and the number of the first `request` that shows it.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools")
@@ -110,6 +112,8 @@ class RunStarted(Event):
     texts: str = ""
     name: str = ""
     tools: str = ""
+    forked: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[Mapping[str, Any], ...] = ()
 
 
 @record

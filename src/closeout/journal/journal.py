@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from closeout.errors import JournalDamaged, JournalError
+from closeout.errors import JournalDamaged, JournalError, Suspended
 from closeout.journal.events import DecisionRequested, Event, Noted, RunEnded, RunResumed, RunStarted
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row, Store
@@ -53,6 +53,7 @@ class Journal:
         *,
         recorded: Iterable[Row] = (),
         replay_only: bool = False,
+        suspends: bool = False,
     ) -> None:
         rows = tuple(recorded)
         self.run_id = run_id
@@ -63,6 +64,7 @@ class Journal:
         self._store = store
         self._number = number
         self.replay_only = replay_only
+        self._suspends = suspends
         self._recorded = RecordedRun(rows)
         self._worked_before = self._recorded.work  # seconds, in the processes before this one
         self._next = rows[-1].seq + 1 if rows else 0
@@ -133,9 +135,13 @@ class Journal:
         return await _opened_off_loop(store, store.submit(cls.reopen, store, run_id, despite_damage=despite_damage))
 
     @classmethod
-    def replay(cls, run_id: str, rows: Iterable[Row]) -> Journal:
-        """Return a journal in memory that repeats a record. An effect that is not in it raises JournalError."""
-        return cls(run_id, None, 0, recorded=rows, replay_only=True)
+    def replay(cls, run_id: str, rows: Iterable[Row], *, suspends: bool = False) -> Journal:
+        """Return a journal in memory that repeats a record.
+
+        An effect that is not in the record raises JournalError; with `suspends` it raises Suspended, so that other
+        effects that are under way are repeated first.
+        """
+        return cls(run_id, None, 0, recorded=rows, replay_only=True, suspends=suspends)
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -314,6 +320,8 @@ class Journal:
             publish(outcome, from_record=True)
             return outcome
         if self.replay_only:
+            if self._suspends:
+                raise Suspended([started])
             place = f"{type(started).__name__} {started.key} of agent {started.agent}"
             raise JournalError(f"The record of run {self.run_id} ends here: it has no outcome for {place}.")
         if interrupted is None:

@@ -153,8 +153,16 @@ class Store:
         """Call a function in the writing thread and wait for it without stopping the event loop."""
         return await asyncio.shield(asyncio.wrap_future(self.submit(act, *args, **kwargs)))
 
-    def create_run(self, run_id: str, model: str, started: RunStarted) -> int:
+    def create_run(
+        self, run_id: str, model: str, started: RunStarted, later: Sequence[tuple[float, Event]] = ()
+    ) -> int:
         """Create a run together with its first event, lock it, and return its number.
+
+        Args:
+            run_id: the name of the run.
+            model: the name of its model.
+            started: its first event.
+            later: the events of a fork, each with the seconds that the run has been at work.
 
         Raises:
             RunExists: a run of this name exists.
@@ -173,7 +181,9 @@ class Store:
                 number = int(cursor.lastrowid or 0)
                 self._synced.clear(number)
                 bodies: dict[bytes, bytes] = {}
-                db.execute(_INSERT_EVENTS, _row(number, [(0, at, started)], bodies))
+                begun = at - later[-1][0] if later else at
+                entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
+                db.execute(_INSERT_EVENTS, _row(number, entries, bodies))
                 if bodies:
                     db.executemany(_INSERT_BODY, list(bodies.items()))
                 self._locks.take(run_id, number)  # before others see the run and think that its process died

@@ -175,7 +175,7 @@ class Attempt:
                 reading, first = first, None
                 if reading is None:
                     self._refresh_tools()
-                    info = RequestInfo("act", self.number, self.turns, self._rollbacks.note)
+                    info = RequestInfo("act", self.number, self.turns, self._hints())
                     reading = await self._session.query(self._history, info, self._rollbacks)
                 stop = await self._take(Turn(self.turns, reading))
                 if stop is not None:
@@ -188,6 +188,15 @@ class Attempt:
         except ModelError as error:
             late = "max_seconds" if self._budget.out_of_time else "model_failed"
             return Stop(reason=self._budget.reached(self.turns) or late, failure=Failure.of(error))
+
+    def _hints(self) -> str:
+        """Return what the next request ends with: the notes of whoever forked the run, and the hint of a rollback."""
+        started, hint = self._journal.started, self._rollbacks.note
+        if started is None or not started.notes or self._path != "main":
+            return hint
+        sent = self._session.calls.sent
+        notes = [f"Note from the user: {note.get('text')}" for note in started.notes if note.get("request", 0) <= sent]
+        return "\n\n".join(filter(None, (*notes, hint)))
 
     def _refresh_tools(self) -> None:
         """Offer what the tool manager has now. Servers may have changed their tools during the last turn."""

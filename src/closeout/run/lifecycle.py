@@ -32,7 +32,9 @@ from closeout.tools.manager import ToolManager
 __all__ = [
     "Task",
     "as_recorded",
+    "execute_on",
     "execute_run",
+    "new_started",
     "recorded_task",
     "replay_run",
     "resume_run",
@@ -76,8 +78,13 @@ async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id
     Raises:
         JournalError: It cannot be kept.
     """
+    return await Journal.begin(store, new_started(plan, task), plan.client.name, run_id=run_id)
+
+
+def new_started(plan: AgentPlan, task: Task) -> RunStarted:
+    """Return the first event of a run. The plan's tools must be open."""
     tools = plan.offered_tools()
-    started = RunStarted(
+    return RunStarted(
         "main",
         task.text,
         task.task_id,
@@ -93,7 +100,6 @@ async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id
         name=plan.name,
         tools=dump_specs(tools),
     )
-    return await Journal.begin(store, started, plan.client.name, run_id=run_id)
 
 
 async def resume_run(
@@ -146,21 +152,36 @@ async def replay_run(
     return result, journal.departure
 
 
+async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
+    """Execute the loop of a run on a journal, and nothing around it: whatever ends it is raised."""
+    scope = _scope(plan, task, journal)
+    await _orchestrator(plan, task, scope).run()
+
+
+def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
+    budget = Budget(plan.limits, lambda: journal.elapsed)
+    scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents, stream=plan.stream)
+    scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
+    return scope
+
+
+def _orchestrator(plan: AgentPlan, task: Task, scope: Scope) -> Orchestrator:
+    question = task.question or task.text
+    return Orchestrator(plan, scope, question, earlier=task.earlier, images=task.images, task=task.text)
+
+
 async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener]) -> RunResult:
     """Run a task on a journal until it has a result. Every failure but cancellation is in the result."""
     totals, subscribers = RunTotals(), journal.subscribers
     totals.attempts = 0
     unsubscribe = [subscribers.subscribe(totals), *(subscribers.subscribe_listener(each) for each in listeners)]
-    budget = Budget(plan.limits, lambda: journal.elapsed)
-    scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents, stream=plan.stream)
-    scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
+    scope = _scope(plan, task, journal)
     orchestrator: Orchestrator | None = None
     try:
         journal.announce()
         try:
             _note_problems(plan, task, journal)
-            question = task.question or task.text
-            orchestrator = Orchestrator(plan, scope, question, earlier=task.earlier, images=task.images, task=task.text)
+            orchestrator = _orchestrator(plan, task, scope)
             result = await orchestrator.run()
         except Suspended as suspended:
             waiting = tuple(map(pending_of, suspended.requests))
