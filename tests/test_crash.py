@@ -7,18 +7,38 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 HARNESS = Path(__file__).parent / "harness" / "crash.py"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the harness forks a child for each kill point")
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the harness forks a child for each kill point")
+
+
+def tried(tmp_path: Path, *options: str) -> Any:
+    done = subprocess.run([sys.executable, str(HARNESS), str(tmp_path), *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@needs_fork
 @pytest.mark.timeout(400)
 def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(HARNESS), str(tmp_path)], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    found = tried(tmp_path)
     assert found["ended"] == "answered: all done"
     assert len(found["paid"]) == len(set(found["paid"])) == 10
     assert found["events"] >= 100
+    assert found["problems"] == []
+
+
+@needs_fork
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("scenario", "payments", "events"), [("waiting", 6, 100), ("fork", 6, 60)])
+def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: str, payments: int, events: int) -> None:
+    found = tried(tmp_path, scenario, "5")  # every fifth event: all of them take minutes
+    assert found["ended"] == "answered: all done"
+    assert len(found["paid"]) == len(set(found["paid"])) == payments
+    assert found["events"] >= events
     assert found["problems"] == []

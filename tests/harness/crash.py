@@ -1,8 +1,10 @@
 """Kills a run at every one of its journal events, resumes it, and compares it with an undisturbed one.
 
 Run as a script: it forks a child for each kill point, so that the dead process is really dead. Prints one JSON object.
+The scenario is "run"; "waiting", where every payment needs an approval and there are questions; or "fork", where the
+run that is killed is a fork of a finished one. With a stride only every so many kill points are tried.
 
-    python tests/harness/crash.py FOLDER
+    python tests/harness/crash.py FOLDER [SCENARIO] [STRIDE]
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -17,10 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from closeout import Agent, tool
+from closeout.errors import RunNotFound
 from closeout.journal import journal as journal_module
 from closeout.journal.events import Event
-from closeout.journal.store import close_stores
+from closeout.journal.store import Store, close_stores, open_store
+from closeout.run.result import RunResult
+from closeout.run.waiting import pending_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from closeout.tools.builtin import ask_user
 
 QUESTION = "Pay the bills, look up the keys, ask the clerk, and report."
 ANSWER = "all done"
@@ -39,7 +46,15 @@ PLAN: list[list[tuple[str, str]]] = [
     [("look", "h")],
     [("pay", "p8"), ("look", "i")],
 ]
-PAYMENTS = [f"p{n}" for n in range(1, 9)] + ["p10", "p11"]
+WAITING_PLAN: list[list[tuple[str, str]]] = [
+    [("pay", "p1"), ("look", "a")],
+    [("ask", "q1")],
+    [("pay", "p2"), ("ask", "q2"), ("pay", "p3")],
+    [("clerk", "p10"), ("look", "b"), ("clerk", "p11")],
+    [("pay", "p4")],
+]
+FORK_AT = 6  # the turn that the fork begins with
+PLANS = {"run": PLAN, "waiting": WAITING_PLAN, "fork": PLAN}
 
 
 def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
@@ -53,16 +68,18 @@ def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
 
 
 def _next(name: str, key: str, text: str) -> Any:
+    if name == "ask":
+        return call("ask_user", question=key)
     if name != "pay":
         return call(name, **({"task": f"pay {key}"} if name == "clerk" else {"key": key}))
     unsure = text.count("Interrupted") and f"{key} is not paid" not in text
     return call("was_paid", key=key) if unsure else call("pay", key=key)
 
 
-def agent_for(folder: Path) -> Agent:
+def agent_for(folder: Path, scenario: str = "run") -> Agent:
     paid = folder / "paid.txt"
 
-    @tool(inline=True)
+    @tool(inline=True, approval="always" if scenario == "waiting" else "never")
     def pay(key: str) -> str:
         """Pay a bill."""
         with paid.open("a") as file:
@@ -87,32 +104,80 @@ def agent_for(folder: Path) -> Agent:
         return answer(f"[{key}] done") if done else act([[("look", "x")], [("pay", key)]], view)
 
     clerk = Agent(ScriptedClient(clerks_turn, name="clerk"), [pay, was_paid, look], home=folder / "home")
-    main = ScriptedClient(lambda view: act(PLAN, view), name="main")
-    return Agent(main, [pay, was_paid, look, clerk.as_tool("clerk", "Pays a bill for you.")], home=folder / "home")
+    main = ScriptedClient(lambda view: act(PLANS[scenario], view), name="main")
+    tools = [pay, was_paid, look, clerk.as_tool("clerk", "Pays a bill for you."), ask_user]
+    return Agent(main, tools, home=folder / "home")
 
 
 def install(at: int, flushed: bool) -> Callable[[], int]:
-    original = journal_module.Journal._write
+    """Kill this process at a write: an event of a run, decisions on one, or a fork. Returns what counts the writes."""
+    original, original_add, original_create = journal_module.Journal._write, Store.add_events, Store.create_run
     count = 0
 
-    def write(self: journal_module.Journal, event: Event, *, durable: bool = False) -> None:
+    def begin() -> None:
         nonlocal count
         count += 1
         if count == at and not flushed:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def end() -> None:
+        if count == at and flushed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(self: journal_module.Journal, event: Event, *, durable: bool = False) -> None:
+        begin()
         original(self, event, durable=durable)
         if count == at and flushed:
             self.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+        end()
+
+    def add_events(self: Store, *arguments: Any) -> Any:
+        begin()
+        added = original_add(self, *arguments)
+        end()
+        return added
+
+    def create_run(self: Store, *arguments: Any) -> int:
+        begin()
+        number = original_create(self, *arguments)
+        end()
+        return number
 
     journal_module.Journal._write = write  # type: ignore[method-assign]
+    Store.add_events = add_events  # type: ignore[method-assign]
+    Store.create_run = create_run  # type: ignore[method-assign]
     return lambda: count
 
 
-def lead(folder: Path, resume: bool) -> str:
-    agent = agent_for(folder)
-    again = agent.resume("crash") if resume else agent.run(QUESTION, run_id="crash")
-    result = asyncio.run(again)
+def lead(folder: Path, resume: bool, scenario: str) -> str:
+    """Bring the run of a scenario to its end, from wherever it is."""
+
+    async def start() -> RunResult:
+        agent = agent_for(folder, scenario)
+        if not resume:
+            return await (agent.fork("origin", at=FORK_AT, new_run_id="crash") if scenario == "fork" else first(agent))
+        try:
+            rows = list(open_store(folder / "home").rows("crash"))
+        except RunNotFound:  # killed before it was recorded
+            return await (agent.fork("origin", at=FORK_AT, new_run_id="crash") if scenario == "fork" else first(agent))
+        return await agent.resume("crash", decisions=decisions(pending_decisions(rows)))
+
+    def first(agent: Agent) -> Any:
+        return agent.run(QUESTION, run_id="crash")
+
+    def decisions(pending: Any) -> dict[str, Any]:
+        """A decision on the first thing that is waited for, so that the run is suspended as often as possible."""
+        return {
+            each.id: f"[{each.arguments['question']}] done" if each.kind == "question" else True for each in pending[:1]
+        }
+
+    async def all_of_it() -> RunResult:
+        result = await start()
+        while result.status == "waiting":
+            result = await agent_for(folder, scenario).resume("crash", decisions=decisions(result.waiting))
+        return result
+
+    result = asyncio.run(all_of_it())
     return f"{result.status}: {result.answer}"
 
 
@@ -129,45 +194,60 @@ def in_child(work: Callable[[], str], out: Path) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def kill_and_resume(root: Path, at: int, flushed: bool) -> dict[str, Any] | None:
-    """What went wrong when the run is killed there and led on; None if nothing did."""
+def kill_and_resume(root: Path, scenario: str, at: int, flushed: bool, paid_before: list[str]) -> dict[str, Any] | None:
+    """What went wrong when the run is killed there and resumed; None if nothing did."""
     folder = root / f"{at}-{'after' if flushed else 'before'}"
-    folder.mkdir()
+    prepare(root, folder, scenario)
 
     def doomed() -> str:
         install(at, flushed)
-        return lead(folder, resume=False)
+        return lead(folder, resume=False, scenario=scenario)
 
     killed = in_child(doomed, folder / "first.txt")
-    in_child(lambda: lead(folder, resume=True), folder / "second.txt")
+    in_child(lambda: lead(folder, resume=True, scenario=scenario), folder / "second.txt")
     ended = (folder / "second.txt").read_text()
     paid = sorted((folder / "paid.txt").read_text().split()) if (folder / "paid.txt").exists() else []
-    if killed == signal.SIGKILL and ended == f"answered: {ANSWER}" and paid == sorted(PAYMENTS):
+    if killed == signal.SIGKILL and ended == f"answered: {ANSWER}" and paid == paid_before:
+        shutil.rmtree(folder)
         return None
     return {"at": at, "flushed": flushed, "killed": killed, "ended": ended, "paid": paid}
 
 
+def prepare(root: Path, folder: Path, scenario: str) -> None:
+    """Make the folder of one kill point; for forks with the finished run."""
+    if scenario == "fork":
+        shutil.copytree(root / "origin", folder)
+        (folder / "paid.txt").unlink()
+    else:
+        folder.mkdir()
+
+
 def main() -> None:
     root = Path(sys.argv[1])
-    for name in ("imports", "undisturbed"):
+    scenario = sys.argv[2] if len(sys.argv) > 2 else "run"
+    stride = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    for name in ("imports", "origin"):
         (root / name).mkdir()
-    lead(root / "imports", resume=False)  # what is imported here need not be imported in each child
+    lead(root / "imports", resume=False, scenario="run")  # what is imported here need not be imported in each child
+    if scenario == "fork":
+        asyncio.run(agent_for(root / "origin").run(QUESTION, run_id="origin"))
     close_stores()
     undisturbed = root / "undisturbed"
+    prepare(root, undisturbed, scenario)
 
     def counted() -> str:
         count = install(-1, flushed=False)
-        ended = lead(undisturbed, resume=False)
+        ended = lead(undisturbed, resume=False, scenario=scenario)
         return f"{count()} {ended}"
 
     in_child(counted, undisturbed / "out.txt")
     number, _, ended = (undisturbed / "out.txt").read_text().partition(" ")
-    paid = (undisturbed / "paid.txt").read_text().split()
+    paid = sorted((undisturbed / "paid.txt").read_text().split())
     problems = [
         problem
-        for at in range(1, int(number) + 1)
+        for at in range(1, int(number) + 1, stride)
         for flushed in (False, True)
-        if (problem := kill_and_resume(root, at, flushed)) is not None
+        if (problem := kill_and_resume(root, scenario, at, flushed, paid)) is not None
     ]
     print(json.dumps({"events": int(number), "ended": ended, "paid": paid, "problems": problems}))
 

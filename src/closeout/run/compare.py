@@ -24,31 +24,11 @@ __all__ = ["Difference", "agent_differences", "first_difference"]
 
 # What differs between two runs that did the same: measures, names that a vendor makes up, what the caller noted.
 _IGNORED = frozenset(
-    [
-        "ms",
-        "usage",
-        "size",
-        "shared",
-        "messages",
-        "added",
-        "tokens",
-        "call_id",
-        "reasoning_details",
-        "model",
-        "fingerprint",
-        "settings",
-        "origin",
-        "task_id",
-        "ground_truth",
-        "name",
-        "tools",
-        "forked",
-        "notes",
-        "expires",
-        "by",
-        "idle",
-        "summary",
-    ]
+    (
+        *("ms", "usage", "size", "shared", "messages", "added", "tokens", "call_id", "reasoning_details", "model"),
+        *("fingerprint", "settings", "origin", "task_id", "ground_truth", "name", "tools", "forked", "notes"),
+        *("expires", "by", "idle", "summary"),
+    )
 )
 _OF_RUN = (RunStarted, RunEnded)
 
