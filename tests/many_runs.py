@@ -99,6 +99,7 @@ def _write(db: sqlite3.Connection, run_id: str, events: list[Event]) -> None:
         run_id, began, began + len(events), ended.status if ended else "running", first.task[:200], "openai:m",
         ended.answer if ended else None, ended.stop_reason if ended else None,
     )  # fmt: skip
+    row = tuple(value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in row)
     cursor = db.execute(
         "INSERT INTO runs (run_id, started, ended, status, task, model, answer, stop_reason) VALUES (?,?,?,?,?,?,?,?)",
         row,

@@ -187,6 +187,20 @@ def runs(
 
 @app.command()
 @guarded
+def view(
+    run_id: Annotated[str | None, typer.Argument(help="The run to open; without it, the list of runs")] = None,
+    html: Annotated[str | None, typer.Option(help="Write the run as one HTML file instead; - writes to stdout")] = None,
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one", min=0, max=65535)] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser")] = True,
+) -> int:
+    """See the runs in the browser: live, searched, compared, with every prompt, repair and rollback."""
+    from closeout.cli.view import export_command, view_command
+
+    return view_command(run_id, port, browser=browser) if html is None else export_command(run_id, html)
+
+
+@app.command()
+@guarded
 def tools(
     docs: Docs = None,
     mcp: Mcp = None,

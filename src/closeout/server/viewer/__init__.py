@@ -1,0 +1,1 @@
+"""The viewer: web pages that show recorded runs."""

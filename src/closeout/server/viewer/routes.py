@@ -1,0 +1,272 @@
+"""The viewer's routes: its files, and the runs and events that its pages ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.resources import files
+from itertools import islice
+from typing import Any, Final, ParamSpec, TypeVar
+
+from aiohttp import web
+
+from closeout.codec import encode_json
+from closeout.errors import RunNotFound, UsageError
+from closeout.journal.events import ModelRequested
+from closeout.journal.readonly import open_to_read
+from closeout.journal.search import SearchIndex
+from closeout.journal.store import RunRecord, Store
+from closeout.server.app import HOME
+from closeout.server.following import follow
+from closeout.server.viewer.export import export_run
+from closeout.server.viewer.shapes import cut_event, event_shape, hit_shape, run_shape
+
+__all__ = ["add_viewer"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_RUNS = 200  # in one response
+MOST_EVENTS = 5000
+INDEX_SECONDS = 0.5  # of indexing in one request; the page asks again until everything is indexed
+KEEP_ALIVE_SECONDS = 15.0
+STATIC: Final = files("closeout.server.viewer") / "static"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+
+def add_viewer(app: web.Application) -> None:
+    """Add the viewer's pages under /viewer/, and a redirect from / to them."""
+    viewer = _Viewer(app)
+    app.cleanup_ctx.append(viewer.run)
+    route = app.router
+    route.add_get("/", _redirect)
+    route.add_get("/viewer", _redirect)
+    route.add_get("/viewer/api/runs", viewer.list_runs)
+    route.add_get("/viewer/api/runs/{run_id}", viewer.show_run)
+    route.add_get("/viewer/api/runs/{run_id}/events", viewer.list_events)
+    route.add_get("/viewer/api/runs/{run_id}/events/{seq}", viewer.show_event)
+    route.add_get("/viewer/api/runs/{run_id}/follow", viewer.follow_run)
+    route.add_get("/viewer/api/runs/{run_id}/requests", viewer.list_requests)
+    route.add_get("/viewer/api/runs/{run_id}/export", viewer.export)
+    route.add_get("/viewer/{name:[a-z]*(?:\\.[a-z]+)?}", _send_file)
+
+
+async def _redirect(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound("/viewer/")
+
+
+async def _send_file(request: web.Request) -> web.Response:
+    name = request.match_info["name"] or "index.html"
+    file = STATIC / name
+    if not file.is_file():
+        raise web.HTTPNotFound(text=f"The viewer has no file {name}.")
+    kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+    headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+    return web.Response(body=file.read_bytes(), content_type=kind, charset="utf-8", headers=headers)
+
+
+class _Viewer:
+    """Answers the pages' requests. The journal is read in threads, so that a slow disk holds up nobody else."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+        self._readers = ThreadPoolExecutor(4, "closeout-viewer")
+        self._searcher = ThreadPoolExecutor(1, "closeout-search")  # a list waits for the index to be updated once
+        self._index: tuple[Store, SearchIndex] | None = None
+        self._followers: set[asyncio.Task[Any]] = set()
+
+    async def run(self, app: web.Application) -> AsyncIterator[None]:
+        app.on_shutdown.append(self._stop_followers)
+        yield
+        self._readers.shutdown()
+        self._searcher.shutdown()
+        if self._index is not None:
+            self._index[1].close()
+
+    async def _stop_followers(self, app: web.Application) -> None:
+        for task in self._followers:
+            task.cancel()
+
+    async def _read(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, lambda: act(*args, **kwargs))
+
+    # -------------------------------------------------------------------------------------------- runs
+
+    async def list_runs(self, request: web.Request) -> web.Response:
+        """The runs, newest first, filtered; with `text`, those in which it is found."""
+        loop = asyncio.get_running_loop()
+        return _json(await loop.run_in_executor(self._searcher, self._list_runs, dict(request.query)))
+
+    def _list_runs(self, query: dict[str, str]) -> dict[str, Any]:
+        limit = _number(query, "limit", 50, MOST_RUNS)
+        text, before = query.get("text", "").strip(), query.get("before", "")
+        with open_to_read(self._app[HOME]) as store:
+            index = self._open_index(store)
+            state = index.update(INDEX_SECONDS)
+            if text:
+                found: Iterator[tuple[RunRecord, Any]] = ((h.run, h) for h in index.search(text, before=before))
+            else:
+                found = ((record, None) for record in store.each_run(before))
+            wanted = list(islice((pair for pair in found if _matches(pair[0], query)), limit + 1))
+            totals = index.totals(record.run_id for record, _ in wanted)
+        shapes = []
+        for record, hit in wanted[:limit]:
+            shape = run_shape(record, totals.get(record.run_id))
+            shapes.append(shape if hit is None else {**shape, "hit": hit_shape(hit)})
+        return {"runs": shapes, "more": len(wanted) > limit, "indexed": state.indexed, "total": state.runs}
+
+    def _open_index(self, store: Store) -> SearchIndex:
+        """Return the index of a store. Kept while the store is the same: it knows what it has indexed."""
+        if self._index is None or self._index[0] is not store:
+            if self._index is not None:
+                self._index[1].close()
+            self._index = (store, SearchIndex(store))
+        return self._index[1]
+
+    async def show_run(self, request: web.Request) -> web.Response:
+        """One run's record."""
+
+        def read(store: Store, run_id: str) -> dict[str, Any]:
+            return run_shape(store.run(run_id), None)
+
+        return _json(await self._in_store(read, request))
+
+    # -------------------------------------------------------------------------------------------- events
+
+    async def list_events(self, request: web.Request) -> web.Response:
+        """The events from number `start` on, at most `limit`, with long texts cut."""
+        start, limit = _number(request.query, "start", 0), _number(request.query, "limit", 500, MOST_EVENTS)
+
+        def read(store: Store, run_id: str) -> dict[str, Any]:
+            rows = store.rows_from(run_id, start, limit)
+            # Read after the events: if it is over, these are all.
+            return {"run": run_shape(store.run(run_id), None), "events": [cut_event(row) for row in rows]}
+
+        return _json(await self._in_store(read, request))
+
+    async def show_event(self, request: web.Request) -> web.Response:
+        """One whole event."""
+        seq = _number(request.match_info, "seq", 0)
+
+        def read(store: Store, run_id: str) -> dict[str, Any]:
+            for row in store.rows_from(run_id, seq, 1):
+                if row.seq == seq:
+                    return event_shape(row)
+            raise RunNotFound(f"Run {run_id} has no event {seq}.")
+
+        return _json(await self._in_store(read, request))
+
+    async def list_requests(self, request: web.Request) -> web.Response:
+        """The requests to the model, whole: what each keeps of the one before, and what it adds."""
+        start, limit = _number(request.query, "start", 0), _number(request.query, "limit", 200, MOST_EVENTS)
+
+        def read(store: Store, run_id: str) -> dict[str, Any]:
+            found: list[dict[str, Any]] = []
+            following = start
+            while len(found) < limit and (rows := store.rows_from(run_id, following, MOST_EVENTS)):
+                for row in rows:
+                    following = row.seq + 1
+                    if isinstance(row.event, ModelRequested):
+                        found.append(event_shape(row))
+                        if len(found) == limit:
+                            return {"requests": found, "next": following}
+            return {"requests": found, "next": None}
+
+        return _json(await self._in_store(read, request))
+
+    async def follow_run(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: the events of the run from `start` on as they are written, then `end`."""
+        start = _number(request.query, "start", 0)
+        if last := request.headers.get("Last-Event-ID", ""):
+            start = _number({"id": last}, "id", 0) + 1
+        run_id = request.match_info["run_id"]
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        task = asyncio.current_task()
+        assert task is not None
+        self._followers.add(task)
+        try:
+            with open_to_read(self._app[HOME]) as store:
+                await self._read(store.run, run_id)
+                await response.prepare(request)
+                async for row in _with_pauses(follow(store, run_id, start)):
+                    if row is None:
+                        await response.write(b": still running\n\n")
+                    else:
+                        data = encode_json(cut_event(row))
+                        await response.write(b"id: %d\ndata: %b\n\n" % (row.seq, data))
+                record = await self._read(store.run, run_id)
+                await response.write(b"event: end\ndata: %b\n\n" % encode_json(run_shape(record, None)))
+        except ConnectionError:
+            pass  # the page is gone
+        finally:
+            self._followers.discard(task)
+        return response
+
+    async def export(self, request: web.Request) -> web.Response:
+        """The run as one HTML file."""
+        page = await self._in_store(export_run, request)
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in request.match_info["run_id"])
+        headers = {"Content-Disposition": f'attachment; filename="{name}.html"'}
+        return web.Response(text=page, content_type="text/html", headers=headers)
+
+    async def _in_store(self, read: Callable[[Store, str], T], request: web.Request) -> T:
+        run_id = request.match_info["run_id"]
+
+        def act() -> T:
+            with open_to_read(self._app[HOME]) as store:
+                return read(store, run_id)
+
+        return await self._read(act)
+
+
+async def _with_pauses(rows: AsyncIterator[T]) -> AsyncIterator[T | None]:
+    """Yield the rows, and None after a while without one: a connection that is silent is closed by proxies."""
+    following: asyncio.Task[T] | None = None
+    try:
+        while True:
+            if following is None:
+                following = asyncio.ensure_future(anext(rows))
+            done, _ = await asyncio.wait([following], timeout=KEEP_ALIVE_SECONDS)
+            if not done:
+                yield None
+                continue
+            try:
+                row = following.result()
+            except StopAsyncIteration:
+                return
+            following = None
+            yield row
+    finally:
+        if following is not None:
+            following.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await following
+
+
+def _matches(record: RunRecord, query: dict[str, str]) -> bool:
+    """Whether a run passes the filters: its status, its model, and when it began."""
+    status, model = query.get("status", ""), query.get("model", "")
+    if (status and record.status != status) or (model and model.lower() not in record.model.lower()):
+        return False
+    return record.started >= _number(query, "since", 0)
+
+
+def _number(values: Any, name: str, default: int, most: int = 2**53) -> int:
+    """Return a parameter as a number from 0 to `most`. Raises UsageError."""
+    text = values.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 16):
+        raise UsageError(f"{name} must be a number, got {text[:50]!r}.")
+    return min(int(text), most)
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=encode_json(value), content_type="application/json")

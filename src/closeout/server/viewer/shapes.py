@@ -1,0 +1,58 @@
+"""What the viewer's pages receive: runs and events as JSON objects, with long texts cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from closeout.journal.events import ModelRequested, Unknown
+from closeout.journal.search import RunHit
+from closeout.journal.store import Row, RunRecord
+
+__all__ = ["cut_event", "event_shape", "hit_shape", "run_shape"]
+
+LONGEST_TEXT = 4000  # characters of a text in a list of events; a page asks for the whole event when it needs more
+CUT = "$cut"  # {"$cut": beginning, "length": characters}
+
+
+def run_shape(record: RunRecord, totals: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a run as the list of runs shows it. Without totals it is not indexed yet."""
+    shape = asdict(record)
+    if totals is not None:
+        shape["totals"] = {name: value for name, value in totals.items() if not name.startswith("_")}
+    return shape
+
+
+def hit_shape(hit: RunHit) -> dict[str, Any]:
+    """Return where a search found something in a run."""
+    return {"seq": hit.seq, "kind": hit.kind, "agent": hit.agent, "excerpt": hit.excerpt, "marks": hit.marks}
+
+
+def event_shape(row: Row) -> dict[str, Any]:
+    """Return an event with all its fields."""
+    event = row.event
+    if isinstance(event, Unknown):  # its type may be the name of a known one, without the fields of that
+        fields = {"agent": event.agent, "name": event.type, "body": event.body}
+        return {"seq": row.seq, "time": row.time, "type": "Unknown", **fields}
+    fields = {name: getattr(event, name) for name in event.names}
+    return {"seq": row.seq, "time": row.time, "type": type(event).__name__, **fields}
+
+
+def cut_event(row: Row) -> dict[str, Any]:
+    """Return an event with its long texts cut, and a request without its messages: the prompts have a page."""
+    shape = event_shape(row)
+    if isinstance(row.event, ModelRequested):
+        shape["added"] = len(row.event.added)
+        shape["tools"] = bool(row.event.tools)
+    return {name: _cut(value) for name, value in shape.items()}
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return {CUT: value[:LONGEST_TEXT], "length": len(value)} if len(value) > LONGEST_TEXT else value
+    if isinstance(value, Mapping):
+        return {str(name): _cut(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cut(item) for item in value]
+    return value

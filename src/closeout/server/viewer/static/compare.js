@@ -1,0 +1,107 @@
+// Two runs side by side, and the first step at which they differ.
+
+import { h, replaceChildren } from "./dom.js";
+import { beforeAndAfter } from "./diff.js";
+import { ago, cost, count, duration, percent } from "./format.js";
+import { t } from "./language.js";
+import { argumentList, longText, statusChip, usageLine } from "./parts.js";
+import { listEvents, listRuns, textOf } from "./source.js";
+import { loadStory, totalsOf } from "./story.js";
+
+export async function showCompare(main, route) {
+  if (route.ids.length < 2) {
+    await chooseOther(main, route.ids[0]);
+    return { close() {}, key: () => false };
+  }
+  const sides = await Promise.all(route.ids.map(loadSide));
+  drawComparison(main, sides);
+  return { close() {}, key: () => false };
+}
+
+async function loadSide(id) {
+  const { run, story } = await loadStory(id);
+  return { run, totals: totalsOf(story), steps: stepsOf(story) };
+}
+
+/** What the main agent did: a step for each reply, and the answer. */
+function stepsOf(story) {
+  const items = story.items().filter((item) => item.agent === "main");
+  return items.filter((item) => item.kind === "turn" || item.kind === "answer").map((item) => {
+    if (item.kind === "answer") return { item, name: t("Answer"), text: textOf(item.event.answer) || t("No answer"), calls: [] };
+    const text = textOf(item.accepted?.text ?? item.reply?.text);
+    const name = item.purpose === "act" ? `${t("Turn")} ${item.number + 1}` : t(item.purpose);
+    const calls = item.calls.map((call) => ({ name: textOf(call.name), given: call.started?.arguments ?? call.arguments, call }));
+    return { item, name, text, calls };
+  });
+}
+
+/** What makes two steps the same: the calls if there are any, else the text. */
+function signature(step) {
+  if (!step) return "";
+  const rolledBack = step.item.rolledBack ? "rolled back " : "";
+  if (!step.calls.length) return rolledBack + step.item.kind + step.text;
+  return rolledBack + step.calls.map((call) => `${call.name} ${canonical(call.given)}`).join("\n");
+}
+
+function canonical(value) {
+  try {
+    const parsed = typeof value === "string" ? JSON.parse(value) : value;
+    return JSON.stringify(parsed, parsed && typeof parsed === "object" ? Object.keys(parsed).sort() : undefined);
+  } catch {
+    return textOf(value);
+  }
+}
+
+function drawComparison(main, [left, right]) {
+  const steps = Math.max(left.steps.length, right.steps.length);
+  let first = 0;
+  while (first < steps && signature(left.steps[first]) === signature(right.steps[first])) first += 1;
+  const same = first === steps;
+  const rows = [];
+  for (let at = 0; at < steps; at += 1) {
+    const row = h("div.compare-row", { class: at === first ? "first-difference" : at < first ? "same" : "", id: at === first ? "first" : null },
+      cell(left.steps[at], left), cell(right.steps[at], right));
+    rows.push(row);
+  }
+  const jump = h("button.button.primary", { type: "button", click: () => document.getElementById("first").scrollIntoView({ block: "center" }) }, t("Go there"));
+  replaceChildren(main, h("div.compare-page", null,
+    h("div.compare-row.compare-heads", null, runHead(left), runHead(right)),
+    left.run.task !== right.run.task ? h("section.compare-tasks", null, h("p.line.warning", null, t("The tasks differ.")), beforeAndAfter(left.run.task, right.run.task)) : null,
+    h("p.line", { class: same ? "good" : "warning", role: "status" }, same ? t("Both runs took the same steps.")
+      : t("The first difference is at step {n} of {m}.", { n: first + 1, m: steps }), " ", same ? null : jump),
+    rows));
+}
+
+function runHead({ run, totals }) {
+  const facts = [[t("Turns"), count(totals.turns)], [t("Calls"), count(totals.calls)], [t("Tokens"), count(totals.input + totals.written)],
+    [t("Cached"), percent(totals.cached, totals.input) || "–"], [t("Cost"), cost(totals.cost) || "–"], [t("Repairs"), count(totals.repairs)],
+    [t("Rollbacks"), count(totals.rollbacks)], [t("Time"), run.ended ? duration(1000 * (run.ended - run.started)) : "–"]];
+  return h("section.compare-run", null,
+    h("p.run-line", null, statusChip(run.status), h("a", { href: `#/run/${encodeURIComponent(run.run_id)}` }, run.run_id)),
+    h("p", { dir: "auto" }, run.task), h("p.quiet", { dir: "auto" }, run.model),
+    h("dl.tiles", null, facts.map(([name, value]) => h("div.tile", null, h("dt", null, name), h("dd", null, value)))));
+}
+
+function cell(step, { run }) {
+  if (!step) return h("div.compare-cell.empty", null);
+  const link = h("a.anchor", { href: `#/run/${encodeURIComponent(run.run_id)}?e=${step.item.seq}` }, `#${step.item.seq}`);
+  return h("div.compare-cell", { class: step.item.rolledBack ? "rolled-back" : "" },
+    h("header.item-head", null, h("span.item-name", null, step.name), step.item.rolledBack && h("span.flag.flag-rollback", null, t("Rolled back")),
+      step.item.repairs?.length ? h("span.flag.flag-repair", null, `${step.item.repairs.length} ${t("repairs")}`) : null,
+      step.item.kind === "turn" && h("span.usage", null, usageLine(step.item)), link),
+    step.text ? longText(step.text, { tag: "div.says" }) : null,
+    step.calls.map((call) => h("section.call", null, h("header", null, h("span.tool-name", { dir: "auto" }, call.name)),
+      argumentList(call.given, null), call.call.shown ? h("div.result", null, longText(call.call.shown.text)) : null)));
+}
+
+async function chooseOther(main, id) {
+  const [{ run }, { runs }] = await Promise.all([listEvents(id, 0, 1), listRuns({ limit: 200 })]);
+  const others = runs.filter((each) => each.run_id !== id);
+  others.sort((a, b) => Number(b.task === run.task) - Number(a.task === run.task));
+  replaceChildren(main, h("div.compare-page", null,
+    h("h1", null, t("Compare with"), " …"), h("p.quiet", { dir: "auto" }, run.task),
+    others.map((each) => h("p.compare-choice", null, statusChip(each.status),
+      h("a", { href: `#/compare/${encodeURIComponent(id)}/${encodeURIComponent(each.run_id)}`, dir: "auto" }, each.task || each.run_id),
+      each.task === run.task ? h("span.flag.flag-good", null, t("same task")) : null,
+      h("span.quiet", null, `${each.model} · ${ago(each.started)}`)))));
+}

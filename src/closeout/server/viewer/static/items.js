@@ -1,0 +1,235 @@
+// How each item of a run's story is shown.
+
+import { beforeAndAfter } from "./diff.js";
+import { h, marked, occurrences } from "./dom.js";
+import { count, duration, moment } from "./format.js";
+import { t } from "./language.js";
+import { argumentList, fieldOf, fold, longText, plainWord, pretty, tokenBar, usageLine } from "./parts.js";
+import { cutLength, textOf } from "./source.js";
+import { usageOf } from "./story.js";
+
+/** The element of an item. `page` has runId, widest (tokens), and link (event number → address). */
+export function itemElement(item, page) {
+  const [name, body] = (ITEMS[item.kind] ?? other)(item, page);
+  const element = h(
+    `article.item.${item.kind}`,
+    { id: `e${item.seq}`, tabindex: "-1", "aria-label": name },
+    h("header.item-head", null, h("span.item-name", null, name), agentName(item), headExtras(item, page)),
+    body,
+  );
+  if (item.rolledBack) element.classList.add("rolled-back");
+  element.style.setProperty("--depth", Math.min(item.depth, 6));
+  element.dataset.depth = item.depth;
+  return element;
+}
+
+function agentName(item) {
+  return item.depth ? h("span.agent-path", { dir: "auto", title: item.agent }, item.agent.split("/").at(-1)) : null;
+}
+
+function headExtras(item, page) {
+  const when = h("time", { title: moment(item.time) }, page.clock(item.time));
+  const link = h("a.anchor", { href: page.link(item.seq), title: t("Link to this event") }, `#${item.seq}`);
+  if (item.kind !== "turn") return h("span.item-extras", null, when, link);
+  const prompt = item.request && h("a", { href: page.prompt(item) }, t("prompt"));
+  return h(
+    "span.item-extras", null,
+    h("span.usage", null, usageLine(item)), tokenBar(usageOf(item), page.widest), prompt, when, link,
+  );
+}
+
+// ------------------------------------------------------------------------------------------------ a turn
+
+const PURPOSES = { close: "Closing", experience: "Failure account", compact: "Summary request", probe: "Probe" };
+
+function turnName(item) {
+  if (item.purpose !== "act") return t(PURPOSES[item.purpose] ?? item.purpose);
+  const attempt = item.request?.attempt ? ` · ${t("attempt")} ${item.request.attempt + 1}` : "";
+  return `${t("Turn")} ${item.number + 1}${attempt}`;
+}
+
+function turn(item, page) {
+  const { reply, accepted, rolledBack, failure } = item;
+  const body = [];
+  if (item.request?.note) body.push(labelled(t("Hint to the model"), longText(item.request.note), "hint"));
+  for (const retry of item.retries) {
+    body.push(line("warning", t("Sent again after {n} s", { n: retry.wait.toFixed(1) }), textOf(retry.reason)));
+  }
+  if (failure) body.push(line("error", `${t("Request failed")}: ${textOf(failure.kind)}`, textOf(failure.error)));
+  const reasoning = accepted?.reasoning || reply?.reasoning;
+  if (textOf(reasoning)) {
+    const event = textOf(accepted?.reasoning) ? accepted : reply;
+    body.push(
+      fold(t("Reasoning ({n} characters)", { n: count(cutLength(reasoning) || reasoning.length) }), () =>
+        longText(reasoning, { whole: fieldOf(page.runId, event.seq, (whole) => whole.reasoning) }),
+      ),
+    );
+  }
+  body.push(...replyText(item, page));
+  for (const repair of item.repairs) body.push(repairElement(repair));
+  for (const call of item.calls) body.push(callElement(call, item, page));
+  for (const seen of item.answers) body.push(line("good", t("Answer seen on the way"), textOf(seen.answer)));
+  if (rolledBack) body.push(rollback(rolledBack));
+  if (!reply && !failure && !page.isOver()) body.push(h("p.waiting", null, t("The model is writing …")));
+  return [turnName(item), body];
+}
+
+function replyText(item, page) {
+  const { reply, accepted } = item;
+  const raw = textOf(reply?.text);
+  const text = accepted ? textOf(accepted.text) : raw;
+  const found = [];
+  if (text) {
+    const event = accepted ?? reply;
+    found.push(longText(event.text, { tag: "div.says", whole: fieldOf(page.runId, event.seq, (whole) => whole.text) }));
+  }
+  if (raw && raw !== text) {
+    found.push(
+      fold(t("The reply as it was written"), () =>
+        longText(reply.text, { whole: fieldOf(page.runId, reply.seq, (whole) => whole.text) }),
+      ),
+    );
+  }
+  if (reply && reply.finish_reason !== "stop" && reply.finish_reason !== "tool_calls") {
+    found.push(line("warning", t("The reply ended early"), textOf(reply.finish_reason)));
+  }
+  return found;
+}
+
+function callElement(call, item, page) {
+  const { started, finished } = call;
+  const state = !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
+  const label = { "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
+  const head = h(
+    "header", null,
+    h("span.tool-name", { dir: "auto" }, textOf(call.name) || "?"),
+    call.handle && h("span.quiet", null, call.handle),
+    label && h("span.state", null, label),
+    finished && h("span.quiet", null, duration(finished.ms)),
+    started && h("a.anchor", { href: page.link(started.seq) }, `#${started.seq}`),
+  );
+  const given = started ? started.arguments : call.arguments;
+  const whole = started ? fieldOf(page.runId, started.seq, (each) => pretty(each.arguments)) : null;
+  const element = h(`section.call.${state}`, { id: started ? `e${started.seq}` : null }, head, argumentList(given, whole));
+  if (finished || call.shown) element.append(resultElement(call, item, page));
+  return element;
+}
+
+function resultElement(call, item, page) {
+  const { finished, shown } = call;
+  const note = textOf(finished?.note);
+  const result = h("div.result", { id: finished ? `e${finished.seq}` : null });
+  if (finished && !finished.ok && note) result.append(h("p.error-text", { dir: "auto" }, note));
+  if (shown) {
+    const index = item.accepted?.returns.indexOf(shown);
+    const whole = fieldOf(page.runId, item.accepted?.seq, (each) => each.returns[index].text);
+    if (textOf(shown.text) !== note) result.append(longText(shown.text, { whole }));
+    if (shown.tokens) result.append(h("span.quiet.tokens", null, `${count(shown.tokens)} ${t("tokens")}`));
+  }
+  if (finished && textOf(finished.record)) {
+    const whole = fieldOf(page.runId, finished.seq, (each) => pretty(each.record));
+    const record = () => longText(cutLength(finished.record) ? finished.record : pretty(finished.record), { whole });
+    result.append(fold(t("The whole result"), record, { open: !shown && !note }));
+  }
+  return result;
+}
+
+function repairElement(repair) {
+  const [before, after] = [textOf(repair.before), textOf(repair.after)];
+  const where = textOf(repair.where);
+  return h(
+    "section.repair", { id: `e${repair.seq}` },
+    h("header", null, h("b", null, t("Repaired")), h("code", { dir: "auto" }, textOf(repair.kind)),
+      where && h("span.quiet", { dir: "auto" }, where)),
+    before || after ? beforeAndAfter(before, after) : null,
+  );
+}
+
+function rollback(event) {
+  return h(
+    "section.rollback", { id: `e${event.seq}` },
+    h("header", null, h("b", null, t("Rolled back")), h("code", { dir: "auto" }, textOf(event.reason)),
+      event.tokens ? h("span.quiet", null, `${count(event.tokens)} ${t("tokens")}`) : null),
+    textOf(event.detail) ? longText(event.detail) : null,
+    textOf(event.change) ? labelled(t("What changes"), longText(event.change)) : null,
+  );
+}
+
+// ------------------------------------------------------------------------------------------------ other items
+
+const ITEMS = {
+  turn,
+  task(item, page) {
+    const { event } = item;
+    const question = textOf(event.question);
+    return [
+      t("Task"),
+      [
+        longText(event.task, { tag: "div.says.task-text", whole: fieldOf(page.runId, event.seq, (each) => each.task) }),
+        question && question !== textOf(event.task)
+          ? fold(t("With its files"), () =>
+              longText(event.question, { whole: fieldOf(page.runId, event.seq, (each) => each.question) }))
+          : null,
+        textOf(event.earlier)
+          ? fold(t("Earlier conversation"), () =>
+              longText(cutLength(event.earlier) ? event.earlier : pretty(event.earlier), {
+                whole: fieldOf(page.runId, event.seq, (each) => pretty(each.earlier)) }))
+          : null,
+        fold(t("Settings"), () =>
+          longText(pretty({ agent: event.name, settings: event.settings, fingerprint: event.fingerprint,
+            origin: event.origin, files: event.files }))),
+      ],
+    ];
+  },
+  resumed: ({ event }) => [t("Resumed"), [h("p.quiet", null, t("after {n}", { n: duration(event.idle * 1000) })),
+    event.differences?.length ? longText(event.differences.map(textOf).join("\n")) : null]],
+  agent: ({ event }) => [`${t("Sub-agent")} ${textOf(event.name)}`, longText(event.task, { tag: "div.says" })],
+  report: ({ event }, page) => [`${t("Report")} (${textOf(event.status)})`,
+    longText(event.report, { tag: "div.says", whole: fieldOf(page.runId, event.seq, (each) => each.report) })],
+  attempt: ({ event }) => [`${t("Attempt")} ${event.attempt + 1}`, event.experiences.map((each) =>
+    labelled(t("What earlier attempts learned"), longText(each)))],
+  attemptEnded: ({ event }) => [`${t("Attempt")} ${event.attempt + 1} ${t("ended")}: ${textOf(event.reason)}`,
+    textOf(event.experience) ? longText(event.experience) : null],
+  evicted: ({ event }) => [t("Evicted"), h("p", null, t("{n} results before turn {turn} left the context ({reason}): {tokens} tokens freed.", {
+    n: count(event.results), turn: event.before + 1, reason: textOf(event.reason), tokens: count(event.tokens) }))],
+  compacted: ({ event }) => [t("Compacted"), [
+    h("p", null, t("Turns before {turn} are replaced by a summary: {tokens} tokens freed.", {
+      turn: event.before + 1, tokens: count(event.tokens) })), longText(event.summary)]],
+  toolsChanged: ({ event }) => [t("Other tools offered"), fold(t("Tools"), () =>
+    longText(cutLength(event.tools) ? event.tools : pretty(event.tools)))],
+  note: ({ event }) => [textOf(event.name), h("p", { class: `note-${plainWord(event.level)}`, dir: "auto" }, textOf(event.message))],
+  answer({ event }, page) {
+    const answer = textOf(event.answer);
+    const closing = textOf(event.closing_text);
+    return [
+      t("Answer"),
+      [
+        event.answer == null
+          ? h("p.no-answer", null, t("No answer"))
+          : h("div.final", { dir: "auto" }, longText(event.answer, { tag: "div" })),
+        h("p.quiet", null, `${t(event.status)} · ${textOf(event.stop_reason)}`),
+        textOf(event.error) ? line("error", textOf(event.error_kind), textOf(event.error)) : null,
+        closing && closing !== answer
+          ? labelled(t("The contract read it from"), longText(event.closing_text, {
+              marks: (text) => marked(text, occurrences(text, answer)),
+              whole: fieldOf(page.runId, event.seq, (each) => each.closing_text) }))
+          : null,
+        textOf(event.summary) ? fold(t("Final summary"), () =>
+          longText(event.summary, { whole: fieldOf(page.runId, event.seq, (each) => each.summary) })) : null,
+      ],
+    ];
+  },
+};
+
+function other({ event }) {
+  const { seq, time, type, agent, ...fields } = event;
+  return [textOf(type), longText(pretty(fields))];
+}
+
+function labelled(label, element, name = "labelled") {
+  return h(`div.${name}`, null, h("span.label", null, label), element);
+}
+
+function line(kind, title, text) {
+  return h(`p.line.${kind}`, { dir: "auto" }, h("b", null, title), text ? ` ${text}` : null);
+}

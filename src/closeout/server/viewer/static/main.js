@@ -1,0 +1,145 @@
+// The frame around the pages: the header, the address, the keyboard, light and dark.
+
+import { showCompare } from "./compare.js";
+import { h, replaceChildren } from "./dom.js";
+import { language, setLanguage, t } from "./language.js";
+import { showPrompts } from "./prompts.js";
+import { showRun } from "./run.js";
+import { showRuns } from "./runs.js";
+import { exportedRun } from "./source.js";
+
+const THEMES = ["auto", "light", "dark"];
+const KEYS = [
+  ["j / k", "next / previous"], ["n", "next repair, rollback or failure"], ["o", "open or close what is folded"],
+  ["g / G", "first / last"], ["p", "prompts of the run"], ["d", "difference / whole prompt"], ["/", "search"], ["u", "back to the list"], ["?", "this help"],
+];
+
+let page = null; // the page that is shown: close() and key()
+let visit = 0;
+let shownIn = "";
+const header = h("header.top");
+const main = h("main", { id: "main", tabindex: "-1" });
+const helpDialog = h("dialog", { id: "help" });
+
+/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/compare/ID/ID. An exported file shows its run wherever it is opened. */
+function readAddress() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...ids] = path.split("/").map(decode);
+  const parameters = new URLSearchParams(query ?? "");
+  const event = /^\d{1,15}$/.test(parameters.get("e") ?? "") ? Number(parameters.get("e")) : null;
+  const exported = exportedRun();
+  if (exported) return { name: ids[1] === "prompts" ? "prompts" : "run", id: exported.run_id, ids, event, query: parameters };
+  if (name === "run" && ids[0]) return { name: ids[1] === "prompts" ? "prompts" : "run", id: ids[0], ids, event, query: parameters };
+  if (name === "compare" && ids[0]) return { name: "compare", ids: ids.filter(Boolean).slice(0, 2), event, query: parameters };
+  return { name: "runs", ids, event, query: parameters };
+}
+
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, compare: showCompare };
+
+async function show() {
+  const route = readAddress();
+  const here = ++visit;
+  if (page?.goToEvent && page.runId === route.id && page.name === route.name && route.event !== null && shownIn === language()) {
+    page.goToEvent(route.event);
+    return;
+  }
+  shownIn = language();
+  page?.close();
+  page = null;
+  document.title = route.id ? `${route.id} · Closeout` : "Closeout";
+  document.documentElement.lang = language();
+  replaceChildren(main, h("p.quiet.loading", null, t("Loading …")));
+  scrollTo(0, 0);
+  try {
+    const shown = await PAGES[route.name](main, route);
+    shown.name = route.name;
+    if (here === visit) page = shown;
+    else shown.close();
+  } catch (error) {
+    if (here === visit) replaceChildren(main, h("p.line.error", { role: "alert" }, h("b", null, t("This page cannot be shown.")), ` ${error.message}`));
+  }
+}
+
+function drawHeader() {
+  const theme = remembered("theme", "auto");
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+  const colours = t("Colours: {theme}", { theme: t(theme) });
+  replaceChildren(
+    header,
+    h("a.brand", { href: "#/" }, h("span.brand-mark", { "aria-hidden": "true" }, "✓"), "Closeout"),
+    // The pages of evaluations belong in this list.
+    exportedRun() ? h("span.quiet", null, t("exported run")) : h("nav", { "aria-label": t("Pages") }, h("a", { href: "#/" }, t("Runs"))),
+    h("span.spacer"),
+    h("button", { type: "button", click: changeLanguage, "aria-label": t("Language") }, language() === "en" ? "中文" : "English"),
+    h("button", { type: "button", click: () => changeTheme(next), title: colours, "aria-label": colours }, { auto: "◐", light: "☀", dark: "☾" }[theme]),
+    h("button", { type: "button", click: help, title: t("Keyboard"), "aria-label": t("Keyboard") }, "?"),
+  );
+}
+
+/** What the reader chose. A file that was opened from disk may not be allowed to remember it. */
+function remembered(name, otherwise) {
+  try {
+    return localStorage.getItem(`closeout.${name}`) ?? otherwise;
+  } catch {
+    return chosen.get(name) ?? otherwise;
+  }
+}
+
+const chosen = new Map();
+
+function remember(name, value) {
+  chosen.set(name, value);
+  try {
+    localStorage.setItem(`closeout.${name}`, value);
+  } catch {
+    // then it holds for this visit
+  }
+}
+
+function changeTheme(theme) {
+  remember("theme", theme);
+  drawHeader();
+}
+
+function changeLanguage() {
+  remember("language", language() === "en" ? "zh" : "en");
+  setLanguage(remembered("language", "en"));
+  drawHeader();
+  show();
+}
+
+function help() {
+  replaceChildren(helpDialog, h("h2", null, t("Keyboard")),
+    h("dl.keys", null, KEYS.map(([keys, what]) => [h("dt", null, h("kbd", null, keys)), h("dd", null, t(what))])),
+    h("form", { method: "dialog" }, h("button.button", null, t("Close"))));
+  helpDialog.showModal();
+}
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest?.("input, select, textarea, dialog");
+  if (event.key === "Escape" && typing) typing.blur();
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "?") help();
+  else if (event.key === "u") location.hash = "#/";
+  else if (!page?.key(event.key)) {
+    if (event.key !== "/") return;
+    location.hash = "#/";
+  }
+  event.preventDefault();
+});
+addEventListener("hashchange", show);
+
+setLanguage(remembered("language", navigator.language.startsWith("zh") ? "zh" : "en"));
+document.body.append(header, main, helpDialog);
+drawHeader();
+show();

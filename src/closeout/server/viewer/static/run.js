@@ -1,0 +1,282 @@
+// The page of one run: its summary, its tokens, and its story, live while it runs.
+
+import { h, replaceChildren } from "./dom.js";
+import { cost, count, duration, moment, percent, short } from "./format.js";
+import { itemElement } from "./items.js";
+import { t } from "./language.js";
+import { LongList } from "./list.js";
+import { copyFrom, longText, statusChip } from "./parts.js";
+import { exportAddress, exportedRun, followRun, listEvents, textOf } from "./source.js";
+import { Story, totalsOf, usageOf } from "./story.js";
+
+const FIRST_EVENTS = 150; // enough for the first screen
+const MORE_EVENTS = 2000;
+const MOST_BARS = 240;
+const LANDMARKS = { repair: "Repairs", rollback: "Rollbacks", failure: "Failures", eviction: "Evictions", agent: "Sub-agents" };
+
+/** Show a run in `main`. `route` has id and event (a number to go to, or null). Returns a function that stops. */
+export async function showRun(main, route) {
+  const page = new RunPage(main, route);
+  await page.open();
+  return page;
+}
+
+class RunPage {
+  constructor(main, route) {
+    this.runId = route.id;
+    this.target = route.event;
+    this.main = main;
+    this.story = new Story();
+    this.record = null;
+    this.items = [];
+    this.selected = -1;
+    this.widest = 1;
+    this.closed = false;
+    this.complete = false;
+    this.stopFollowing = () => {};
+    this.list = new LongList((item) => this.element(item));
+    this.head = h("section.run-head");
+    this.chart = h("section.chart");
+    this.jumps = h("nav.jumps", { "aria-label": t("Go to") });
+    this.foot = h("p.foot", { role: "status" });
+  }
+
+  async open() {
+    const { run, events } = await listEvents(this.runId, 0, FIRST_EVENTS);
+    if (this.closed) return;
+    this.record = run;
+    replaceChildren(this.main, h("div.run-page", null,
+      h("aside.run-side", null, this.head, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot)));
+    this.add(events);
+    this.draw();
+    this.list.fillFirst();
+    this.loadRest(events.length === FIRST_EVENTS);
+  }
+
+  /** Load the rest in pieces, then follow the run if it is not over. */
+  async loadRest(isMore) {
+    while (isMore && !this.closed) {
+      const { run, events } = await listEvents(this.runId, this.story.count, MORE_EVENTS);
+      this.record = run;
+      this.add(events);
+      isMore = events.length === MORE_EVENTS;
+      if (!this.closed) this.draw();
+      await new Promise((resume) => setTimeout(resume));
+    }
+    this.complete = true;
+    if (this.closed) return;
+    this.draw();
+    if (this.target !== null) this.goToEvent(this.target);
+    if (this.record.status === "running") this.follow();
+  }
+
+  follow() {
+    let drawing = 0;
+    this.stopFollowing = followRun(
+      this.runId,
+      this.story.count,
+      (event) => {
+        if (event.seq < this.story.count) return;
+        this.add([event]);
+        drawing ||= setTimeout(() => {
+          drawing = 0;
+          this.draw();
+        }, 100);
+      },
+      (record) => {
+        this.record = record;
+        this.draw();
+      },
+    );
+  }
+
+  add(events) {
+    for (const event of events) this.story.add(event);
+    if (events.length) this.items = this.story.items();
+  }
+
+  draw() {
+    if (this.closed) return;
+    this.drawHead();
+    this.drawChart();
+    this.drawJumps();
+    this.list.update(this.items);
+    const state = this.isOver() ? "" : ` · ${t("live")}`;
+    replaceChildren(this.foot, this.complete ? `${count(this.story.count)} ${t("events")}${state}` : t("Loading …"));
+  }
+
+  isOver() {
+    return this.record.status !== "running";
+  }
+
+  // ---------------------------------------------------------------------------------------------- what is shown
+
+  drawHead() {
+    const { record, story } = this;
+    const totals = totalsOf(story);
+    const started = story.started?.time ?? record.started;
+    const seconds = (this.isOver() ? story.lastTime : Date.now() / 1000) - started;
+    const tile = (name, value, detail = "") =>
+      value === "" ? null : h("div.tile", null, h("dt", null, t(name)), h("dd", null, value, detail && h("small", null, detail)));
+    const copy = h("button.quiet", { type: "button", click: () => copyFrom(copy, this.runId), title: t("Copy the run id") }, this.runId);
+    replaceChildren(
+      this.head,
+      h("div.run-line", null, statusChip(record.status), copy, h("span.quiet", { dir: "auto" }, record.model)),
+      h("h1.run-task", { dir: "auto" }, (textOf(story.started?.task) || record.task).slice(0, 300)),
+      h("p.quiet", null, moment(started)),
+      record.answer !== null && h("div.answer-line", null, h("span.label", null, t("Answer")), longText(record.answer, { tag: "b" })),
+      h("dl.tiles", null,
+        tile("Turns", count(totals.turns)),
+        tile("Calls", count(totals.calls), totals.failedCalls ? `${count(totals.failedCalls)} ${t("failed")}` : ""),
+        tile("Tokens", short(totals.input + totals.written), `${short(totals.input)} ${t("in")} · ${short(totals.written)} ${t("out")}`),
+        tile("Cached", percent(totals.cached, totals.input) || "–"),
+        tile("Cost", totals.cost === null ? t("unknown") : cost(totals.cost)),
+        tile("Time", duration(seconds * 1000)),
+        tile("Repairs", count(totals.repairs)),
+        tile("Rollbacks", count(totals.rollbacks)),
+      ),
+      h("div.actions", null,
+        h("a.button", { href: `#/run/${encodeURIComponent(this.runId)}/prompts` }, t("Prompts")),
+        exportedRun() ? null : h("a.button", { href: `#/compare/${encodeURIComponent(this.runId)}` }, t("Compare")),
+        exportedRun() ? null : h("a.button", { href: exportAddress(this.runId), download: `${this.runId}.html` }, t("Export"))),
+      // The buttons that decide a waiting call belong here.
+    );
+  }
+
+  drawChart() {
+    const turns = this.story.requests;
+    const usages = turns.map(usageOf);
+    this.widest = Math.max(1, ...usages.slice(-5000).map((usage) => usage.input + usage.written));
+    if (!turns.length) return replaceChildren(this.chart);
+    const perBar = Math.ceil(turns.length / MOST_BARS);
+    const bars = [];
+    let highest = 1;
+    for (let at = 0; at < turns.length; at += perBar) {
+      const sum = { cached: 0, fresh: 0, written: 0 };
+      for (const usage of usages.slice(at, at + perBar)) for (const kind in sum) sum[kind] += usage[kind];
+      highest = Math.max(highest, sum.cached + sum.fresh + sum.written);
+      bars.push({ sum, turn: turns[at], last: Math.min(at + perBar, turns.length) });
+    }
+    const elements = bars.map(({ sum, turn, last }) => {
+      const total = sum.cached + sum.fresh + sum.written;
+      const title = `${turn.agent} · ${t("request")} ${turn.request.call + 1}${perBar > 1 ? ` – ${last}` : ""}: ${count(sum.cached)} ${t("cached")}, ${count(sum.fresh)} ${t("new")}, ${count(sum.written)} ${t("written")}`;
+      const bar = h("button.bar", { type: "button", title, "aria-label": title, tabindex: "-1", click: () => this.goToEvent(turn.seq) });
+      for (const kind of ["written", "fresh", "cached"]) {
+        const part = h(`i.${kind}`);
+        part.style.flexGrow = sum[kind];
+        bar.append(part);
+      }
+      bar.style.height = `${Math.max(2, (100 * total) / highest)}%`;
+      if (turn.rolledBack) bar.classList.add("marked");
+      return h("span.bar-slot", null, bar);
+    });
+    replaceChildren(
+      this.chart,
+      h("h2", null, perBar > 1 ? t("Tokens, {n} requests a bar", { n: perBar }) : t("Tokens per request")),
+      h("div.bars", null, elements),
+      h("p.legend", null, ["cached", "fresh", "written"].map((kind) =>
+        h("span", null, h(`i.${kind}`), t({ cached: "cached", fresh: "new", written: "written" }[kind])))),
+    );
+  }
+
+  drawJumps() {
+    const buttons = Object.entries(LANDMARKS).map(([name, label]) => {
+      const found = this.story.landmarks[name];
+      if (!found.length) return null;
+      return h("button.jump", { type: "button", class: `jump-${name}`, click: () => this.goToNext(found) },
+        t(label), h("b", null, count(found.length)));
+    });
+    const last = h("button.jump", { type: "button", click: () => this.select(this.items.length - 1) }, this.story.ended ? t("Answer") : t("Latest"));
+    replaceChildren(this.jumps, buttons, last);
+  }
+
+  element(item) {
+    const element = itemElement(item, this);
+    element.addEventListener("focusin", () => this.mark(this.items.indexOf(item)));
+    return element;
+  }
+
+  clock(time) {
+    const seconds = Math.max(0, time - (this.story.started?.time ?? time));
+    return `+${duration(seconds * 1000)}`;
+  }
+
+  link(seq) {
+    return `#/run/${encodeURIComponent(this.runId)}?e=${seq}`;
+  }
+
+  prompt(item) {
+    return `#/run/${encodeURIComponent(this.runId)}/prompts?e=${item.request.seq}`;
+  }
+
+  // ---------------------------------------------------------------------------------------------- going about
+
+  goToEvent(seq) {
+    let index = this.items.findIndex((item) => item.seq === seq);
+    // An event inside an item: the last item of its agent that began before it.
+    if (index < 0) index = this.items.findIndex((item) => item.seq <= seq && seq <= item.last && holds(item, seq));
+    if (index < 0) index = this.items.findIndex((item) => item.seq <= seq && seq <= item.last);
+    if (index < 0) return;
+    this.select(index);
+    const inside = document.getElementById(`e${seq}`);
+    if (inside && !inside.classList.contains("item")) {
+      inside.scrollIntoView({ block: "center" });
+      inside.classList.add("target");
+    }
+  }
+
+  goToNext(found) {
+    const places = found.map((item) => this.items.indexOf(item)).sort((a, b) => a - b);
+    this.select(places.find((place) => place > this.selected) ?? places[0]);
+  }
+
+  select(index) {
+    const element = this.list.reveal(Math.max(0, Math.min(index, this.items.length - 1)));
+    if (!element) return;
+    element.scrollIntoView({ block: element.offsetHeight > innerHeight * 0.7 ? "start" : "center" });
+    element.focus({ preventScroll: true });
+    this.mark(index);
+    // What lies between may have been estimated; once it is laid out, the place is exact.
+    requestAnimationFrame(() => element.scrollIntoView({ block: element.offsetHeight > innerHeight * 0.7 ? "start" : "center" }));
+  }
+
+  mark(index) {
+    this.selected = index;
+    document.querySelector(".item.selected")?.classList.remove("selected");
+    document.getElementById(`e${this.items[index]?.seq}`)?.classList.add("selected");
+  }
+
+  key(key) {
+    const problems = [...this.story.landmarks.repair, ...this.story.landmarks.rollback, ...this.story.landmarks.failure];
+    if (key === "j") this.select(this.selected + 1);
+    else if (key === "k") this.select(Math.max(0, this.selected - 1));
+    else if (key === "n" && problems.length) this.goToNext(problems);
+    else if (key === "g") this.select(0);
+    else if (key === "G") this.select(this.items.length - 1);
+    else if (key === "o") this.toggle();
+    else if (key === "p") location.hash = `#/run/${encodeURIComponent(this.runId)}/prompts`;
+    else return false;
+    return true;
+  }
+
+  toggle() {
+    const details = [...document.querySelectorAll(".item.selected details, .item.selected .more")];
+    const open = details.some((each) => each.tagName === "DETAILS" ? !each.open : each.getAttribute("aria-expanded") === "false");
+    for (const each of details) {
+      if (each.tagName === "DETAILS") each.open = open;
+      else if ((each.getAttribute("aria-expanded") === "true") !== open) each.click();
+    }
+  }
+
+  close() {
+    this.closed = true;
+    this.stopFollowing();
+    this.list.close();
+  }
+}
+
+function holds(item, seq) {
+  const parts = [item.reply, item.accepted, item.rolledBack, ...(item.repairs ?? [])];
+  for (const call of item.calls ?? []) parts.push(call.started, call.finished);
+  return parts.some((part) => part?.seq === seq);
+}

@@ -1,0 +1,198 @@
+// The list of runs: live, filtered, searched.
+
+import { h, marked, replaceChildren } from "./dom.js";
+import { ago, cost, count, duration, moment, percent, short } from "./format.js";
+import { t } from "./language.js";
+import { statusChip } from "./parts.js";
+import { listRuns } from "./source.js";
+
+const STATUSES = ["", "running", "waiting", "answered", "unanswered", "failed", "interrupted", "cancelled"];
+const REFRESH_MS = 2000;
+const PAGE = 60;
+const TYPING_MS = 60;
+
+export async function showRuns(main, route) {
+  const page = new RunsPage(main, route);
+  await page.open();
+  return page;
+}
+
+class RunsPage {
+  constructor(main, route) {
+    this.main = main;
+    this.filters = { text: route.query.get("q") ?? "", status: route.query.get("status") ?? "", model: route.query.get("model") ?? "" };
+    this.rows = new Map(); // run id → {run, element}
+    this.more = false;
+    this.loading = null;
+    this.selected = -1;
+    this.chosen = []; // runs to compare
+    this.search = h("input", { type: "search", placeholder: t("Search tasks, replies, results …"), "aria-label": t("Search"),
+      value: this.filters.text, input: () => this.later(() => this.set("text", this.search.value)) });
+    this.model = h("input.model-filter", { type: "search", placeholder: t("Model"), "aria-label": t("Model"), value: this.filters.model,
+      input: () => this.later(() => this.set("model", this.model.value)) });
+    this.status = h("select", { "aria-label": t("Status"), change: () => this.set("status", this.status.value) },
+      STATUSES.map((status) => h("option", { value: status, selected: status === this.filters.status }, t(status || "any status"))));
+    this.list = h("div.runs", { role: "list" });
+    this.end = h("div.list-end");
+    this.note = h("p.foot", { role: "status" });
+    this.compare = h("div.compare-bar", { hidden: true });
+    this.observer = new IntersectionObserver((entries) => entries.some((e) => e.isIntersecting) && this.loadMore(), { rootMargin: "800px" });
+  }
+
+  async open() {
+    replaceChildren(this.main, h("div.runs-page", null,
+      h("form.filters", { role: "search", submit: (event) => event.preventDefault() }, this.search, this.status, this.model),
+      h("div.runs-head", { "aria-hidden": "true" }, ["Task", "Turns", "Tokens", "Cached", "Cost", "Time"].map((name) => h("span", null, t(name)))),
+      this.list, this.end, this.note, this.compare));
+    await this.load();
+    this.observer.observe(this.end);
+    this.timer = setInterval(() => this.refresh(), REFRESH_MS);
+  }
+
+  later(act) {
+    clearTimeout(this.typing);
+    this.typing = setTimeout(act, TYPING_MS);
+  }
+
+  set(name, value) {
+    if (this.filters[name] === value.trim()) return;
+    this.filters[name] = value.trim();
+    const query = new URLSearchParams(Object.entries({ q: this.filters.text, status: this.filters.status, model: this.filters.model }).filter(([, each]) => each));
+    history.replaceState(null, "", `#/${query.size ? `?${query}` : ""}`);
+    this.load();
+  }
+
+  /** Load the first page. What was asked before and is not there yet is of no interest any more. */
+  async load() {
+    this.loading?.abort();
+    const control = (this.loading = new AbortController());
+    try {
+      const found = await listRuns({ ...this.filters, limit: PAGE }, control.signal);
+      if (control !== this.loading) return;
+      this.rows.clear();
+      this.selected = -1;
+      for (const run of found.runs) this.rows.set(run.run_id, { run, element: this.row(run) });
+      this.list.replaceChildren(...[...this.rows.values()].map((row) => row.element));
+      this.finish(found, found.more);
+    } catch (error) {
+      if (error.name !== "AbortError") replaceChildren(this.note, error.message);
+    } finally {
+      if (control === this.loading) this.loading = null;
+    }
+  }
+
+  async loadMore() {
+    if (!this.more || this.loading || !this.rows.size) return;
+    const control = (this.loading = new AbortController());
+    try {
+      const before = this.list.lastElementChild.dataset.id;
+      const found = await listRuns({ ...this.filters, before, limit: PAGE }, control.signal);
+      if (control !== this.loading) return;
+      for (const run of found.runs) {
+        if (this.rows.has(run.run_id)) continue;
+        const element = this.row(run);
+        this.rows.set(run.run_id, { run, element });
+        this.list.append(element);
+      }
+      this.finish(found, found.more);
+    } catch (error) {
+      if (error.name !== "AbortError") replaceChildren(this.note, error.message);
+    } finally {
+      if (control === this.loading) this.loading = null;
+    }
+    // The end may still be in sight.
+    if (this.more && this.end.getBoundingClientRect().top < innerHeight + 800) this.loadMore();
+  }
+
+  finish(found, more) {
+    this.more = more;
+    this.indexing = found.indexed < found.total;
+    let note = "";
+    if (!this.rows.size) note = this.filters.text || this.filters.status || this.filters.model ? t("No run matches.") : t("No runs yet. Try: closeout run \"What is 17 % of 2,340?\"");
+    else if (!more) note = t(this.rows.size === 1 ? "1 run" : "{n} runs", { n: count(this.rows.size) });
+    if (this.indexing) note += ` · ${t("indexed {n} of {m}", { n: count(found.indexed), m: count(found.total) })}`;
+    replaceChildren(this.note, note);
+  }
+
+  /** Look for new runs, and for changes of those at the top. */
+  async refresh() {
+    if (document.hidden || this.loading || scrollY > 1500) return;
+    const filters = { ...this.filters };
+    let found;
+    try {
+      found = await listRuns({ ...filters, limit: PAGE });
+    } catch {
+      return replaceChildren(this.note, t("The server does not answer."));
+    }
+    if (this.loading || this.closed || JSON.stringify(filters) !== JSON.stringify(this.filters)) return;
+    let place = this.list.firstElementChild;
+    for (const run of found.runs) {
+      const known = this.rows.get(run.run_id);
+      let element = known?.element;
+      if (!known || JSON.stringify(known.run) !== JSON.stringify(run)) {
+        element = this.row(run);
+        known?.element.replaceWith(element);
+        if (known && place === known.element) place = element;
+        if (!known) this.list.insertBefore(element, place);
+        this.rows.set(run.run_id, { run, element });
+      }
+      place = element.nextElementSibling;
+    }
+    this.finish(found, this.more);
+  }
+
+  row(run) {
+    const totals = run.totals;
+    const usage = totals?.usage ?? {};
+    const tokens = (usage.input_tokens ?? 0) + (usage.output_tokens ?? 0);
+    const until = run.ended ?? (run.status === "running" ? Date.now() / 1000 : null);
+    const cached = percent(usage.cache_read_tokens, usage.input_tokens);
+    const address = `#/run/${encodeURIComponent(run.run_id)}${run.hit ? `?e=${run.hit.seq}` : ""}`;
+    const choose = h("input.choose", { type: "checkbox", "aria-label": t("Compare"), title: t("Compare"),
+      click: () => this.choose(run.run_id, choose.checked) });
+    choose.checked = this.chosen.includes(run.run_id);
+    const bar = h("span.share", { title: `${cached} ${t("cached")}` }, h("i"));
+    bar.firstChild.style.width = cached.replace(" ", "") || "0";
+    const flags = [["rollbacks", "rollback"], ["repairs", "repair"]].filter(([name]) => totals?.[name])
+      .map(([name, kind]) => h(`span.flag.flag-${kind}`, null, `${count(totals[name])} ${t(totals[name] === 1 ? kind : name)}`));
+    return h("div.run-row", { role: "listitem", "data-id": run.run_id },
+      h("div.run-cell", null,
+        h("a.run-link", { href: address, dir: "auto" }, run.task || t("(no task)")),
+        run.hit?.excerpt ? h("p.hit", { dir: "auto" }, h("span.label", null, t(run.hit.kind)), marked(run.hit.excerpt, run.hit.marks)) : null,
+        run.answer !== null && !run.hit ? h("p.run-answer", { dir: "auto" }, "→ ", run.answer.slice(0, 300)) : null,
+        h("p.run-meta", null, choose, statusChip(run.status), h("span", { title: moment(run.started) }, ago(run.started)),
+          h("span", { dir: "auto" }, run.model), h("code", null, run.run_id), flags)),
+      h("span.number", { "data-name": t("Turns") }, totals ? count(totals.turns) : "…"),
+      h("span.number", { "data-name": t("Tokens"), title: count(tokens) }, totals ? short(tokens) : "…"),
+      h("span.number", { "data-name": t("Cached") }, cached || "–", bar),
+      h("span.number", { "data-name": t("Cost") }, cost(usage.cost_usd) || "–"),
+      h("span.number", { "data-name": t("Time") }, until ? duration(1000 * (until - run.started)) : "–"));
+  }
+
+  choose(id, isChosen) {
+    this.chosen = isChosen ? [...this.chosen.filter((each) => each !== id), id].slice(-2) : this.chosen.filter((each) => each !== id);
+    for (const [run, { element }] of this.rows) element.querySelector(".choose").checked = this.chosen.includes(run);
+    this.compare.hidden = !this.chosen.length;
+    replaceChildren(this.compare, this.chosen.length === 2
+      ? h("a.button.primary", { href: `#/compare/${this.chosen.map(encodeURIComponent).join("/")}` }, t("Compare these two runs"))
+      : t("Choose one more run to compare."));
+  }
+
+  key(key) {
+    const links = [...this.list.querySelectorAll(".run-link")];
+    if (key === "j" || key === "k") {
+      this.selected = Math.max(0, Math.min(links.length - 1, this.selected + (key === "j" ? 1 : -1)));
+      links[this.selected]?.focus();
+    } else if (key === "/") this.search.focus();
+    else return false;
+    return true;
+  }
+
+  close() {
+    this.closed = true;
+    this.loading?.abort();
+    this.observer.disconnect();
+    clearInterval(this.timer);
+    clearTimeout(this.typing);
+  }
+}

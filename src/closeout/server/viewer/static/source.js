@@ -1,0 +1,75 @@
+// Where the pages get runs and events from: the server, or the data in an exported file.
+
+const EXPORTED = document.getElementById("run-data");
+const exportedData = EXPORTED ? JSON.parse(EXPORTED.textContent) : null;
+
+/** The run in this file if the page was exported, else null. */
+export function exportedRun() {
+  return exportedData?.run ?? null;
+}
+
+async function fetchJson(path, parameters = {}, signal = undefined) {
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
+  const response = await fetch(`api/${path}?${query}`, { signal });
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.error?.message ?? `HTTP ${response.status}`);
+  return body;
+}
+
+const runPath = (id) => `runs/${encodeURIComponent(id)}`;
+
+/** A page of runs: {runs, more, indexed, total}. Parameters: text, status, model, before, limit. */
+export function listRuns(parameters, signal) {
+  return fetchJson("runs", parameters, signal);
+}
+
+/** Events of a run from number `start` on: {run, events}. */
+export async function listEvents(id, start, limit) {
+  if (exportedData) return { run: exportedData.run, events: exportedData.events.slice(start, start + limit) };
+  return fetchJson(`${runPath(id)}/events`, { start, limit });
+}
+
+/** One whole event, without cuts. */
+export function wholeEvent(id, seq) {
+  return fetchJson(`${runPath(id)}/events/${seq}`);
+}
+
+/** All requests to the model, in pieces: yields arrays of ModelRequested events. */
+export async function* listRequests(id) {
+  if (exportedData) {
+    yield exportedData.events.filter((event) => event.type === "ModelRequested");
+    return;
+  }
+  for (let start = 0; start !== null; ) {
+    const { requests, next } = await fetchJson(`${runPath(id)}/requests`, { start });
+    yield requests;
+    start = next;
+  }
+}
+
+/** Call `onEvent` with each new event of a run, and `onEnd` with its record when it is over. Returns a function that stops. */
+export function followRun(id, start, onEvent, onEnd) {
+  if (exportedData) return () => {};
+  const stream = new EventSource(`api/${runPath(id)}/follow?start=${start}`);
+  stream.addEventListener("message", (message) => onEvent(JSON.parse(message.data)));
+  stream.addEventListener("end", (message) => {
+    stream.close();
+    onEnd(JSON.parse(message.data));
+  });
+  return () => stream.close();
+}
+
+export function exportAddress(id) {
+  return `api/${runPath(id)}/export`;
+}
+
+/** The text of a value that the server may have cut. */
+export function textOf(value) {
+  if (value && typeof value === "object" && "$cut" in value) return value.$cut;
+  return typeof value === "string" ? value : value == null ? "" : JSON.stringify(value, null, 2);
+}
+
+/** The whole length of a text that was cut, else 0. */
+export function cutLength(value) {
+  return value && typeof value === "object" && "$cut" in value ? value.length : 0;
+}

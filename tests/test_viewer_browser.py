@@ -1,0 +1,454 @@
+"""The viewer in a real Chromium: every page loads, follows, searches, compares and exports without a console error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeout import Agent, Number, tool
+from closeout.journal import events as ev
+from closeout.journal.journal import Journal
+from closeout.journal.store import open_store
+from closeout.messages import ModelReply, Usage
+from closeout.testing import ScriptedClient, Turn, call, say
+from many_runs import short_run, write_runs
+from viewer_server import find_chromium, serve_viewer
+
+CHROMIUM = find_chromium()
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM, reason="no Chromium: install the system's package `chromium`, or set CHROME_PATH"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Viewer:
+    """The viewer's address and what browsers complained about."""
+
+    address: str
+    browser: Any
+    problems: list[str] = field(default_factory=list)
+    contexts: list[Any] = field(default_factory=list)
+
+    def open(self, path: str = "", *, address: str | None = None, **options: Any) -> Any:
+        options = {"viewport": {"width": 1200, "height": 800}, "locale": "en-US", **options}
+        context = self.browser.new_context(accept_downloads=True, **options)
+        self.contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda m: self.problems.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("dialog", lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: self.foreign(request.url))
+        page.goto((self.address if address is None else address) + path)
+        return page
+
+    def foreign(self, url: str) -> None:
+        if not url.startswith((self.address.removesuffix("viewer/"), "file:", "data:", "blob:")):
+            self.problems.append(f"request to {url}")
+
+
+@pytest.fixture
+def viewer(home: Path, browser: Any) -> Iterator[Viewer]:
+    with serve_viewer(home) as address:
+        viewer = Viewer(address, browser)
+        try:
+            yield viewer
+        finally:
+            for context in viewer.contexts:
+                context.close()
+        assert viewer.problems == []
+
+
+@tool(read_only=True)
+async def search(query: str, limit: int = 5) -> str:
+    """Search."""
+    return f"{query}: The Rideau Canal opened in 1832. " * limit
+
+
+@tool(read_only=True)
+async def fetch(url: str) -> str:
+    """Fetch a page."""
+    raise ValueError("HTTP 503, try another mirror")
+
+
+def recorded(home: Path, answer: str = "82") -> str:
+    """A run with a repair, a rollback, a failed call and a sub-agent."""
+    helper = Agent(
+        ScriptedClient([call("search", query="Panama"), say("It opened in \\boxed{1914}.")]), tools=[search], home=False
+    )
+    script = [
+        Turn("I look up the Rideau Canal.", calls=[call("search", query="Rideau", limit="3")]),
+        Turn("A helper looks up the other one.", calls=[call("research", task="When did the Panama Canal open?")]),
+        say("I'm sorry, I cannot help with that."),
+        Turn("One more page.", calls=[call("fetch", url="https://archive.example/x")]),
+        Turn(f"1914 - 1832 = {answer}. The answer is \\boxed{{{answer}}}."),
+    ]
+    tools = [search, fetch, helper.as_tool(name="research", description="Ask a researcher.")]
+    agent = Agent(ScriptedClient(script, name="openai:m"), tools=tools, home=home, answer=Number())
+    return run_apart(agent, "How many years passed between the two openings?")
+
+
+def run_apart(agent: Agent[Any], task: str) -> str:
+    """Run an agent in a thread of its own: Playwright's event loop runs in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(agent.run_sync, task).result().run_id
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    return [text.strip() for text in page.locator(selector).all_inner_texts()]
+
+
+# ------------------------------------------------------------------------------------------------ the list of runs
+
+
+def test_the_list_shows_each_run_and_opens_one(viewer: Viewer, home: Path) -> None:
+    run_id = recorded(home)
+    page = viewer.open()
+    page.wait_for_selector(".run-row .flag-repair")
+    row = page.locator(".run-row").inner_text()
+    assert all(part in row for part in (run_id, "answered", "openai:m", "82", "1 repair", "1 rollback"))
+    page.click(".run-link")
+    page.wait_for_selector(".item.answer")
+    assert page.url.endswith(f"#/run/{run_id}")
+    page.go_back()
+    page.wait_for_selector(".run-row")
+
+
+def test_the_list_is_searched_filtered_and_continued(viewer: Viewer, home: Path) -> None:
+    write_runs(home, [(f"run{n:03d}", short_run(n, turns=1)) for n in range(150)])
+    page = viewer.open()
+    page.wait_for_selector(".run-row")
+    page.fill("input[type=search] >> nth=0", "task 7")
+    page.wait_for_selector("text=11 runs")
+    assert "Task 79" in page.locator(".hit").first.inner_text()
+    assert page.locator(".hit mark").first.inner_text() in ("Task", "7")
+    page.fill("input[type=search] >> nth=0", "no such words")
+    page.wait_for_selector("text=No run matches.")
+    page.fill("input[type=search] >> nth=0", "")
+    page.select_option("select", "failed")
+    page.wait_for_selector("text=No run matches.")
+    page.select_option("select", "")
+    page.wait_for_selector(".run-row")
+    for _ in range(10):
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        if page.locator(".run-row").count() == 150:
+            break
+        page.wait_for_timeout(100)
+    page.wait_for_selector("text=150 runs")
+    ids = page.locator(".run-row").evaluate_all("rows => rows.map(row => row.dataset.id)")
+    assert ids == [f"run{n:03d}" for n in reversed(range(150))]
+
+
+def test_a_new_run_appears_by_itself(viewer: Viewer, home: Path) -> None:
+    write_runs(home, [("first", short_run(1))])
+    page = viewer.open()
+    page.wait_for_selector("[data-id=first]")
+    page.evaluate("document.querySelector('[data-id=first]').dataset.kept = 'yes'")
+    write_runs(home, [("second", short_run(2))])
+    page.wait_for_selector("[data-id=second] + [data-id=first][data-kept=yes]")
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+def test_a_run_shows_its_repair_its_rollback_its_failure_and_its_sub_agent(viewer: Viewer, home: Path) -> None:
+    run_id = recorded(home)
+    page = viewer.open(f"#/run/{run_id}")
+    page.wait_for_selector(".item.answer")
+    assert texts(page, ".repair .before") == ['"3"']
+    assert texts(page, ".repair .after") == ["3"]
+    assert texts(page, ".repair del") == ['"', '"']
+    (rollback,) = texts(page, ".rollback")
+    assert "no_action" in rollback
+    assert "HTTP 503" in page.locator(".call.failed .result").inner_text()
+    assert "hint" in page.locator(".hint").first.inner_text().lower()
+    nested = page.locator(".item[data-depth='1']")
+    assert "Panama" in nested.all_inner_texts()[0]
+    assert page.locator(".item").nth(2).locator(".call").inner_text().startswith("research")
+    assert texts(page, ".item.answer .final") == ["82"]
+    assert texts(page, ".item.answer mark") == ["82", "82"]
+    assert page.locator(".bar").count() >= 7
+
+
+def test_a_link_leads_to_an_event_and_keys_go_about(viewer: Viewer, home: Path) -> None:
+    run_id = recorded(home)
+    rows = open_store(home).rows(run_id)
+    repaired = next(row.seq for row in rows if isinstance(row.event, ev.Repaired))
+    page = viewer.open(f"#/run/{run_id}?e={repaired}")
+    page.wait_for_selector(f"#e{repaired}.target")
+    assert "Turn 1" in page.locator(".item.selected .item-name").inner_text()
+    page.keyboard.press("j")
+    assert "Turn 2" in page.locator(".item.selected .item-name").inner_text()
+    page.keyboard.press("k")
+    page.keyboard.press("n")
+    page.keyboard.press("n")
+    page.wait_for_selector(".item.selected.rolled-back, .item.selected:has(.call.failed)")
+    page.keyboard.press("G")
+    page.wait_for_selector(".item.answer.selected")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("Escape")
+    page.keyboard.press("u")
+    page.wait_for_selector(".run-row")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".run-page")
+
+
+def test_a_run_is_followed_while_it_runs(viewer: Viewer, home: Path) -> None:
+    journal = Journal.start(open_store(home), ev.RunStarted("main", "A long task"), "m", run_id="live")
+    journal.flush()
+    page = viewer.open("#/run/live")
+    page.wait_for_selector("text=live")
+    journal.append(ev.ModelRequested("main", 0))
+    journal.flush()
+    page.wait_for_selector("text=The model is writing")
+    journal.append(ev.ModelReplied.of("main", 0, ModelReply("Forty-two.", usage=Usage(10, 2, requests=1)), 5.0))
+    journal.flush()
+    page.wait_for_selector("text=Forty-two.")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, journal.end(ev.RunEnded("main", "answered", "answered", answer="42"))).result()
+    page.wait_for_selector(".item.answer")
+    page.wait_for_selector(".run-head .status-answered")
+    assert texts(page, ".item.answer .final") == ["42"]
+
+
+def test_a_long_text_is_cut_and_shown_whole_on_request(viewer: Viewer, home: Path) -> None:
+    text = "".join(f"line {n}\n" for n in range(2000)) + "the end"
+    write_runs(
+        home, [("one", [ev.RunStarted("main", text), ev.RunEnded("main", "failed", "model_failed", error="off")])]
+    )
+    page = viewer.open("#/run/one")
+    page.click("button.more")
+    page.wait_for_selector(".task-text:not(.clamped)")
+    assert page.locator(".task-text").inner_text() == text
+
+
+def test_of_a_long_run_every_event_can_be_reached_though_few_are_in_the_page(viewer: Viewer, home: Path) -> None:
+    write_runs(home, [("long", short_run(0, turns=800))])
+    page = viewer.open("#/run/long")
+    page.wait_for_selector("text=4,006 events")
+    assert page.locator(".item").count() < 200
+    page.keyboard.press("G")
+    page.wait_for_selector(".item.answer.selected")
+    page.evaluate("location.hash = '#/run/long?e=2004'")
+    page.wait_for_selector(".selected #e2004")
+    assert page.locator(".selected .item-name").inner_text() == "Turn 401"
+    for place in (0.2, 0.7, 0.9):  # wherever one scrolls to, there are items
+        page.evaluate(f"scrollTo(0, {place} * document.documentElement.scrollHeight)")
+        seen = "document.elementFromPoint(800, 400)?.closest('.item') !== null"
+        assert any(page.evaluate(seen) or page.wait_for_timeout(50) for _ in range(100))
+
+
+# ------------------------------------------------------------------------------------------------ prompts, comparing
+
+
+def test_a_request_is_shown_as_the_model_saw_it_with_the_reason_why_the_prefix_broke(
+    viewer: Viewer, home: Path
+) -> None:
+    client = ScriptedClient(
+        [
+            *(Turn(f"step {n}", calls=[call("search", query=f"q{n}")]) for n in range(14)),
+            Turn("The answer is \\boxed{1}."),
+        ]
+    )
+    config = {"agent": {"keep_tool_result": 2}}
+    agent = Agent(client, tools=[search], home=home, answer=Number(), config=config, instructions="Be exact.")
+    run_id = run_apart(agent, "How many?")
+    page = viewer.open(f"#/run/{run_id}/prompts")
+    page.wait_for_selector(".message.role-system")
+    assert "Be exact." in page.locator(".role-system").inner_text()
+    assert "first request" in page.locator(".prompt-head .line").inner_text()
+    page.keyboard.press("j")
+    page.wait_for_selector("text=It extends the previous request")
+    assert texts(page, ".message.added .tool-name") == ["search"]
+    assert "2 messages as before" in page.locator(".same-note").inner_text()
+    page.locator(".prompt-row:has-text('prefix broke')").first.click()
+    page.wait_for_selector("text=The cached prefix broke")
+    assert "results were evicted (count)" in page.locator(".prompt-head .line").inner_text()
+    assert page.locator(".message.removed").count() > 0
+    page.keyboard.press("d")
+    shown = texts(page, ".message > pre, .message > .long > pre")
+    place = int(page.locator(".prompt-row.selected").get_attribute("data-place"))
+    sent = [message.text for message in client.requests[place].messages if message.text]
+    assert [text.strip() for text in sent] == shown
+
+
+def test_two_runs_are_compared_at_the_first_step_that_differs(viewer: Viewer, home: Path) -> None:
+    first, second = recorded(home), recorded(home, answer="83")
+    page = viewer.open()
+    page.wait_for_selector(".run-row >> nth=1")
+    page.check(".choose >> nth=0")
+    page.check(".choose >> nth=1")
+    page.click("text=Compare these two runs")
+    page.wait_for_selector("text=The first difference is at step 5 of 6.")
+    assert "83" in page.locator(".first-difference").text_content()
+    page.goto(viewer.address + f"#/compare/{first}")
+    page.click(f".compare-choice a[href*='{second}']")
+    page.wait_for_selector(".first-difference")
+    page.goto(viewer.address + f"#/compare/{first}/{first}")
+    page.wait_for_selector("text=Both runs took the same steps.")
+
+
+# ------------------------------------------------------------------------------------------------ export, looks, safety
+
+
+def test_an_exported_file_shows_the_run_without_a_server(viewer: Viewer, home: Path, tmp_path: Path) -> None:
+    run_id = recorded(home)
+    page = viewer.open(f"#/run/{run_id}")
+    page.wait_for_selector(".item.answer")
+    items = texts(page, ".item-name")
+    with page.expect_download() as download:
+        page.click("text=Export")
+    file = tmp_path / "run.html"
+    download.value.save_as(file)
+    page = viewer.open(address=file.as_uri())
+    page.wait_for_selector(".item.answer")
+    assert texts(page, ".item-name") == items
+    page.click(".item-extras >> text=prompt >> nth=1")
+    page.wait_for_selector(".message.added")
+    page.click(f"text=← {run_id}")
+    page.wait_for_selector(".item.answer")
+    assert page.locator("a:has-text('Export')").count() == 0
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '<img src=x onerror="alert(2)">',
+    "</script><script>alert(3)</script>",
+    "<!--<script>alert(4)//-->",
+    "javascript:alert(5)",
+    "'\"><svg onload=alert(6)>",
+    "{{constructor.constructor('alert(7)')()}}",
+    "\u202egnp.exe \u0000 \x1b[31mred \ud83d lone",
+    "__proto__",
+    "https://evil.example/x.png",
+]
+
+
+def hostile_run() -> list[ev.Event]:
+    """A run in which every text that a model, a tool or a user writes is hostile."""
+    text = "\n".join(HOSTILE)
+    calls = (
+        {"id": text, "name": text, "arguments": json.dumps({text: text, "__proto__": HOSTILE}), "server_name": None},
+    )
+    shown = ({"call": 0, "text": text, "handle": "r1", "ok": False, "tokens": 3, "images": ({"url": HOSTILE[9]},)},)
+    made = ({"id": "c", "name": text, "arguments": {text: text}, "server_name": None, "text": text},)
+    added = tuple({"role": role, "content": text, "tool_call_id": text} for role in ("system", HOSTILE[0], "tool"))
+    return [
+        ev.RunStarted("main", text, question=text + "?", name=text, earlier=text, files=(text,)),
+        ev.AttemptStarted("main", 0, (text,)),
+        ev.ModelRequested("main", 0, messages=3, size=9, note=text, added=added, tools=text),
+        ev.ModelRetried("main", 0, text),
+        ev.ModelReplied("main", 0, text, reasoning=text, tool_calls=calls, finish_reason=text, model=text),
+        ev.ToolStarted("main", "r1", text, arguments=json.dumps({text: text})),
+        ev.ToolFinished("main", "r1", text, ok=False, record=json.dumps({"summary": text, "result": text}), note=text),
+        ev.Repaired("main", 0, text, where=text, before=text, after=text + "!"),
+        ev.TurnAccepted("main", 0, 0, text=text, raw=text, calls=made, returns=shown),
+        ev.ModelRequested("main", 1, messages=3, kept=3, note=text),
+        ev.TurnRolledBack("main", 0, 1, reason=text, detail=text, change=text),
+        ev.AgentStarted(f"main/r1:{text}", text, text),
+        ev.AgentEnded(f"main/r1:{text}", text, text),
+        ev.Evicted("main", 0, 1, reason=text),
+        ev.Compacted("main", 0, 1, summary=text),
+        ev.Noted("main", text, text, message=text),
+        ev.ModelFailed("main", 1, text, error=text),
+        ev.AttemptEnded("main", 0, text, experience=text),
+        ev.RunEnded(
+            "main", text, text, answer=text, summary=text, closing_text=text + text, error=text, error_kind=text
+        ),
+    ]
+
+
+def test_nothing_that_is_written_in_a_run_becomes_part_of_the_page(viewer: Viewer, home: Path, tmp_path: Path) -> None:
+    write_runs(home, [("hostile", hostile_run())])
+    inside = "document.querySelectorAll('main script, main img, main svg, main iframe, [onerror], [onload]').length"
+    for path in (
+        "",
+        "?q=alert",
+        "#/run/hostile",
+        "#/run/hostile/prompts",
+        "#/compare/hostile",
+        "#/compare/hostile/hostile",
+    ):
+        page = viewer.open(path)
+        page.wait_for_selector("main > div")
+        page.wait_for_selector("text=alert(1)")
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        assert page.evaluate(inside) == 0
+    with page.expect_download() as download:
+        page.evaluate("location.href = 'api/runs/hostile/export'")
+    file = tmp_path / "hostile.html"
+    download.value.save_as(file)
+    page = viewer.open(address=file.as_uri())
+    page.wait_for_selector(".item.answer")
+    assert page.evaluate(inside) == 0
+    assert page.evaluate("document.querySelectorAll('script').length") == 2
+
+
+def test_events_that_cannot_be_read_and_unknown_ones_are_shown_as_such(viewer: Viewer, home: Path) -> None:
+    unknown = [ev.Unknown("main", name, {"problem": "odd"}) for name in ("RunEnded", "TurnAccepted", "FromTheFuture")]
+    write_runs(home, [("odd", [ev.RunStarted("main", "A task"), *unknown])])
+    page = viewer.open("#/run/odd")
+    page.wait_for_selector(".item.other >> nth=2")
+
+
+@pytest.mark.parametrize("path", ["#/run/none", "#/run/none/prompts", "#/compare/none/none"])
+def test_a_run_that_is_not_there_is_an_error_that_says_so(viewer: Viewer, home: Path, path: str) -> None:
+    page = viewer.open(path)
+    page.wait_for_selector("text=No run none in")
+    # Chromium itself reports the response with status 404.
+    viewer.problems = [problem for problem in viewer.problems if "404" not in problem]
+
+
+@pytest.mark.parametrize("width", [400, 1200, 2000])
+def test_no_page_is_wider_than_the_screen(viewer: Viewer, home: Path, width: int) -> None:
+    first, second = recorded(home), recorded(home)
+    write_runs(home, [("wide", [ev.RunStarted("main", "w" * 900), ev.ModelReplied("main", 0, "x" * 900)])])
+    page = viewer.open(viewport={"width": width, "height": 800}, color_scheme="dark")
+    for path in ("", f"#/run/{first}", "#/run/wide", f"#/run/{first}/prompts", f"#/compare/{first}/{second}"):
+        page.goto(viewer.address + path)
+        page.wait_for_selector("main > div:not(.loading)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_language_and_the_colours_are_chosen_and_remembered(viewer: Viewer, home: Path) -> None:
+    recorded(home)
+    page = viewer.open(locale="zh-CN")
+    page.wait_for_selector(".chip:text('已回答')")
+    page.click("text=English")
+    page.wait_for_selector(".chip:text('answered')")
+    background: Callable[[], Any] = lambda: page.evaluate("getComputedStyle(document.body).backgroundColor")  # noqa: E731
+    light = background()
+    page.click("button[aria-label^=Colours]")
+    page.click("button[aria-label^=Colours]")
+    assert background() != light
+    page.reload()
+    page.wait_for_selector(".chip:text('answered')")
+    assert background() != light
+
+
+def test_every_word_of_the_pages_has_a_chinese_translation() -> None:
+    static = Path(__file__).parent.parent / "src" / "closeout" / "server" / "viewer" / "static"
+    words = json.dumps((static / "language.js").read_text("utf-8"))
+    for file in static.glob("*.js"):
+        for key in re.findall(r'\bt\(\s*("(?:[^"\\]|\\.)*")', file.read_text("utf-8")):
+            assert json.dumps(f"\n  {key}: ")[1:-1] in words, f"{file.name}: {key}"
