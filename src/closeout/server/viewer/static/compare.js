@@ -87,7 +87,7 @@ function cell(step, { run }) {
   const link = h("a.anchor", { href: `#/run/${encodeURIComponent(run.run_id)}?e=${step.item.seq}` }, `#${step.item.seq}`);
   return h("div.compare-cell", { class: step.item.rolledBack ? "rolled-back" : "" },
     h("header.item-head", null, h("span.item-name", null, step.name), step.item.rolledBack && h("span.flag.flag-rollback", null, t("Rolled back")),
-      step.item.repairs?.length ? h("span.flag.flag-repair", null, `${step.item.repairs.length} ${t("repairs")}`) : null,
+      step.item.repairs?.length ? h("span.flag.flag-repair", null, `${step.item.repairs.length} ${t(step.item.repairs.length === 1 ? "repair" : "repairs")}`) : null,
       step.item.kind === "turn" && h("span.usage", null, usageLine(step.item)), link),
     step.text ? longText(step.text, { tag: "div.says" }) : null,
     step.calls.map((call) => h("section.call", null, h("header", null, h("span.tool-name", { dir: "auto" }, call.name)),

@@ -119,11 +119,11 @@ function resultElement(call, item, page) {
   const { finished, shown } = call;
   const note = textOf(finished?.note);
   const result = h("div.result", { id: finished ? `e${finished.seq}` : null });
-  if (finished && !finished.ok && note) result.append(h("p.error-text", { dir: "auto" }, note));
+  if (finished && !finished.ok && note && !shown) result.append(h("p.error-text", { dir: "auto" }, note));
   if (shown) {
     const index = item.accepted?.returns.indexOf(shown);
     const whole = fieldOf(page.runId, item.accepted?.seq, (each) => each.returns[index].text);
-    if (textOf(shown.text) !== note) result.append(longText(shown.text, { whole }));
+    result.append(longText(shown.text, { whole }));
     if (shown.tokens) result.append(h("span.quiet.tokens", null, `${count(shown.tokens)} ${t("tokens")}`));
   }
   if (finished && textOf(finished.record)) {
@@ -197,6 +197,14 @@ const ITEMS = {
       turn: event.before + 1, tokens: count(event.tokens) })), longText(event.summary)]],
   toolsChanged: ({ event }) => [t("Other tools offered"), fold(t("Tools"), () =>
     longText(cutLength(event.tools) ? event.tools : pretty(event.tools)))],
+  decision: ({ event }) => [t("Decision needed"), [
+    h("p", null, h("span.tool-name", { dir: "auto" }, textOf(event.name)), ` ${textOf(event.request)}`),
+    textOf(event.reason) ? longText(event.reason) : null,
+    argumentList(event.arguments, null)]],
+  decided: ({ event }) => [`${t("Decided")}: ${t(textOf(event.verdict))}`, [
+    h("p.quiet", { dir: "auto" }, `${textOf(event.request)} · ${textOf(event.by)}`),
+    textOf(event.text) ? longText(event.text) : null,
+    event.arguments == null ? null : argumentList(event.arguments, null)]],
   note: ({ event }) => [textOf(event.name), h("p", { class: `note-${plainWord(event.level)}`, dir: "auto" }, textOf(event.message))],
   answer({ event }, page) {
     const answer = textOf(event.answer);

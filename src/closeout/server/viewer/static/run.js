@@ -12,7 +12,7 @@ import { Story, totalsOf, usageOf } from "./story.js";
 const FIRST_EVENTS = 150; // enough for the first screen
 const MORE_EVENTS = 2000;
 const MOST_BARS = 240;
-const LANDMARKS = { repair: "Repairs", rollback: "Rollbacks", failure: "Failures", eviction: "Evictions", agent: "Sub-agents" };
+const LANDMARKS = { repair: "Repairs", rollback: "Rollbacks", failure: "Failures", eviction: "Evictions", agent: "Sub-agents", decision: "Decisions" };
 
 /** Show a run in `main`. `route` has id and event (a number to go to, or null). Returns a function that stops. */
 export async function showRun(main, route) {

@@ -15,7 +15,7 @@ export class Story {
   constructor() {
     this.agents = new Map(); // path → {items, current, requests}
     this.requests = []; // turns that asked the model, in the order of asking
-    this.landmarks = { repair: [], rollback: [], failure: [], eviction: [], agent: [] };
+    this.landmarks = { repair: [], rollback: [], failure: [], eviction: [], agent: [], decision: [] };
     this.started = null;
     this.ended = null;
     this.count = 0;
@@ -226,6 +226,12 @@ const HANDLERS = {
   ToolsChanged(story, event, agent) {
     agent.since.push(event);
     story.item(agent, event, "toolsChanged");
+  },
+  DecisionRequested(story, event, agent) {
+    story.note("decision", story.item(agent, event, "decision"));
+  },
+  DecisionMade(story, event, agent) {
+    story.item(agent, event, "decided");
   },
   Noted(story, event, agent) {
     if (event.name === "Dialect") agent.since.push(event);
