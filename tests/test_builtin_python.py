@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 from closeout.errors import ToolError
-from closeout.tools.builtin import python_child, python_tool, run_python
+from closeout.tools.builtin import python_child, python_tool
 
-quick = python_tool(seconds=2.0, memory_mb=512)
+# Without isolation, which not every machine has: test_python_isolation.py tests it.
+run_python = python_tool(isolation="none")
+quick = python_tool(seconds=2.0, memory_mb=512, isolation="none")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ async def test_there_is_no_network_unless_asked_for(listening: int) -> None:
     code = f"import socket\nsocket.create_connection(('127.0.0.1', {listening}), 2)\nprint('connected')"
     with pytest.raises(ToolError, match=r"unreachable|switched off|refused"):
         await run_python.call({"code": code})
-    assert await python_tool(network=True).call({"code": code}) == "connected"
+    assert await python_tool(network=True, isolation="none").call({"code": code}) == "connected"
 
 
 @pytest.mark.parametrize("use", ["connect", "sendto", "getaddrinfo"])
@@ -141,7 +143,7 @@ PROGRAM = '''
 import asyncio, sys
 from closeout.tools.builtin import python_runner
 python_runner.GRACE_SECONDS = 0.5
-tool = python_runner.python_tool(seconds=float(sys.argv[1]))
+tool = python_runner.python_tool(seconds=float(sys.argv[1]), isolation="none")
 script = """
 import os, subprocess, sys, time
 from pathlib import Path

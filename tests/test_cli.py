@@ -198,7 +198,9 @@ def test_a_replay_needs_neither_the_server_nor_a_key() -> None:
 
 def test_tools_lists_what_an_agent_would_have(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# A")
-    done = here("tools", "--docs", str(tmp_path), "--tool", "run_python", "--json")
+    done = here(
+        "tools", "--docs", str(tmp_path), "--tool", "run_python", "--config", "tools.python.isolation=none", "--json"
+    )
     assert done.code == 0
     names = [tool["name"] for tool in done.json["tools"]]
     assert names == ["calculate", "read_document", "read_result", "run_python", "search_documents"]

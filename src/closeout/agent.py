@@ -648,6 +648,8 @@ class Agent(Generic[Value]):
 
             if name == "fetch_url" and self.config.tools.allow_private_addresses:
                 return builtin.web_tool(allow_private=True)
+            if name == "run_python":
+                return builtin.python_tool(isolation=self.config.tools.python.isolation)
             if name == "ask_user":
                 return builtin.ask_tool(max_wait=self.config.tools.ask.max_wait, default=self.config.tools.ask.default)
             if name in WEB:

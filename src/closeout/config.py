@@ -21,6 +21,7 @@ __all__ = [
     "AskSettings",
     "Config",
     "LLMSettings",
+    "PythonSettings",
     "SubAgentSettings",
     "ToolSettings",
     "WebSettings",
@@ -186,6 +187,14 @@ class AskSettings(_Section):
     )
 
 
+class PythonSettings(_Section):
+    """The tool `run_python`."""
+
+    isolation: Literal["auto", "bubblewrap", "sandbox-exec", "none"] = Field(
+        "auto", description="what isolates scripts; auto: what works here, else they are refused; none: your rights"
+    )
+
+
 _Approval = Literal["destructive", "always", "never"]
 
 
@@ -201,6 +210,7 @@ class ToolSettings(_Section):
         description='calls of MCP servers that a person must approve; or by "server" or "server/tool": {files: always}',
     )
     ask: AskSettings = AskSettings()
+    python: PythonSettings = PythonSettings()
     allow_private_addresses: bool = False
     web: WebSettings = WebSettings()
 

@@ -149,6 +149,11 @@ def _built_in(name: str, config: Config) -> Any:
 
     if name == "fetch_url" and config.tools.allow_private_addresses:
         return builtin.web_tool(allow_private=True)
+    if name == "run_python":
+        from closeout.tools.builtin.python_isolation import find_isolation
+
+        find_isolation(config.tools.python.isolation)  # raises ConfigError: before the run costs anything
+        return builtin.python_tool(isolation=config.tools.python.isolation)
     if name == "ask_user":
         return builtin.ask_tool(max_wait=config.tools.ask.max_wait, default=config.tools.ask.default)
     return getattr(builtin, name)

@@ -1,6 +1,6 @@
-"""The tool `run_python`: a script in a process of its own, with limits.
+"""The tool `run_python`: a script in a process of its own, isolated and with limits.
 
-The script has the user's rights on files; docs/builtin-tools.md says what else is not prevented.
+docs/builtin-tools.md says what isolates it, and what is not prevented.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from closeout.errors import ToolError
+from closeout.errors import ConfigError, ToolError
+from closeout.tools.builtin.python_isolation import Isolation, find_isolation, isolated
 from closeout.tools.threads import run_in_thread
 from closeout.tools.tool import Tool, tool
 
@@ -46,7 +47,9 @@ _KEPT_VARIABLES = (
 )
 
 
-def python_tool(*, seconds: float = 30.0, memory_mb: int = 1024, network: bool = False) -> Tool[..., Any]:
+def python_tool(
+    *, seconds: float = 30.0, memory_mb: int = 1024, network: bool = False, isolation: Isolation = "auto"
+) -> Tool[..., Any]:
     """Make a `run_python` with its own limits.
 
     The script's process ends with this program, however that ends. Folders that a killed program left are removed when
@@ -56,6 +59,8 @@ def python_tool(*, seconds: float = 30.0, memory_mb: int = 1024, network: bool =
         seconds: Wall-clock time of a script.
         memory_mb: Memory of its process.
         network: Whether it may use the network.
+        isolation: What keeps the script from your files and processes: "bubblewrap", "sandbox-exec", or "auto": the one
+            that works here. If none does, every call fails. "none" gives scripts your rights.
     """
     remove_leftovers = functools.cache(_remove_leftovers)
     limits = {
@@ -77,10 +82,14 @@ def python_tool(*, seconds: float = 30.0, memory_mb: int = 1024, network: bool =
         Args:
             code: A whole Python script that prints its result.
         """
+        try:
+            kind = await run_in_thread(lambda: find_isolation(isolation))
+        except ConfigError as error:
+            raise ToolError(str(error)) from None
         await run_in_thread(remove_leftovers)
         folder, lock = await run_in_thread(_own_folder)
         try:
-            return await _run(code, folder, limits, seconds)
+            return await _run(code, folder, limits, seconds, kind)
         finally:
             await asyncio.shield(run_in_thread(lambda: _remove(folder, lock)))
 
@@ -134,11 +143,14 @@ def _remove_leftovers() -> None:
                 _remove(str(folder), lock)
 
 
-async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float) -> str:
+async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float, kind: Isolation) -> str:
     loop = asyncio.get_running_loop()
     source = code.encode("utf-8", "replace")
-    settings = json.dumps({**limits, "script_bytes": len(source)})
+    network = limits["network"]
+    # An isolated script is in an empty network already, and may not make another one.
+    settings = json.dumps({**limits, "script_bytes": len(source), "network": network or kind == "bubblewrap"})
     command = [sys.executable, "-I", "-B", "-X", "utf8", str(_CHILD), settings]
+    command = isolated(kind, command, folder, network=network)
     transport, watched = await loop.subprocess_exec(
         lambda: _Watched(loop), *command,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -161,6 +173,8 @@ async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float) -
     if watched.output.total + watched.errors.total > MAX_OUTPUT_BYTES:
         raise ToolError(f"The script printed more than 1 MB and was stopped.{watched.printed()}")
     code_of_exit = transport.get_returncode()
+    if kind == "bubblewrap" and code_of_exit is not None and code_of_exit > 128:
+        code_of_exit = 128 - code_of_exit  # it exits so for a script that a signal ended
     if code_of_exit == 0:
         return watched.output.text().rstrip() or "The script printed nothing. Use print() to see a result."
     message = ["The script failed.", _why(code_of_exit), watched.errors.text().strip("\n"), watched.printed().strip()]

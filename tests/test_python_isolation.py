@@ -1,0 +1,201 @@
+"""`run_python` isolated by bubblewrap: no network, read-only files, no home, no other processes; or off."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_process import here
+from closeout.errors import ConfigError, ToolError
+from closeout.tools.builtin import python_isolation, python_tool
+from closeout.tools.builtin.python_isolation import find_isolation
+
+
+def works(kind: str) -> bool:
+    try:
+        return find_isolation(kind) == kind  # type: ignore[arg-type]
+    except ConfigError:
+        return False
+
+
+isolated = pytest.mark.skipif(
+    not (works("bubblewrap") or works("sandbox-exec")), reason="nothing isolates scripts here"
+)
+bubblewrap = pytest.mark.skipif(not works("bubblewrap"), reason="bubblewrap does not work here")
+run_python = python_tool()
+
+WRITE = """
+import os, tempfile
+from pathlib import Path
+for place in {places!r}:
+    try:
+        Path(place, "made-by-a-script").write_text("x")
+        print("wrote", place)
+    except OSError:
+        pass
+Path("here").write_text("fine")
+with tempfile.TemporaryFile() as file:
+    file.write(b"fine")
+print(Path("here").read_text(), os.listdir())
+"""
+
+
+@isolated
+async def test_a_script_computes_and_writes_in_its_own_folder_only(tmp_path: Path) -> None:
+    places = [str(tmp_path), "/", "/tmp", "/usr", "/etc", "/var/tmp", str(Path.home()), sys.prefix]
+    assert await run_python.call({"code": WRITE.format(places=places)}) == "fine ['here']"
+    assert await run_python.call({"code": "import sqlite3, json, ssl, decimal\n6 * 7"}) == "42"
+
+
+@isolated
+async def test_a_script_sees_nothing_of_homes_and_other_folders(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("token")
+    with pytest.raises(ToolError, match=r"FileNotFoundError|PermissionError"):
+        await run_python.call({"code": f"print(open({str(secret)!r}).read())"})
+
+
+@isolated
+async def test_a_script_has_no_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = (
+            f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)\nprint('connected')"
+        )
+        with pytest.raises(ToolError, match=r"OSError|ConnectionRefused|PermissionError"):
+            await run_python.call({"code": code})
+        # neither has a program that it starts
+        program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}], check=True)"
+        with pytest.raises(ToolError, match="failed"):
+            await run_python.call({"code": program})
+
+
+@bubblewrap
+async def test_the_network_can_be_allowed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = (
+            f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)\nprint('connected')"
+        )
+        assert await python_tool(network=True).call({"code": code}) == "connected"
+
+
+@bubblewrap
+async def test_a_script_sees_no_other_process_and_has_no_capabilities() -> None:
+    code = """
+from pathlib import Path
+names = [p.joinpath("cmdline").read_bytes() for p in Path("/proc").iterdir() if p.name.isdecimal()]
+print(any(b"pytest" in name for name in names))
+print(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff")))
+"""
+    assert (await run_python.call({"code": code})).split() == ["False", "CapEff:", "0000000000000000"]
+
+
+@bubblewrap
+async def test_escapes_by_way_of_namespaces_mounts_and_devices_fail() -> None:
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.mount(b"/", b"/mnt", None, 4096, None), libc.mount(None, b"/", None, 0x1020, None))
+for path in ("/dev/sda", "/dev/mem", "/proc/1/root/etc/passwd", "/proc/sysrq-trigger"):
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        print("opened", path)
+    except OSError:
+        pass
+"""
+    assert await run_python.call({"code": code}) == "-1 -1"
+
+
+@isolated
+async def test_limits_and_signals_are_reported_as_without_isolation() -> None:
+    quick = python_tool(seconds=2.0, memory_mb=256)
+    with pytest.raises(ToolError, match="longer than 2 s"):
+        await quick.call({"code": "while True: pass"})
+    with pytest.raises(ToolError, match="MemoryError"):
+        await quick.call({"code": "x = bytearray(10**9)"})
+    with pytest.raises(ToolError, match="signal 11"):
+        await quick.call({"code": "import os\nos.kill(os.getpid(), 11)"})
+    with pytest.raises(ToolError, match="ended with code 3"):
+        await quick.call({"code": "import sys\nsys.exit(3)"})
+
+
+def sleepers(mark: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [path.parent.name] if mark.encode() in path.read_bytes() else []
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition: object, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.05)
+    return False
+
+
+SLEEP = "import subprocess\nsubprocess.run(['sleep', {mark!r}])"
+
+
+@bubblewrap
+async def test_a_cancelled_call_ends_what_a_script_started() -> None:
+    mark = f"6{os.getpid()}.1"
+    task = asyncio.create_task(run_python.call({"code": SLEEP.format(mark=mark)}))
+    assert await asyncio.to_thread(wait_until, lambda: sleepers(mark))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert wait_until(lambda: not sleepers(mark))
+
+
+@bubblewrap
+def test_a_killed_program_takes_its_isolated_scripts_with_it() -> None:
+    mark = f"6{os.getpid()}.2"
+    call = f"asyncio.run(run_python.call({{'code': {SLEEP.format(mark=mark)!r}}}))"
+    program = f"import asyncio\nfrom closeout.tools.builtin import run_python\n{call}"
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        # the mark is also in the program's own command line
+        assert wait_until(lambda: len(sleepers(mark)) > 1)
+    finally:
+        process.kill()
+        process.wait()
+    assert wait_until(lambda: not sleepers(mark))
+
+
+# ------------------------------------------------------------------------------------------------- nothing isolates
+
+
+@pytest.fixture
+def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    python_isolation._works.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    yield
+    python_isolation._works.cache_clear()
+
+
+@pytest.mark.usefixtures("bare_machine")
+async def test_without_isolation_run_python_is_off_unless_allowed_by_name() -> None:
+    with pytest.raises(ToolError, match="run_python is off: nothing on this machine isolates its scripts"):
+        await run_python.call({"code": "1"})
+    with pytest.raises(ConfigError, match="bubblewrap does not work here"):
+        find_isolation("bubblewrap")
+    with pytest.raises(ConfigError, match="isolation must be"):
+        find_isolation("docker")  # type: ignore[arg-type]
+    assert await python_tool(isolation="none").call({"code": "6 * 7"}) == "42"
+
+
+@pytest.mark.usefixtures("bare_machine")
+def test_the_command_line_says_so_before_a_run() -> None:
+    done = here("run", "Compute", "-m", "openai:x", "--base-url", "http://127.0.0.1:9/v1", "--tool", "run_python")
+    assert (done.code, "tools.python.isolation=none" in done.err) == (2, True)
