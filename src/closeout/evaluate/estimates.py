@@ -18,6 +18,7 @@ __all__ = [
     "cohen_kappa",
     "mcnemar",
     "mean_estimate",
+    "mean_of_sums",
     "paired_estimate",
     "pass_at_k",
     "pass_hat_k",
@@ -59,15 +60,19 @@ def mean_estimate(clusters: Sequence[Sequence[float]]) -> Estimate:
     Args:
         clusters: The scores of each cluster.
     """
-    clusters = [cluster for cluster in clusters if cluster]
-    number = sum(map(len, clusters))
+    return mean_of_sums([(sum(cluster), len(cluster)) for cluster in clusters if cluster])
+
+
+def mean_of_sums(sums: Sequence[tuple[float, int]]) -> Estimate:
+    """Do what `mean_estimate` does, from the sum of the scores of each cluster and their number."""
+    number = sum(count for _, count in sums)
     if not number:
         return Estimate(math.nan, math.nan, math.nan, math.nan, 0, 0)
-    mean = sum(map(sum, clusters)) / number
-    groups = len(clusters)
+    mean = sum(total for total, _ in sums) / number
+    groups = len(sums)
     if groups < 2:
         return Estimate(mean, math.nan, 0.0, 1.0, number, groups)
-    squares = sum(sum(score - mean for score in cluster) ** 2 for cluster in clusters)
+    squares = sum((total - count * mean) ** 2 for total, count in sums)
     error = math.sqrt(squares * groups / (groups - 1)) / number
     effective = mean * (1 - mean) / error**2 * groups / (groups - 1) if error > 1e-12 and 0 < mean < 1 else groups
     low, high = _wilson(mean, effective)

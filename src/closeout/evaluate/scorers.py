@@ -21,7 +21,6 @@ from closeout.answers.grading import Grade, GradeMethod, grade
 from closeout.answers.normal_form import parse_number, plain_text
 from closeout.answers.reading import shorten
 from closeout.errors import UsageError
-from closeout.evaluate.outcome import run_once
 from closeout.evaluate.tasks import EvalTask
 from closeout.journal.events import ToolFinished
 from closeout.journal.store import Row
@@ -348,7 +347,7 @@ class Judge:
         task = json.dumps(parts, ensure_ascii=False, indent=0)  # as JSON, so that an answer cannot pose as another part
         digest = hashlib.sha256(f"{self.name}\0{self._instructions}\0{task}".encode()).hexdigest()[:12]
         run_id = f"{attempt.run_id or 'judge'}.judge-{digest}"
-        outcome = await run_once(self.agent, run_id, task, origin={"judge_of": attempt.run_id})
+        outcome = await self.agent.run_once(task, run_id=run_id, origin={"judge_of": attempt.run_id})
         if outcome.answer is None:
             return Score(0.0, False, f"The judge gave no verdict: {outcome.error or outcome.stop_reason}", judged=False)
         right = outcome.answer == "right"

@@ -21,7 +21,7 @@ from closeout.errors import (
     UsageError,
     error_type,
 )
-from closeout.evaluate.outcome import RunOutcome, origin_of, run_once
+from closeout.evaluate.outcome import RunOutcome, origin_of
 from closeout.evaluate.pacing import AdaptiveLimit, SweepGate
 from closeout.evaluate.scorers import Attempted, Score, Scorer
 from closeout.evaluate.tasks import EvalTask
@@ -128,6 +128,7 @@ class Sweep:
         finally:
             request_gate.reset(token)
             await self._interrupt()
+            await self._call(self._store.release_all)
             self._database.shutdown()
         failure = self._failure or self.gate.failure
         if failure is not None:
@@ -194,7 +195,7 @@ class Sweep:
         await asyncio.gather(*running, return_exceptions=True)
         if self._done and self._store.worker:
             done, self._done = self._done, []
-            await asyncio.shield(self._call(self._store.exchange, done, 0, *self.gate.take_spent()))
+            await self._call(self._store.exchange, done, 0, *self.gate.take_spent())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
@@ -217,16 +218,16 @@ class Sweep:
         task, settings = claim.task, self._settings
         agent = self._agent_for(task)
         try:
-            outcome = await run_once(
-                agent,
-                claim.run_id,
+            result = await agent.run_once(
                 task.question,
+                run_id=claim.run_id,
                 despite_changes=settings.despite_changes,
                 files=task.files,
                 task_id=task.id,
                 ground_truth=" | ".join(task.golds) or None,
                 origin={**settings.origin, **origin_of(self._store.path.stem, task.id, claim.epoch)},
             )
+            outcome = RunOutcome.of_result(result)
         except JournalLocked:
             return Released(claim, after=POLL_SECONDS)
         except (ResumeRefused, JournalDamaged, UsageError) as error:
@@ -248,8 +249,9 @@ class Sweep:
     # -------------------------------------------------------------------------------------------- the database
 
     async def _call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function in the thread of the database."""
-        return await asyncio.get_running_loop().run_in_executor(self._database, partial(act, *args, **kwargs))
+        """Call a function in the thread of the database. It is called even if the wait for it is cancelled."""
+        called = asyncio.get_running_loop().run_in_executor(self._database, partial(act, *args, **kwargs))
+        return await asyncio.shield(called)
 
     def _spend(self, cost: float, tokens: int) -> asyncio.Future[tuple[float, int]]:
         return asyncio.get_running_loop().run_in_executor(self._database, self._store.spend, cost, tokens)

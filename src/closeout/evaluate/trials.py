@@ -12,6 +12,7 @@ import os
 import socket
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import UsageError
+from closeout.evaluate.estimates import Estimate, mean_of_sums
 from closeout.evaluate.outcome import RunOutcome
 from closeout.evaluate.scorers import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
@@ -31,6 +33,7 @@ __all__ = [
     "Finished",
     "Released",
     "StoredScore",
+    "SweepProgress",
     "Trial",
     "TrialStore",
     "evaluation_file",
@@ -153,6 +156,27 @@ class Control:
     tokens: int
     waiting: int
     running: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepProgress:
+    """How far an evaluation is.
+
+    Attributes:
+        control: What it is told, and what it has spent.
+        planned: All trials.
+        finished: Trials that have ended.
+        score: The mean score of those.
+        failures: How many ended without an answer, by kind.
+        workers: The number of processes that work on it.
+    """
+
+    control: Control
+    planned: int
+    finished: int
+    score: Estimate
+    failures: Mapping[str, int]
+    workers: int
 
 
 def evaluation_file(home: Path, name: str) -> Path:
@@ -358,6 +382,12 @@ class TrialStore:
         )
         return [Claim(number, EvalTask.of(json.loads(body)), *rest) for number, body, *rest in rows]
 
+    def release_all(self) -> None:
+        """Let go of the trials that this worker has claimed and not given back."""
+        if self.worker:
+            with self._transaction() as db:
+                db.execute("UPDATE trials SET state='waiting', worker=NULL WHERE worker=?", (self.worker,))
+
     def spend(self, cost: float, tokens: int) -> tuple[float, int]:
         """Add to what was spent, and return what all workers have spent together."""
         with explained(self.path):
@@ -412,6 +442,34 @@ class TrialStore:
             return db.execute(reset, (suffix, wanted)).rowcount
 
     # -------------------------------------------------------------------------------------------- reading it
+
+    def progress(self, scorer: str) -> SweepProgress:
+        """Return how far the evaluation is. It costs little, so that a display can ask every second."""
+        counts = self._query("SELECT state, status, error_kind, stop_reason, count(*) FROM trials GROUP BY 1, 2, 3, 4")
+        failures: Counter[str] = Counter()
+        states: Counter[str] = Counter()
+        for state, status, kind, reason, number in counts:
+            states[state] += number
+            if state == "finished" and status != "answered":
+                failures[kind or reason] += number
+        sums = self._query(
+            "SELECT total(value), count(*) FROM trials LEFT JOIN scores ON trial=number AND scorer=? "
+            "WHERE state='finished' GROUP BY task",
+            (scorer,),
+        )
+        return SweepProgress(
+            control=self.control(),
+            planned=states.total(),
+            finished=states["finished"],
+            score=mean_of_sums(sums),
+            failures=dict(failures.most_common()),
+            workers=sum(self._is_alive(worker) for (worker,) in self._query("SELECT id FROM workers")),
+        )
+
+    def _is_alive(self, worker: int) -> bool:
+        if self._locks is None:
+            self._locks = RunLocks(Path(f"{self.path}-workers"), read_only=True)
+        return self._locks.held_anywhere(worker)
 
     def tasks(self) -> list[EvalTask]:
         """Return the tasks in their order."""
