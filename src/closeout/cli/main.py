@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from closeout.cli.arguments import BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
+from closeout.cli.eval import eval_app
 from closeout.cli.exits import CommandGroup, guarded
 
 __all__ = ["app", "main"]
@@ -24,24 +26,9 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Manage the weights of the embedded models.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
+app.add_typer(eval_app, name="eval")
 
 RunId = Annotated[str, typer.Argument(help="A run id from `closeout runs`")]
-Model = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="openai:NAME, anthropic:NAME, local, local:small, local:FILE.gguf"),
-]
-BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1")]
-Docs = Annotated[str | None, typer.Option(help="A folder of documents that the agent may search and read")]
-Mcp = Annotated[list[str] | None, typer.Option(help="An MCP server: a command or a URL; may be repeated")]
-Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url, run_python or ask_user; may be repeated")]
-Web = Annotated[bool, typer.Option("--web", help="Search and read the web; needs a search provider (docs/web.md)")]
-Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion or mcp_xml")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--config", "-c", help="FILE.yaml, or key=value such as agent.max_turns=20; may be repeated"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer")]
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from closeout.evaluate.estimates import Estimate, PairedEstimate
-    from closeout.evaluate.evaluation import evaluate, rescore
+    from closeout.evaluate.evaluation import evaluate, rescore, retry
     from closeout.evaluate.report import Comparison, Report, compare, load_report
     from closeout.evaluate.scorers import Attempted, Judge, Score, Scorer
     from closeout.evaluate.tasks import EvalTask, load_tasks
@@ -29,11 +29,12 @@ __all__ = [
     "load_report",
     "load_tasks",
     "rescore",
+    "retry",
 ]
 
 _HOMES = {
     "estimates": ("Estimate", "PairedEstimate"),
-    "evaluation": ("evaluate", "rescore"),
+    "evaluation": ("evaluate", "rescore", "retry"),
     "report": ("Comparison", "Report", "compare", "load_report"),
     "scorers": ("Attempted", "Judge", "Score", "Scorer"),
     "tasks": ("EvalTask", "load_tasks"),

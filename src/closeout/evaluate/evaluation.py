@@ -21,14 +21,18 @@ from closeout.evaluate.scorers import Attempted, Score, Scorer, ScorerSource, ma
 from closeout.evaluate.sweep import Sweep, SweepSettings, score_attempt
 from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
 from closeout.evaluate.trials import TrialStore, evaluation_file
+from closeout.journal.journal import new_run_id
 from closeout.journal.store import open_store
 from closeout.redaction import redact
 from closeout.run.plan import differences
 
-__all__ = ["AgentSource", "default_name", "evaluate", "rescore", "shard_of"]
+__all__ = ["AgentSource", "default_name", "evaluate", "make_scorers", "rescore", "retry", "shard_of"]
 
 AgentSource: TypeAlias = "Agent[Any] | Callable[[EvalTask], Agent[Any]]"
 """An agent, or a function that makes one for a task, with that task's tools."""
+
+OnStart: TypeAlias = Callable[[Sweep, TrialStore], object]
+"""Receives the sweep, which can be stopped with it, and the store of its trials."""
 
 SCORING_AT_ONCE = 20  # trials
 
@@ -50,7 +54,7 @@ async def evaluate(
     force: bool = False,
     origin: Mapping[str, Any] | None = None,
     details: Mapping[str, Any] | None = None,
-    on_start: Callable[[Sweep, TrialStore], object] | None = None,
+    on_start: OnStart | None = None,
 ) -> Report:
     """Evaluate an agent on tasks. Called again with the same arguments, it continues where it stopped.
 
@@ -87,11 +91,10 @@ async def evaluate(
     if epochs < 1:
         raise UsageError(f"epochs must be at least 1, got {epochs}.")
     read = load_tasks(tasks, fields=fields, limit=limit)
-    agent_for: Callable[[EvalTask], Agent[Any]] = agent if not isinstance(agent, Agent) else (lambda _: agent)
+    agent_for = _agent_for(agent)
     example = agent_for(read[0])
     home = store_of(example).path.parent
-    sources = [scorer] if isinstance(scorer, str) or not isinstance(scorer, Sequence) else scorer
-    scorers = [make_scorer(each, home=home) for each in sources]
+    scorers = make_scorers(scorer, home)
     settings = SweepSettings(
         concurrency=concurrency,
         max_cost=max_cost,
@@ -101,7 +104,6 @@ async def evaluate(
         origin=origin or {},
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
-    name = name or default_name(tasks, example)
     async with example:
         spec = {
             **_description(example, shared=isinstance(agent, Agent)),
@@ -110,20 +112,86 @@ async def evaluate(
             "command": settings.command,
             **(details or {}),
         }
-        store = TrialStore(evaluation_file(home, name), spec)
+        store = TrialStore(evaluation_file(home, name or default_name(tasks, example)), spec)
         try:
             _check_same(store, spec, force=force)
             store.add_tasks(read, epochs, None if shard is None else shard_of(len(read), *shard))
-            if store.control().state == "stopped":
-                store.set_control(state="running")
-            sweep = Sweep(store, agent_for, scorers, settings)
-            if on_start is not None:
-                on_start(sweep, store)
-            await sweep.run()
-            await _score_missing(store, scorers)
-            return read_report(store, scorers[0].name, sweep.stopped)
+            return await _sweep(store, agent_for, scorers, settings, on_start)
         finally:
             store.close()
+
+
+async def retry(
+    agent: AgentSource,
+    name: str,
+    *,
+    statuses: Sequence[str] = ("failed",),
+    fresh: bool = False,
+    scorer: ScorerSource | Sequence[ScorerSource] = (),
+    settings: SweepSettings | None = None,
+    on_start: OnStart | None = None,
+) -> Report:
+    """Run finished trials of an evaluation again, and the unfinished ones.
+
+    Args:
+        agent: As for `evaluate`.
+        name: The evaluation.
+        statuses: Which trials: "failed", "unanswered", "answered".
+        fresh: Begin new runs. Otherwise a failed run is resumed where it failed, and one that ended without an answer
+            is only scored again.
+        scorer: As for `evaluate`; by default the scorers that the evaluation names.
+        settings: How to work.
+        on_start: As for `evaluate`.
+
+    Raises:
+        UsageError: There is no such evaluation, or the agent is another one.
+    """
+    agent_for = _agent_for(agent)
+    settings = settings or SweepSettings()
+    home = store_of(agent_for(EvalTask(id="example", question="example"))).path.parent
+    store = TrialStore(evaluation_file(home, name))
+    try:
+        example = agent_for(store.tasks()[0])
+        async with example:
+            spec = _description(example, shared=isinstance(agent, Agent))
+            scorers = make_scorers(scorer or store.spec["scorers"], home)
+            _check_same(store, {**spec, "scorers": []}, force=settings.despite_changes)
+            store.wait_again(statuses, suffix=f".{new_suffix()}" if fresh else "")
+            return await _sweep(store, agent_for, scorers, settings, on_start)
+    finally:
+        store.close()
+
+
+def new_suffix() -> str:
+    """Return what distinguishes the name of a new run of a trial from those of its earlier ones."""
+    return new_run_id().rpartition("-")[2]
+
+
+def _agent_for(agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
+    return (lambda _: agent) if isinstance(agent, Agent) else agent
+
+
+def make_scorers(scorer: ScorerSource | Sequence[ScorerSource], home: Path) -> list[Scorer]:
+    """Return the scorers that `evaluate` was given."""
+    sources = [scorer] if isinstance(scorer, str) or not isinstance(scorer, Sequence) else scorer
+    return [make_scorer(each, home=home) for each in sources]
+
+
+async def _sweep(
+    store: TrialStore,
+    agent_for: Callable[[EvalTask], Agent[Any]],
+    scorers: Sequence[Scorer],
+    settings: SweepSettings,
+    on_start: OnStart | None,
+) -> Report:
+    if store.control().state == "stopped":
+        store.set_control(state="running")
+    sweep = Sweep(store, agent_for, scorers, settings)
+    if on_start is not None:
+        on_start(sweep, store)
+    await sweep.run()
+    await _score_missing(store, scorers)
+    return read_report(store, scorers[0].name, sweep.stopped)
 
 
 async def rescore(name: str, scorer: ScorerSource, *, home: Path | str | None = None) -> Report:

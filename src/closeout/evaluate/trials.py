@@ -327,6 +327,47 @@ class TrialStore:
                 ),
             )
 
+    def add_part(self, path: Path) -> None:
+        """Add the tasks, trials and scores of another file of the same evaluation. Finished trials replace others.
+
+        Raises:
+            UsageError: It has other tasks under the same ids.
+        """
+        with explained(self.path):
+            self._db.execute("ATTACH ? AS part", (str(path),))
+        try:
+            with self._transaction() as db:
+                changed = db.execute(
+                    "SELECT part.tasks.id FROM part.tasks JOIN main.tasks AS own "
+                    "ON own.id=part.tasks.id OR own.number=part.tasks.number "
+                    "WHERE own.digest!=part.tasks.digest OR own.number!=part.tasks.number LIMIT 1"
+                ).fetchone()
+                if changed:
+                    raise UsageError(f"Task {changed[0]!r} in {path} is not the one in {self.path}.")
+                db.execute("INSERT OR IGNORE INTO main.tasks SELECT * FROM part.tasks")
+                self._take_trials(db)
+        finally:
+            self._db.execute("DETACH part")
+
+    def _take_trials(self, db: sqlite3.Connection) -> None:
+        names = ("task", "epoch", "run_id", "state", "tries", "not_before", "started", "ended", *_OUTCOME)
+        columns = ", ".join(names)
+        db.execute(
+            "DELETE FROM main.trials WHERE number IN (SELECT own.number FROM main.trials AS own, part.trials AS theirs "
+            "WHERE theirs.state='finished' AND own.state!='finished' AND own.task=theirs.task "
+            "AND own.epoch=theirs.epoch)"
+        )
+        state = "CASE state WHEN 'running' THEN 'waiting' ELSE state END"
+        values = ", ".join(state if name == "state" else name for name in names)
+        db.execute(f"INSERT OR IGNORE INTO main.trials ({columns}) SELECT {values} FROM part.trials")  # noqa: S608
+        db.execute(
+            "INSERT OR REPLACE INTO main.scores SELECT own.number, scorer, value, correct, judged, reason "
+            "FROM part.scores JOIN part.trials AS theirs ON theirs.number=trial "
+            "JOIN main.trials AS own ON own.run_id=theirs.run_id AND own.state='finished'"
+        )
+        ((cost, tokens),) = db.execute("SELECT total(cost), total(input_tokens + output_tokens) FROM main.trials")
+        db.execute("UPDATE main.evaluation SET cost=max(cost, ?), tokens=max(tokens, ?)", (cost, int(tokens)))
+
     # -------------------------------------------------------------------------------------------- working on it
 
     def register(self, command: str) -> None:

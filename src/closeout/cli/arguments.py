@@ -1,0 +1,26 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["BaseUrl", "Dialect", "Docs", "Json", "Mcp", "Model", "Quiet", "Settings", "Tools", "Web"]
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="openai:NAME, anthropic:NAME, local, local:small, local:FILE.gguf"),
+]
+BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1")]
+Docs = Annotated[str | None, typer.Option(help="A folder of documents that the agent may search and read")]
+Mcp = Annotated[list[str] | None, typer.Option(help="An MCP server: a command or a URL; may be repeated")]
+Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url, run_python or ask_user; may be repeated")]
+Web = Annotated[bool, typer.Option("--web", help="Search and read the web; needs a search provider (docs/web.md)")]
+Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion or mcp_xml")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", help="FILE.yaml, or key=value such as agent.max_turns=20; may be repeated"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer")]

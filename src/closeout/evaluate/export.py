@@ -1,0 +1,220 @@
+"""Export trials for training and analysis: conversations with a loss mask, or flat records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from closeout.dialects.function_call import FunctionCall
+from closeout.dialects.protocol import HistoryView
+from closeout.errors import RunNotFound, UsageError
+from closeout.journal.events import (
+    AttemptStarted,
+    ModelReplied,
+    ModelRequested,
+    Repaired,
+    RunEnded,
+    RunStarted,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.journal.store import Row, Store
+from closeout.messages import Capabilities, Message, Step
+
+if TYPE_CHECKING:
+    from closeout.agent import Agent
+    from closeout.evaluate.report import Report
+    from closeout.evaluate.trials import Trial
+
+__all__ = ["ExportFormat", "Which", "chatml", "conversation", "export_trials"]
+
+ExportFormat = Literal["openai", "chatml", "rows"]
+Which = Literal["correct", "answered", "finished"]
+
+
+def export_trials(
+    report: Report,
+    store: Store,
+    *,
+    form: ExportFormat = "openai",
+    which: Which = "correct",
+    rolled_back: bool = False,
+    agent: Agent[Any] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield a record for each chosen trial.
+
+    Args:
+        report: The evaluation.
+        store: The journal with its runs.
+        form: "openai": `messages`, each with `loss`; "chatml": `text`, and `spans` of characters to learn; "rows": the
+            flat records of `report.rows()`.
+        which: Trials that are right, that answered, or that have ended.
+        rolled_back: Include rolled-back replies, marked, with no loss. Otherwise they are left out.
+        agent: The agent that made the runs, if it is at hand: its system prompt and its tools are included.
+
+    Raises:
+        UsageError: There is no such format or choice.
+    """
+    if form not in ("openai", "chatml", "rows") or which not in ("correct", "answered", "finished"):
+        raise UsageError("The format is openai, chatml or rows; the choice is correct, answered or finished.")
+    chosen = [trial for trial in report.trials if _is_chosen(report, trial, which)]
+    runs = {trial.run_id for trial in chosen}
+    if form == "rows":
+        yield from (row for row in report.rows() if row["run_id"] in runs)
+        return
+    head = {} if agent is None else _head_of(agent)
+    for trial in chosen:
+        with suppress(RunNotFound):  # pruned
+            found = conversation(store.read(trial.run_id).rows, rolled_back=rolled_back)
+            messages = [*head.get("system", ()), *found]
+            about = {
+                "task_id": trial.task_id,
+                "epoch": trial.epoch,
+                "run_id": trial.run_id,
+                "score": report.value_of(trial),
+            }
+            if form == "openai":
+                tools = {"tools": head["tools"]} if head.get("tools") else {}
+                yield {"messages": messages, **tools, **about}
+            else:
+                yield {**chatml(messages), **about}
+
+
+def write_jsonl(records: Iterator[Mapping[str, Any]], path: Path) -> int:
+    """Write records as lines of JSON, and return how many there were."""
+    number = 0
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+            number += 1
+    return number
+
+
+def _is_chosen(report: Report, trial: Trial, which: Which) -> bool:
+    if trial.outcome is None:
+        return False
+    return which == "finished" or (
+        report.is_correct(trial) if which == "correct" else trial.outcome.status == "answered"
+    )
+
+
+def _head_of(agent: Agent[Any]) -> dict[str, Any]:
+    """Return the agent's system message and its tools, in OpenAI's form."""
+    plan = agent.plan()
+    tools = plan.offered_tools()
+    view = HistoryView(plan.full_instructions(), "task", tools)
+    messages = plan.first_dialect().render(view, Capabilities()).messages
+    functions = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
+    return {
+        "system": [{**message, "loss": False} for message in messages if message["role"] == "system"],
+        "tools": [{"type": "function", "function": function} for function in functions],
+    }
+
+
+def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict[str, Any]]:
+    """Return the messages of a run's last attempt in OpenAI's form, each with `loss`: whether to learn from it.
+
+    Only what the model wrote, and the runtime did not repair, has loss. A reply to the instruction to close, which the
+    record does not hold, is marked `closing`.
+
+    Args:
+        rows: The record of the run.
+        rolled_back: Include rolled-back replies, marked `rolled_back`.
+    """
+    if not rows or not isinstance(rows[0].event, RunStarted):
+        return []
+    started = rows[0].event
+    earlier = tuple(map(Message.of, json.loads(started.earlier))) if started.earlier else ()
+    view = HistoryView("", started.question or started.task, earlier=earlier)
+    head = [{**message, "loss": False} for message in _rendered(view)]
+    messages = list(head)
+    repaired: set[int] = set()
+    reply: ModelReplied | None = None
+    purpose, closing_text = "act", ""
+    for event in (row.event for row in rows if row.event.agent == "main"):
+        if isinstance(event, AttemptStarted):
+            messages, repaired = list(head), set()
+        elif isinstance(event, ModelRequested):
+            purpose = event.purpose
+        elif isinstance(event, ModelReplied):
+            reply = event
+        elif isinstance(event, Repaired):
+            repaired.add(event.turn)
+        elif isinstance(event, TurnRolledBack) and rolled_back and reply is not None:
+            marks = {"loss": False, "rolled_back": True, "reason": event.reason}
+            messages.append({"role": "assistant", "content": reply.text, **_calls(reply), **marks})
+        elif isinstance(event, TurnAccepted):
+            messages += _turn(event, view, was_repaired=event.turn in repaired)
+        elif isinstance(event, RunEnded):
+            closing_text = event.closing_text
+    if closing_text:
+        marks = {} if purpose == "act" else {"closing": True}
+        messages.append({"role": "assistant", "content": closing_text, "loss": True, **marks})
+    return messages
+
+
+def _rendered(view: HistoryView) -> list[Message]:
+    return list(FunctionCall().render(view, Capabilities(images=True)).messages)
+
+
+def _turn(event: TurnAccepted, view: HistoryView, *, was_repaired: bool) -> Iterator[dict[str, Any]]:
+    calls = event.tool_calls()
+    step = Step(event.turn, event.text, calls, returns=event.tool_returns(calls), reasoning=event.reasoning)
+    before = len(_rendered(view))
+    for message in _rendered(HistoryView("", view.question, steps=(step,), earlier=view.earlier))[before:]:
+        by_model = message["role"] == "assistant"
+        yield {
+            **message,
+            "loss": by_model and not was_repaired,
+            **({"repaired": True} if by_model and was_repaired else {}),
+        }
+
+
+def _calls(reply: ModelReplied) -> dict[str, Any]:
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {
+                "name": call["name"],
+                "arguments": call["arguments"] if isinstance(call["arguments"], str) else json.dumps(call["arguments"]),
+            },
+        }
+        for call in reply.tool_calls
+    ]
+    return {"tool_calls": calls} if calls else {}
+
+
+def chatml(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a conversation as ChatML text, with the spans of characters to learn: what the model wrote, and its end.
+
+    Calls are written as Hermes models write them. Marks of ChatML that a text contains are broken by a space, so that
+    no text can pose as another message.
+    """
+    text = ""
+    spans: list[list[int]] = []
+    for message in messages:
+        text += f"<|im_start|>{message['role']}\n"
+        start = len(text)
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content)
+        if message.get("reasoning_content"):
+            content = f"<think>\n{message['reasoning_content']}\n</think>\n\n{content}"
+        parts = [_harmless(content)] if content else []
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            written = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
+            parts.append(f"<tool_call>\n{_harmless(written)}\n</tool_call>")
+        text += "\n".join(parts) + "<|im_end|>"
+        if message.get("loss"):
+            spans.append([start, len(text)])
+        text += "\n"
+    return {"text": text, "spans": spans}
+
+
+def _harmless(text: str) -> str:
+    return text.replace("<|im_", "<| im_")

@@ -1,0 +1,67 @@
+"""Shards: an evaluation that several machines share, each in a home of its own, and how they become one again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from closeout.errors import UsageError
+from closeout.evaluate.report import Report, read_report
+from closeout.evaluate.trials import TrialStore, evaluation_file
+from closeout.journal.copying import copy_runs
+from closeout.journal.store import open_store
+from closeout.run.plan import differences
+
+__all__ = ["merge", "shard_home", "shard_homes"]
+
+
+def shard_home(home: Path, name: str, shard: int, shards: int) -> Path:
+    """Return the home of a shard: a folder in the home that all shards share."""
+    evaluation_file(home, name)  # the name can be part of a path
+    width = len(str(shards))
+    return home / "shards" / name / f"{shard:0{width}}-of-{shards}"
+
+
+def shard_homes(home: Path, name: str) -> list[Path]:
+    """Return the homes of the shards of an evaluation.
+
+    Raises:
+        UsageError: There are none.
+    """
+    found = sorted(folder for folder in (home / "shards" / name).glob("*-of-*") if folder.is_dir())
+    if not found:
+        raise UsageError(f"There are no shards of {name} in {home / 'shards'}. Name their homes.")
+    return found
+
+
+def merge(name: str, sources: Sequence[Path], home: Path) -> Report:
+    """Copy the trials of an evaluation and their runs from other homes. It may be repeated: nothing is copied twice.
+
+    Args:
+        name: The evaluation.
+        sources: The homes that have parts of it.
+        home: The home that is to have all of it.
+
+    Raises:
+        UsageError: A home does not have the evaluation, or has it with another agent or other tasks.
+        JournalError: A journal cannot be read or written.
+    """
+    parts = [TrialStore(evaluation_file(source, name)) for source in sources]
+    try:
+        spec = parts[0].spec
+        for source, part in zip(sources, parts, strict=True):
+            if found := differences(spec["agent"], part.spec["agent"]):
+                raise UsageError(f"{source} has {name} with another agent: {'; '.join(found)}.")
+        whole = TrialStore(evaluation_file(home, name), spec)
+        try:
+            for source, part in zip(sources, parts, strict=True):
+                if os.path.realpath(source) != os.path.realpath(home):
+                    copy_runs(source, open_store(home))
+                    whole.add_part(part.path)
+            return read_report(whole)
+        finally:
+            whole.close()
+    finally:
+        for part in parts:
+            part.close()

@@ -1,0 +1,151 @@
+"""`closeout eval`: run, show, compare, score, retry, export, merge, control."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from closeout.cli.main import app
+from closeout.journal.store import close_stores
+
+AGENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from scripted_answers import Scripted, echo
+from closeout import Agent
+from closeout.errors import ServerFailed
+
+def reply(question, times):
+    if Path("down").exists() and question == "1?":
+        raise ServerFailed("The server is down.", status=500)
+    return echo(question, times)
+
+agent = Agent(Scripted(reply))
+
+async def hang():
+    import asyncio
+    Path("hangs").touch()
+    await asyncio.sleep(3600)
+
+hanging = Agent(Scripted(echo))
+hanging.plan().client.before = hang
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evalagent.py").write_text(AGENT.format(tests=str(Path(__file__).parent)))
+    rows = [{"n": n, "text": f"{n}?", "answer": str(n), "half": n % 2} for n in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "evalagent", raising=False)
+    return tmp_path
+
+
+def call(*arguments: str, code: int = 0) -> Any:
+    found = CliRunner().invoke(app, ["eval", *arguments])
+    assert found.exit_code == code, found.output
+    return found
+
+
+RUN = (
+    *("tasks.jsonl", "--agent", "evalagent:agent", "--scorer", "exact"),
+    *("--field", "id=n", "--field", "question=text", "--name", "first", "--retries", "0"),
+)
+
+
+def test_tasks_are_run_and_shown_in_every_form(folder: Path) -> None:
+    found = call(*RUN, "--by", "half", "--html", "r.html", "--markdown", "r.md")
+    assert "4 of 4 trials" in found.stdout
+    assert "by half" in found.stdout
+    assert "<svg" in (folder / "r.html").read_text()
+    assert "# first" in (folder / "r.md").read_text()
+    assert json.loads(call("show", "first", "--json").stdout)["score"]["mean"] == 1.0
+    assert len(json.loads(call("show", "first", "--json", "--trials").stdout)["trials"]) == 4
+    assert [each["name"] for each in json.loads(call("list", "--json").stdout)] == ["first"]
+    assert "4 of 4" in call("list").stdout
+    assert "4 of 4 trials" in call("show", "first", "--live").stdout
+
+
+def test_failed_trials_are_repeated(folder: Path) -> None:
+    (folder / "down").touch()
+    assert json.loads(call(*RUN, "--json").stdout)["failures"] == {"ServerFailed": 1}
+    (folder / "down").unlink()
+    found = json.loads(call("retry", "first", "--json").stdout)
+    assert (found["totals"]["correct"], found["failures"]) == (4, {})
+
+
+def test_a_budget_ends_with_code_1_and_the_same_command_continues(folder: Path) -> None:
+    stopped = json.loads(call(*RUN, "--max-tokens", "200", "--concurrency", "1", "--json", code=1).stdout)
+    assert (stopped["stopped"], stopped["totals"]["finished"]) == ("max_tokens", 2)
+    assert json.loads(call(*RUN, "--json").stdout)["totals"]["finished"] == 4
+
+
+def test_evaluations_are_compared_scored_again_and_exported(folder: Path) -> None:
+    call(*RUN)
+    call(*RUN[:-4], "--name", "second", "--epochs", "2")
+    assert "+0.0 points" in call("compare", "first", "second", "--html", "c.html").stdout
+    assert json.loads(call("compare", "first", "second", "--json").stdout)["difference"]["tasks"] == 4
+    assert json.loads(call("score", "first", "--scorer", "f1", "--json").stdout)["scorer"] == "f1"
+    call("export", "first", "-o", "x.jsonl")
+    lines = [json.loads(line) for line in (folder / "x.jsonl").read_text().splitlines()]
+    assert [[message["loss"] for message in line["messages"]] for line in lines] == [[False, True]] * 4
+    call("export", "first", "-o", "rows.jsonl", "--format", "rows", "--which", "finished")
+    assert json.loads((folder / "rows.jsonl").read_text().splitlines()[1])["correct"] is True
+
+
+def test_shards_are_merged(folder: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    for shard in ("1/2", "2/2"):
+        monkeypatch.setenv("CLOSEOUT_HOME", str(home))
+        assert "2 of 2 trials" in call(*RUN, "--shard", shard).stdout
+    monkeypatch.setenv("CLOSEOUT_HOME", str(home))
+    assert "4 of 4 trials" in call("merge", "first").stdout
+    close_stores()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("tasks.jsonl", "--agent", "evalagent:agent"), "the task has no id"),
+        (("none.jsonl", "--agent", "evalagent:agent"), "no such file"),
+        ((*RUN, "--scorer", "exactly"), "'exactly' is not a scorer"),
+        ((*RUN, "--field", "question"), "--field takes NAME=FIELD"),
+        ((*RUN, "--concurrency", "many"), "--concurrency takes a number"),
+        ((*RUN, "--shard", "3/2"), "--shard takes i/n"),
+        (("tasks.jsonl", "--shard", "1/2"), "--shard needs --name"),
+        (("show", "nothing"), "No evaluation nothing"),
+        (("control", "nothing"), "Give one of --pause"),
+        (("export", "nothing", "-o", "x"), "No evaluation nothing"),
+        (("merge", "nothing"), "There are no shards of nothing"),
+    ],
+)
+def test_misuse_is_explained(folder: Path, arguments: tuple[str, ...], problem: str) -> None:
+    found = call(*arguments, code=2)
+    assert problem in found.stderr
+    assert "Traceback" not in found.output
+
+
+def test_a_signal_stops_it_and_the_same_command_continues(folder: Path, home: Path) -> None:
+    command = [sys.executable, "-m", "closeout", "eval", *RUN]
+    source = str(Path(__file__).parent.parent / "src")
+    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{folder}"}
+    hanging = [part.replace(":agent", ":hanging") for part in command]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(hanging, env=environment, text=True, **pipes) as worker:
+        while not (folder / "hangs").exists():
+            assert worker.poll() is None, worker.communicate()
+        worker.send_signal(signal.SIGINT)
+        _, errors = worker.communicate(timeout=60)
+    assert worker.returncode == 130
+    assert "stopped; the same command continues it. To see it: closeout eval show first" in errors
+    assert json.loads(call(*RUN, "--json").stdout)["totals"]["correct"] == 4
