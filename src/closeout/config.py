@@ -40,7 +40,9 @@ _PRICE_FORM = (
     "{my-model: [0.5, 2.0, 0.05]} or {my-model: {input: 0.5, output: 2.0, cache_read: 0.05}}"
 )
 # Environment variables that are not settings.
-_NOT_SETTINGS = frozenset({"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG", "CLOSEOUT_SERVER_KEY"})
+_NOT_SETTINGS = frozenset(
+    {"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG", "CLOSEOUT_SERVER_KEY", "CLOSEOUT_UPSTREAM_KEY"}
+)
 
 
 class _Section(BaseModel):

@@ -266,6 +266,31 @@ def serve(
 
 @app.command()
 @guarded
+def proxy(
+    upstream: Annotated[str, typer.Option(help="The model server, such as http://localhost:8000/v1")],
+    api: Annotated[str, typer.Option(help="What the server speaks: auto, openai or anthropic")] = "auto",
+    dialect: Annotated[str, typer.Option(help="auto, or text: write tools into the prompt")] = "auto",
+    record_only: Annotated[bool, typer.Option("--record-only", help="Repair nothing; record what would be")] = False,
+    host: Annotated[str, typer.Option(help="Where to listen; addresses beyond loopback need a key")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 chooses a free one", min=0, max=65535)] = 8090,
+    keys: Annotated[str | None, typer.Option(help="A file with an API key on each line")] = None,
+) -> int:
+    """Govern a model server: any client that uses it through the proxy gets valid tool calls."""
+    from closeout.cli.proxy import proxy_command
+
+    return proxy_command(
+        upstream,
+        api=api,
+        dialect=dialect,
+        record_only=record_only,
+        address=host,
+        port=port,
+        keys_file=keys,
+    )
+
+
+@app.command()
+@guarded
 def encode(
     file: Annotated[str, typer.Argument(help="A JSON or text file; - reads stdin")],
     format: Annotated[str, typer.Option(help="auto, json, columns, toon, yaml, xml, csv, markdown, raw")] = "auto",  # noqa: A002

@@ -14,7 +14,15 @@ from closeout.models.http import HTTPClient
 from closeout.models.retry import RetryPolicy
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
 
-__all__ = ["ANTHROPIC_URL", "AnthropicClient", "conversation", "tool_definitions", "uses_tools"]
+__all__ = [
+    "ANTHROPIC_URL",
+    "AnthropicClient",
+    "AnthropicStream",
+    "conversation",
+    "read_message",
+    "tool_definitions",
+    "uses_tools",
+]
 
 ANTHROPIC_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"  # a header that the API requires; there has been no other version since
@@ -174,24 +182,29 @@ class AnthropicClient(HTTPClient):
     # -------------------------------------------------------------------------------- replies
 
     def _read(self, value: Any) -> ModelReply | None:
-        if not isinstance(value, dict) or not isinstance(value.get("content"), list) or value.get("type") == "error":
-            return None
-        blocks = [block for block in value["content"] if isinstance(block, dict)]
-        texts = [str(block.get("text") or "") for block in blocks if block.get("type") == "text"]
-        thinking = [block for block in blocks if block.get("type") in _THINKING]
-        calls = tuple(_call(block) for block in blocks if block.get("type") == "tool_use")
-        return ModelReply(
-            "".join(texts),
-            "\n\n".join(str(block["thinking"]) for block in thinking if block.get("thinking")),
-            calls,
-            finish_reason=_finish(value.get("stop_reason")),
-            usage=_usage(value.get("usage"), Usage(requests=1)),
-            model=str(value.get("model") or ""),
-            reasoning_details=thinking or None,
-        )
+        return read_message(value)
 
     def _stream_reader(self, builder: ReplyBuilder) -> StreamReader:
-        return _AnthropicStream(builder)
+        return AnthropicStream(builder)
+
+
+def read_message(value: Any) -> ModelReply | None:
+    """Return the reply in the body of a message; None if it is not one."""
+    if not isinstance(value, dict) or not isinstance(value.get("content"), list) or value.get("type") == "error":
+        return None
+    blocks = [block for block in value["content"] if isinstance(block, dict)]
+    texts = [str(block.get("text") or "") for block in blocks if block.get("type") == "text"]
+    thinking = [block for block in blocks if block.get("type") in _THINKING]
+    calls = tuple(_call(block) for block in blocks if block.get("type") == "tool_use")
+    return ModelReply(
+        "".join(texts),
+        "\n\n".join(str(block["thinking"]) for block in thinking if block.get("thinking")),
+        calls,
+        finish_reason=_finish(value.get("stop_reason")),
+        usage=_usage(value.get("usage"), Usage(requests=1)),
+        model=str(value.get("model") or ""),
+        reasoning_details=thinking or None,
+    )
 
 
 def _call(block: Mapping[str, Any]) -> ToolCall:
@@ -227,7 +240,7 @@ def _count(value: Any, before: int) -> int:
     return value if isinstance(value, int) and 0 <= value <= MOST_COUNTED else before
 
 
-class _AnthropicStream(StreamReader):
+class AnthropicStream(StreamReader):
     """Reads the events of a streamed message: each block starts, grows and stops."""
 
     __slots__ = ("_blocks",)

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -14,12 +15,14 @@ from closeout.server.api_errors import api_errors
 from closeout.server.app import LOOPBACK_HOSTS, create_app
 from closeout.server.host import AgentHost
 from closeout.server.openai_chat import add_chat
+from closeout.server.proxy import Proxy
 from closeout.server.responses import add_responses
 from closeout.server.runs_api import add_runs_api
 from closeout.server.safety import is_loopback, key_check, origin_check
 
-__all__ = ["agent_app", "check_address", "serve_until_stopped"]
+__all__ = ["agent_app", "check_address", "proxy_app", "serve_until_stopped"]
 
+MAX_PROXY_BODY = 256 * 2**20  # bytes: conversations may hold pictures
 CLOSE_SECONDS = 2.0  # for connections, after the runs have been stopped
 
 
@@ -51,6 +54,34 @@ def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str
 
     app.cleanup_ctx.append(run_host)
     app.on_shutdown.append(stop_runs)  # while clients are still connected
+    return app
+
+
+def proxy_app(proxy: Proxy, *, address: str = "127.0.0.1", keys: Sequence[str] = ()) -> web.Application:
+    """Create the application of a proxy.
+
+    Args:
+        proxy: What governs the requests.
+        address: Where the server listens.
+        keys: The keys of which a client must send one; none if everybody at this address is trusted.
+
+    Raises:
+        ConfigError: Other computers could use it without a key.
+    """
+    check_address(address, keys)
+    hosts = LOOPBACK_HOSTS if is_loopback(address) else None
+    app = create_app(proxy.store.path.parent, hosts=hosts, max_body=MAX_PROXY_BODY)
+    app.middlewares.extend([key_check(keys), origin_check, api_errors])
+    proxy.add_routes(app)
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def metrics(_: web.Request) -> web.Response:
+        return _metrics_response(_proxy_families(proxy))
+
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/metrics", metrics)
     return app
 
 
@@ -121,38 +152,53 @@ def _add_health(app: web.Application, host: AgentHost) -> None:
         return web.json_response({"status": status}, status=503 if host.stopping else 200)
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=_metrics(host), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return _metrics_response(_host_families(host))
 
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/metrics", metrics)
 
 
-def _metrics(host: AgentHost) -> str:
-    """The figures of a host in Prometheus's text format."""
+_Family: TypeAlias = tuple[str, str, str, list[tuple[str, float]]]
+"""A metric: its name, its type, what it is, and its samples by label."""
+
+
+def _host_families(host: AgentHost) -> list[_Family]:
     usage = host.usage
-    families: list[tuple[str, str, str, list[tuple[str, float]]]] = [
+    ended = [(f'{{status="{status}"}}', count) for status, count in sorted(host.ended.items())]
+    tokens = [
+        ('{kind="input"}', usage.input_tokens),
+        ('{kind="cached"}', usage.cache_read_tokens),
+        ('{kind="output"}', usage.output_tokens),
+    ]
+    return [
         ("closeout_runs_active", "gauge", "Runs that are executed.", [("", host.active)]),
         ("closeout_runs_queued", "gauge", "Runs that wait.", [("", host.queued)]),
-        (
-            "closeout_runs_ended_total",
-            "counter",
-            "Runs that ended, by status.",
-            [(f'{{status="{status}"}}', count) for status, count in sorted(host.ended.items())],
-        ),
+        ("closeout_runs_ended_total", "counter", "Runs that ended, by status.", [*ended]),
         ("closeout_model_requests_total", "counter", "Requests to models.", [("", usage.requests)]),
-        (
-            "closeout_tokens_total",
-            "counter",
-            "Tokens by kind.",
-            [
-                ('{kind="input"}', usage.input_tokens),
-                ('{kind="cached"}', usage.cache_read_tokens),
-                ('{kind="output"}', usage.output_tokens),
-            ],
-        ),
+        ("closeout_tokens_total", "counter", "Tokens by kind.", [*tokens]),
     ]
+
+
+def _proxy_families(proxy: Proxy) -> list[_Family]:
+    about = {
+        "requests": "Requests with a conversation.",
+        "repaired": "Requests whose reply was repaired.",
+        "again": "Replies that were asked for again.",
+        "unrepaired": "Requests whose reply could not be made valid.",
+        "failed": "Requests that failed.",
+    }
+    families: list[_Family] = [
+        (f"closeout_proxy_{name}_total", "counter", text, [("", proxy.counts[name])]) for name, text in about.items()
+    ]
+    repairs = [(f'{{kind="{kind}"}}', count) for kind, count in sorted(proxy.repairs.items())]
+    return [*families, ("closeout_proxy_repairs_total", "counter", "Repairs by kind.", [*repairs])]
+
+
+def _metrics_response(families: Sequence[_Family]) -> web.Response:
+    """Figures in Prometheus's text format."""
     lines = []
     for name, kind, about, samples in families:
         lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
         lines += [f"{name}{labels} {value:.0f}" for labels, value in samples]
-    return "\n".join(lines) + "\n"
+    headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    return web.Response(text="\n".join(lines) + "\n", headers=headers)

@@ -1,0 +1,577 @@
+"""The proxy: a governed model endpoint. Valid replies pass unchanged, others are repaired or asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+from aiohttp import web
+
+from closeout.answers.replies import invents_result
+from closeout.codec import decode_json, encode_json
+from closeout.dialects.cot import CotChat
+from closeout.dialects.protocol import HistoryView
+from closeout.dialects.text_chat import conversation
+from closeout.errors import ModelError, ServerFailed, StreamDropped
+from closeout.journal.store import Store
+from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Usage
+from closeout.models import transport
+from closeout.models.anthropic import VERSION, AnthropicClient
+from closeout.models.base import BaseClient
+from closeout.models.http_errors import error_from_body, refuses_tools
+from closeout.models.openai import OpenAIClient
+from closeout.models.streaming import EventReader, ReplyBuilder
+from closeout.parsing.forms import FormDetector
+from closeout.server.api_errors import ApiError, error_body, json_body
+from closeout.server.formats import FORMATS, Format, OfferedTools, Writer, again, decoded
+from closeout.server.governing import Governor, Verdict
+from closeout.server.proxy_record import ProxyRecord, records_written
+from closeout.server.sse import event_bytes
+
+__all__ = ["Proxy", "UpstreamKind"]
+
+UpstreamKind = Literal["openai", "anthropic"]
+K = TypeVar("K")
+V = TypeVar("V")
+
+MAX_AGAIN = 2  # times that a reply is asked for again
+TIMEOUT = 600.0  # seconds for one reply
+GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
+ENDPOINTS_KEPT = 256
+
+# Headers that concern one connection, or that are written anew.
+_NOT_FORWARDED = frozenset({
+    "host", "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade",
+    "transfer-encoding", "content-length", "content-encoding", "accept-encoding", "origin", "referer", "cookie",
+    "set-cookie", "server", "date",
+})  # fmt: skip
+_KEYS = frozenset({"authorization", "x-api-key"})
+_FRAME_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+
+
+class Proxy:
+    """Governs the requests to one model server.
+
+    Args:
+        upstream: The server's address, as `base_url` of its clients.
+        store: Where requests are recorded, each as a run.
+        kind: What the server speaks.
+        key: The key for the server. None passes the client's key on, unless `keeps_keys`.
+        keeps_keys: Never pass the client's key on: it is a key of this proxy.
+        record_only: Repair nothing; record what would have been repaired.
+        dialect: "auto" offers tools natively and changes to text for models whose server refuses them; "text" writes
+            them into the prompt at once.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        store: Store,
+        *,
+        kind: UpstreamKind = "openai",
+        key: str | None = None,
+        keeps_keys: bool = False,
+        record_only: bool = False,
+        dialect: Literal["auto", "text"] = "auto",
+    ) -> None:
+        base = upstream.strip().rstrip("/")
+        self.base = f"{base.removesuffix('/v1')}/v1" if kind == "anthropic" else base
+        self.kind = kind
+        self.counts = Counter[str]()  # requests, repaired, again, unrepaired, failed
+        self.repairs = Counter[str]()  # by kind
+        self.store = store
+        self.record_only = record_only
+        self._key = key
+        self._keeps_keys = keeps_keys
+        self._in_text: set[str] = {"*"} if dialect == "text" else set()  # models that get their tools as text
+        self._governors: OrderedDict[bytes, Governor] = OrderedDict()
+        self._endpoints: OrderedDict[tuple[Any, ...], transport.Endpoint] = OrderedDict()
+        self._clients: OrderedDict[tuple[str, str], BaseClient] = OrderedDict()
+        transport.Endpoint(self.base)  # raises ConfigError for an address that cannot be used
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add the routes of the proxy to an application."""
+        for each in FORMATS:
+            app.router.add_post(f"/v1/{each.path}", self._handler(each))
+        app.router.add_route("*", "/v1/{path:.*}", self._forward)
+
+        async def close(_: web.Application) -> None:
+            await records_written()
+            for client in self._clients.values():
+                await client.aclose()
+
+        app.on_cleanup.append(close)
+
+    def _handler(self, each: Format) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await _Exchange(self, request, each, await json_body(request)).run()
+
+        return handle
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        """Pass any other request on as it is."""
+        if ".." in request.match_info["path"]:
+            raise ApiError(404, "No such path.")
+        path = f"{request.match_info['path']}{f'?{request.query_string}' if request.query_string else ''}"
+        endpoint = self.endpoint(path, request.headers)
+        data = await request.read()
+        try:
+            response = await transport.post(endpoint, data or None, timeout=TIMEOUT, method=request.method)
+        except ModelError as error:
+            raise _api_error(error) from None
+        out = web.StreamResponse(status=response.status, headers=_headers_back(response.headers))
+        await out.prepare(request)
+        async with aclosing(response.chunks()) as chunks:
+            async for chunk in chunks:
+                await out.write(chunk)
+        await out.write_eof()
+        return out
+
+    # ------------------------------------------------------------------------------------------ parts
+
+    def governor(self, offered: OfferedTools, *, parallel: bool) -> Governor:
+        """Return the governor for the tools of a request, kept from earlier requests with the same tools."""
+        specs = [[spec.name, spec.description, spec.parameters] for spec in offered.functions]
+        key = encode_json([specs, offered.others, parallel])
+        found = self._governors.get(key)
+        if found is None:
+            found = Governor(offered.functions, offered.others, parallel=parallel)
+        return _kept(self._governors, key, found, GOVERNORS_KEPT)
+
+    def endpoint(self, path: str, headers: Mapping[str, str]) -> transport.Endpoint:
+        """Return where a request is sent, with the client's headers and the right key."""
+        sent = {name: value for name, value in headers.items() if name.lower() not in _NOT_FORWARDED | _KEYS}
+        key = self.upstream_key(headers)
+        if key and self.kind == "anthropic":
+            sent["x-api-key"] = key
+        elif key:
+            sent["Authorization"] = f"Bearer {key}"
+        if self.kind == "anthropic":
+            sent.setdefault("anthropic-version", VERSION)
+        sent["Accept-Encoding"] = "identity"
+        place = (path, *sent.items())
+        found = self._endpoints.get(place) or transport.Endpoint(f"{self.base}/{path}", sent)
+        return _kept(self._endpoints, place, found, ENDPOINTS_KEPT)
+
+    def upstream_key(self, headers: Mapping[str, str]) -> str:
+        """Return the key for the upstream server: its own, else the client's."""
+        if self._key is not None or self._keeps_keys:
+            return self._key or ""
+        return headers.get("x-api-key") or headers.get("Authorization", "").removeprefix("Bearer ").strip()
+
+    def client(self, model: str, headers: Mapping[str, str]) -> BaseClient:
+        """Return the client for requests that are written anew for the upstream server."""
+        key = self.upstream_key(headers)
+        found = self._clients.get((model, key))
+        if found is None:
+            found = (
+                AnthropicClient(model, self.base, key or None)
+                if self.kind == "anthropic"
+                else OpenAIClient(model, self.base, key or None)
+            )
+        return _kept(self._clients, (model, key), found, ENDPOINTS_KEPT)
+
+    def speaks_text(self, model: str) -> bool:
+        """Return whether a model gets its tools as text."""
+        return "*" in self._in_text or model in self._in_text
+
+    def remember_text(self, model: str) -> None:
+        """Remember that the server refuses native tools for a model."""
+        self._in_text.add(model)
+
+
+def _kept(cache: OrderedDict[K, V], key: K, value: V, limit: int) -> V:
+    """Put a value into a cache as its newest, and return it."""
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > limit:
+        cache.popitem(last=False)
+    return value
+
+
+def _headers_back(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _NOT_FORWARDED}
+
+
+def _api_error(error: ModelError) -> ApiError:
+    return ApiError(error.status or 502, str(error), code=type(error).__name__)
+
+
+class _TextGate:
+    """Holds back the text of a streamed reply from where it may be a written call, or a result that was made up."""
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self._detector = FormDetector()
+        self._tail = ""
+        self._closed = closed
+
+    def feed(self, piece: str) -> str:
+        """Take a piece of text. Returns what may be shown now, which may be text that was held before."""
+        if self._closed:
+            return ""
+        shown = self._detector.feed(piece)
+        self._tail = (self._tail + shown)[-200:]
+        self._closed = self._detector.family is not None or invents_result(self._tail)
+        return shown
+
+    @property
+    def holds(self) -> bool:
+        """Whether any text is held back."""
+        return self._closed or bool(self._detector.held)
+
+
+class _Failed(Exception):
+    """An upstream reply that failed after the client got a part of it."""
+
+
+class _Exchange:
+    """One request of a client, and the requests to the upstream server that it takes."""
+
+    def __init__(self, proxy: Proxy, request: web.Request, form: Format, body: dict[str, Any]) -> None:
+        self._proxy = proxy
+        self._request = request
+        self._form = form
+        self._body = body
+        self._model = str(body.get("model") or "")
+        self._streams = bool(body.get("stream"))
+        self._offered = form.tools(body)
+        self._governor = proxy.governor(self._offered, parallel=form.parallel(body))
+        self._messages = form.messages(body)
+        self._writer: Writer = form.writer(body)
+        self._out: web.StreamResponse | None = None  # once the response has begun
+        self._shown = ""  # text of the current reply that the client got
+        self._got_text = False  # the client got text of a reply that was asked for again
+        self._again = 0
+        notes = {"format": form.path, "upstream": proxy.base, "record_only": proxy.record_only}
+        self._record = ProxyRecord(proxy.store, self._model, self._messages, notes)
+
+    @property
+    def _governs(self) -> bool:
+        """Whether replies may be changed."""
+        return bool(self._governor.tools) and not self._proxy.record_only
+
+    async def run(self) -> web.StreamResponse:
+        """Serve the request."""
+        self._proxy.counts["requests"] += 1
+        try:
+            if self._form.protocol == self._proxy.kind and not self._writes_text:
+                found = await self._pass_through()
+                if found is not None:
+                    return found
+            return await self._convert()
+        except ModelError as error:
+            self._proxy.counts["failed"] += 1
+            self._record.ended("failed", "model_failed", error=str(error))
+            if self._out is None:
+                raise _api_error(error) from None
+            await self._out.write(event_bytes(error_body(_api_error(error)), name="error"))
+            return await self._close()
+        except _Failed:
+            self._proxy.counts["failed"] += 1
+            self._record.ended("failed", "model_failed", error="The upstream server broke off its reply.")
+            if self._request.transport is not None:
+                self._request.transport.close()  # the client must not take what it got for a whole reply
+            assert self._out is not None
+            return self._out
+        except (asyncio.CancelledError, ConnectionError):
+            self._record.ended("cancelled", "cancelled")
+            raise
+        except BaseException as error:
+            self._record.ended("failed", "failed", error=f"{type(error).__name__}: {error}")
+            raise
+
+    @property
+    def _writes_text(self) -> bool:
+        return bool(self._offered.functions) and self._proxy.speaks_text(self._model)
+
+    # ------------------------------------------------------------------------------------------ the same format
+
+    async def _pass_through(self) -> web.StreamResponse | None:
+        """Pass the request on as it is. Returns None if the server refuses tools."""
+        endpoint = self._proxy.endpoint(self._form.path, self._request.headers)
+        data, body = await self._request.read(), self._body
+        while True:
+            self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
+            try:
+                response = await transport.post(endpoint, data, timeout=TIMEOUT)
+                if response.status != 200:
+                    return await self._refused(response)
+                if response.content_type == "text/event-stream":
+                    reply, frames = await self._read_stream(response)
+                    raw: Any = frames
+                else:
+                    raw = await response.read()
+                    reply = self._read_whole(raw)
+            except ModelError as error:
+                self._record.failed(error)
+                if self._shown:
+                    raise _Failed from None
+                if not self._may_ask_again:
+                    raise
+                self._count_again()
+                continue
+            self._record.replied(reply)
+            verdict = self._judge(reply)
+            if verdict.defect is None or not self._may_ask_again:
+                return await self._answer(response, raw, verdict)
+            self._count_again()
+            body = self._form.asked_again(body, reply, verdict.defect.hint)
+            data = encode_json(body)
+
+    async def _refused(self, response: transport.Response) -> web.StreamResponse | None:
+        """Pass an error on; None if it says that the server knows no tools."""
+        raw = await response.read_start()
+        text = raw.decode("utf-8", "replace")
+        if response.status == 400 and self._governs and refuses_tools(text) and self._out is None:
+            self._record.failed(ModelError("The server refuses tools.", status=400))
+            self._proxy.remember_text(self._model)
+            return None
+        error = ModelError(f"The upstream server answered with status {response.status}.", status=response.status)
+        self._record.failed(error)
+        if self._out is not None:
+            raise error
+        self._proxy.counts["failed"] += 1
+        self._record.ended("failed", "model_failed", error=str(error))
+        return web.Response(status=response.status, body=raw, headers=self._headers(response))
+
+    def _read_whole(self, raw: bytes) -> ModelReply:
+        try:
+            value = decode_json(raw)
+        except ValueError:
+            value = None
+        error = error_from_body(value, self._proxy.base)
+        if error is not None:
+            raise error
+        reply = self._form.read(value)
+        if reply is None:
+            raise ServerFailed(f"{self._proxy.base} sent what is not a reply.")
+        return reply
+
+    async def _read_stream(self, response: transport.Response) -> tuple[ModelReply, list[bytes]]:
+        """Read a stream and pass on what is certainly a part of a valid reply. Returns the reply and what was held."""
+        deltas: list[Delta] = []
+        builder = ReplyBuilder(deltas.append)
+        reader, gate = self._form.reader(builder), _TextGate(closed=self._again > 0)
+        held: list[tuple[bytes, list[dict[str, Any]]]] = []
+        held_text: list[str] = []
+        pieces = EventReader()
+        closed = False
+        async for frame in _frames(response):
+            events = decoded(pieces.feed(frame))
+            for event in events:
+                error = error_from_body(event, self._proxy.base)
+                if error is not None:
+                    raise error
+                reader.take(event)
+            held.append((frame, events))
+            text = "".join([delta.text for delta in deltas if delta.kind == "text"])
+            if self._governs:
+                if text:
+                    gate.feed(text)
+                called = any(delta.kind in ("tool_name", "tool_arguments") for delta in deltas)
+                closed = closed or called or bool(builder.finish_reason) or self._again > 0
+            deltas.clear()
+            held_text.append(text)
+            if not closed and not (self._governs and gate.holds):
+                await self._release(response, held)
+                self._shown += "".join(held_text)
+                held_text.clear()
+        for event in decoded(pieces.close()):
+            reader.take(event)
+        if not reader.complete:
+            raise StreamDropped("The upstream server broke off its reply.")
+        usage = builder.usage or Usage(requests=1)
+        return builder.reply(usage=usage, reasoning_details=reader.details), [frame for frame, _ in held]
+
+    async def _release(self, response: transport.Response, held: list[tuple[bytes, list[dict[str, Any]]]]) -> None:
+        out = await self._begin(response)
+        for frame, events in held:
+            await out.write(frame)
+            for event in events:
+                self._writer.observe(event)
+        held.clear()
+
+    async def _answer(self, response: transport.Response, raw: Any, verdict: Verdict) -> web.StreamResponse:
+        """Give the client the reply: its own bytes if they are valid, else a repaired one."""
+        untouched = verdict.is_untouched or not self._governs or verdict.defect is not None
+        if isinstance(raw, bytes):
+            data = raw if untouched else encode_json(self._form.repaired(decode_json(raw), verdict.reply))
+            self._end(verdict)
+            return web.Response(body=data, headers=self._headers(response))
+        out = await self._begin(response)
+        if untouched and (self._again == 0 or not self._writer.begun):
+            await out.write(b"".join(raw))
+        else:
+            await self._write(verdict.reply)
+        self._end(verdict)
+        return await self._close()
+
+    # ------------------------------------------------------------------------------------------ another format
+
+    async def _convert(self) -> web.StreamResponse:
+        """Write the request for the upstream server anew, and the reply for the client."""
+        request = self._form.request(self._body, self._offered)
+        client = self._proxy.client(self._model, self._request.headers)
+        dialect = CotChat() if self._writes_text else None
+        if dialect is not None:
+            request = _as_text(request, dialect)
+        while True:
+            self._record.requested(messages=len(request.messages), size=0)
+            try:
+                reply = await self._complete(client, request, live=dialect is None)
+            except ModelError as error:
+                self._record.failed(error)
+                raise
+            self._record.replied(reply)
+            verdict = self._judge(reply, dialect)
+            if verdict.defect is None or not self._may_ask_again:
+                break
+            self._count_again()
+            hints = [Message(each) for each in again(reply, verdict.defect.hint)]
+            request = replace(request, messages=[*request.messages, *hints])
+        shown = reply if self._proxy.record_only else verdict.reply
+        self._end(verdict)
+        if not self._streams:
+            data = encode_json(self._form.whole(self._body, shown))
+            return web.Response(body=data, content_type="application/json", headers=self._run_header())
+        await self._begin(None)
+        await self._write(shown)
+        return await self._close()
+
+    async def _complete(self, client: BaseClient, request: ModelRequest, *, live: bool) -> ModelReply:
+        """Ask the upstream server. A streamed reply's text is passed on as it comes."""
+        if not (self._streams and live and self._again == 0):
+            return await client.complete(request)
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        gate = _TextGate()
+
+        def take(delta: Delta) -> None:
+            if delta.kind == "text":
+                pieces.put_nowait(gate.feed(delta.text) if self._governs else delta.text)
+
+        asking = asyncio.ensure_future(client.complete(request, on_delta=take))
+        asking.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                if piece:
+                    await self._begin(None)
+                    await self._send(self._writer.text(piece))
+                    self._shown += piece
+            return await asking
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------ judging
+
+    @property
+    def _may_ask_again(self) -> bool:
+        return self._again < MAX_AGAIN and not self._proxy.record_only
+
+    def _count_again(self) -> None:
+        self._again += 1
+        self._got_text = self._got_text or bool(self._shown)
+        self._shown = ""
+        self._proxy.counts["again"] += 1
+
+    def _judge(self, reply: ModelReply, dialect: CotChat | None = None) -> Verdict:
+        reader = dialect.reader(self._governor.tools) if dialect is not None else None
+        verdict = self._governor.judge(reply, reader)
+        asks = verdict.defect is not None and self._may_ask_again
+        self._record.judged(verdict, again=asks, applied=not self._proxy.record_only)
+        return verdict
+
+    def _end(self, verdict: Verdict) -> None:
+        self._proxy.repairs.update(repair.kind for repair in verdict.repairs)
+        if verdict.defect is not None:
+            self._proxy.counts["unrepaired"] += 1
+            self._record.ended("unanswered", verdict.defect.code, error=verdict.defect.hint)
+            return
+        self._proxy.counts["repaired"] += bool(verdict.repairs)
+        self._record.ended("answered", "answered", verdict.reply)
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def _run_header(self) -> dict[str, str]:
+        return {"X-Closeout-Run-Id": self._record.run_id}
+
+    def _headers(self, response: transport.Response) -> dict[str, str]:
+        return {**_headers_back(response.headers), **self._run_header()}
+
+    async def _begin(self, response: transport.Response | None) -> web.StreamResponse:
+        """Begin the streamed response, unless it has begun."""
+        if self._out is None:
+            headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+            self._out = web.StreamResponse(
+                headers=self._headers(response) if response is not None else {**headers, **self._run_header()}
+            )
+            await self._out.prepare(self._request)
+        return self._out
+
+    async def _write(self, reply: ModelReply) -> None:
+        """Write a reply to the end, but not the text that the client got already."""
+        text = reply.text
+        # What was repaired in a text that the client got already is known too late.
+        rest = text[len(self._shown) :] if text.startswith(self._shown) else ""
+        if rest and self._got_text:
+            rest = f"\n\n{rest}"
+        await self._send(self._writer.text(rest))
+        await self._send(self._writer.finish(reply))
+
+    async def _send(self, events: Iterable[bytes]) -> None:
+        assert self._out is not None
+        data = b"".join(events)
+        if data:
+            await self._out.write(data)
+
+    async def _close(self) -> web.StreamResponse:
+        assert self._out is not None
+        await self._out.write_eof()
+        return self._out
+
+
+async def _frames(response: transport.Response) -> AsyncIterator[bytes]:
+    """Split a stream into events, byte for byte: joined they are the stream again."""
+    rest = b""
+    async with aclosing(response.chunks()) as chunks:
+        async for chunk in chunks:
+            rest += chunk
+            start = 0
+            for end in _FRAME_END.finditer(rest):
+                yield rest[start : end.end()]
+                start = end.end()
+            rest = rest[start:]
+    if rest:
+        yield rest
+
+
+def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:
+    """Write the tools of a request into its prompt, and its calls and results as text."""
+    messages = list(map(Message.of, request.messages))
+    head = next((i for i, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages))
+    said = conversation(messages[head:])
+    if not said or said[-1].role != "user":
+        said = (*said, Message(role="user", content="Continue."))
+    content = said[-1].get("content")
+    parts = content if isinstance(content, list) else []
+    view = HistoryView(
+        "\n\n".join(message.text for message in messages[:head]),
+        said[-1].text,
+        tools=tuple(sorted(request.tools, key=lambda tool: tool.name)),
+        earlier=said[:-1],
+        images=tuple(part for part in parts if isinstance(part, dict) and part.get("type") == "image_url"),
+    )
+    written = dialect.render(view, Capabilities())
+    return replace(
+        request,
+        messages=written.messages,
+        tools=(),
+        tool_choice=None,
+        stop=tuple(dict.fromkeys((*request.stop, *written.stop))),
+    )

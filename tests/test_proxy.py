@@ -1,0 +1,389 @@
+"""The proxy as clients see it: the real `openai` and `anthropic` SDKs against a model that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from aiohttp import ClientSession, web
+
+from cli_process import here
+from closeout.journal.events import Repaired, RunStarted, TurnRolledBack
+from closeout.journal.store import Store, open_store
+from closeout.server.proxy import Proxy
+from closeout.server.proxy_record import records_written
+from closeout.server.serving import proxy_app
+from closeout.testing import RequestView, ScriptedServer, Turn, always, answer, call, once, serve_script
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"key": {"type": "string"}, "limit": {"type": "integer"}},
+    "required": ["key"],
+    "additionalProperties": False,
+}
+CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "lookup", "description": "", "parameters": PARAMETERS}}]
+RESPONSE_TOOLS: Any = [{"type": "function", "name": "lookup", "parameters": PARAMETERS, "strict": False}]
+MESSAGE_TOOLS: Any = [{"name": "lookup", "description": "", "input_schema": PARAMETERS}]
+REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
+WRONG_REPLIES = ("empty", "truncated", "hallucinated_observation")
+RIGHT = {"key": "k1", "limit": 5}
+
+
+@dataclass(frozen=True)
+class Proxied:
+    url: str
+    proxy: Proxy
+    model: ScriptedServer
+    http: ClientSession
+
+    @property
+    def store(self) -> Store:
+        return self.proxy.store
+
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="a key", max_retries=0)
+
+    def anthropic(self) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(base_url=self.url, api_key="a key", max_retries=0)
+
+    async def records(self) -> list[list[Any]]:
+        """The events of each request, in order."""
+        await records_written()
+        runs = reversed(self.store.runs())
+        return [[row.event for row in self.store.rows(run.run_id)] for run in runs]
+
+
+@asynccontextmanager
+async def proxied(home: Path, script: Any, *, misbehave: Any = (), **options: Any) -> AsyncIterator[Proxied]:
+    """The proxy in front of a scripted model."""
+    server = {name: options.pop(name) for name in ("native_tools", "chunks", "pieces") if name in options}
+    async with serve_script(script, misbehave=misbehave, **server) as model, ClientSession() as http:
+        kind = options.get("kind", "openai")
+        proxy = Proxy(model.url if kind == "anthropic" else model.base_url, open_store(home), **options)
+        runner = web.AppRunner(proxy_app(proxy), handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield Proxied(f"http://127.0.0.1:{runner.addresses[0][1]}", proxy, model, http)
+        finally:
+            await runner.cleanup()
+
+
+def one_call(view: RequestView) -> Turn:
+    return Turn("I look it up.", calls=[call("lookup", key="k1", limit=5)])
+
+
+async def chat_calls(client: openai.AsyncOpenAI, *, stream: bool, messages: Sequence[Any] = ()) -> list[Any]:
+    """The calls that a client of Chat Completions gets: names and arguments."""
+    request: Any = {
+        "model": "scripted",
+        "messages": list(messages) or [{"role": "user", "content": "What is k1?"}],
+        "tools": CHAT_TOOLS,
+    }
+    if not stream:
+        completion = await client.chat.completions.create(**request)
+        assert completion.choices[0].finish_reason == "tool_calls"
+        calls: Any = completion.choices[0].message.tool_calls
+        return [(each.function.name, json.loads(each.function.arguments)) for each in calls or ()]
+    async with client.chat.completions.stream(**request) as events:
+        final: Any = await events.get_final_completion()
+    assert final.choices[0].finish_reason == "tool_calls"
+    return [(c.function.name, json.loads(c.function.arguments)) for c in final.choices[0].message.tool_calls or ()]
+
+
+async def response_calls(client: openai.AsyncOpenAI, *, stream: bool) -> list[Any]:
+    request: Any = {"model": "scripted", "input": "What is k1?", "tools": RESPONSE_TOOLS}
+    if stream:
+        async with client.responses.stream(**request) as events:
+            response: Any = await events.get_final_response()
+    else:
+        response = await client.responses.create(**request)
+    return [(item.name, json.loads(item.arguments)) for item in response.output if item.type == "function_call"]
+
+
+async def message_calls(client: anthropic.AsyncAnthropic, *, stream: bool) -> list[Any]:
+    request: Any = {
+        "model": "scripted",
+        "max_tokens": 1000,
+        "messages": [{"role": "user", "content": "What is k1?"}],
+        "tools": MESSAGE_TOOLS,
+    }
+    if stream:
+        async with client.messages.stream(**request) as events:
+            message: Any = await events.get_final_message()
+    else:
+        message = await client.messages.create(**request)
+    assert message.stop_reason == "tool_use"
+    return [(block.name, block.input) for block in message.content if block.type == "tool_use"]
+
+
+async def calls_in(proxied: Proxied, format: str, *, stream: bool) -> list[Any]:  # noqa: A002
+    if format == "messages":
+        async with proxied.anthropic() as claude:
+            return await message_calls(claude, stream=stream)
+    async with proxied.openai() as client:
+        return await (chat_calls if format == "chat" else response_calls)(client, stream=stream)
+
+
+# ------------------------------------------------------------------------------------------------ repair
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@pytest.mark.parametrize("format", ["chat", "responses", "messages"])
+async def test_every_format_gets_valid_calls_from_every_server(
+    home: Path,
+    format: str,  # noqa: A002
+    kind: Any,
+    stream: bool,
+) -> None:
+    for fault in (None, *REPAIRABLE):
+        if fault == "malformed" and kind == "anthropic" and not stream:
+            continue  # the input is an object there: it cannot be malformed
+        async with proxied(home, one_call, misbehave=always(fault) if fault else (), kind=kind) as server:
+            assert await calls_in(server, format, stream=stream) == [("lookup", RIGHT)], fault
+            assert len(server.model.requests) == 1, fault
+            *_, events = await server.records()
+            repaired = [event for event in events if isinstance(event, Repaired)]
+            assert bool(repaired) == (fault is not None), fault
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_a_valid_reply_passes_byte_for_byte(home: Path, kind: Any, stream: bool) -> None:
+    path = "messages" if kind == "anthropic" else "chat/completions"
+    body = {
+        "model": "scripted",
+        "stream": stream,
+        "messages": [{"role": "user", "content": "What is k1?"}],
+        "tools": MESSAGE_TOOLS if kind == "anthropic" else CHAT_TOOLS,
+        "max_tokens": 100,
+    }
+
+    def play(view: RequestView) -> Turn:
+        return one_call(view) if view.key == "calls" else answer("x < y, and `code` [1], {2}: no call at all.")
+
+    async with proxied(home, play, kind=kind, chunks=(5, 17, 3)) as server, serve_script(play) as bare:
+        for key in ("calls", "answers"):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with server.http.post(f"{bare.url}/v1/{path}", json=body, headers=headers) as response:
+                written = await response.read()
+            async with server.http.post(f"{server.url}/v1/{path}", json=body, headers=headers) as response:
+                assert await response.read() == written
+                assert response.headers["X-Closeout-Run-Id"]
+        assert server.model.bodies == bare.bodies
+
+
+async def test_text_is_streamed_while_the_model_writes(home: Path) -> None:
+    gate, released = asyncio.Event(), asyncio.Event()
+
+    async def model(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for text in ("First ", "second"):
+            chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": text}}]}
+            await response.write(b"data: %b\n\n" % json.dumps(chunk).encode())
+            if not released.is_set():
+                released.set()
+                await gate.wait()
+        end = {"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        await response.write(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(end).encode())
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", model)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with proxied(home, one_call) as server:
+            server.proxy.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+            async with server.openai() as client:
+                stream: Any = await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "?"}], tools=CHAT_TOOLS, stream=True
+                )
+                texts = []
+                async for chunk in stream:
+                    texts.append(chunk.choices[0].delta.content)
+                    gate.set()  # the rest comes only after the first piece has arrived
+        assert texts[:2] == ["First ", "second"]
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("fault", [*WRONG_REPLIES, "error_in_200", "garbage_body"])
+async def test_what_cannot_be_repaired_is_asked_for_again(home: Path, fault: str, stream: bool) -> None:
+    silent = [call("lookup", key="k1", limit=5)]  # no text that a client would get before the reply breaks
+    async with proxied(home, one_call if fault in WRONG_REPLIES else silent, misbehave=once(fault)) as server:
+        assert await calls_in(server, "chat", stream=stream) == [("lookup", RIGHT)]
+        assert len(server.model.requests) == 2
+        (events,) = await server.records()
+        rolled_back = [event for event in events if isinstance(event, TurnRolledBack)]
+        assert len(rolled_back) == (fault in WRONG_REPLIES)
+        for event in rolled_back:
+            assert event.detail in server.model.requests[1].json["messages"][-1]["content"]
+
+
+async def test_it_is_asked_at_most_twice_and_the_last_reply_is_passed_on(home: Path) -> None:
+    def play(view: RequestView) -> Turn:
+        return call("nothing_like_it", x=1)
+
+    async with proxied(home, play) as server:
+        assert await calls_in(server, "chat", stream=False) == [("nothing_like_it", {"x": 1})]
+        assert len(server.model.requests) == 3
+        assert server.proxy.counts["unrepaired"] == 1
+        (record,) = server.store.runs() if await server.records() else []
+        assert record.status == "unanswered"
+
+
+async def test_record_only_changes_nothing_and_says_what_it_would_have_done(home: Path) -> None:
+    async with proxied(home, one_call, misbehave=always("wrong_parameter"), record_only=True) as server:
+        for stream in (False, True):
+            assert await calls_in(server, "chat", stream=stream) == [("lookup", {"keys": "k1", "limit": 5})]
+        for events in await server.records():
+            assert [event.kind for event in events if isinstance(event, Repaired)] == ["argument_synonym"]
+            started = events[0]
+            assert isinstance(started, RunStarted)
+            assert started.origin["proxy"]["record_only"] is True
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("format", ["chat", "responses", "messages"])
+async def test_tools_are_written_as_text_for_models_without_native_ones(
+    home: Path,
+    format: str,  # noqa: A002
+    stream: bool,
+) -> None:
+    async with proxied(home, one_call, native_tools=False, dialect="text") as server:
+        assert await calls_in(server, format, stream=stream) == [("lookup", RIGHT)]
+        sent = server.model.requests[0].json
+        assert "tools" not in sent
+        assert "lookup" in sent["messages"][0]["content"]
+
+
+async def test_a_client_loop_through_text_ends_with_the_answer(home: Path) -> None:
+    def play(view: RequestView) -> Turn:
+        return answer("42") if "the value is 42" in view.text else one_call(view)
+
+    async with proxied(home, play, native_tools=False, dialect="text") as server, server.openai() as client:
+        messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is k1?"}]
+        first = await client.chat.completions.create(model="m", messages=messages, tools=CHAT_TOOLS)
+        said = first.choices[0].message
+        assert said.tool_calls
+        messages += [
+            said.to_dict(),
+            {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "the value is 42"},
+        ]
+        second = await client.chat.completions.create(model="m", messages=messages, tools=CHAT_TOOLS)
+        assert second.choices[0].message.content == "The answer is \\boxed{42}."
+        assert second.choices[0].finish_reason == "stop"
+
+
+async def test_a_server_that_refuses_tools_gets_them_as_text_from_then_on(home: Path) -> None:
+    async def model(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if "tools" in body:
+            error = {"error": {"message": "this model does not support tools"}}
+            return web.json_response(error, status=400)
+        text = 'Thought: I look.\nAction: {"action": "lookup", "action_input": {"key": "k1", "limit": 5}}'
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return web.json_response({"id": "c", "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", model)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with proxied(home, one_call) as server:
+            server.proxy.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+            assert await calls_in(server, "chat", stream=False) == [("lookup", RIGHT)]
+            assert server.proxy.speaks_text("scripted")
+    finally:
+        await runner.cleanup()
+
+
+# ------------------------------------------------------------------------------------------------ everything else
+
+
+async def test_errors_and_other_paths_are_passed_on(home: Path) -> None:
+    async with proxied(home, one_call, misbehave=once("429")) as server, server.openai() as client:
+        with pytest.raises(openai.RateLimitError, match="Too many requests"):
+            await chat_calls(client, stream=False)
+        assert [model.id async for model in client.models.list()] == ["scripted"]
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            await client.responses.create(model="m", input="x", previous_response_id="resp_1")
+        with pytest.raises(openai.BadRequestError, match="messages"):
+            await client.chat.completions.create(model="m", messages=5)  # type: ignore[arg-type]
+
+
+async def test_an_upstream_that_is_not_there_is_a_502(home: Path) -> None:
+    async with proxied(home, one_call) as server, server.openai() as client:
+        server.proxy.base = "http://127.0.0.1:9/v1"
+        with pytest.raises(openai.InternalServerError) as raised:
+            await chat_calls(client, stream=False)
+        assert raised.value.status_code == 502
+        (record,) = server.store.runs() if await server.records() else []
+        assert record.status == "failed"
+
+
+async def test_a_stream_that_breaks_after_its_text_began_breaks_for_the_client_too(home: Path) -> None:
+    long = answer("A long answer, " * 20)
+    async with proxied(home, lambda _: long, misbehave=always("dropped")) as server, server.openai() as client:
+        stream = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "?"}], tools=CHAT_TOOLS, stream=True
+        )
+        with pytest.raises((openai.APIConnectionError, openai.APIError)):
+            [chunk async for chunk in stream]
+
+
+async def test_the_clients_key_goes_upstream_unless_the_proxy_has_its_own(home: Path) -> None:
+    for options, seen in (
+        ({}, "Bearer a key"),
+        ({"key": "upstream"}, "Bearer upstream"),
+        ({"keeps_keys": True}, None),
+    ):
+        async with proxied(home, one_call, **options) as server:  # type: ignore[arg-type]
+            await calls_in(server, "chat", stream=False)
+            assert server.model.requests[0].headers.get("Authorization") == seen
+
+
+async def test_requests_without_tools_pass_unchanged(home: Path) -> None:
+    written = '<tool_call>{"name": "lookup", "arguments": {"key": "k1"}}</tool_call>'
+    async with proxied(home, lambda _: Turn(text=written)) as server, server.openai() as client:
+        completion = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+        assert completion.choices[0].message.content == written
+
+
+def test_wrong_options_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, said in (
+        (["--upstream", "nonsense"], "not the address of a server"),
+        (["--upstream", ""], "--upstream is empty"),
+        (["--upstream", "http://x/v1", "--api", "grpc"], "--api must be one of"),
+        (["--upstream", "http://x/v1", "--dialect", "xml"], "--dialect must be one of"),
+        (["--upstream", "http://x/v1", "--host", "0.0.0.0"], "must have a key"),
+    ):
+        done = here("proxy", *arguments)
+        assert done.code == 2
+        assert said in done.sentence
+
+
+async def test_the_figures_of_the_proxy(home: Path) -> None:
+    async with proxied(home, one_call, misbehave=always("wrong_parameter")) as server:
+        await calls_in(server, "chat", stream=False)
+        async with server.http.get(f"{server.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        async with server.http.get(f"{server.url}/healthz") as response:
+            assert response.status == 200
+    assert "closeout_proxy_requests_total 1" in lines
+    assert "closeout_proxy_repaired_total 1" in lines
+    assert 'closeout_proxy_repairs_total{kind="argument_synonym"} 1' in lines
