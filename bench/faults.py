@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from closeout import Agent, OpenAIClient, tool
+from closeout import Agent, Boxed, OpenAIClient, tool
 from closeout.journal.events import ModelRetried, TurnRolledBack
 from closeout.models.retry import RetryPolicy
 from closeout.testing import MISBEHAVIOURS, NON_ANSWERS, Misbehaviour, Turn, answer, call, serve_script
@@ -78,7 +78,9 @@ async def one(tally: Tally, dialect: str, calls: int, plan: Sequence[Misbehaviou
     async with serve_script(script(calls), misbehave=plan, record=False) as server:
         client = OpenAIClient("scripted", server.base_url, "k", retry=WAITS, timeout=0.5)
         settings = {"agent": {"max_rollbacks": 60}, "llm": {"timeout": 0.5}}
-        agent = Agent(client, [lookup], dialect=dialect, max_turns=calls + 5, config=settings, home=False)
+        agent = Agent(
+            client, [lookup], dialect=dialect, max_turns=calls + 5, answer=Boxed(), config=settings, home=False
+        )
         result = await agent.run("What is behind the last key?", listeners=(listen,) if stream else ())
         await client.aclose()
     tally.runs += 1

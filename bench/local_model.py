@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from closeout import Agent
+from closeout import Agent, Boxed
 from closeout.messages import Message, ModelRequest, Usage
 from closeout.models.local import LocalClient
 from closeout.tools.builtin import calculate, document_tools
@@ -108,6 +108,7 @@ async def with_tools(client: LocalClient, asked: Iterable[Question], options: ar
         tools(FOLDERS.get(options.set.split()[0], "local_documents"), guarded=not options.plain_loop),
         dialect=options.dialect,
         max_turns=options.max_turns,
+        answer=Boxed(),
         config=config,
         home=options.home or False,
     )

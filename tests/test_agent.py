@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Choice, Json, Number, RunResult, StreamHandler, tool
+from closeout import Agent, Boxed, Choice, Json, Number, RunResult, StreamHandler, tool
 from closeout.codec import shared_prefix
 from closeout.errors import (
     ConfigError,
@@ -91,7 +91,7 @@ async def world(
     async with serve_script(script, **(server or {})) as scripted:
         options = {"base_url": scripted.base_url, "api_key": "k", "dialect": "function_call", **agent}
         own = [look, pay, *tools]
-        yield World(scripted, Agent("openai:scripted", own, **options), looked, paid, own)
+        yield World(scripted, Agent("openai:scripted", own, **{"answer": Boxed(), **options}), looked, paid, own)
 
 
 def events_of(result: RunResult, home: Path) -> list[ev.Event]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, RunResult, StreamHandler, tool
+from closeout import Agent, Boxed, RunResult, StreamHandler, tool
 from closeout.errors import ServerFailed
 from closeout.journal import events as ev
 from closeout.journal.subscribers import Progress
@@ -54,7 +54,7 @@ class Screen:
 
 async def watched(model: Any, *, max_turns: int = 1, **options: Any) -> tuple[Screen, RunResult[Any]]:
     screen = Screen()
-    agent = Agent(model, [look], home=False, max_turns=max_turns, **options)
+    agent = Agent(model, [look], home=False, max_turns=max_turns, **{"answer": Boxed(), **options})
     return screen, await agent.run("What?", listeners=[screen])
 
 
@@ -98,7 +98,7 @@ async def test_a_last_turn_without_an_answer_is_discarded() -> None:
     def script(view: RequestView) -> Any:
         return say(BOX) if "closing turn" in view.last else say("I cannot say.")
 
-    screen, result = await watched(ScriptedClient(script), max_turns=9)
+    screen, result = await watched(ScriptedClient(script), max_turns=9, answer=Boxed())
     assert result.answer == "42"
     assert (screen.last, screen.discards) == (BOX, 1)
 
@@ -173,7 +173,7 @@ class Notes(ScriptedClient):
 
 async def test_without_subscribers_nothing_is_streamed() -> None:
     model = Notes([call("look", key="a"), say(ESSAY), say(BOX)])
-    result = await Agent(model, [look], home=False, max_turns=1).run("What?")
+    result = await Agent(model, [look], home=False, max_turns=1, answer=Boxed()).run("What?")
     assert (result.answer, model.streamed) == ("42", [False] * 3)
 
 
@@ -189,13 +189,13 @@ SCRIPTS: list[Callable[[], list[Any]]] = [
 @pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "cot_completion", "mcp_xml"])
 async def test_a_streamed_run_ends_like_one_that_is_not_streamed(dialect: str, script: Callable[[], list[Any]]) -> None:
     _, seen = await watched(ScriptedClient(script()), dialect=dialect)
-    agent = Agent(ScriptedClient(script()), [look], home=False, max_turns=1, dialect=dialect)
+    agent = Agent(ScriptedClient(script()), [look], home=False, max_turns=1, answer=Boxed(), dialect=dialect)
     unseen = await agent.run("What?")
     assert (seen.answer, seen.final_summary, seen.usage) == (unseen.answer, unseen.final_summary, unseen.usage)
 
 
 async def test_a_sub_agents_closing_is_streamed_under_its_name() -> None:
-    clerk = Agent(ScriptedClient([call("look", key="a"), say(BOX)]), [look], max_turns=1)
+    clerk = Agent(ScriptedClient([call("look", key="a"), say(BOX)]), [look], max_turns=1, answer=Boxed())
     script = [call("clerk", task="find out"), answer("7")]
     screen = Screen()
     agent = Agent(ScriptedClient(script), [clerk.as_tool("clerk", "Finds out.")], home=False)
@@ -247,7 +247,7 @@ async def test_a_reply_that_outlasts_the_time_is_discarded() -> None:
 
 async def test_a_resumed_run_shows_the_whole_answer(tmp_path: Path) -> None:
     def agent(script: list[Any]) -> Agent[Any]:
-        return Agent(ScriptedClient(script), [look], home=tmp_path, max_turns=9)
+        return Agent(ScriptedClient(script), [look], home=tmp_path, max_turns=9, answer=Boxed())
 
     first = await agent([say(ESSAY), *[ServerFailed("It died.", status=500)] * 9]).run("What?", run_id="r1")
     assert first.answer is None
@@ -260,7 +260,9 @@ async def test_a_resumed_run_shows_the_whole_answer(tmp_path: Path) -> None:
 async def test_a_stream_handler_shows_closing_as_a_separate_message() -> None:
     heard: list[dict[str, Any]] = []
     model = ScriptedClient([Turn("Hm.", calls=[call("look", key="a")]), say("I cannot say."), say(BOX)])
-    await Agent(model, [look], home=False, max_turns=1).run("What?", listeners=[StreamHandler(heard.append)])
+    await Agent(model, [look], home=False, max_turns=1, answer=Boxed()).run(
+        "What?", listeners=[StreamHandler(heard.append)]
+    )
     shown: dict[str, str] = {}
     for event in heard:
         data = event["data"]
@@ -288,7 +290,7 @@ async def test_a_closing_answer_after_an_invented_result_is_asked_for_again(
 ) -> None:
     model = ScriptedClient([call("look", key="a"), say(forged), say(BOX)])
     screen = Screen()
-    agent = Agent(model, [look], home=False, max_turns=1, dialect=dialect, stream=stream)
+    agent = Agent(model, [look], home=False, max_turns=1, answer=Boxed(), dialect=dialect, stream=stream)
     result = await agent.run("What?", listeners=[screen])
     assert (result.answer, result.usage.requests) == ("42", 3)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from closeout import Agent, tool
+from closeout import Agent, Boxed, tool
 from closeout.dialects.protocol import DIALECTS
 from closeout.errors import BadRequest
 from closeout.messages import Capabilities
@@ -51,7 +51,7 @@ def agent(server, dialect, *, stream=False, stop=True, timeout=20.0):
     retry = RetryPolicy(first_wait=0.001)
     client = OpenAIClient("m", server.base_url, capabilities=capabilities, retry=retry)
     config = {"llm": {"timeout": timeout}}
-    return Agent(client, [stock, times], dialect=dialect, stream=stream, home=False, config=config)
+    return Agent(client, [stock, times], dialect=dialect, stream=stream, home=False, config=config, answer=Boxed())
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stop words", "no stop words"])
@@ -111,7 +111,7 @@ async def test_small_models_are_held_to_the_form_and_others_where_settings_say_s
     question, script = next(iter(DOUBLE.items()))
     client = ScriptedClient(script, capabilities=capabilities)
     options = {"dialect": "cot_completion", "home": False, "config": {"agent": {"constrain": setting}}}
-    result = await Agent(client, [stock, times], **options).run(question)
+    result = await Agent(client, [stock, times], **{"answer": Boxed(), **options}).run(question)
     assert result.answer == ANSWERS[question]
     assert [request.constraint is not None for request in client.requests] == [bound] * 3
     if bound:

@@ -42,7 +42,9 @@ async def run(script: list[Any], **options: Any) -> tuple[Any, list[Any], list[A
     """The result, the requests and the events of a run with one tool."""
     client = ScriptedClient(script)
     seen: list[Any] = []
-    result = await Agent(client, tools(), home=False, **options).run("How much is a?", listeners=[seen.append])
+    result = await Agent(client, tools(), home=False, **{"answer": Boxed(), **options}).run(
+        "How much is a?", listeners=[seen.append]
+    )
     return result, client.requests, seen
 
 
@@ -89,11 +91,13 @@ async def test_a_formatter_writes_the_summary_of_an_end_without_an_answer() -> N
 async def test_the_agents_contract_holds_for_a_formatter_and_a_formatters_own_if_there_is_none() -> None:
     result, _, _ = await run([answer("about 42")], answer=Number(), output_formatter=Summary())
     assert result.value == 42
-    result, _, _ = await run([answer("about 42")], output_formatter=OutputFormatter(Number()))
+    result, _, _ = await run([answer("about 42")], answer=None, output_formatter=OutputFormatter(Number()))
     assert result.value == 42
+    result, _, _ = await run([say("About 42.")], answer=None, output_formatter=OutputFormatter())
+    assert result.value == "About 42."
     shared = OutputFormatter()
     await run([answer("42")], answer=Number(), output_formatter=shared)
-    assert isinstance(shared.contract, Boxed), "the instance that was passed stays as it is"
+    assert shared.contract is None, "the instance that was passed stays as it is"
 
 
 # ------------------------------------------------------------------------------------------------ executor

@@ -35,7 +35,7 @@ def sections(result: RunResult[Any]) -> list[str]:
 
 def agent_of(*script: Any, **options: Any) -> tuple[Agent[Any], ScriptedClient]:
     client = ScriptedClient(script[0] if len(script) == 1 and callable(script[0]) else list(script))
-    return Agent(client, [look], home=False, dialect="function_call", **options), client
+    return Agent(client, [look], home=False, dialect="function_call", **{"answer": Boxed(), **options}), client
 
 
 async def run(agent: Agent[Any], *, streamed: bool = False) -> RunResult[Any]:

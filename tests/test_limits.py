@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closeout import Agent, RunResult, tool
+from closeout import Agent, Boxed, RunResult, tool
 from closeout.journal import events as ev
 from closeout.messages import Usage
 from closeout.run.effects import UNPRICED
@@ -225,7 +225,9 @@ def priced(script: Callable[[RequestView], Turn]) -> Callable[[RequestView], Tur
 
 async def run(script: Any, tools: Sequence[Any] = (look,), **agent: Any) -> RunResult:
     options = {"max_turns": 10_000, "home": False, **agent}
-    return await Agent(ScriptedClient(script, by=lambda view: view.question), list(tools), **options).run("What?")
+    return await Agent(
+        ScriptedClient(script, by=lambda view: view.question), list(tools), **{"answer": Boxed(), **options}
+    ).run("What?")
 
 
 @pytest.mark.parametrize("limit", [600, 1000, 3000, 9000, 40_000])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, RunResult, StreamHandler, tool
+from closeout import Agent, Boxed, RunResult, StreamHandler, tool
 from closeout.errors import JournalLocked
 from closeout.journal import events as ev
 from closeout.journal.store import close_stores, open_store
@@ -44,7 +44,7 @@ def make_agent(home: Path, ran: list[str] | None = None, misbehave: Any = (), **
         return Turn(f"Next is {left[0]}.", calls=[call("look", key=left[0])]) if left else answer(f"{name} is done")
 
     model = ScriptedClient(script, by="question", misbehave=misbehave)
-    return Agent(model, [look], home=home, **options)
+    return Agent(model, [look], home=home, answer=Boxed(), **options)
 
 
 def kinds(events: list[ev.Event]) -> list[str]:

@@ -4,6 +4,7 @@ import pytest
 
 from closeout import (
     AgentScratchpadUnit,
+    Boxed,
     CotAgentRunner,
     CotChatAgentRunner,
     CotCompletionAgentRunner,
@@ -235,7 +236,7 @@ async def test_the_messages_that_a_subclass_organizes_are_sent(kind):
             return [*messages[:-1], Message({**last, "content": f"{last['content']} (my own ending)"})]
 
     client = ScriptedClient([call("lookup", q="it"), answer("42")])
-    made = Own(client, [lookup], "Be brief.", home=False)
+    made = Own(client, [lookup], "Be brief.", answer=Boxed(), home=False)
     await play(made, "How much?")
     assert made.result.answer == "42"
     for request in client.requests:
@@ -254,7 +255,7 @@ async def test_the_instruction_that_a_subclass_organizes_is_sent(kind):
             return f"My own beginning. {super()._organize_instruction_prompt()}"
 
     client = ScriptedClient([call("lookup", q="it"), answer("42")])
-    made = Own(client, [lookup], "Be brief.", home=False)
+    made = Own(client, [lookup], "Be brief.", answer=Boxed(), home=False)
     await play(made, "How much?")
     assert made.result.answer == "42"
     for request in client.requests:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.answers.boxed import extract_boxed
-    from closeout.answers.contracts import Boxed, Choice, Json, Number, OneOf, Tagged, Yaml
+    from closeout.answers.contracts import Boxed, Choice, Json, Number, OneOf, Tagged, Text, Yaml
     from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, TOOL_RESULT_MAX_LENGTH, OutputFormatter
     from closeout.answers.generator import AnswerGenerator
     from closeout.answers.grading import grade
@@ -128,6 +128,7 @@ __all__ = [
     "Tagged",
     "TaskLog",
     "TelemetryCollector",
+    "Text",
     "Tool",
     "ToolCall",
     "ToolCallsRead",
@@ -215,6 +216,7 @@ _HOMES = {
     "Tagged": "answers.contracts",
     "TaskLog": "journal.task_log",
     "TelemetryCollector": "results.telemetry",
+    "Text": "answers.contracts",
     "Tool": "tools.tool",
     "ToolCall": "messages",
     "ToolCallsRead": "parsing.forms",

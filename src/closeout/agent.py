@@ -14,7 +14,8 @@ from closeout.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from pathlib import Path
-    from typing import Unpack
+    from types import UnionType
+    from typing import TypeAlias, Unpack, _SpecialForm
 
     from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from closeout.run.waiting import Decisions
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.tool import Tool
+
+    # What `answer=` takes beside contracts and classes: `int | None`, `Literal["a", "b"]`, a JSON Schema.
+    TypeExpression: TypeAlias = UnionType | _SpecialForm | Mapping[str, Any]
 
 else:  # type checkers see the one that has a default; at run time nothing heavy is imported
     Value = TypeVar("Value", covariant=True)
@@ -87,8 +91,8 @@ class Agent(Generic[Value]):
         max_turns: How many replies may be acted on in an attempt.
         context_compress_limit: How many attempts may follow a failed one, each with what was learned.
         keep_tool_result: How many of the last tool results stay in view, -1 for all that fit.
-        answer: The contract of the answer, `Boxed()` by default. Its type is the type of `result.value`: with
-            `answer=Json(Moon)` it is a Moon.
+        answer: The type of the answer, and of `result.value`: `str` (the default; any text), `int`, `float`, `bool`, a
+            `Literal` or an enum, a pydantic model, a dataclass, `list[int]`; or a contract such as `Number(unit="km")`.
         stream: Ask for replies as streams even if no listener receives them.
         config: A `Config`, a mapping, or the path of a YAML file. Arguments passed here take precedence.
         name: The name that the agent has in records and traces.
@@ -117,7 +121,7 @@ class Agent(Generic[Value]):
         max_turns: int | None = None,
         context_compress_limit: int | None = None,
         keep_tool_result: int | None = None,
-        answer: AnswerContract[Value] | None = None,
+        answer: AnswerContract[Value] | type[Value] | TypeExpression | None = None,
         stream: bool = False,
         config: Config | Mapping[str, Any] | str | Path | None = None,
         *,
@@ -128,6 +132,7 @@ class Agent(Generic[Value]):
         answer_generator: MakeGenerator | None = None,
         context: ContextPolicy | None = None,
     ) -> None:
+        from closeout.answers.typed import contract_of
         from closeout.config import load_config
         from closeout.models.connect import connect
 
@@ -144,7 +149,7 @@ class Agent(Generic[Value]):
         self._instructions = checks.check_text("instructions", instructions)
         self._home = checks.check_home(home)
         self._formatter = checks.check_formatter(output_formatter)
-        self._answer: AnswerContract[Value] | None = checks.check_contract(answer)
+        self._answer: AnswerContract[Value] | None = None if answer is None else contract_of(answer)
         self._make_executor = checks.check_callable("tool_executor", "ToolExecutor", tool_executor)
         self._make_generator = checks.check_callable("answer_generator", "AnswerGenerator", answer_generator)
         self._context = checks.check_context(context)
@@ -556,7 +561,7 @@ class Agent(Generic[Value]):
     def _make_plan(self) -> AgentPlan:
         from copy import copy
 
-        from closeout.answers.contracts import Boxed
+        from closeout.answers.contracts import Text
         from closeout.answers.formatter import OutputFormatter
         from closeout.answers.generator import AnswerGenerator
         from closeout.run.limits import Limits
@@ -564,7 +569,7 @@ class Agent(Generic[Value]):
         from closeout.tools.executor import ToolExecutor
 
         config, settings = self.config, self.config.agent
-        contract = self._answer or getattr(self._formatter, "contract", None) or Boxed()
+        contract = self._answer or getattr(self._formatter, "contract", None) or Text()
         formatter = OutputFormatter() if self._formatter is None else copy(self._formatter)
         formatter.contract = contract
         endpoint = self._endpoint()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "check_callable",
     "check_context",
-    "check_contract",
     "check_formatter",
     "check_history",
     "check_home",
@@ -30,7 +29,6 @@ __all__ = [
     "check_text",
 ]
 
-CONTRACT_MEMBERS = ("instruction", "finishing", "read", "constraint", "finish_prefix")  # of AnswerContract
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -42,18 +40,6 @@ def check_list(name: str, value: Any, example: str) -> tuple[Any, ...]:
     except TypeError:
         pass
     raise UsageError(f"{name} must be a list, got {value!r:.80}. Pass {name}={example}.")
-
-
-def check_contract(value: Any) -> Any:
-    """Return an answer contract, or None."""
-    if value is None:
-        return None
-    missing = [name for name in CONTRACT_MEMBERS if not hasattr(value, name)]
-    if isinstance(value, type) or len(missing) == len(CONTRACT_MEMBERS):
-        raise UsageError(f"answer must be an answer contract, got {value!r:.80}. Pass an instance: answer=Number().")
-    if missing:
-        raise UsageError(f"The answer contract {value!r:.80} lacks {', '.join(missing)}: see AnswerContract.")
-    return value
 
 
 def check_text(name: str, value: Any) -> str:

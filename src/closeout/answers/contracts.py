@@ -1,4 +1,4 @@
-r"""Answer contracts for text: `Boxed`, `Tagged`, and `OneOf` several.
+r"""Answer contracts for text: `Text`, `Boxed`, `Tagged`, and `OneOf` several.
 
 `Choice` and `Number` are in `values`, `Json` and `Yaml` in `structured`. All can be imported from here.
 """
@@ -28,6 +28,7 @@ __all__ = [
     "Number",
     "OneOf",
     "Tagged",
+    "Text",
     "Yaml",
 ]
 
@@ -35,7 +36,42 @@ BOXED_GRAMMAR = r"""root ::= "\\boxed{" content "}"
 content ::= ([^{}\n] | "{" content "}")+
 """
 
+_CLOSING = " \t\n\r.$*)]。"  # what may follow a box at the end of a reply
 _NO_BOX = r"There is no \boxed{} in the reply."
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    r"""Any text: the content of the last `\boxed{…}` if the reply has one, otherwise the whole reply.
+
+    The prompt does not mention a form. A box in a code block is part of the text, and so is one without content, unless
+    the reply ends with it: then there is no answer.
+    """
+
+    @property
+    def finish_prefix(self) -> str:
+        return ""
+
+    def instruction(self) -> str:
+        return ""
+
+    def finishing(self) -> str:
+        return "Now write only the final answer."
+
+    def constraint(self) -> Constraint | None:
+        return None
+
+    def read(self, text: str) -> ContractReading[str]:
+        visible = "".join(text[part.start : part.end] for part in reasoning_regions(text) if not part.in_reasoning)
+        whole = visible.strip()
+        if not whole:
+            return failed("empty", "The reply is empty.")
+        boxes = find_boxes(visible) if "boxed" in visible or "fbox" in visible else []
+        if any(not box.in_fence for box in boxes):
+            boxed = Boxed().read(visible)
+            if boxed.ok or not visible[boxes[-1].end :].strip(_CLOSING):
+                return boxed
+        return ContractReading(whole, whole, True, marked=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +183,7 @@ class OneOf(Generic[Value]):
         return self.contracts[0].finish_prefix
 
     def instruction(self) -> str:
-        return "\nOr: ".join(contract.instruction() for contract in self.contracts)
+        return "\nOr: ".join(filter(None, (contract.instruction() for contract in self.contracts)))
 
     def finishing(self) -> str:
         return self.contracts[0].finishing()

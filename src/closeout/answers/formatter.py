@@ -100,11 +100,11 @@ class OutputFormatter:
     A formatter holds nothing but the contract, so one instance serves any number of runs.
 
     Args:
-        contract: The form that answers must have; None means `Boxed()`.
+        contract: The form that answers must have. None means the agent's; a formatter without an agent reads `Boxed()`.
     """
 
     def __init__(self, contract: AnswerContract | None = None) -> None:
-        self.contract: AnswerContract = Boxed() if contract is None else contract
+        self.contract = contract
 
     def _extract_boxed_content(self, text: str) -> str:
         """Return the content of the last box in a text, whatever the contract; "" if there is none."""
@@ -156,7 +156,7 @@ class OutputFormatter:
     def final_summary(self, final_answer_text: str, client: Any = None) -> FinalSummary:
         """Return the final summary as a record; see `format_final_summary_and_log`."""
         final_answer = final_answer_text or ""
-        reading = self.contract.read(final_answer)
+        reading = (self.contract or Boxed()).read(final_answer)
         lines, log = _usage_of(client)
         answer = reading.text if reading.ok else None
         return FinalSummary(

@@ -180,20 +180,26 @@ def generate_agent_summarize_prompt(
         "This is the closing turn. Tools are closed: call none. Use what was found above.\n\n"
         f"Task:\n{task_description.strip()}\n\n"
     )
+    form = (contract or Boxed()).instruction()
     if agent_type == "main":
-        return head + (
-            "Say briefly what the answer rests on. If something stayed uncertain, give the answer that the evidence "
-            "supports best. Keep to the language, unit and precision that the task asks for. "
-            f"{(contract or Boxed()).instruction()}"
+        return (
+            head
+            + (
+                "Say briefly what the answer rests on. If something stayed uncertain, give the answer that the evidence "
+                f"supports best. Keep to the language, unit and precision that the task asks for. {form}"
+            ).rstrip()
         )
-    return head + (
-        "Report to the agent that gave you this task: the result, the facts that support it with their sources, and "
-        f"what stayed open. {(contract or Boxed()).instruction()}"
+    return (
+        head
+        + (
+            "Report to the agent that gave you this task: the result, the facts that support it with their sources, and "
+            f"what stayed open. {form}"
+        ).rstrip()
     )
 
 
 def _retry_prompt(summary_prompt: str, problem: str, contract: AnswerContract) -> str:
-    return f"{summary_prompt}\n\nYou were asked this before. {problem} {contract.instruction()}"
+    return f"{summary_prompt}\n\nYou were asked this before. {problem} {contract.instruction()}".rstrip()
 
 
 class AnswerGenerator:
@@ -418,10 +424,10 @@ class AnswerGenerator:
                 text = request.complete(call.response_text)
                 formatted = FormattedAnswer(*self.output_formatter.format_final_summary_and_log(text, self.llm_client))
                 summary, usage_log = formatted.summary_text, formatted.log_string
-                if formatted.answer is not None and not invents_result(text):
+                reading = self.contract.read(text)
+                if formatted.answer is not None and not _is_spoiled(text, reading, call):
                     self._log("info", _ANSWER_STEP, f"Boxed answer found on attempt {attempt + 1}")
                     history = [*base, _user(prompt), _reply_message(call)]
-                    reading = self.contract.read(text)
                     return FinalAnswer(text, summary, formatted.answer, usage_log, history, reading=reading)
             failure = call.error
             transient_failures = transient_failures + 1 if isinstance(failure, TransientModelError) else 0
@@ -583,6 +589,14 @@ class AnswerGenerator:
 
     def _log(self, level: str, step: str, message: str) -> None:
         self.task_log.log_step(level, step, message)
+
+
+def _is_spoiled(text: str, reading: ContractReading, call: LLMCallResult) -> bool:
+    """Return whether a reply with an answer does not count: where any text is an answer, few other texts may count."""
+    if reading.marked:
+        return invents_result(text)
+    called_tools = has_tool_calls(call.tool_calls_info)
+    return problem_of(text, reading, called_tools=called_tools, cut=call.cut).kind != "contract"
 
 
 def _failed_call(history: History, error: Exception) -> LLMCallResult:

@@ -57,6 +57,8 @@ class ContractReading(Generic[Value]):
     With `ok` there is an answer: `value` in the contract's own type, `text` the same as normalised text. Without it
     `kind` says what is wrong and `problem` says it in one sentence, fit to be shown to the model. `complete` is False
     for an answer whose wrapper was never closed. `candidates` are all places that have the form, in reading order.
+    `marked` is False if nothing sets the answer apart: the whole reply is taken as the answer. A run then checks that
+    the reply is not the announcement of a next step, and takes no text beside a tool call for an answer.
     """
 
     value: Value | None = None
@@ -66,6 +68,7 @@ class ContractReading(Generic[Value]):
     kind: Problem = ""
     candidates: tuple[Candidate, ...] = ()
     complete: bool = True
+    marked: bool = True
 
 
 class AnswerContract(Protocol[Value]):

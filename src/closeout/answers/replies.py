@@ -10,7 +10,7 @@ from closeout.answers.contracts import ContractReading
 from closeout.answers.reading import said
 from closeout.parsing.forms.reader import find_call_mark
 
-__all__ = ["ReplyProblem", "has_tool_calls", "invents_result", "is_refusal", "problem_of"]
+__all__ = ["ReplyProblem", "announces_step", "has_tool_calls", "invents_result", "is_refusal", "problem_of"]
 
 Kind = Literal["empty", "tool_call", "invented", "cut", "refusal", "format_missing", "contract"]
 
@@ -30,6 +30,28 @@ _INVENTED = re.compile(
     r"|^[ \t]*<(?:tool_response|tool_result|function_results?|observation)\b",
     re.IGNORECASE | re.MULTILINE,
 )
+# The end of a reply that announces what the model does next: "I will now search for it.", "Let me check:".
+_STEPS = (
+    r"(?:search|look|check|find|fetch|get|retrieve|query|call|use|invoke|run|execute|calculate|compute|read|open|browse"
+    r"|gather|collect|investigate|research|start|begin|try|determine|identify|verify|proceed|analy[sz]e|review|scan)"
+)
+_ANNOUNCED = re.compile(
+    rf"\b(?:I(?:['’]ll| will| shall| need to| have to| must| want to| am going to|['’]m going to|['’]d like to)"
+    rf"|we(?:['’]ll| will| need to| have to)|let(?: me|['’]s| us))"
+    rf" (?:(?:now|first|next|then|just|also|quickly|please|try to|need to|have to|go ahead and) )*{_STEPS}\b"
+    r"|\A\W*(?:(?:ok|okay|sure|now|first|next)[, ]+)*(?:searching|looking|checking|fetching|retrieving|querying|calling"
+    r"|calculating|computing|reading)\b"
+    r"|(?:我来|我将|我会|我要|我先|我需要|我得|让我们?|接下来|正在|首先)[^。！？]{0,20}(?:查|搜|找|看|算|调用|使用|获取|检索|分析|读|试)"
+    r"|\b(?:je vais|laissez-moi|permettez-moi de) (?:\w+ )?(?:chercher|rechercher|vérifier|consulter|regarder|calculer)"
+    r"|\b(?:ich werde|lassen sie mich|lass mich)\b.{0,80}\b(?:suchen|nachschlagen|prüfen|nachsehen|ermitteln|berechnen)"
+    r"|\b(?:voy a|déjame|permíteme) (?:buscar|consultar|verificar|revisar|calcular|comprobar)"
+    r"|\b(?:vou|deixe-me) (?:procurar|pesquisar|buscar|verificar|consultar|calcular)"
+    r"|(?:сейчас|я) (?:я )?(?:найду|поищу|проверю|посмотрю|посчитаю)|давайте (?:найд|поищ|провер|посмотр)"
+    r"|(?:調べ|検索し|確認し|探し)(?:ます|てみます)|(?:검색|확인|조회|찾아)\S{0,6}(?:겠습니다|볼게요|할게요)",
+    re.IGNORECASE,
+)
+_OFFERED = re.compile(r"\b(?:if|once|when|unless|whenever) (?:you|that|this|it)\b|[?？]\W*\Z|如果|吗", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +79,19 @@ def is_refusal(text: str) -> bool:
     """Return whether a text, without its reasoning, is short and declines the task."""
     visible = said(text).strip()
     return len(visible) <= _REFUSAL_LENGTH and _REFUSAL.match(visible) is not None
+
+
+def announces_step(text: str) -> bool:
+    """Return whether a text ends by announcing a next step, or with a colon before something that does not follow.
+
+    The last two sentences count, because "One moment, please." may follow. Questions and offers ("if you like") do not
+    announce anything. It errs towards True where that is cheap: the model is asked again, and may insist.
+    """
+    visible = text[-_REFUSAL_LENGTH:].strip()
+    if visible.endswith((":", "：")):
+        return True
+    last = [sentence for sentence in _SENTENCE.split(visible) if sentence.strip()][-2:]
+    return any(_ANNOUNCED.search(sentence) and not _OFFERED.search(sentence) for sentence in last)
 
 
 def problem_of(text: str, reading: ContractReading, *, called_tools: bool = False, cut: bool = False) -> ReplyProblem:

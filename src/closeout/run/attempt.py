@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from closeout.answers.experience import CallFact
+from closeout.answers.reading import ContractReading
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.errors import ContextOverflow, Failure, LimitReached, ModelError
@@ -24,7 +25,15 @@ from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.result import Stop
-from closeout.run.review import Answers, RollBack, RollbackPolicy, review_answer, review_outcomes, review_reply
+from closeout.run.review import (
+    Answers,
+    RollBack,
+    RollbackPolicy,
+    review_answer,
+    review_outcomes,
+    review_reply,
+    review_text,
+)
 from closeout.run.session import ModelSession
 from closeout.tools.executor import CallOutcome, ToolExecutor
 
@@ -249,11 +258,16 @@ class Attempt:
             self._session.publish_answer(both)
 
     def _review(self, turn: Turn) -> RollBack | None:
-        reading, answers = turn.reading, self.agent.answers
-        fits = bool(turn.text) and answers.read(turn.text).ok
-        back = review_reply(reading, answers.contract, answer_fits=fits, tools_offered=bool(self.agent.tools))
-        if back is None and fits and not self._doubted and self._history.steps:
-            back = review_answer(answers.read(turn.text).text, self._history.steps[-1].returns)
+        reading, answers, tools = turn.reading, self.agent.answers, self.agent.tools
+        found = answers.read(turn.text) if turn.text else ContractReading()
+        back = review_reply(reading, answers.contract, answer_fits=found.ok, tools_offered=bool(tools))
+        if back is not None or reading.calls or not found.ok:
+            return back
+        if not found.marked:
+            called = bool(self._outcomes)
+            back = review_text(found.text, answers.contract, tools_offered=bool(tools), called=called)
+        if back is None and not self._doubted and self._history.steps:
+            back = review_answer(found.text, self._history.steps[-1].returns)
             self._doubted = back is not None
         return back
 
@@ -322,7 +336,7 @@ class Attempt:
         text = turn.reading.text
         if text:
             found = self.agent.answers.note(text)  # not the end, but an answer to fall back on
-            if found.ok:
+            if found.ok and found.marked:
                 self._journal.append(AnswerSeen(self._path, self.number, self.turns, answer=found.text, text=text))
         self.turns += 1
 

@@ -11,7 +11,7 @@ from closeout.answers.experience import experience_from
 from closeout.answers.formatter import FinalSummary, FormattedAnswer
 from closeout.answers.generator import AnswerGenerator, FinalizedAnswer
 from closeout.answers.reading import ContractReading
-from closeout.answers.replies import problem_of
+from closeout.answers.replies import announces_step, problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
 from closeout.errors import ContextOverflow, Failure, JournalError, ModelError, ModelTimeout
 from closeout.journal.events import Noted
@@ -123,12 +123,22 @@ class _Closing:
 
     async def run(self) -> AgentResult:
         stop, text = self._stop, self._stop.text
-        if text and (accepted := self._accepted(text)) is not None:
+        if text and self._may_stand(text) and (accepted := self._accepted(text)) is not None:
             return accepted
         if stop.reason == "model_failed" or self._agent.scope.budget.exhausted():
             self._listener.refused()
             return self._without_asking(stop)
         return await self._ask()
+
+    def _may_stand(self, text: str) -> bool:
+        """Return whether the reply that ended the attempt can be the answer, if the contract takes it.
+
+        Where any text is an answer, a thought without an action and the announcement of a step are none.
+        """
+        found, stop = self._agent.answers.read(text), self._stop
+        if stop.reason == "answered" or found.marked:
+            return True
+        return stop.reading is not None and stop.reading.answer is not None and not announces_step(found.text)
 
     def _accepted(self, text: str) -> AgentResult | None:
         """Return the result of a text in which the formatter finds an answer, otherwise None."""
@@ -264,7 +274,8 @@ class _Closing:
         reason, failure = stop.reason, stop.failure
         if reason in ("answered", "insisted"):
             # A reply in the form of an answer meant to be one; any other declined.
-            refused = stop.text and self._agent.answers.read(stop.text).kind == "missing"
+            found = self._agent.answers.read(stop.text)
+            refused = stop.text and (found.kind == "missing" or not found.marked)
             reason, failure = ("refused", Failure("", stop.text)) if refused else ("no_answer", None)
         out_of_time = stop.reason == "max_seconds" and isinstance(error, ModelTimeout)
         if isinstance(error, ModelError) and not out_of_time:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.reading import ContractReading
+from closeout.answers.replies import announces_step, is_refusal
 from closeout.messages import ModelRequest, Reading, ToolReturn
 from closeout.records import record
 from closeout.run.streaming import repeated_tail
@@ -15,7 +16,15 @@ from closeout.run.streaming import repeated_tail
 if TYPE_CHECKING:
     from closeout.tools.executor import CallOutcome
 
-__all__ = ["Answers", "RollBack", "RollbackPolicy", "review_answer", "review_outcomes", "review_reply"]
+__all__ = [
+    "Answers",
+    "RollBack",
+    "RollbackPolicy",
+    "review_answer",
+    "review_outcomes",
+    "review_reply",
+    "review_text",
+]
 
 LEAST_QUOTED = 20  # characters: shorter answers occur in many texts
 
@@ -37,9 +46,9 @@ class Answers:
         return self._last[1]
 
     def note(self, text: str) -> ContractReading:
-        """Read a text, and keep the answer if it holds one."""
+        """Read a text beside a tool call, and keep the answer if it marks one."""
         found = self.read(text)
-        if found.ok:
+        if found.ok and found.marked:
             self.seen.append(found.text)
             self._values[found.text] = found.value
             self._texts[found.text] = text
@@ -73,6 +82,9 @@ class RollBack:
     draft: str = ""
 
 
+REPEATING = RollBack("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
+
+
 def review_reply(
     reading: Reading, contract: AnswerContract, *, answer_fits: bool, tools_offered: bool
 ) -> RollBack | None:
@@ -101,11 +113,36 @@ def review_reply(
     if answer_fits:
         return None
     if repeated_tail(text) >= 0:
-        return RollBack("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
+        return REPEATING
     if not tools_offered:
         return None
     hint = f"If anything is missing, call a tool. Otherwise: {contract.finishing()}"
     return RollBack("no_action", hint, text[:200], draft=text)
+
+
+def review_text(text: str, contract: AnswerContract, *, tools_offered: bool, called: bool) -> RollBack | None:
+    """Decide on a reply that is a valid answer because any text is.
+
+    While the model may call tools, the announcement of a step is not an answer, and a refusal before any call is
+    premature. Such a reply is asked for again; closing decides on the next one of its kind.
+
+    Args:
+        text: The answer.
+        contract: The form of the answer.
+        tools_offered: Whether the model may call tools.
+        called: Whether the attempt has called a tool.
+    """
+    if repeated_tail(text) >= 0:
+        return REPEATING
+    if not tools_offered:
+        return None
+    if announces_step(text):
+        problem = "You announced a step but called no tool. Call it now."
+    elif not called and is_refusal(text):
+        problem = "If a tool can help, call it."
+    else:
+        return None
+    return RollBack("no_action", f"{problem} Otherwise: {contract.finishing()}", text[:200], draft=text)
 
 
 def review_answer(answer: str, returns: Sequence[ToolReturn]) -> RollBack | None:

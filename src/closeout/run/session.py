@@ -26,7 +26,7 @@ from closeout.messages import (
     ToolSpec,
     Usage,
 )
-from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry
+from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
@@ -236,18 +236,25 @@ class ModelSession:
             return replace(reading, answer=None, defects=(INVENTED, *reading.defects))
         return reading
 
+    def answer_in(self, reply: ModelReply) -> str | None:
+        """Return what the dialect reads as the answer, None if that does not satisfy the contract."""
+        answer = self._reader().close(reply).answer
+        return answer if answer is not None and self._answers.read(answer).ok else None
+
     def _salvage(self, reading: Reading, reply: ModelReply) -> Reading | None:
         """Return the calls of a reply in which the dialect found none, if it holds any in another form."""
-        if not self._offered.specs or (reading.answer and self._answers.read(reading.answer).ok):
+        found = self._answers.read(reading.answer or "")
+        if not self._offered.specs or (found.ok and found.marked):
             return None
         if any(defect.refuses for defect in reading.defects):
             return None
-        found = salvage(reply.text, reply.reasoning, self._offered.specs)
-        if found is None or not found.calls:
+        salvaged = salvage(reply.text, reply.reasoning, self._offered.specs)
+        if salvaged is None or not salvaged.calls:
             return None
-        self._consider_switch(found.repairs[0].kind if found.repairs else "")
-        calls = found.calls if self.dialect.parallel_calls else found.calls[:1]
-        return Reading(found.content, reading.reasoning, tuple(calls), repairs=(*reading.repairs, *found.repairs))
+        self._consider_switch(salvaged.repairs[0].kind if salvaged.repairs else "")
+        calls = salvaged.calls if self.dialect.parallel_calls else salvaged.calls[:1]
+        repairs = (*reading.repairs, *salvaged.repairs)
+        return Reading(salvaged.content, reading.reasoning, tuple(calls), repairs=repairs)
 
     # ------------------------------------------------------------------------------------------ another dialect
 
@@ -382,6 +389,14 @@ class ClosingClient(BaseClient):
         if self._listener is not None:
             self._listener.begin()
         return await super().create_message(on_delta=self._listener, **options)
+
+    def process_llm_response(
+        self, response: ModelReply | None, message_history: Sequence[Mapping[str, Any]], agent_type: str = "main"
+    ) -> ProcessedResponse:
+        """As of any client, but the text is what the dialect marks as the answer, if that satisfies the contract."""
+        text, should_break, history = super().process_llm_response(response, message_history, agent_type)
+        answer = self._session.answer_in(response) if response is not None else None
+        return ProcessedResponse(text if answer is None else answer, should_break, history)
 
     def stop_listening(self) -> None:
         """Publish no more replies: what is asked for now is not for people."""

@@ -1,0 +1,146 @@
+"""Answer contracts from Python types, as in `Agent(answer=City)`, and from names, as in `closeout run --answer number`."""
+
+from __future__ import annotations
+
+import enum
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from closeout.answers.contracts import AnswerContract, Boxed, Choice, ContractReading, Json, Number, Tagged, Text, Yaml
+from closeout.errors import ConfigError, UsageError
+from closeout.messages import Constraint
+
+__all__ = ["CONTRACT_NAMES", "Converted", "contract_of", "named_contract"]
+
+MEMBERS = ("instruction", "finishing", "read", "constraint", "finish_prefix")  # of AnswerContract
+CONTRACT_NAMES = (
+    "text, boxed, number, int, bool, choice:A,B,C, json, json:SCHEMA.json, yaml, yaml:SCHEMA.json or tagged:TAG"
+)
+
+Made = TypeVar("Made", covariant=True)
+
+
+@dataclass(frozen=True)
+class Converted(Generic[Made]):
+    """A contract whose value is turned into another one: the name of an option into the option."""
+
+    contract: AnswerContract[Any]
+    convert: Callable[[Any], Made]
+
+    @property
+    def finish_prefix(self) -> str:
+        return self.contract.finish_prefix
+
+    def instruction(self) -> str:
+        return self.contract.instruction()
+
+    def finishing(self) -> str:
+        return self.contract.finishing()
+
+    def constraint(self) -> Constraint | None:
+        return self.contract.constraint()
+
+    def read(self, text: str) -> ContractReading[Made]:
+        reading = self.contract.read(text)
+        return replace(reading, value=self.convert(reading.value)) if reading.ok else reading
+
+
+def contract_of(wanted: Any) -> AnswerContract[Any]:
+    """Return the contract for the `answer` of an agent.
+
+    Args:
+        wanted: A contract, which is returned as it is; a Python type; a JSON Schema as a dict; None for any text.
+            `str` is any text, `int` and `float` are numbers, `bool` is yes or no, a `Literal` or an enum is one of its
+            values. Every other type that pydantic knows is JSON: a model, a dataclass, `list[int]`, `int | None`.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    if wanted is None or wanted is str:
+        return Text()
+    missing = [name for name in MEMBERS if not hasattr(wanted, name)]
+    is_class = isinstance(wanted, type)
+    if not missing and not is_class:
+        contract: AnswerContract[Any] = wanted
+        return contract
+    if is_class and len(missing) < len(MEMBERS):
+        name = wanted.__name__
+        raise UsageError(f"answer must be an instance of the contract {name}, got the class. Pass answer={name}(…).")
+    if len(missing) < len(MEMBERS):
+        raise UsageError(f"The answer contract {wanted!r:.80} lacks {', '.join(missing)}: see AnswerContract.")
+    if not is_class and not isinstance(wanted, Mapping) and not _is_type_form(wanted):
+        raise UsageError(
+            f"answer must be a type or an answer contract, got {wanted!r:.80}. Pass for example answer=int, "
+            "answer=list[str], answer=MyModel or answer=Number(unit='km')."
+        )
+    return _of_type(wanted)
+
+
+def _is_type_form(wanted: Any) -> bool:
+    forms = (types.UnionType, typing.TypeVar, typing.NewType, getattr(typing, "TypeAliasType", types.UnionType))
+    return isinstance(wanted, forms) or typing.get_origin(wanted) is not None or wanted is Any
+
+
+def _of_type(wanted: Any) -> AnswerContract[Any]:
+    if wanted is bool:
+        return Converted(Choice({"yes": "true", "no": "false"}), {"yes": True, "no": False}.__getitem__)
+    if wanted is int:
+        return Number(integer=True)
+    if wanted is float:
+        return Converted(Number(), float)
+    options = _options(wanted)
+    if len(options) > 1:
+        return Converted(Choice(list(options)), options.__getitem__)
+    return Json(wanted)
+
+
+def _options(wanted: Any) -> dict[str, Any]:
+    """Return the values of a Literal or an enum by the texts that name them; empty for any other type."""
+    if typing.get_origin(wanted) is typing.Literal:
+        values = typing.get_args(wanted)
+        named = {str(value): value for value in values}
+        return named if len(named) == len(values) and all(name.strip() for name in named) else {}
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum) and not issubclass(wanted, enum.Flag):
+        texts = [member.value if isinstance(member.value, str) else member.name for member in wanted]
+        return dict(zip(texts, wanted, strict=True)) if all(text.strip() for text in texts) else {}
+    return {}
+
+
+def named_contract(name: str) -> AnswerContract[Any]:
+    """Return the contract that a name stands for, such as `number`, `choice:yes,no` or `json:SCHEMA.json`.
+
+    Raises:
+        ConfigError: There is no contract of that name, or its schema cannot be read.
+    """
+    kind, _, details = (part.strip() for part in name.partition(":"))
+    simple: dict[str, Any] = {"text": str, "boxed": Boxed(), "number": Number(), "int": int, "bool": bool}
+    schema = _schema(details, name) if kind in ("json", "yaml") and details else None
+    try:
+        if kind in simple and not details:
+            return contract_of(simple[kind])
+        if kind == "choice" and details:
+            return Choice([option.strip() for option in details.split(",")])
+        if kind in ("json", "yaml"):
+            return Json(schema) if kind == "json" else Yaml(schema)
+        if kind == "tagged":
+            return Tagged(details) if details else Tagged()
+    except UsageError as error:
+        raise ConfigError(f"The answer '{name}' cannot be used. {error}") from None
+    raise ConfigError(f"Unknown answer '{name}'. Use {CONTRACT_NAMES}.")
+
+
+def _schema(path: str, name: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(Path(path).expanduser().read_bytes())
+    except OSError as error:
+        raise ConfigError(f"The schema of the answer '{name}' cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"The schema of the answer '{name}' is not JSON: {error}.") from None
+    if not isinstance(schema, dict):
+        raise ConfigError(f"The schema of the answer '{name}' must be a JSON object, got {schema!r:.80}.")
+    return schema

@@ -1,0 +1,200 @@
+"""Text is an answer: what an agent without a contract takes as its answer, and which replies it asks again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from closeout import Agent, OneOf, Text, tool
+from closeout.answers.replies import announces_step
+from closeout.journal import events as ev
+from closeout.testing import MISBEHAVIOURS, Misbehaviour, ScriptedClient, Turn, answer, call, say, serve_script
+
+LOOK = call("look_up", key="a")
+DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
+
+
+@tool(read_only=True)
+def look_up(key: str) -> str:
+    """Look up a key.
+
+    Args:
+        key: the key
+    """
+    return f"{key} is 4711"
+
+
+async def run(script: list[Any], *, tools: Any = (look_up,), **options: Any) -> tuple[Any, list[Any], list[Any]]:
+    """The result, the requests and the events of a run with one tool."""
+    client, seen = ScriptedClient(script), list[Any]()
+    result = await Agent(client, tools, home=False, **options).run("What is a?", listeners=[seen.append])
+    return result, client.requests, seen
+
+
+@pytest.mark.parametrize("tools", [(), (look_up,)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_greeting_costs_one_request(tools: Any, stream: bool) -> None:
+    text = "Hello! How can I help you today? I can look up keys, for example. Let me know what you need."
+    result, requests, _ = await run([say(text)], tools=tools, stream=stream)
+    assert (result.answer, result.value, result.status, result.stop_reason) == (text, text, "answered", "answered")
+    assert len(requests) == 1
+    assert [message.role for message in requests[0].messages] == ["user"], "no form of an answer is asked for"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_the_last_reply_is_the_answer_in_every_dialect(dialect: str) -> None:
+    script = [LOOK, say("Thought: I know it.\nFinal Answer: It is 4711." if "cot" in dialect else "It is 4711.")]
+    result, requests, _ = await run(script, dialect=dialect)
+    assert (result.answer, result.status, len(requests)) == ("It is 4711.", "answered", 2)
+
+
+async def test_the_content_of_a_box_is_the_answer() -> None:
+    result, _, _ = await run([LOOK, answer("4711", "I looked it up.")])
+    assert result.answer == "4711"
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (r"So it is \boxed{42}.", "42"),
+        ("Write it so:\n```latex\n\\boxed{42}\n```", None),
+        (r"Put the answer into \boxed{...} at the end, then compile the document.", None),
+        (r"<think>\boxed{1}?</think>It is 42.", "It is 42."),
+        ("  It is 42.\n\n", "It is 42."),
+    ],
+)
+def test_text_is_read_as_a_whole_or_by_its_box(text: str, read: str | None) -> None:
+    found = Text().read(text)
+    assert (found.ok, found.text) == (True, text if read is None else read)
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "<think>Perhaps 42.", "<think>It is 42.</think>", r"So: \boxed{?}."])
+def test_what_says_nothing_is_no_text(text: str) -> None:
+    assert not Text().read(text).ok
+
+
+def test_text_is_the_last_resort_among_several_contracts() -> None:
+    from closeout import Number
+
+    contract = OneOf(Number(), Text())
+    assert contract.read(r"\boxed{1,000}").value == 1000
+    assert contract.read("Nobody knows.").value == "Nobody knows."
+    assert contract.instruction() == Number().instruction()
+
+
+# ------------------------------------------------------------------------------------------------ not yet an answer
+
+STEPS = [
+    "I will now search for the population of X.",
+    "Let me look that up for you.",
+    "Let me look up the key. One moment, please.",
+    "First, I need to find the value of a. Then I will compare both values.",
+    "To answer this, I'll start by searching the documents.",
+    "Searching for the key...",
+    "I'm going to check the file:",
+    "Here is what I found:",
+    "好的，我来查一下这个值。",
+    "接下来我将搜索相关资料。",
+    "Je vais rechercher cette information.",
+    "Ich werde das jetzt nachschlagen.",
+    "Voy a buscar la información.",
+    "Сейчас найду.",
+    "確認します。",
+]
+ANSWERS = [
+    "Hello! How can I help you today?",
+    "Let me know if you need anything else.",
+    "I can search the documents if you like.",
+    "Shall I look it up?",
+    "I looked it up: it is 4711.",
+    "I searched three pages. None of them mentions a.",
+    "It is 4711. I will be happy to help with more.",
+    "If you send me the file, I will check it.",
+    "We need to leave at nine.",
+    "你好！有什么可以帮你的吗？",
+    "您需要我查一下吗？",
+    "Le canal a été ouvert en 1832.",
+]
+
+
+@pytest.mark.parametrize("text", STEPS)
+def test_an_announced_step_is_told_from_an_answer(text: str) -> None:
+    assert announces_step(text)
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_an_answer_announces_nothing(text: str) -> None:
+    assert not announces_step(text)
+
+
+@pytest.mark.parametrize("text", STEPS)
+async def test_an_announced_step_is_not_the_end(text: str) -> None:
+    result, requests, seen = await run([say(text), LOOK, say("It is 4711.")])
+    assert (result.answer, result.status, len(requests)) == ("It is 4711.", "answered", 3)
+    assert requests[1].messages[-2].text == text
+    assert "called no tool" in requests[1].messages[-1].text
+    assert [event.reason for event in seen if isinstance(event, ev.TurnRolledBack)] == ["no_action"]
+
+
+async def test_without_tools_there_is_no_step_to_take() -> None:
+    result, requests, _ = await run([say(STEPS[0])], tools=())
+    assert (result.answer, len(requests)) == (STEPS[0], 1)
+
+
+async def test_a_refusal_before_any_call_is_asked_again_and_then_stands() -> None:
+    refusal = "I'm sorry, I can't help with that."
+    result, requests, _ = await run([say(refusal), LOOK, say("It is 4711.")])
+    assert (result.answer, len(requests)) == ("It is 4711.", 3)
+    result, requests, _ = await run([say(refusal)] * 2)
+    assert (result.answer, result.status, len(requests)) == (refusal, "answered", 2)
+    result, requests, _ = await run([LOOK, say("Unfortunately, there is no such key.")])
+    assert (result.answer, len(requests)) == ("Unfortunately, there is no such key.", 2)
+
+
+async def test_a_model_that_only_announces_steps_is_made_to_close() -> None:
+    result, requests, _ = await run([say(STEPS[0]), say(STEPS[1]), say("It is 4711.")])
+    assert (result.answer, result.status, len(requests)) == ("It is 4711.", "answered", 3)
+    assert "closing turn" in requests[2].messages[-1].text
+    assert not requests[2].messages[-1].text.endswith(" ")
+
+
+async def test_closing_without_tools_takes_no_call_for_an_answer() -> None:
+    # Tools are closed after the last turn. A call, a made-up result and silence are no answers there; a text is.
+    late = Turn("I will look again.", calls=[LOOK])
+    script = [LOOK, late, say("Observation: a is 3\nIt is 3."), say("It is 4711.")]
+    result, requests, _ = await run(script, max_turns=1)
+    assert (result.answer, result.stop_reason, len(requests)) == ("It is 4711.", "max_turns", 4)
+
+
+async def test_text_beside_a_call_is_no_answer_to_fall_back_on() -> None:
+    talk = Turn("It may be 3, but I will look.", calls=[LOOK])
+    result, _, seen = await run([talk, *[say("")] * 4], max_turns=1)
+    assert (result.answer, result.status) == (None, "unanswered")
+    assert not any(isinstance(event, ev.AnswerSeen) for event in seen)
+
+
+async def test_a_thought_of_react_is_no_answer() -> None:
+    thought = say("Thought: I should look up the key first.")
+    result, requests, _ = await run([thought, thought, say("Thought: Now.\nFinal Answer: 4711")], dialect="cot_chat")
+    assert (result.answer, len(requests)) == ("4711", 3)
+
+
+async def test_a_call_in_another_form_is_still_found() -> None:
+    hermes = say('<tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call>')
+    result, requests, _ = await run([hermes, say("It is 4711.")])
+    assert (result.answer, len(requests)) == ("It is 4711.", 2)
+    assert "a is 4711" in requests[1].messages[-1].text
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("kind", sorted({*MISBEHAVIOURS} - {"non_answer", "slow", "hang", "rate_limited"}))
+async def test_every_fault_is_survived(kind: str, dialect: str) -> None:
+    said = "Final Answer: 4711" if "cot" in dialect else "4711"
+    async with serve_script([LOOK, say(said)], misbehave=[Misbehaviour(kind)], record=False) as server:
+        agent = Agent(
+            "openai:scripted", [look_up], dialect=dialect, base_url=server.base_url, api_key="k", home=False,
+            config={"llm": {"timeout": 5}},
+        )  # fmt: skip
+        result = await agent.run("What is a?")
+    assert (result.answer, result.status) == ("4711", "answered")
