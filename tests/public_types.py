@@ -6,7 +6,10 @@ Each `ignore` is a mistake that a checker must find: an unused one is an error.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, assert_type
+from enum import Enum
+from typing import Any, Literal, assert_type
+
+from pydantic import BaseModel
 
 from closeout import Agent, Boxed, Choice, Json, Number, OneOf, RunResult, ToolManager, tool
 from closeout.journal.events import Event
@@ -17,6 +20,14 @@ from closeout.messages import Usage
 @dataclass
 class Moon:
     name: str
+
+
+class Planet(BaseModel):
+    name: str
+
+
+class Color(Enum):
+    RED = 1
 
 
 @tool
@@ -68,6 +79,23 @@ async def the_answers_type_is_the_contracts() -> None:
     assert_type(Agent(answer=Choice(["a", "b"])).run_sync("Which?").value, str | None)
     assert_type(Agent(answer=OneOf(Boxed(), Choice(["a"]))).run_sync("Which?").value, str | None)
     assert_type(Agent().run_sync("Which?").value, Any | None)
+
+
+async def the_answers_type_may_be_a_python_type() -> None:
+    moons = Agent("openai:x", [look_up], answer=Moon)
+    assert_type(moons, Agent[Moon])
+    assert_type((await moons.run("Which?")).value, Moon | None)
+    assert_type(Agent(answer=Planet), Agent[Planet])
+    assert_type(Agent(answer=Color), Agent[Color])
+    assert_type(Agent(answer=str), Agent[str])
+    assert_type(Agent(answer=int), Agent[int])
+    assert_type(Agent(answer=bool), Agent[bool])
+    assert_type(Agent(answer=list[int]), Agent[list[int]])
+    # Checkers cannot read a type from these, so the value is Any.
+    assert_type(Agent(answer=Literal["a", "b"]), Agent[Any])
+    assert_type(Agent(answer={"type": "object"}), Agent[Any])
+    Agent(answer="number")  # type: ignore[arg-type]
+    Agent(answer=5)  # type: ignore[arg-type]
 
 
 async def a_run_takes_what_it_takes() -> None:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from cli_process import closeout, here, on_terminal
 from closeout.cli.options import RunOptions, make_agent
 from closeout.messages import ToolCall
-from closeout.testing import Turn, serve_script
+from closeout.testing import Turn, say, serve_script
 from closeout.testing.server import ScriptedServer
 
 SUM = ToolCall("calculate", {"expression": "17*2340/100"})
@@ -72,6 +72,23 @@ def test_json_prints_one_object(server: ScriptedServer) -> None:
     assert done.code == 0
     assert done.json["answer"] == "397.8"
     assert done.json["usage"]["requests"] == 3
+
+
+def test_a_greeting_costs_one_request_and_an_option_asks_for_a_form(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "required": ["city"]}', "utf-8")
+    with serve_script([say("Hello! How can I help?")], by="question") as polite:
+        done = here(*asked(polite, "Hello", "--json", "-q"))
+        assert (done.code, done.json["answer"], done.json["stop_reason"]) == (0, "Hello! How can I help?", "answered")
+        assert len(polite.requests) == 1
+    with serve_script([say("It is in Ottawa."), say('{"city": "Ottawa"}')], by="question", record=False) as model:
+        done = here(*asked(model, "Where?", "--json", "-q", "--answer", f"json:{schema}"))
+        assert (done.code, done.json["value"], done.json["rollbacks"]) == (0, {"city": "Ottawa"}, 1)
+        replayed = here("replay", done.json["run_id"])
+        assert (replayed.code, replayed.out) == (0, '{"city":"Ottawa"}\n')
+    done = here(*asked(model, "Where?", "--answer", "nubmer"))
+    assert done.code == 2
+    assert "Unknown answer 'nubmer'. Use text, boxed, number" in done.err
 
 
 def test_no_answer_is_exit_code_1_and_says_where_to_look() -> None:

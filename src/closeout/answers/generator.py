@@ -176,25 +176,20 @@ def generate_agent_summarize_prompt(
         agent_type: "main" asks for the answer; any other name asks for a report to the calling agent.
         contract: The form of the answer; None means `Boxed()`.
     """
-    head = (
-        "This is the closing turn. Tools are closed: call none. Use what was found above.\n\n"
-        f"Task:\n{task_description.strip()}\n\n"
-    )
     form = (contract or Boxed()).instruction()
     if agent_type == "main":
-        return (
-            head
-            + (
-                "Say briefly what the answer rests on. If something stayed uncertain, give the answer that the evidence "
-                f"supports best. Keep to the language, unit and precision that the task asks for. {form}"
-            ).rstrip()
+        asked = (
+            "Say briefly what the answer rests on. If something stayed uncertain, give the answer that the evidence "
+            f"supports best. Keep to the language, unit and precision that the task asks for. {form}"
+        )
+    else:
+        asked = (
+            "Report to the agent that gave you this task: the result, the facts that support it with their sources, "
+            f"and what stayed open. {form}"
         )
     return (
-        head
-        + (
-            "Report to the agent that gave you this task: the result, the facts that support it with their sources, and "
-            f"what stayed open. {form}"
-        ).rstrip()
+        "This is the closing turn. Tools are closed: call none. Use what was found above.\n\n"
+        f"Task:\n{task_description.strip()}\n\n{asked.rstrip()}"
     )
 
 

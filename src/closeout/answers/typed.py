@@ -1,4 +1,4 @@
-"""Answer contracts from Python types, as in `Agent(answer=City)`, and from names, as in `closeout run --answer number`."""
+"""Answer contracts from Python types, as in `Agent(answer=City)`, and from names, as in `run --answer number`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["BaseUrl", "Dialect", "Docs", "Json", "Mcp", "Model", "Quiet", "Settings", "Tools", "Web"]
+__all__ = ["Answer", "BaseUrl", "Dialect", "Docs", "Json", "Mcp", "Model", "Quiet", "Settings", "Tools", "Web"]
 
 Model = Annotated[
     str | None,
@@ -18,6 +18,10 @@ Mcp = Annotated[list[str] | None, typer.Option(help="An MCP server: a command or
 Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url, run_python or ask_user; may be repeated")]
 Web = Annotated[bool, typer.Option("--web", help="Search and read the web; needs a search provider (docs/web.md)")]
 Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion or mcp_xml")]
+Answer = Annotated[
+    str | None,
+    typer.Option(help="text, boxed, number, int, bool, choice:A,B, json, json:SCHEMA.json, yaml or tagged:TAG"),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", help="FILE.yaml, or key=value such as agent.max_turns=20; may be repeated"),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from closeout.cli.arguments import BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
+from closeout.cli.arguments import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
 from closeout.cli.eval import eval_app
 from closeout.cli.exits import CommandGroup, guarded
 
@@ -43,6 +43,7 @@ def run(
     web: Web = False,
     file: Annotated[list[str] | None, typer.Option("--file", "-f", help="A file for the task; may be repeated")] = None,
     dialect: Dialect = None,
+    answer: Answer = None,
     config: Settings = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -60,6 +61,7 @@ def run(
         web=web,
         files=tuple(file or ()),
         dialect=dialect,
+        answer=answer,
         config=tuple(config or ()),
     )
     return run_command(question, options, as_json=json, quiet=quiet)

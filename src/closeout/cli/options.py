@@ -36,13 +36,21 @@ class RunOptions:
     web: bool = False
     files: tuple[str, ...] = ()
     dialect: str | None = None
+    answer: str | None = None
     config: tuple[str, ...] = ()
 
     def as_origin(self) -> dict[str, Any]:
         """Return JSON-serialisable data for the journal: paths absolute, API keys left out."""
         settings = [_without_key(c) if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
         docs = None if self.docs is None else _absolute(self.docs)
-        return {**asdict(self), "docs": docs, "files": [_absolute(file) for file in self.files], "config": settings}
+        kind, _, schema = (self.answer or "").partition(":")
+        return {
+            **asdict(self),
+            "docs": docs,
+            "answer": f"{kind}:{_absolute(schema)}" if kind in ("json", "yaml") and schema else self.answer,
+            "files": [_absolute(file) for file in self.files],
+            "config": settings,
+        }
 
 
 def recorded_options(run_id: str) -> RunOptions:
@@ -82,6 +90,7 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
         ConfigError: A setting is wrong.
     """
     from closeout.agent import Agent
+    from closeout.answers.typed import named_contract
 
     _refuse_empty(options)
     config = read_settings(options.config)
@@ -99,6 +108,7 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
         options.dialect,
         base_url=options.base_url,
         api_key=api_key,
+        answer=None if options.answer is None else named_contract(options.answer),
         config=config,
         stream=True,
     )
@@ -113,6 +123,7 @@ def _refuse_empty(options: RunOptions) -> None:
         ("--base-url", options.base_url),
         ("--docs", options.docs),
         ("--dialect", options.dialect),
+        ("--answer", options.answer),
         *(("--file", file) for file in options.files),
     ):
         if value is not None and not value.strip():

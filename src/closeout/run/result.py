@@ -17,6 +17,7 @@ from closeout.journal.store import Row
 from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RequestUsage, usage_by_request
 from closeout.messages import Capabilities, Message, Reading, Repair, Step, Usage
+from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.run.waiting import PendingDecision
 
@@ -175,6 +176,7 @@ class RunResult(Generic[Value]):
 
         names = [f.name for f in fields(self) if f.name not in ("read_rows", "failure", "telemetry")]
         record = {name: getattr(self, name) for name in (*names, "error", "error_kind", "permanent")}
+        record["value"] = normalise(self.value)
         record["usage"] = asdict(self.usage)
         record["repairs"] = [asdict(repair) for repair in self.repairs]
         record["waiting"] = [asdict(pending) for pending in self.waiting]

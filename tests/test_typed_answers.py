@@ -1,0 +1,176 @@
+"""Answers of Python types: which contract a type becomes, and what a run returns for it."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+import pytest
+from pydantic import BaseModel, Field
+
+from closeout import Agent, Boxed, Json, Number, Text
+from closeout.answers.typed import contract_of, named_contract
+from closeout.errors import ConfigError, UsageError
+from closeout.testing import ScriptedClient, answer, call, say
+
+
+class City(BaseModel):
+    name: str
+    population: int
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Size(enum.StrEnum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+class Only(enum.Enum):
+    ONE = 1
+
+
+class Plain:
+    pass
+
+
+CITY = City(name="Ottawa", population=1_017_449)
+CASES: list[tuple[Any, str, Any, str]] = [
+    (str, "It is Ottawa.", "It is Ottawa.", "It is Ottawa."),
+    (int, r"\boxed{1,234}", 1234, "1234"),
+    (float, r"\boxed{3}", 3.0, "3"),
+    (bool, r"\boxed{yes}", True, "yes"),
+    (bool, "False", False, "no"),
+    (Literal["a", "b"], r"\boxed{b}", "b", "b"),
+    (Literal[1, 2], r"\boxed{2}", 2, "2"),
+    (Color, r"\boxed{red}", Color.RED, "RED"),
+    (Size, r"\boxed{large}", Size.LARGE, "large"),
+    (Only, "1", Only.ONE, "1"),
+    (City, CITY.model_dump_json(), CITY, CITY.model_dump_json()),
+    (Point, 'It is at {"x": 1}.', Point(1), '{"x":1}'),
+    (list[int], "```json\n[1, 2]\n```", [1, 2], "[1,2]"),
+    (int | None, "null", None, "null"),
+    (Optional[str], '"x"', "x", '"x"'),  # noqa: UP045  both spellings of one type
+    (Annotated[int, Field(ge=3)], "3", 3, "3"),
+    (Literal["a"], '"a"', "a", '"a"'),
+    ({"type": "array", "maxItems": 1}, "[1]", [1], "[1]"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "reply", "value", "text"), CASES, ids=lambda each: str(each)[:40])
+async def test_the_value_of_a_run_has_the_type(wanted: Any, reply: str, value: Any, text: str) -> None:
+    client = ScriptedClient([say(reply)])
+    result = await Agent(client, answer=wanted, home=False).run("What is it?")
+    assert (result.value, result.answer, result.status) == (value, text, "answered")
+    assert type(result.value) is type(value)
+    assert len(client.requests) == 1
+    assert json.loads(json.dumps(result.to_dict()))["answer"] == text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reply", "problem"),
+    [
+        (int, r"\boxed{1.5}", "not a whole number"),
+        (bool, r"\boxed{perhaps}", "is not one of: yes (true), no (false)"),
+        (Color, r"\boxed{green}", "is not one of: RED, BLUE"),
+        (City, '{"name": "Ottawa"}', "population"),
+        (Annotated[int, Field(ge=3)], "2", "greater than or equal to 3"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused_with_the_reason(wanted: Any, reply: str, problem: str) -> None:
+    reading = contract_of(wanted).read(reply)
+    assert not reading.ok
+    assert problem in reading.problem
+
+
+def test_contracts_stay_as_they_are() -> None:
+    number = Number(unit="km")
+    assert contract_of(number) is number
+    assert isinstance(contract_of(None), Text)
+    assert isinstance(contract_of(Any), Json)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (5, "answer must be a type or an answer contract, got 5. Pass for example answer=int"),
+        ("number", "got 'number'. Pass for example answer=int"),
+        ([int], "must be a type"),
+        (print, "must be a type"),
+        (Plain(), "must be a type"),
+        (Number, "got the class. Pass answer=Number"),
+        (Plain, "Unable to generate pydantic-core schema"),
+        (Callable[[int], int], "a pydantic model or a type"),
+        ({"type": "nonsense"}, "valid JSON Schema"),
+    ],
+    ids=str,
+)
+def test_what_is_no_type_of_an_answer_is_refused_when_the_agent_is_made(wanted: Any, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Agent(ScriptedClient([]), answer=wanted)
+    assert message in str(refused.value)
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+
+def test_a_name_stands_for_a_contract(tmp_path: Path) -> None:
+    schema = tmp_path / "city.json"
+    schema.write_text(json.dumps(City.model_json_schema()), "utf-8")
+    assert named_contract("text") == Text()
+    assert named_contract("boxed") == Boxed()
+    assert named_contract("int").read(r"\boxed{7}").value == 7
+    assert named_contract("bool").read("yes").value is True
+    assert named_contract("choice: red, blue").read("blue").value == "blue"
+    assert named_contract(f"json:{schema}").read(CITY.model_dump_json()).value == CITY.model_dump()
+    assert not named_contract(f"json:{schema}").read("{}").ok
+    assert named_contract("yaml").read("a: 1").value == {"a": 1}
+    assert named_contract("tagged:result").read("<result>7</result>").value == "7"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nubmer", "Unknown answer 'nubmer'. Use text, boxed, number"),
+        ("text:3", "Unknown answer"),
+        ("choice", "Unknown answer"),
+        ("choice:one", "two or more"),
+        ("json:missing.json", "cannot be read: No such file"),
+        ("json:list.json", "must be a JSON object"),
+        ("json:broken.json", "is not JSON"),
+        ("json:wrong.json", "valid JSON Schema"),
+        ("tagged:a b", "not an XML name"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_fix(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file, text in {"list": "[]", "broken": "{", "wrong": '{"type": 3}'}.items():
+        (tmp_path / f"{file}.json").write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match=message):
+        named_contract(name)
+
+
+async def test_an_agent_as_a_tool_reports_its_text() -> None:
+    clerk = Agent(ScriptedClient([say("The key is under the mat.")]), home=False)
+    chief = Agent(
+        ScriptedClient([call("clerk", task="Find the key."), answer("mat")]),
+        [clerk.as_tool("clerk", "Finds things.")],
+        home=False,
+    )
+    result = await chief.run("Where is the key?")
+    assert result.answer == "mat"
+    assert "The key is under the mat." in str(result.messages)
