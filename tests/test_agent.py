@@ -438,7 +438,7 @@ async def test_every_fault_once_still_ends_with_the_answer(kind: str) -> None:
             """Look up a key."""
             return f"the value of {key}"
 
-        result = await Agent(client, [look], dialect="function_call").run("What?")
+        result = await Agent(client, [look], dialect="function_call", answer=Boxed()).run("What?")
         await client.aclose()
     assert result.answer == "42"
 
@@ -616,7 +616,9 @@ def test_tools_that_a_server_adds_during_a_run_are_offered_from_the_next_turn(di
 
     def agent(base_url: str) -> Agent:
         command = f"{sys.executable} {server_file}"
-        return Agent("openai:x", mcp_servers=[command], base_url=base_url, api_key="k", dialect=dialect)
+        return Agent(
+            "openai:x", mcp_servers=[command], base_url=base_url, api_key="k", dialect=dialect, instructions="Be brief."
+        )
 
     def offered(request: Any) -> bool:
         return '"grown"' in json.dumps(request.json.get("tools", "")) or "name: grown" in str(request.json["messages"])
@@ -732,8 +734,8 @@ def test_memory_only_runs_touch_no_disk(home: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"answer": Number}, "answer must be an answer contract"),
-        ({"answer": int}, "Pass an instance: answer=Number()."),
+        ({"answer": Number}, "answer must be an instance of the contract Number, got the class."),
+        ({"answer": 5}, "answer must be a type or an answer contract, got 5."),
         ({"tools": len}, "tools must be a list, got <built-in function len>. Pass tools=[look_up]."),
         ({"mcp_servers": "python server.py"}, "mcp_servers must be a list, got"),
         ({"mcp_servers": {"shop": {"comand": "a"}}}, "MCP server 'shop': 'comand' is not a known key. Did you mean"),
