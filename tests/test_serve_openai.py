@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from closeout import Agent, tool
+from closeout import Agent, Boxed, tool
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from serving import Served, serving
 
@@ -304,7 +304,7 @@ async def test_a_deleted_response_is_gone() -> None:
 
 
 async def test_limits_make_a_response_incomplete_and_failures_make_it_fail() -> None:
-    stuck = Agent(ScriptedClient(lambda _: "I cannot say."), max_turns=1, name="helper")
+    stuck = Agent(ScriptedClient(lambda _: "I cannot say."), answer=Boxed(), max_turns=1, name="helper")
     async with a_client(stuck) as (client, _):
         response = await client.responses.create(model="helper", input="What is k1?")
         assert response.status in ("incomplete", "failed")
