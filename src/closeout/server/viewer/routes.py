@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from importlib.resources import files
 from itertools import islice
 from typing import Any, Final, ParamSpec, TypeVar
@@ -20,7 +21,7 @@ from closeout.journal.search import SearchIndex
 from closeout.journal.store import RunRecord, Store
 from closeout.server.app import HOME
 from closeout.server.following import follow
-from closeout.server.viewer.export import export_run
+from closeout.server.viewer.export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut_event, event_shape, hit_shape, run_shape
 
 __all__ = ["add_viewer"]
@@ -63,12 +64,20 @@ async def _redirect(request: web.Request) -> web.StreamResponse:
 
 async def _send_file(request: web.Request) -> web.Response:
     name = request.match_info["name"] or "index.html"
-    file = STATIC / name
-    if not file.is_file():
+    if (body := _file(name)) is None:
         raise web.HTTPNotFound(text=f"The viewer has no file {name}.")
     kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-    return web.Response(body=file.read_bytes(), content_type=kind, charset="utf-8", headers=headers)
+    return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+
+
+@lru_cache
+def _file(name: str) -> bytes | None:
+    """Return a file of the pages. `app.js` is all modules as one: a page that waits for one file is there sooner."""
+    if name == "app.js":
+        return joined_modules("main").encode()
+    file = STATIC / name
+    return file.read_bytes() if file.is_file() else None
 
 
 class _Viewer:

@@ -9,8 +9,8 @@ import { copyFrom, longText, statusChip } from "./parts.js";
 import { exportAddress, exportedRun, followRun, listEvents, textOf } from "./source.js";
 import { Story, totalsOf, usageOf } from "./story.js";
 
-const FIRST_EVENTS = 150; // enough for the first screen
-const MORE_EVENTS = 2000;
+const FIRST_EVENTS = 60; // enough for the first screen
+const MORE_EVENTS = 5000;
 const MOST_BARS = 240;
 const LANDMARKS = { repair: "Repairs", rollback: "Rollbacks", failure: "Failures", eviction: "Evictions", agent: "Sub-agents", decision: "Decisions" };
 
