@@ -122,7 +122,7 @@ def search(browser: Any, home: Path, runs: int) -> dict[str, float]:
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         page.goto(address)
         began = time.perf_counter()
-        while "indexed" in page.inner_text(".foot") or not page.locator(".run-row").count():
+        while page.evaluate("fetch('api/runs?limit=1').then((r) => r.json()).then((r) => r.indexed < r.total)"):
             page.wait_for_timeout(500)
         print(f"  {runs:,} runs indexed in {time.perf_counter() - began:.0f} s")
         found = {}
