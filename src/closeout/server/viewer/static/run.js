@@ -50,11 +50,20 @@ class RunPage {
     this.add(events);
     this.draw();
     this.list.fillFirst();
-    this.loadRest(events.length === FIRST_EVENTS);
+    // After this is painted.
+    requestAnimationFrame(() => setTimeout(() => this.loadRest(events.length === FIRST_EVENTS)));
   }
 
   /** Load the rest in pieces, then follow the run if it is not over. */
   async loadRest(isMore) {
+    try {
+      await this.loadPieces(isMore);
+    } catch (error) {
+      replaceChildren(this.foot, error.message);
+    }
+  }
+
+  async loadPieces(isMore) {
     while (isMore && !this.closed) {
       const { run, events } = await listEvents(this.runId, this.story.count, MORE_EVENTS);
       this.record = run;
