@@ -596,7 +596,17 @@ class Agent(Generic[Value]):
             make_executor=self._make_executor or ToolExecutor,
             make_generator=self._make_generator or AnswerGenerator,
             context=self._context,
+            search_budget=self._search_budget(),
         )
+
+    def _search_budget(self) -> int | None:
+        """Return how many tokens of tool definitions the model is sent; beyond that it searches for tools."""
+        tools = self.config.tools
+        # A program calls tools as functions, whose signatures it needs.
+        writes_programs = getattr(self._dialect, "name", self._dialect) == "code"
+        if tools.search == "off" or writes_programs:
+            return None
+        return 0 if tools.search == "on" else tools.search_budget
 
     def _make_manager(self, tools: Any, mcp_servers: Any, api_key: str | None) -> ToolManager:
         from closeout.run.subagents import as_tool, read_result_tool

@@ -211,6 +211,10 @@ class ToolSettings(_Section):
         "destructive",
         description='calls of MCP servers that a person must approve; or by "server" or "server/tool": {files: always}',
     )
+    search: Literal["auto", "on", "off"] = Field(
+        "auto", description="let the model search for tools; auto: if their definitions exceed tools.search_budget"
+    )
+    search_budget: int = Field(8000, ge=0, description="tokens of tool definitions that every request may carry")
     ask: AskSettings = AskSettings()
     python: PythonSettings = PythonSettings()
     allow_private_addresses: bool = False

@@ -36,6 +36,7 @@ from closeout.run.review import (
 )
 from closeout.run.session import ModelSession
 from closeout.tools.executor import CallOutcome, ToolExecutor
+from closeout.tools.search_tools import called_through, written_through
 
 __all__ = ["AgentState", "Attempt", "Turn"]
 
@@ -81,7 +82,7 @@ class Turn:
         """Return the event that adds the turn to the history."""
         calls, returns = [], []
         for index, outcome in enumerate(self.outcomes):
-            call = outcome.call
+            call = written_through(self.reading.calls[index], outcome.call)
             calls.append(
                 {
                     "id": call.id,
@@ -212,7 +213,7 @@ class Attempt:
         agent = self.agent
         if not agent.offered.refresh(self._session.calls.sent):
             return
-        agent.history.tools = agent.tools
+        agent.history.tools = agent.offered.shown
         agent.executor.offer(agent.tools)
         agent.session.forget_constraints()
         self._note_tools()
@@ -275,7 +276,7 @@ class Attempt:
         reading, tool_calls = turn.reading, self.agent.tool_calls
         tool_calls.begin(turn.number, len(reading.calls))
         outcomes = await self._executor.execute_calls(
-            reading.calls,
+            [called_through(call) for call in reading.calls],
             agent=self._path,
             allow_duplicates=self._rollbacks.spent,
             through=tool_calls,
@@ -343,7 +344,7 @@ class Attempt:
     def _circles(self) -> bool:
         """Return whether the agent still goes in circles after it was told so once."""
         step = self._history.steps[-1]
-        finding = self._loops.see(step.calls, step.returns)
+        finding = self._loops.see([called_through(call) for call in step.calls], step.returns)
         if not finding:
             return False
         self._loops_found += 1

@@ -11,24 +11,47 @@ from closeout.journal.events import ToolsChanged
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.run.plan import Scope
 from closeout.tools.manager import ToolManager
+from closeout.tools.search_tools import definition_tokens
 
 __all__ = ["OfferedTools", "dump_specs", "load_specs", "with_server_tools"]
+
+
+_ALWAYS_SHOWN = frozenset({"read_result", "ask_user", "run_program"})
 
 
 class OfferedTools:
     """The list of tools in force for one agent, the same for a whole turn.
 
+    If their definitions are larger than `search_budget`, the model is shown `find_tools` and `call_tool` instead. It
+    stays so for the whole run, whatever servers change, so that the prompt keeps its beginning.
+
     Args:
         manager: Where the tools are registered.
         scope: Where the agent acts.
+        search_budget: Tokens; None for no limit.
+
+    Attributes:
+        specs: All tools that the model may call.
     """
 
-    def __init__(self, manager: ToolManager, scope: Scope) -> None:
+    def __init__(self, manager: ToolManager, scope: Scope, search_budget: int | None = None) -> None:
         self.specs: tuple[ToolSpec, ...] = tuple(manager.specs())
+        self._search: tuple[ToolSpec, ...] = ()
+        if search_budget is not None and definition_tokens(self.specs) > search_budget:
+            self._search = manager.search_specs
+            self.specs += self._search
         self._manager = manager
         self._journal = scope.journal
         self._agent = scope.path
         self._listed: Sequence[ToolSpec] = manager.specs()  # what the manager returned last
+
+    @property
+    def shown(self) -> tuple[ToolSpec, ...]:
+        """The tools whose definitions the model gets with every request."""
+        if not self._search:
+            return self.specs
+        kept = (spec for spec in self.specs if spec.name in _ALWAYS_SHOWN)
+        return tuple(sorted((*kept, *self._search), key=lambda spec: spec.name))
 
     def refresh(self, request: int) -> bool:
         """Take over a new list of tools before a request, and record it.
@@ -44,7 +67,7 @@ class OfferedTools:
         recorded = self._journal.recorded(ToolsChanged, self._agent, str(request))
         if isinstance(recorded, ToolsChanged):
             self._listed = ()  # compare by value when the record ends
-            self.specs = with_server_tools(self._manager.specs(), load_specs(recorded.tools))
+            self.specs = with_server_tools(self._manager.specs(), load_specs(recorded.tools)) + self._search
             self._journal.append(recorded)
             return True
         if self._journal.replaying or self._journal.replay_only:
@@ -53,9 +76,10 @@ class OfferedTools:
         if listed is self._listed:
             return False
         self._listed = listed
-        if tuple(listed) == self.specs:
+        specs = tuple(listed) + self._search
+        if specs == self.specs:
             return False
-        self.specs = tuple(listed)
+        self.specs = specs
         self._journal.append(ToolsChanged(self._agent, request, tools=dump_specs(listed)))
         return True
 

@@ -53,7 +53,7 @@ class Orchestrator:
         images: Sequence[dict[str, Any]] = (),
         task: str = "",
     ) -> None:
-        tools = OfferedTools(plan.manager, scope)
+        tools = OfferedTools(plan.manager, scope, plan.search_budget)
         answers = Answers(plan.contract)
         keeper = ContextKeeper(
             plan.client,
@@ -74,7 +74,7 @@ class Orchestrator:
             question=task or question,
             offered=tools,
             history=History(
-                plan.full_instructions(), question, tools.specs, earlier=earlier, images=images, agent=scope.path
+                plan.full_instructions(), question, tools.shown, earlier=earlier, images=images, agent=scope.path
             ),
             keeper=keeper,
             session=ModelSession(plan, scope, tools, keeper, answers),

@@ -70,6 +70,7 @@ class AgentPlan:
     make_executor: MakeExecutor = ToolExecutor
     make_generator: MakeGenerator = AnswerGenerator
     context: ContextPolicy | None = None
+    search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
 
     @property
     def agent(self) -> AgentSettings:

@@ -166,7 +166,7 @@ class ModelSession:
         key = (self.dialect.name, left_out)
         if key not in self._constraints:
             self._constraints[key] = action_constraint(
-                [tool for tool in self._offered.specs if tool.name not in left_out],
+                [tool for tool in self._offered.shown if tool.name not in left_out],
                 self.capabilities,
                 primed=self.dialect.name == "cot_completion",
                 answer=self._plan.contract.constraint(),
@@ -312,7 +312,7 @@ class ModelSession:
     @property
     def native_tools(self) -> Sequence[ToolSpec]:
         """The tools that go into the request itself; text dialects write theirs into the prompt."""
-        return self._offered.specs if self._last_request.tools else ()
+        return self._offered.shown if self._last_request.tools else ()
 
     @property
     def sends_prompt(self) -> bool:

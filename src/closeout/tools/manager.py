@@ -17,6 +17,7 @@ from closeout.tools.calls import Progress
 from closeout.tools.context import reporting_to
 from closeout.tools.mcp_client import McpServer, Offer, ServerFailed, require_mcp
 from closeout.tools.mcp_config import McpEntry, read_servers
+from closeout.tools.search_tools import make_search_tools
 from closeout.tools.tool import Tool
 from closeout.tools.toolbox import governed
 
@@ -97,6 +98,7 @@ class ToolManager:
         self._local: dict[str, _Route] = {}
         for tool in tools:
             self._add(tool)
+        self._search = {tool.spec.name: _Route(tool.spec, tool.name, tool) for tool in make_search_tools(self.specs)}
         self._routes: dict[str, _Route] = {}
         self._specs: tuple[ToolSpec, ...] = ()
         self._name_all()
@@ -118,6 +120,13 @@ class ToolManager:
     def local_tools(self) -> tuple[Any, ...]:
         """The tools that were passed in code, not those of servers."""
         return tuple(route.home for route in self._local.values())
+
+    @property
+    def search_specs(self) -> tuple[ToolSpec, ...]:
+        """The tools that find and call the others; empty if one of the others has such a name."""
+        if self._search.keys() & self._routes.keys():
+            return ()
+        return tuple(route.spec for route in self._search.values())
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return the tools on offer, sorted by name: the local ones and, after `open`, those of the servers.
@@ -218,7 +227,7 @@ class ToolManager:
             ToolError: The tool is unknown, the server's tool failed, or its server did. A local tool's exceptions are
                 raised as they are.
         """
-        route = self._routes.get(spec.name)
+        route = self._routes.get(spec.name) or self._search.get(spec.name)
         if route is None:
             raise ToolError(f"Unknown tool: {spec.name}.")
         if not isinstance(route.home, McpServer):
