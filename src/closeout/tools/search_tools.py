@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import string
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -147,6 +148,7 @@ tell give show return returns value values based provided specific certain optio
 think know
 """
 _STOP = frozenset(_STOP_WORDS.split())
+_LETTERS = frozenset(string.ascii_lowercase)
 
 
 class ToolIndex:
@@ -211,7 +213,7 @@ def _words_of(spec: ToolSpec) -> dict[str, float]:
 
 def _words(text: str, *, stop: bool = True) -> list[str]:
     found = _WORD.findall(_CAMEL.sub(" ", text).lower())
-    return [_stem(word) for word in found if not (stop and word in _STOP) and (len(word) > 1 or not word.isascii())]
+    return [_stem(word) for word in found if not (stop and word in _STOP) and word not in _LETTERS]
 
 
 def _stem(word: str) -> str:
