@@ -231,7 +231,9 @@ def test_a_dialect_that_an_endpoint_cannot_serve_is_refused():
 
 @pytest.mark.parametrize("name", ["xml", "cot_chap", "chat", "function_calls", "mcp"])
 def test_an_unknown_dialect_is_refused_with_the_names_there_are(name):
-    with pytest.raises(UsageError, match=rf"No dialect is called '{name}'. Choose one of cot_chat, cot_completion"):
+    with pytest.raises(
+        UsageError, match=rf"No dialect is called '{name}'. Choose one of code, cot_chat, cot_completion"
+    ):
         get_dialect(name)
 
 

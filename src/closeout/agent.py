@@ -84,7 +84,7 @@ class Agent(Generic[Value]):
         mcp_servers: Commands (`"python server.py"`), URLs, or mappings with `command`/`args`/`env` or `url`/`headers`;
             or a mapping of names to these, such as the usual `mcpServers` JSON.
         dialect: How the conversation is written for the model: `"function_call"`, `"cot_chat"`, `"cot_completion"`,
-            `"mcp_xml"`, `"auto"`, or an instance of your own `Dialect`.
+            `"mcp_xml"`, `"code"` (programs), `"auto"`, or an instance of your own `Dialect`.
         instructions: What the agent should know beside the task. The answer contract adds its own line.
         base_url: The address of the model's server.
         api_key: The key for the model's server.
@@ -102,6 +102,8 @@ class Agent(Generic[Value]):
         tool_executor: A `ToolExecutor` subclass, or a function that takes the same arguments.
         answer_generator: An `AnswerGenerator` subclass, or a function that takes the same arguments.
         context: A `ContextPolicy`: when tool results leave the context.
+        code_mode: Add the tool `run_program`: the model may write Python programs that call the other tools as
+            functions, in a sandbox. The dialect `"code"` has it in any case. Needs the extra `code`.
 
     Raises:
         ConfigError: The model, the dialect, an MCP server or a setting is wrong; the message says how to fix it.
@@ -131,6 +133,7 @@ class Agent(Generic[Value]):
         tool_executor: MakeExecutor | None = None,
         answer_generator: MakeGenerator | None = None,
         context: ContextPolicy | None = None,
+        code_mode: bool = False,
     ) -> None:
         from closeout.answers.typed import contract_of
         from closeout.config import load_config
@@ -156,6 +159,7 @@ class Agent(Generic[Value]):
         self._stream = stream
         self._client = connect(model, base_url, api_key, self.config.llm)
         self._check_dialect()
+        self._runs_programs = code_mode or getattr(self._dialect, "name", self._dialect) == "code"
         self._manager = self._make_manager(tools, mcp_servers, api_key)
         self._check_sub_agents()
         self._plan: AgentPlan | None = None
@@ -616,16 +620,20 @@ class Agent(Generic[Value]):
         if not isinstance(mcp_servers, Mapping):
             mcp_servers = checks.check_list("mcp_servers", mcp_servers, '["python server.py"]')
         servers = (*read_servers(self.config.tools.mcp_servers), *read_servers(mcp_servers))
+        programs = self._program_tools()
         if isinstance(tools, ToolManager):
             if servers:
                 raise UsageError("With tools=ToolManager(…), pass its servers as ToolManager(mcp_servers=…).")
             for each in self._configured_sub_agents(tools.local_tools, api_key):
                 tools.add(each)
-            if not any(spec.name == read_result_tool.name for spec in tools.specs()):
-                tools.add(read_result_tool)
+            names = {spec.name for spec in tools.specs()}
+            for each in (read_result_tool, *programs):
+                if each.spec.name not in names:
+                    tools.add(each)
             return tools
         own = [as_tool(each) for each in checks.check_list("tools", tools, "[look_up]")]
         own += self._configured_sub_agents(own, api_key)
+        own += programs
         own = [self._with_model(each, api_key) for each in own]
         return ToolManager(
             (*own, read_result_tool) if own or servers else (),
@@ -633,6 +641,15 @@ class Agent(Generic[Value]):
             blacklist=tuple(self.config.tools.blacklist),
             approval=self.config.tools.approval,
         )
+
+    def _program_tools(self) -> list[AnyTool]:
+        """Return the tool that runs programs, if the agent writes them."""
+        if not self._runs_programs:
+            return []
+        from closeout.run.programs import program_tool, require_sandbox
+
+        require_sandbox()
+        return [program_tool]
 
     def _with_model(self, tool: AnyTool, api_key: str | None) -> AnyTool:
         """Supply a tool that asks a model, and has none, with the one that the settings name or the agent's own."""

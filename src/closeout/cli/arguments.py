@@ -17,7 +17,7 @@ Docs = Annotated[str | None, typer.Option(help="A folder of documents that the a
 Mcp = Annotated[list[str] | None, typer.Option(help="An MCP server: a command or a URL; may be repeated")]
 Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url, run_python or ask_user; may be repeated")]
 Web = Annotated[bool, typer.Option("--web", help="Search and read the web; needs a search provider (docs/web.md)")]
-Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion or mcp_xml")]
+Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion, mcp_xml or code")]
 Answer = Annotated[
     str | None,
     typer.Option(help="text, boxed, number, int, bool, choice:A,B, json, json:SCHEMA.json, yaml or tagged:TAG"),

@@ -29,6 +29,7 @@ _REQUIRED: Mapping[str, Mapping[str, str]] = {
         "agent_scratchpad": "the steps so far",
     },
     "mcp_xml": {"instruction": _FIRST_SLOTS["instruction"], "servers": "the tools"},
+    "code": {"instruction": _FIRST_SLOTS["instruction"], "functions": "the tools"},
 }
 
 # Parts of the names of tools that compute and of tools that look something up, for worked examples.

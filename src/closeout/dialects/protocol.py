@@ -20,6 +20,7 @@ DIALECTS: Mapping[str, tuple[str, str]] = {
     "cot_chat": ("closeout.dialects.cot", "CotChat"),
     "cot_completion": ("closeout.dialects.cot", "CotCompletion"),
     "mcp_xml": ("closeout.dialects.mcp_xml", "McpXml"),
+    "code": ("closeout.dialects.code", "Code"),
 }
 
 

@@ -24,6 +24,7 @@ from closeout.run.effects import ToolCalls
 from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
+from closeout.run.programs import answer_given
 from closeout.run.result import Stop
 from closeout.run.review import (
     Answers,
@@ -240,6 +241,8 @@ class Attempt:
         if back is not None:
             return self._roll_back(back, reading)
         self._accept(turn)
+        if (answer := answer_given(turn.outcomes)) is not None:
+            return Stop(reason="answered", reading=replace(reading, text="", calls=(), answer=answer))
         if self._circles():
             return Stop(reason="loop")
         await self._make_room()

@@ -20,6 +20,7 @@ from pydantic_core import to_json
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
 from closeout.errors import Failure, JournalError, LimitReached, ModelError, ModelTimeout, ToolError
 from closeout.journal.events import (
+    DecisionMade,
     DecisionRequested,
     Event,
     ModelFailed,
@@ -41,7 +42,7 @@ from closeout.run.streaming import ReplyListener
 from closeout.run.waiting import call_digest, decide
 from closeout.tools.context import BudgetLeft, RunContext, context_factory
 
-__all__ = ["ModelCalls", "ToolCalls"]
+__all__ = ["ModelCalls", "ToolCalls", "as_decided"]
 
 UNPRICED = (
     "max_cost cannot be kept: the price of {} is unknown. Set max_tokens or max_seconds instead, "
@@ -103,8 +104,10 @@ class ModelCalls:
         budget = self._budget
         budget.request_pending = True
         try:
+            gate = request_gate.get()
+            send = self._send_request if gate is None else partial(self._send_admitted, gate)
             outcome = await self._journal.effect(
-                intent, partial(self._send_request, exchange, intent, on_retry), failed=self._charge_lost
+                intent, partial(send, exchange, intent, on_retry), failed=self._charge_lost
             )
         finally:
             budget.request_pending = False
@@ -131,29 +134,31 @@ class ModelCalls:
             return ""
         return budget.forbids(self._keeper.tokens_of(size) + added + budget.last.output_tokens)
 
-    async def _send_request(
-        self, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
+    async def _send_admitted(
+        self, gate: RequestGate, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
     ) -> ModelReplied | ModelFailed:
-        gate = request_gate.get()
-        if gate is None:
-            return await self._send(exchange, intent, on_retry, None)
+        """Send a request when the gate admits it, and tell the gate how it went."""
+
+        def retried(note: RetryNote) -> None:
+            gate.retried(note.error)
+            if on_retry is not None:
+                on_retry(note)
+
         await gate.enter()
         outcome = None
         try:
-            outcome = await self._send(exchange, intent, on_retry, gate)
+            outcome = await self._send_request(exchange, intent, retried)
         finally:
             gate.leave(outcome)
         return outcome
 
-    async def _send(
-        self, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None, gate: RequestGate | None
+    async def _send_request(
+        self, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
     ) -> ModelReplied | ModelFailed:
         call, listener = intent.call, exchange.listener
 
         def retried(note: RetryNote) -> None:
             self._journal.append(ModelRetried(self._agent, call, str(note.error), wait=note.delay))
-            if gate is not None:
-                gate.retried(note.error)
             if listener is not None:
                 listener.discard()
             if on_retry is not None:
@@ -374,11 +379,7 @@ class ToolCalls:
             recorded = DecisionRequested(
                 path, handle, "approval", name=spec.name, arguments=arguments, digest=digest, reason=reason
             )
-        made = await decide(self._scope, recorded)
-        if made.verdict == "approve":
-            return call if made.arguments is None else replace(call, arguments=json.loads(made.arguments), text="")
-        text = f"The user denied this call: {made.text}" if made.text else "The user denied this call."
-        return _failed(spec.name, text, "Denied")
+        return as_decided(await decide(self._scope, recorded), call, spec)
 
     def _count_recorded(self, event: Event) -> None:
         """Count what a sub-agent did in a call whose recorded result is reused."""
@@ -392,6 +393,14 @@ class ToolCalls:
     def _seconds_left(self, spec: ToolSpec) -> float | None:
         """Return the rest of the run's time. None for a tool without a deadline: it is an agent with its own limits."""
         return self._scope.budget.seconds_left(closing=False) if spec.policy.timeout is not None else None
+
+
+def as_decided(made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall | ToolOutput:
+    """Return the call as it was approved, or the output of a denied one."""
+    if made.verdict == "approve":
+        return call if made.arguments is None else replace(call, arguments=json.loads(made.arguments), text="")
+    text = f"The user denied this call: {made.text}" if made.text else "The user denied this call."
+    return _failed(spec.name, text, "Denied")
 
 
 class _JournalHandler(logging.Handler):

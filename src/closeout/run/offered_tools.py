@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from closeout.dialects.functions import with_functions
 from closeout.journal.events import ToolsChanged
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.run.plan import Scope
@@ -35,7 +36,7 @@ class OfferedTools:
     """
 
     def __init__(self, manager: ToolManager, scope: Scope, search_budget: int | None = None) -> None:
-        self.specs: tuple[ToolSpec, ...] = tuple(manager.specs())
+        self.specs: tuple[ToolSpec, ...] = with_functions(manager.specs())
         self._search: tuple[ToolSpec, ...] = ()
         if search_budget is not None and definition_tokens(self.specs) > search_budget:
             self._search = manager.search_specs
@@ -67,7 +68,9 @@ class OfferedTools:
         recorded = self._journal.recorded(ToolsChanged, self._agent, str(request))
         if isinstance(recorded, ToolsChanged):
             self._listed = ()  # compare by value when the record ends
-            self.specs = with_server_tools(self._manager.specs(), load_specs(recorded.tools)) + self._search
+            self.specs = (
+                with_functions(with_server_tools(self._manager.specs(), load_specs(recorded.tools))) + self._search
+            )
             self._journal.append(recorded)
             return True
         if self._journal.replaying or self._journal.replay_only:
@@ -76,7 +79,7 @@ class OfferedTools:
         if listed is self._listed:
             return False
         self._listed = listed
-        specs = tuple(listed) + self._search
+        specs = with_functions(listed) + self._search
         if specs == self.specs:
             return False
         self.specs = specs

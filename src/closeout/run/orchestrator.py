@@ -6,12 +6,14 @@ An Orchestrator makes attempts (`attempt`), each ends in closing (`closing`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
 from closeout.answers.experience import FailureExperience, render_experiences
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
+from closeout.dialects.functions import RUN_PROGRAM
 from closeout.journal.events import AttemptEnded
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
@@ -21,6 +23,7 @@ from closeout.run.effects import ToolCalls
 from closeout.run.limits import CLOSING_TOKENS
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
+from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
 from closeout.run.session import CalledTool, ModelSession
@@ -94,7 +97,11 @@ class Orchestrator:
         unsubscribe = journal.subscribers.subscribe(agent.history)
         budget.begin(CLOSING_TOKENS + (estimate_tokens(agent.question) if budget.limited else 0))
         experiences: list[FailureExperience] = []
+        programs = AsyncExitStack()
         try:
+            if any(tool.name == RUN_PROGRAM for tool in agent.tools):
+                made = Programs(agent.scope, agent.executor, agent.answers, lambda: agent.tools)
+                await programs.enter_async_context(made)
             for number in range(settings.context_compress_limit + 1):
                 learned = render_experiences(experiences) if settings.retry_with_summary else ""
                 self.attempt = attempt = Attempt(agent, number, learned)
@@ -117,6 +124,7 @@ class Orchestrator:
         finally:
             budget.end()
             unsubscribe()
+            await programs.aclose()
 
     def best_result(self, broken: AgentResult) -> AgentResult:
         """Return the best answer there is when something breaks: the last attempt's, else one seen on the way."""

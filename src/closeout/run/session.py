@@ -23,10 +23,11 @@ from closeout.messages import (
     ModelRequest,
     Reading,
     RequestInfo,
+    ToolCall,
     ToolSpec,
     Usage,
 )
-from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse
+from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
@@ -241,6 +242,10 @@ class ModelSession:
         answer = self._reader().close(reply).answer
         return answer if answer is not None and self._answers.read(answer).ok else None
 
+    def calls_in(self, reply: ModelReply) -> tuple[ToolCall, ...]:
+        """Return the calls that the dialect reads in a reply."""
+        return self._reader().close(reply).calls
+
     def _salvage(self, reading: Reading, reply: ModelReply) -> Reading | None:
         """Return the calls of a reply in which the dialect found none, if it holds any in another form."""
         found = self._answers.read(reading.answer or "")
@@ -397,6 +402,10 @@ class ClosingClient(BaseClient):
         text, should_break, history = super().process_llm_response(response, message_history, agent_type)
         answer = self._session.answer_in(response) if response is not None else None
         return ProcessedResponse(text if answer is None else answer, should_break, history)
+
+    def extract_tool_calls_info(self, response: ModelReply | None, text: str = "") -> list[dict[str, Any]]:
+        """As of any client; in a dialect of text, the calls that the dialect reads."""
+        return [] if response is None else tool_call_infos(self._session.calls_in(response))
 
     def stop_listening(self) -> None:
         """Publish no more replies: what is asked for now is not for people."""

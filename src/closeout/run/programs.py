@@ -1,0 +1,602 @@
+"""Run the programs that a model writes: in a sandbox, with the agent's tools as functions, each call governed.
+
+A program is one call of the tool `run_program`. Each call inside it is journaled below that call, so a program that was
+interrupted is executed again on the recorded outcomes up to that point, and then continues. Clock, sleep and randomness
+are fixed by the run's id, so that the second execution does the same. See docs/design/programs.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, functions_of, stubs
+from closeout.errors import ToolError, UsageError
+from closeout.journal.events import AttemptStarted, DecisionMade, Repaired, ToolFinished, ToolStarted
+from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
+from closeout.parsing.program import MAX_PROGRAM, parse_python
+from closeout.repair.arguments import repair_arguments
+from closeout.repair.names import resolve_tool_name
+from closeout.results.normal import normalise
+from closeout.results.tool_output import ToolOutput
+from closeout.run.effects import ToolCalls, as_decided
+from closeout.run.limits import Limits
+from closeout.run.plan import Scope, current_scope
+from closeout.run.review import Answers
+from closeout.tools.executor import CallOutcome, ToolExecutor
+from closeout.tools.running import failed_output
+from closeout.tools.tool import tool
+
+if TYPE_CHECKING:
+    from pydantic_monty import AsyncMontySession, AsyncSnapshot
+
+__all__ = ["Programs", "answer_given", "program_tool", "require_sandbox"]
+
+LOST_KEY = "variables_lost"
+ANSWER_KEY = "final_answer"  # in the metadata of a program's output: the answer that it gave
+PROGRAM = "program"  # the last part of a program's path in the run
+
+MAX_SECONDS = 10.0  # that a program computes, without its calls
+MAX_MEMORY = 200_000_000  # bytes
+MAX_DEPTH = 300  # of recursion
+MAX_CALLS = 1_000  # of functions in one program
+MAX_PRINTED = 200_000  # characters of output that are kept
+MAX_TRACEBACK = 2_000  # characters
+MAX_CORRECTIONS = 8  # rounds of repairing what the type checker finds
+
+# Findings of the type checker that are certain to fail when the program runs; others may be right in Python.
+_CERTAIN = frozenset({
+    "unresolved-reference", "missing-argument", "unknown-argument", "too-many-positional-arguments",
+    "parameter-already-assigned", "invalid-syntax",
+})  # fmt: skip
+_DIAGNOSTIC = re.compile(r"^[^:\n]*:(\d+):(\d+): error\[([\w-]+)\] (.*)$", re.MULTILINE)
+# Values that stand in for the arguments of a call in a program, when its name is compared with those of tools.
+_SAMPLES = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+_BUILTINS = frozenset(dir(builtins))
+TOO_MANY = f"A program may make at most {MAX_CALLS:,} calls. Split the work into several programs."
+NOTHING_PRINTED = "The program printed nothing. Print what you need to see."
+_STUB_HEAD = f"from typing import Any, Literal\n\ndef {FINAL_ANSWER}(answer: Any) -> None: ...\n\n"
+
+Call: TypeAlias = Callable[[ToolSpec, dict[str, Any]], Awaitable[CallOutcome]]
+
+_current: ContextVar[Programs | None] = ContextVar("closeout_programs", default=None)
+
+
+def require_sandbox() -> None:
+    """Raise `UsageError` if the extra `code` is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("pydantic_monty") is None:
+        raise UsageError("Programs need the extra 'code': pip install 'closeout[code]'.")
+
+
+# Its own calls are journaled, so running it again repeats none of them.
+@tool(name=RUN_PROGRAM, policy=ToolPolicy(on_crash="rerun", timeout=None))
+async def program_tool(code: str) -> ToolOutput:
+    """Run a Python program that can call the other tools as functions.
+
+    Args:
+        code: the program
+    """
+    programs, scope = _current.get(), current_scope()
+    if programs is None or scope is None:
+        raise ToolError(f"{RUN_PROGRAM} works only inside a run.")
+    return await programs.run(code, scope)
+
+
+def answer_given(outcomes: Iterable[CallOutcome]) -> str | None:
+    """Return the answer that a program among the calls of a turn gave with `final_answer`, None if none did."""
+    given = [
+        outcome.output.metadata.get(ANSWER_KEY)
+        for outcome in outcomes
+        if outcome.was_executed and outcome.spec is not None and outcome.spec.policy is program_tool.spec.policy
+    ]
+    return next((answer for answer in reversed(given) if isinstance(answer, str)), None)
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """A program of the record, with the outcomes of its calls, and the decisions on them, by their handles."""
+
+    code: str
+    outcomes: dict[str, ToolFinished] = field(default_factory=dict)
+    decisions: dict[str, DecisionMade] = field(default_factory=dict)
+    done: bool = False
+
+    async def __call__(
+        self, call: ToolCall, spec: ToolSpec, handle: str, run: Callable[[], Awaitable[ToolOutput]]
+    ) -> ToolOutput:
+        """Return the recorded result of a call: the `through` of a ToolExecutor."""
+        if handle not in self.outcomes:
+            raise ToolError("This call is not in the record.")
+        return ToolOutput.from_record(json.loads(self.outcomes[handle].record))
+
+    async def approve(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolCall | ToolOutput:
+        """Return what was decided on a call."""
+        made = self.decisions.get(handle)
+        return call if made is None else as_decided(made, call, spec)
+
+
+class Programs:
+    """The programs of one agent in one run, and the sandbox that keeps their variables.
+
+    Args:
+        scope: Where the agent acts.
+        executor: Governs the calls inside programs.
+        answers: Reads the answer that a program gives.
+        tools: Returns the tools that are offered now.
+    """
+
+    def __init__(
+        self, scope: Scope, executor: ToolExecutor, answers: Answers, tools: Callable[[], tuple[ToolSpec, ...]]
+    ) -> None:
+        self._scope = scope
+        self._executor = executor
+        self._answers = answers
+        self._tools = tools
+        self._sandbox = _Sandbox(scope)
+        self._past: dict[str, _Recorded] = {}  # programs of the record that the sandbox has not executed, by handle
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Programs:
+        token = _current.set(self)
+        self._stack.callback(_current.reset, token)
+        self._stack.callback(self._scope.subscribers.subscribe(self._note))
+        self._stack.push_async_callback(self._sandbox.aclose)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def _note(self, event: Any) -> None:
+        """Keep the programs that a resumed run takes from its record: a later one may need their variables."""
+        path = self._scope.path
+        if isinstance(event, AttemptStarted) and event.agent == path:
+            self._past.clear()
+            self._sandbox.forget()
+        elif isinstance(event, ToolStarted) and event.agent == path and event.name == RUN_PROGRAM:
+            self._past[event.handle] = _Recorded(_code_of(event))
+        elif isinstance(event, ToolFinished) and event.agent == path and event.handle in self._past:
+            if LOST_KEY in ToolOutput.from_record(json.loads(event.record)).metadata:
+                self._past.clear()
+            else:
+                self._past[event.handle].done = True
+        elif isinstance(event, ToolFinished | DecisionMade) and event.agent.endswith(f":{PROGRAM}"):
+            past = self._past.get(event.agent.removeprefix(f"{path}/").removesuffix(f":{PROGRAM}"))
+            if past is None:
+                return
+            if isinstance(event, ToolFinished):
+                past.outcomes[event.handle] = event
+            else:
+                past.decisions[event.request] = event
+
+    async def run(self, code: str, scope: Scope) -> ToolOutput:
+        """Execute a program as the call `scope.handle`.
+
+        Returns:
+            What it printed and the value of its last line; what went wrong, if it failed.
+        """
+        functions = functions_of(self._tools())
+        await self._catch_up(functions, scope.handle)
+        below = replace(scope.child(PROGRAM, Limits()), artifacts=self._scope.artifacts)
+        execution = _Execution(self._sandbox, functions, self._caller(ToolCalls(below)), self._answers)
+        await execution.run(code)
+        for repair in execution.repairs:
+            below.journal.append(
+                Repaired(below.path, 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)
+            )
+        self._past.pop(scope.handle, None)
+        return execution.output()
+
+    async def _catch_up(self, functions: Mapping[str, ToolSpec], running: str) -> None:
+        """Execute the programs of the record again, on their recorded outcomes, for the variables they define."""
+        for handle, past in list(self._past.items()):
+            if handle == running or not past.done:
+                continue
+            await _Execution(self._sandbox, functions, self._caller(past), self._answers).run(past.code)
+            del self._past[handle]
+
+    def _caller(self, calls: ToolCalls | _Recorded) -> Call:
+        """Return what makes the calls of one program, which are numbered r1, r2, …"""
+        number = 0
+
+        async def call(spec: ToolSpec, arguments: dict[str, Any]) -> CallOutcome:
+            nonlocal number
+            number += 1
+            if isinstance(calls, ToolCalls):
+                calls.begin(0, 1)
+            (outcome,) = await self._executor.execute_calls(
+                [ToolCall(spec.name, arguments, server_name=spec.server_name)],
+                agent=self._scope.path,
+                allow_duplicates=spec.policy.read_only,  # the earlier result is the value
+                through=calls,
+                approve=calls.approve,
+                handles=lambda _: f"r{number}",
+            )
+            return outcome
+
+        return call
+
+
+def _code_of(event: ToolStarted) -> str:
+    code = json.loads(event.arguments).get("code")
+    return code if isinstance(code, str) else ""
+
+
+# ------------------------------------------------------------------------------------------------ one program
+
+
+class _Execution:
+    """One execution of one program.
+
+    Args:
+        sandbox: Where it runs.
+        functions: What it can call.
+        call: Makes a call.
+        answers: Reads the answer that it gives.
+    """
+
+    def __init__(self, sandbox: _Sandbox, functions: Mapping[str, ToolSpec], call: Call, answers: Answers) -> None:
+        self.repairs: list[Repair] = []
+        self._sandbox = sandbox
+        self._functions = functions
+        self._call = call
+        self._answers = answers
+        self._printed = _Printed()
+        self._value = ""
+        self._answer: str | None = None
+        self._error = ""
+        self._lost = False  # the variables of all programs are gone
+        self._steps = 0  # of the host
+
+    async def run(self, code: str) -> None:
+        """Execute the program. What goes wrong in it is in `output`."""
+        from pydantic_monty import MontyCrashedError, MontyError, MontyRuntimeError
+
+        if len(code) > MAX_PROGRAM:
+            self._error = f"A program may have at most {MAX_PROGRAM:,} characters, this one has {len(code):,}."
+            return
+        session = await self._sandbox.session(self._functions)
+        try:
+            complete = await self._drive(await self._start(session, code))
+            self._value = "" if complete is None else complete if isinstance(complete, str) else repr(complete)
+        except _Refused as refused:
+            self._error = str(refused)
+        except _TooMany:
+            self._error, self._lost = TOO_MANY, True
+        except MontyCrashedError:
+            self._error, self._lost = "The sandbox broke down.", True
+        except MontyRuntimeError as error:
+            self._error = _traceback(error.display())
+            self._lost = isinstance(error.exception(), TimeoutError) and "time limit" in str(error)
+        except MontyError as error:
+            self._error = _traceback(str(error))
+        finally:
+            self._sandbox.names |= _bound_names(code)
+            if self._lost:
+                await self._sandbox.discard()
+
+    def output(self) -> ToolOutput:
+        """Return the result of the program for the model."""
+        printed = self._printed.text()
+        if self._error:
+            lost = "\nAll variables are lost." if self._lost else ""
+            text = "\n".join(filter(None, (printed.rstrip("\n"), f"{self._error}{lost}")))
+            failed = failed_output(RUN_PROGRAM, text, "ProgramError")
+            if self._lost:
+                failed.metadata[LOST_KEY] = True
+            return failed
+        if self._answer is not None:
+            return ToolOutput(result=f"{printed}{self._answer}", metadata={ANSWER_KEY: self._answer})
+        return ToolOutput(result=f"{printed}{self._value}" or NOTHING_PRINTED)
+
+    # ------------------------------------------------------------------------------------------ before it runs
+
+    async def _start(self, session: AsyncMontySession, code: str) -> AsyncSnapshot:
+        """Begin the program, with certain near misses repaired. Raises `_Refused` for what is certain to fail."""
+        from pydantic_monty import MontyTypingError
+
+        unchecked = False
+        for _ in range(MAX_CORRECTIONS):
+            try:
+                return await self._fed(session, code, unchecked)
+            except MontyTypingError as error:
+                findings = self._certain(error.display())
+                if not findings:  # the rest may be right in Python
+                    unchecked = True
+                    continue
+                corrected = self._corrected(code, findings)
+                if corrected is None:
+                    raise _Refused("The program was not run.\n" + "\n".join(map(str, findings))) from None
+                code = corrected
+        return await self._fed(session, code, unchecked=True)
+
+    async def _fed(self, session: AsyncMontySession, code: str, unchecked: bool) -> AsyncSnapshot:
+        snapshot: Any = await session.feed_start(code, print_callback=self._printed, skip_type_check=unchecked)
+        while getattr(snapshot, "function_name", "") == "import_stubs":  # the type checker asks for other modules
+            snapshot = await snapshot.resume({"return_value": {}})
+        return snapshot
+
+    def _certain(self, diagnostics: str) -> list[_Finding]:
+        found = [
+            _Finding(int(line), rule, text)
+            for line, _, rule, text in _DIAGNOSTIC.findall(diagnostics)
+            if rule in _CERTAIN
+        ]
+        known = self._sandbox.names | self._functions.keys() | _BUILTINS
+        return [each for each in found if each.rule != "unresolved-reference" or each.name not in known]
+
+    def _corrected(self, code: str, findings: list[_Finding]) -> str | None:
+        """The program with the names of functions and parameters repaired that the findings are about."""
+        tree = parse_python(code)
+        if tree is None:
+            return None
+        edits: list[tuple[int, int, str, str]] = []  # line, byte column, old, new
+        for finding in findings:
+            for node in ast.walk(tree):
+                if not isinstance(node, ast.Call):
+                    continue
+                if finding.rule == "unresolved-reference" and getattr(node.func, "id", None) == finding.name:
+                    new = self._function_for(finding.name, len(node.args), [each.arg for each in node.keywords])
+                    if new is not None:
+                        edits.append((node.lineno, node.col_offset, finding.name, new))
+                elif finding.rule == "unknown-argument":
+                    for keyword in node.keywords:
+                        new = self._parameter_for(node, keyword) if keyword.arg == finding.name else None
+                        if new is not None:
+                            edits.append((keyword.lineno, keyword.col_offset, finding.name, new))
+        lines = code.encode().split(b"\n")
+        for line, column, old, new in sorted(set(edits), reverse=True):
+            text = lines[line - 1]
+            lines[line - 1] = text[:column] + new.encode() + text[column + len(old.encode()) :]
+            self.repairs.append(Repair("program_name", f"line {line}", old, after=new))
+        return b"\n".join(lines).decode() if edits else None
+
+    def _function_for(self, name: str, positional: int, keywords: Iterable[str | None]) -> str | None:
+        """The function that a misspelt name means in a call, by the rules for names of tools."""
+        for function, spec in self._functions.items():
+            properties = spec.parameters.get("properties") or {}
+            named = [*_parameters(spec)[:positional], *(keyword for keyword in keywords if keyword)]
+            arguments = {each: _SAMPLES.get(str(properties.get(each, {}).get("type")), "") for each in named}
+            if resolve_tool_name(name, list(self._functions.values()), arguments).spec is spec:
+                return function
+        return None
+
+    def _parameter_for(self, call: ast.Call, keyword: ast.keyword) -> str | None:
+        """The parameter that a keyword is a near miss of, by the rules for arguments of calls."""
+        spec = self._functions.get(call.func.id) if isinstance(call.func, ast.Name) else None
+        if spec is None or spec.policy.repair == "none" or keyword.arg is None:
+            return None
+        names = _parameters(spec)
+        marks = {name: f"<{name}>" for name in names[: len(call.args)]}
+        marks |= {each.arg: f"<{each.arg}>" for each in call.keywords if each.arg is not None}
+        loose = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+        repaired = repair_arguments(
+            marks,
+            loose | {"additionalProperties": False},
+            spec.policy.aliases,
+            drop_unknown=False,
+            slips=not spec.policy.strict_names,
+        )
+        if not repaired.ok:
+            return None
+        return next((name for name, mark in repaired.arguments.items() if mark == f"<{keyword.arg}>"), None)
+
+    # ------------------------------------------------------------------------------------------ while it runs
+
+    async def _drive(self, snapshot: AsyncSnapshot) -> Any:
+        """Answer what the program asks of the host, until it is complete. Returns the value of its last line."""
+        from pydantic_monty import AsyncFunctionSnapshot, AsyncNameLookupSnapshot, MontyComplete
+
+        while not isinstance(snapshot, MontyComplete):
+            self._steps += 1
+            if self._steps > MAX_CALLS:
+                raise _TooMany
+            if isinstance(snapshot, AsyncNameLookupSnapshot):
+                snapshot = await self._look_up(snapshot)
+            elif not isinstance(snapshot, AsyncFunctionSnapshot):
+                raise _TooMany  # nothing here is asynchronous, so no future is ever awaited
+            elif snapshot.is_os_function:
+                snapshot = await snapshot.resume_not_handled()
+            else:
+                snapshot = await snapshot.resume(await self._called(snapshot))
+        return snapshot.output
+
+    async def _look_up(self, snapshot: Any) -> AsyncSnapshot:
+        name = snapshot.variable_name
+        if snapshot.object_id is not None or name not in {*self._functions, FINAL_ANSWER}:
+            return await snapshot.resume()
+
+        def function(*_: Any, **__: Any) -> None: ...  # a call of it comes back here under its name
+
+        function.__name__ = function.__qualname__ = name
+        return await snapshot.resume(value=function)
+
+    async def _called(self, snapshot: Any) -> Any:
+        name = snapshot.function_name
+        if name == FINAL_ANSWER:
+            return self._take_answer(snapshot.args, snapshot.kwargs)
+        name = name if name in self._functions else self._function_for(name, len(snapshot.args), snapshot.kwargs)
+        if name is None:
+            listed = ", ".join(self._functions) or "none"
+            return {"exception": NameError(f"name '{snapshot.function_name}' is not defined. Functions: {listed}.")}
+        spec = self._functions[name]
+        names = _parameters(spec)
+        if len(snapshot.args) > len(names):
+            text = f"{name}() takes at most {len(names)} arguments, got {len(snapshot.args)}"
+            return {"exception": TypeError(text)}
+        arguments = dict(zip(names, snapshot.args, strict=False))
+        if twice := [each for each in snapshot.kwargs if each in arguments]:
+            return {"exception": TypeError(f"{name}() got multiple values for argument '{twice[0]}'")}
+        outcome = await self._call(spec, normalise(arguments | snapshot.kwargs))
+        self.repairs += outcome.repairs
+        if not outcome.ok:
+            return {"exception": RuntimeError(f"{name}: {outcome.reason or outcome.text}")}
+        result = outcome.output.result
+        return {"return_value": outcome.text if result is None else result}
+
+    def _take_answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        values = [*args, *kwargs.values()]
+        if len(values) != 1:
+            return {"exception": TypeError(f"{FINAL_ANSWER}() takes one argument, got {len(values)}")}
+        value = normalise(values[0])
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for form in _answer_forms(text, self._answers.contract.finish_prefix):
+            if self._answers.read(form).ok:
+                self._answer = form
+                return {"return_value": None}
+        problem = self._answers.read(text).problem
+        return {"exception": ValueError(f"{problem} {self._answers.contract.instruction()}".strip())}
+
+
+def _parameters(spec: ToolSpec) -> list[str]:
+    """The parameters of a tool in the order in which its function takes them: the required ones first."""
+    required = set(spec.parameters.get("required") or ())
+    return sorted(spec.parameters.get("properties") or (), key=lambda name: name not in required)
+
+
+def _answer_forms(text: str, prefix: str) -> Iterator[str]:
+    """An answer as it is, and as the contract wants it written."""
+    yield text
+    if prefix.endswith("{"):
+        yield f"{prefix}{text}}}"
+    elif prefix.startswith("<") and prefix.endswith(">"):
+        yield f"{prefix}{text}</{prefix[1:]}"
+    elif prefix:
+        yield f"{prefix}{text}"
+
+
+def _bound_names(code: str) -> set[str]:
+    """The names that a program may define."""
+    tree = parse_python(code)
+    found: set[str] = set()
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found
+
+
+def _traceback(text: str) -> str:
+    """A traceback as the model is shown it: the end matters most."""
+    text = text.strip()
+    if len(text) <= MAX_TRACEBACK:
+        return text
+    return f"{text[: MAX_TRACEBACK // 2]}\n…\n{text[-MAX_TRACEBACK // 2 :]}"
+
+
+class _Refused(Exception):
+    """The program is certain to fail and was not run. The text is for the model."""
+
+
+class _TooMany(Exception):
+    """The program asks more of the host than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """A finding of the type checker."""
+
+    line: int
+    rule: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The first name that the text is about."""
+        quoted = re.search(r"`(\w+)`", self.text)
+        return quoted[1] if quoted else ""
+
+    def __str__(self) -> str:
+        return f"Line {self.line}: {self.text}"
+
+
+class _Printed:
+    """Collects what a program prints, up to a limit."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._kept = self._left_out = 0
+
+    def __call__(self, stream: str, text: str) -> None:
+        room = max(MAX_PRINTED - self._kept, 0)
+        if kept := text[:room]:
+            self._parts.append(kept)
+            self._kept += len(kept)
+        self._left_out += len(text) - len(kept)
+
+    def text(self) -> str:
+        whole = "".join(self._parts)
+        return f"{whole}\n… {self._left_out:,} more characters\n" if self._left_out else whole
+
+
+# ------------------------------------------------------------------------------------------------ the sandbox
+
+
+class _Sandbox:
+    """A worker process that keeps the variables of an agent's programs. It is started when the first one runs."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.names: set[str] = set()  # that programs have defined
+        self._scope = scope
+        self._pool = AsyncExitStack()
+        self._checkout: Callable[..., AsyncMontySession] | None = None
+        self._session: AsyncMontySession | None = None
+        self._worker = AsyncExitStack()
+        self._stale = False
+
+    def forget(self) -> None:
+        """Begin with no variables at the next program."""
+        self._stale = True
+
+    async def session(self, functions: Mapping[str, ToolSpec]) -> AsyncMontySession:
+        """Return the session that keeps the variables."""
+        from pydantic_monty import AsyncMonty
+
+        if self._stale:
+            await self.discard()
+        if self._checkout is None:
+            self._checkout = (await self._pool.enter_async_context(AsyncMonty())).checkout
+        if self._session is None:
+            moment = datetime.fromtimestamp(self._scope.journal.started_at, UTC)
+            session = self._checkout(
+                script_name="program",
+                limits={
+                    "max_feed_duration_secs": MAX_SECONDS,
+                    "max_memory": MAX_MEMORY,
+                    "max_recursion_depth": MAX_DEPTH,
+                    "max_suspensions": 1_000_000_000,  # `_Execution` counts those of a program
+                },
+                type_check=True,
+                type_check_stubs=_STUB_HEAD + stubs(functions.values(), documented=False),
+                type_check_format="concise",
+                # The same at every execution, so that a program that was interrupted does the same again.
+                os_policy={
+                    "datetime": moment,
+                    "sleep": "zero",
+                    "random_start": {"seed": self._scope.journal.run_id},
+                },
+            )
+            self._session = await self._worker.enter_async_context(session)
+        return self._session
+
+    async def discard(self) -> None:
+        """End the session, with its variables."""
+        self._stale, self._session = False, None
+        self.names.clear()
+        await self._worker.aclose()
+
+    async def aclose(self) -> None:
+        await self.discard()
+        await self._pool.aclose()
