@@ -411,6 +411,22 @@ def test_events_that_cannot_be_read_and_unknown_ones_are_shown_as_such(viewer: V
     page.wait_for_selector(".item.other >> nth=2")
 
 
+def test_outcomes_without_their_beginnings_are_shown(viewer: Viewer, home: Path) -> None:
+    orphans = [
+        ev.ToolFinished("main", "r9", "f", ok=False, record="not json", note="it broke"),
+        ev.TurnAccepted(
+            "main", 0, 5, returns=({"call": 3, "text": "a result", "handle": "", "ok": True, "tokens": 0},)
+        ),
+        ev.TurnRolledBack("main/r1:clerk", 0, 0, reason="no_action"),
+        ev.ModelReplied("main/r2:clerk", 7, "a late reply"),
+    ]
+    write_runs(home, [("odd", [ev.RunStarted("main", "A task"), *orphans])])
+    page = viewer.open("#/run/odd")
+    page.wait_for_selector("text=5 events")
+    shown = page.inner_text(".run-main")
+    assert all(text in shown for text in ("it broke", "a result", "no_action", "a late reply"))
+
+
 @pytest.mark.parametrize("path", ["#/run/none", "#/run/none/prompts", "#/compare/none/none"])
 def test_a_run_that_is_not_there_is_an_error_that_says_so(viewer: Viewer, home: Path, path: str) -> None:
     page = viewer.open(path)

@@ -85,7 +85,7 @@ const CHINESE = {
   "The whole result": "完整结果",
   "This page cannot be shown.": "无法显示此页面。",
   "This run sent no requests.": "此运行没有发送请求。",
-  "This run was recorded by a version that did not keep the prompts.": "记录此运行的版本没有保存提示词。",
+  "The prompts of this run were not recorded.": "此运行的提示词没有记录。",
   "Time": "时间",
   "Tokens": "令牌",
   "Tokens per request": "每个请求的令牌",

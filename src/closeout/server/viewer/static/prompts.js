@@ -148,7 +148,7 @@ class PromptsPage {
         h("div.toggle", null, toggle(false, t("Difference to the previous request")), toggle(true, t("Whole prompt"))),
         h("a", { href: `#/run/${encodeURIComponent(this.runId)}?e=${event.seq}` }, t("Show the turn"))),
       tools ? fold(t("Tools ({n})", { n: parse(tools).length }), () => parse(tools).map(toolElement)) : null,
-      this.log.isRecorded(place) ? this.content(place) : h("p.quiet", null, t("This run was recorded by a version that did not keep the prompts.")));
+      this.log.isRecorded(place) ? this.content(place) : h("p.quiet", null, t("The prompts of this run were not recorded.")));
   }
 
   content(place) {

@@ -115,7 +115,7 @@ class RunPage {
     const { record, story } = this;
     const totals = totalsOf(story);
     const started = story.started?.time ?? record.started;
-    const seconds = (this.isOver() ? story.lastTime : Date.now() / 1000) - started;
+    const seconds = Math.max(0, (this.isOver() ? story.lastTime : Date.now() / 1000) - started);
     const tile = (name, value, detail = "") =>
       value === "" ? null : h("div.tile", null, h("dt", null, t(name)), h("dd", null, value, detail && h("small", null, detail)));
     const copy = h("button.quiet", { type: "button", click: () => copyFrom(copy, this.runId), title: t("Copy the run id") }, this.runId);
