@@ -61,7 +61,9 @@ async def api_errors(request: web.Request, handler: Handler) -> web.StreamRespon
         return error_response(ApiError(429, str(error), code="too_many_runs"), retry=True)
     except web.HTTPRequestEntityTooLarge:
         return error_response(ApiError(413, f"The body is larger than {request.client_max_size:,} bytes."))
-    except (web.HTTPException, CloseoutError, ConnectionError):
+    except ConnectionError:
+        return web.Response(status=499)  # the client is gone: nothing reaches it
+    except (web.HTTPException, CloseoutError):
         raise
     except Exception:
         log.exception("Error while serving %s %s", request.method, request.path)

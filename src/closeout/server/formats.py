@@ -108,8 +108,8 @@ class Format(ABC):
         """Return a server's response with another text and other calls."""
         raise NotImplementedError
 
-    def asked_again(self, body: Mapping[str, Any], reply: ModelReply, hint: str) -> dict[str, Any]:
-        """Return a request that continues with a reply that is of no use, and the reason."""
+    def asked_again(self, body: Mapping[str, Any], hint: str) -> dict[str, Any]:
+        """Return the request with the reason why the reply to it was of no use."""
         raise NotImplementedError
 
 
@@ -214,8 +214,8 @@ class ChatCompletions(Format):
         choice = {**first, "message": message, "finish_reason": reply.finish_reason}
         return {**value, "choices": [choice, *rest]}
 
-    def asked_again(self, body: Mapping[str, Any], reply: ModelReply, hint: str) -> dict[str, Any]:
-        return {**body, "messages": [*body["messages"], *again(reply, hint)]}
+    def asked_again(self, body: Mapping[str, Any], hint: str) -> dict[str, Any]:
+        return {**body, "messages": with_hint(body["messages"], hint)}
 
     def whole(self, body: Mapping[str, Any], reply: ModelReply) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}
@@ -237,15 +237,15 @@ class ChatCompletions(Format):
         return _ChatWriter(body)
 
 
-def again(reply: ModelReply, hint: str) -> list[dict[str, Any]]:
-    """Return the messages that ask for a reply again: the reply as a text, since its calls have no results."""
-    said = reply.text.strip()
-    for call in reply.tool_calls:
-        said += f"\n{call.name}({arguments_text(call)})"
-    return [
-        {"role": "assistant", "content": said.strip() or "(nothing)"},
-        {"role": "user", "content": hint},
-    ]
+def with_hint(messages: Sequence[Mapping[str, Any]], hint: str) -> list[Any]:
+    """Return a conversation that ends with a hint. The reply that it is about is not shown: it would be repeated."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if last.get("role") != "user" or not isinstance(content, str | list):
+        return [*messages, {"role": "user", "content": hint}]
+    # Roles must alternate for many models.
+    more: Any = f"{content}\n\n{hint}" if isinstance(content, str) else [*content, {"type": "text", "text": hint}]
+    return [*messages[:-1], {**last, "content": more}]
 
 
 def _chat_call(call: ToolCall) -> dict[str, Any]:
@@ -345,8 +345,8 @@ class AnthropicMessages(Format):
         kept = [block for block in value["content"] if block.get("type") not in ("text", "tool_use")]
         return {**value, "content": [*kept, *_blocks(reply)], "stop_reason": _stop_reason(reply)}
 
-    def asked_again(self, body: Mapping[str, Any], reply: ModelReply, hint: str) -> dict[str, Any]:
-        return {**body, "messages": [*body["messages"], *again(reply, hint)]}
+    def asked_again(self, body: Mapping[str, Any], hint: str) -> dict[str, Any]:
+        return {**body, "messages": with_hint(body["messages"], hint)}
 
     def whole(self, body: Mapping[str, Any], reply: ModelReply) -> dict[str, Any]:
         return {

@@ -28,7 +28,7 @@ from closeout.models.openai import OpenAIClient
 from closeout.models.streaming import EventReader, ReplyBuilder
 from closeout.parsing.forms import FormDetector
 from closeout.server.api_errors import ApiError, error_body, json_body
-from closeout.server.formats import FORMATS, Format, OfferedTools, Writer, again, decoded
+from closeout.server.formats import FORMATS, Format, OfferedTools, Writer, decoded, with_hint
 from closeout.server.governing import Governor, Verdict
 from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
@@ -205,10 +205,10 @@ def _api_error(error: ModelError) -> ApiError:
 class _TextGate:
     """Holds back the text of a streamed reply from where it may be a written call, or a result that was made up."""
 
-    def __init__(self, *, closed: bool = False) -> None:
+    def __init__(self) -> None:
         self._detector = FormDetector()
         self._tail = ""
-        self._closed = closed
+        self._closed = False
 
     def feed(self, piece: str) -> str:
         """Take a piece of text. Returns what may be shown now, which may be text that was held before."""
@@ -246,7 +246,8 @@ class _Exchange:
         self._out: web.StreamResponse | None = None  # once the response has begun
         self._shown = ""  # text of the current reply that the client got
         self._got_text = False  # the client got text of a reply that was asked for again
-        self._again = 0
+        self._again = 0  # times that a reply was asked for again, with a hint
+        self._retries = 0  # times that a reply broke off, or was none
         notes = {"format": form.path, "upstream": proxy.base, "record_only": proxy.record_only}
         self._record = ProxyRecord(proxy.store, self._model, self._messages, notes)
 
@@ -294,7 +295,7 @@ class _Exchange:
     async def _pass_through(self) -> web.StreamResponse | None:
         """Pass the request on as it is. Returns None if the server refuses tools."""
         endpoint = self._proxy.endpoint(self._form.path, self._request.headers)
-        data, body = await self._request.read(), self._body
+        data = await self._request.read()
         while True:
             self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
             try:
@@ -311,17 +312,16 @@ class _Exchange:
                 self._record.failed(error)
                 if self._shown:
                     raise _Failed from None
-                if not self._may_ask_again:
+                self._retries += 1
+                if self._retries > MAX_AGAIN or self._proxy.record_only:
                     raise
-                self._count_again()
                 continue
             self._record.replied(reply)
             verdict = self._judge(reply)
             if verdict.defect is None or not self._may_ask_again:
                 return await self._answer(response, raw, verdict)
             self._count_again()
-            body = self._form.asked_again(body, reply, verdict.defect.hint)
-            data = encode_json(body)
+            data = encode_json(self._form.asked_again(self._body, verdict.defect.hint))
 
     async def _refused(self, response: transport.Response) -> web.StreamResponse | None:
         """Pass an error on; None if it says that the server knows no tools."""
@@ -356,45 +356,46 @@ class _Exchange:
         """Read a stream and pass on what is certainly a part of a valid reply. Returns the reply and what was held."""
         deltas: list[Delta] = []
         builder = ReplyBuilder(deltas.append)
-        reader, gate = self._form.reader(builder), _TextGate(closed=self._again > 0)
-        held: list[tuple[bytes, list[dict[str, Any]]]] = []
+        reader, gate, pieces = self._form.reader(builder), _TextGate(), EventReader()
+        closed = self._again > 0  # such a reply is shown when it is known to be of use
+        held: list[bytes] = []
+        held_events: list[dict[str, Any]] = []
         held_text: list[str] = []
-        pieces = EventReader()
-        closed = False
-        async for frame in _frames(response):
-            events = decoded(pieces.feed(frame))
-            for event in events:
-                error = error_from_body(event, self._proxy.base)
-                if error is not None:
-                    raise error
-                reader.take(event)
-            held.append((frame, events))
-            text = "".join([delta.text for delta in deltas if delta.kind == "text"])
-            if self._governs:
-                if text:
-                    gate.feed(text)
-                called = any(delta.kind in ("tool_name", "tool_arguments") for delta in deltas)
-                closed = closed or called or bool(builder.finish_reason) or self._again > 0
-            deltas.clear()
-            held_text.append(text)
-            if not closed and not (self._governs and gate.holds):
-                await self._release(response, held)
-                self._shown += "".join(held_text)
-                held_text.clear()
+        async for frames in _frames(response):
+            passing = 0  # frames of `held` that may be passed on
+            for frame in frames:
+                events = decoded(pieces.feed(frame))
+                for event in events:
+                    error = error_from_body(event, self._proxy.base)
+                    if error is not None:
+                        raise error
+                    reader.take(event)
+                held.append(frame)
+                held_events += events
+                text = "".join([delta.text for delta in deltas if delta.kind == "text"])
+                held_text.append(text)
+                if self._governs and not closed:
+                    if text:
+                        gate.feed(text)
+                    called = any(delta.kind in ("tool_name", "tool_arguments") for delta in deltas)
+                    closed = called or bool(builder.finish_reason)
+                deltas.clear()
+                if not closed and not (self._governs and gate.holds):
+                    passing = len(held)
+                    for event in held_events:
+                        self._writer.observe(event)
+                    held_events.clear()
+            if passing:
+                out = await self._begin(response)
+                await out.write(b"".join(held[:passing]))
+                self._shown += "".join(held_text[:passing])
+                del held[:passing], held_text[:passing]
         for event in decoded(pieces.close()):
             reader.take(event)
         if not reader.complete:
             raise StreamDropped("The upstream server broke off its reply.")
         usage = builder.usage or Usage(requests=1)
-        return builder.reply(usage=usage, reasoning_details=reader.details), [frame for frame, _ in held]
-
-    async def _release(self, response: transport.Response, held: list[tuple[bytes, list[dict[str, Any]]]]) -> None:
-        out = await self._begin(response)
-        for frame, events in held:
-            await out.write(frame)
-            for event in events:
-                self._writer.observe(event)
-        held.clear()
+        return builder.reply(usage=usage, reasoning_details=reader.details), held
 
     async def _answer(self, response: transport.Response, raw: Any, verdict: Verdict) -> web.StreamResponse:
         """Give the client the reply: its own bytes if they are valid, else a repaired one."""
@@ -404,7 +405,7 @@ class _Exchange:
             self._end(verdict)
             return web.Response(body=data, headers=self._headers(response))
         out = await self._begin(response)
-        if untouched and (self._again == 0 or not self._writer.begun):
+        if untouched and (self._again + self._retries == 0 or not self._writer.begun):
             await out.write(b"".join(raw))
         else:
             await self._write(verdict.reply)
@@ -420,6 +421,7 @@ class _Exchange:
         dialect = CotChat() if self._writes_text else None
         if dialect is not None:
             request = _as_text(request, dialect)
+        messages = request.messages
         while True:
             self._record.requested(messages=len(request.messages), size=0)
             try:
@@ -432,8 +434,8 @@ class _Exchange:
             if verdict.defect is None or not self._may_ask_again:
                 break
             self._count_again()
-            hints = [Message(each) for each in again(reply, verdict.defect.hint)]
-            request = replace(request, messages=[*request.messages, *hints])
+            hinted = with_hint(messages, verdict.defect.hint)
+            request = replace(request, messages=list(map(Message.of, hinted)))
         shown = reply if self._proxy.record_only else verdict.reply
         self._end(verdict)
         if not self._streams:
@@ -536,19 +538,21 @@ class _Exchange:
         return self._out
 
 
-async def _frames(response: transport.Response) -> AsyncIterator[bytes]:
-    """Split a stream into events, byte for byte: joined they are the stream again."""
+async def _frames(response: transport.Response) -> AsyncIterator[list[bytes]]:
+    """Split a stream into events, byte for byte: joined they are the stream again. Yields those of a chunk together."""
     rest = b""
     async with aclosing(response.chunks()) as chunks:
         async for chunk in chunks:
             rest += chunk
-            start = 0
+            frames, start = [], 0
             for end in _FRAME_END.finditer(rest):
-                yield rest[start : end.end()]
+                frames.append(rest[start : end.end()])
                 start = end.end()
             rest = rest[start:]
+            if frames:
+                yield frames
     if rest:
-        yield rest
+        yield [rest]
 
 
 def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:

@@ -31,6 +31,7 @@ __all__ = ["KIND", "ProxyRecord"]
 KIND = "proxy"
 """The key of a run's origin that says it is a request through the proxy."""
 
+WRITE_SECONDS = 0.02  # after the end of a request until its record is written
 MAX_TASK = 20_000  # characters of the last message that are kept
 log = logging.getLogger("closeout.server")
 
@@ -56,7 +57,7 @@ class ProxyRecord:
         started = RunStarted(
             "main", last.text[:MAX_TASK] or "(no text)", name=KIND, origin={KIND: {**notes, "messages": len(messages)}}
         )
-        self._journal = asyncio.create_task(Journal.begin(store, started, model, run_id=self.run_id))
+        self._store, self._model, self._started = store, model, started
 
     def requested(self, *, messages: int, size: int, note: str = "") -> None:
         """Note that a request is sent upstream."""
@@ -110,8 +111,9 @@ class ProxyRecord:
         task.add_done_callback(_writing.discard)
 
     async def _write(self) -> None:
+        await asyncio.sleep(WRITE_SECONDS)  # the writing thread would delay the reply that is being sent
         try:
-            journal = await self._journal
+            journal = await Journal.begin(self._store, self._started, self._model, run_id=self.run_id)
             *events, last = self._events
             for event in events:
                 journal.append(event)

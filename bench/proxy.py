@@ -1,0 +1,221 @@
+"""A client loop against a misbehaving model, bare and through `closeout proxy`; and what the proxy costs.
+
+The client is strict: it runs a call only if its name and arguments are valid, gives the model an error otherwise, and
+takes a text without calls for the answer. Right is a task whose calls were all made and whose answer is right.
+
+    python bench/proxy.py [--tasks 100] [--requests 300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from closeout.journal.store import close_stores, open_store
+from closeout.server.proxy import Proxy
+from closeout.server.serving import proxy_app
+from closeout.testing import Misbehaviour, Turn, always, answer, call, once, serve_script, sometimes
+
+REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
+ASKED_AGAIN = ("empty", "truncated", "hallucinated_observation", "repeated", "error_in_200", "garbage_body")
+RETRIED_BY_CLIENTS = ("server_error", "overloaded", "html_error")
+SHARE = 0.3
+PAUSE = 0.05  # seconds between two requests whose time is taken: records are written after a request
+ANSWER = "4711"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"key": {"type": "string"}, "limit": {"type": "integer"}},
+    "required": ["key"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look up", "parameters": PARAMETERS}}]
+
+
+def script(calls: int) -> list[Turn]:
+    turns = [Turn("", calls=[call("lookup", key=f"key {n}", limit=5)]) for n in range(calls)]
+    return [*turns, answer(ANSWER, "All keys are known now.")]
+
+
+@asynccontextmanager
+async def served(app: web.Application) -> AsyncIterator[str]:
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+# ------------------------------------------------------------------------------------------------ the client
+
+
+async def ask(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Any:
+    """As SDKs do: two retries for 5xx and 429, none for a body that is not a reply."""
+    for _ in range(3):
+        async with http.post(f"{url}/chat/completions", json=body, headers={"Authorization": "Bearer x"}) as response:
+            if response.status < 429:
+                return json.loads(await response.read())["choices"][0]["message"]
+    raise ValueError("three errors in a row")
+
+
+def problem(called: dict[str, Any]) -> str:
+    """Why a call is not valid; empty if it is."""
+    try:
+        arguments = json.loads(called["arguments"])
+    except ValueError:
+        return "not JSON"
+    wrong = not isinstance(arguments, dict) or not isinstance(arguments.get("key"), str)
+    wrong = wrong or not isinstance(arguments.get("limit", 0), int) or not {"key", "limit"}.issuperset(arguments)
+    return "wrong arguments" if wrong else "" if called["name"] == "lookup" else "no such tool"
+
+
+async def task(http: aiohttp.ClientSession, url: str, calls: int) -> bool:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look up all keys."}]
+    made: set[str] = set()
+    for _ in range(2 * calls + 2):
+        try:
+            said = await ask(http, url, {"model": "m", "messages": messages, "tools": TOOLS})
+        except (ValueError, KeyError, TypeError, aiohttp.ClientError):
+            return False
+        messages.append({key: value for key, value in said.items() if value is not None})
+        if not said.get("tool_calls"):
+            return len(made) == calls and ANSWER in (said.get("content") or "")
+        for each in said["tool_calls"]:
+            wrong = problem(each["function"])
+            if not wrong:
+                made.add(json.loads(each["function"]["arguments"])["key"])
+            content = f"Error: {wrong}" if wrong else "The value is 5."
+            messages.append({"role": "tool", "tool_call_id": each["id"], "content": content})
+    return False
+
+
+@dataclass
+class Tally:
+    right: int = 0
+    tasks: int = 0
+    extra: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.right:>4}/{self.tasks:<4} right, {self.extra / max(self.tasks, 1):>5.2f} extra requests a task"
+
+
+async def run(plan: Sequence[Misbehaviour], calls: int, home: Path, *, through: bool, tasks: int) -> Tally:
+    tally = Tally()
+    for number in range(tasks):
+        faults = [
+            Misbehaviour(each.kind, each.at, each.times, share=each.share, seed=number * 131 + 7) for each in plan
+        ]
+        async with serve_script(script(calls), misbehave=faults) as model, aiohttp.ClientSession() as http:
+            if through:
+                async with served(proxy_app(Proxy(model.base_url, open_store(home)))) as url:
+                    right = await task(http, url, calls)
+            else:
+                right = await task(http, model.base_url, calls)
+            tally.right += right
+            tally.extra += max(len(model.requests) - calls - 1, 0)
+            tally.tasks += 1
+    return tally
+
+
+async def faults(tasks: int, home: Path) -> None:
+    for kind in REPAIRABLE:
+        plan = [always(kind)]
+        bare = await run(plan, 5, home, through=False, tasks=10)
+        governed = await run(plan, 5, home, through=True, tasks=10)
+        print(f"{kind:<26} in every reply: bare {bare}   proxy {governed}")
+    for kind in ASKED_AGAIN:
+        plan = [once(kind)]
+        bare = await run(plan, 5, home, through=False, tasks=10)
+        governed = await run(plan, 5, home, through=True, tasks=10)
+        print(f"{kind:<26} once:           bare {bare}   proxy {governed}")
+    kinds = (*REPAIRABLE, *ASKED_AGAIN, *RETRIED_BY_CLIENTS)
+    plan = [sometimes(kind, SHARE / len(kinds)) for kind in kinds]
+    bare = await run(plan, 20, home, through=False, tasks=tasks)
+    governed = await run(plan, 20, home, through=True, tasks=tasks)
+    print(f"{SHARE:.0%} of the replies of 20-turn tasks, {len(kinds)} kinds: bare {bare}   proxy {governed}")
+
+
+# ------------------------------------------------------------------------------------------------ the cost
+
+
+def reverse_proxy(upstream: str, http: aiohttp.ClientSession) -> web.Application:
+    """The least that a proxy can do with aiohttp."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        async with http.post(f"{upstream}/chat/completions", data=await request.read()) as response:
+            out = web.StreamResponse(status=response.status, headers={"Content-Type": response.content_type})
+            await out.prepare(request)
+            async for chunk in response.content.iter_any():
+                await out.write(chunk)
+            await out.write_eof()
+            return out
+
+    app = web.Application(client_max_size=2**28)
+    app.router.add_post("/v1/chat/completions", forward)
+    return app
+
+
+async def timed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[float, float]:
+    """Milliseconds until the first byte of the body, and until its end."""
+    began = time.perf_counter()
+    async with http.post(f"{url}/chat/completions", json=body) as response:
+        first = 0.0
+        async for _ in response.content.iter_any():
+            first = first or time.perf_counter() - began
+    return first * 1000, (time.perf_counter() - began) * 1000
+
+
+async def cost(requests: int, home: Path) -> None:
+    text = "This is the answer, which takes a few words to say. " * 4
+    past = [{"role": "user", "content": f"Message {n}. " * 40} for n in range(40)]
+    async with serve_script(lambda _: Turn(text=text), record=False) as model, aiohttp.ClientSession() as http:
+        proxy = Proxy(model.base_url, open_store(home))
+        async with served(reverse_proxy(model.base_url, http)) as bare, served(proxy_app(proxy)) as governed:
+            for stream in (False, True):
+                body = {"model": "m", "messages": past, "tools": TOOLS, "stream": stream}
+                ways = [("direct", model.base_url), ("reverse proxy", bare), ("closeout proxy", governed)]
+                found: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in ways}
+                for _ in range(requests):
+                    random.shuffle(ways)
+                    for name, url in ways:
+                        found[name].append(await timed(http, url, body))
+                        await asyncio.sleep(PAUSE)
+                figures = [
+                    f"{name} {median([first for first, _ in times]):.2f} / {median([whole for _, whole in times]):.2f}"
+                    for name, times in found.items()
+                ]
+                kind = "streamed" if stream else "whole"
+                print(f"{kind:<9} ms to the first byte / to the end, median of {requests}: {', '.join(figures)}")
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--requests", type=int, default=300)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        asyncio.run(faults(options.tasks, home))
+        asyncio.run(cost(options.requests, home))
+        close_stores()
+
+
+if __name__ == "__main__":
+    main()
