@@ -1,8 +1,8 @@
 """A client loop against a misbehaving model, bare and through `closeout proxy`; and what the proxy costs.
 
-The client is strict: it runs a call only if its name and arguments are valid, gives the model an error otherwise, and
-takes a text without calls for the answer. Right is a task whose calls were all made and whose answer is right.
-
+The client is strict: it runs a call only if its name and arguments are valid and gives the model an error otherwise. It
+takes a text without calls for the answer, unless it was cut off. Right is a task whose calls were all made and whose
+answer is right.
     python bench/proxy.py [--tasks 100] [--requests 300]
 """
 
@@ -67,7 +67,8 @@ async def ask(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> An
     for _ in range(3):
         async with http.post(f"{url}/chat/completions", json=body, headers={"Authorization": "Bearer x"}) as response:
             if response.status < 429:
-                return json.loads(await response.read())["choices"][0]["message"]
+                choice = json.loads(await response.read())["choices"][0]
+                return {**choice["message"], "cut": choice["finish_reason"] == "length"}
     raise ValueError("three errors in a row")
 
 
@@ -90,7 +91,11 @@ async def task(http: aiohttp.ClientSession, url: str, calls: int) -> bool:
             said = await ask(http, url, {"model": "m", "messages": messages, "tools": TOOLS})
         except (ValueError, KeyError, TypeError, aiohttp.ClientError):
             return False
+        cut = said.pop("cut")
         messages.append({key: value for key, value in said.items() if value is not None})
+        if cut and not said.get("tool_calls"):
+            messages.append({"role": "user", "content": "Your last reply was cut off. Be brief."})
+            continue
         if not said.get("tool_calls"):
             return len(made) == calls and ANSWER in (said.get("content") or "")
         for each in said["tool_calls"]:
@@ -181,7 +186,8 @@ async def timed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> 
 async def cost(requests: int, home: Path) -> None:
     text = "This is the answer, which takes a few words to say. " * 4
     past = [{"role": "user", "content": f"Message {n}. " * 40} for n in range(40)]
-    async with serve_script(lambda _: Turn(text=text), record=False) as model, aiohttp.ClientSession() as http:
+    slow = serve_script(lambda _: Turn(text=text), record=False, pause=0.002)  # between two events of a stream
+    async with slow as model, aiohttp.ClientSession() as http:
         proxy = Proxy(model.base_url, open_store(home))
         async with served(reverse_proxy(model.base_url, http)) as bare, served(proxy_app(proxy)) as governed:
             for stream in (False, True):

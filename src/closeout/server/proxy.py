@@ -331,7 +331,10 @@ class _Exchange:
             self._record.failed(ModelError("The server refuses tools.", status=400))
             self._proxy.remember_text(self._model)
             return None
-        error = ModelError(f"The upstream server answered with status {response.status}.", status=response.status)
+        said = f"The upstream server answered with status {response.status}."
+        if self._again and response.status >= 500:  # the client has not asked for this request: it is not told
+            raise ServerFailed(said, status=response.status)
+        error = ModelError(said, status=response.status)
         self._record.failed(error)
         if self._out is not None:
             raise error
