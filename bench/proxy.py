@@ -3,6 +3,7 @@
 The client is strict: it runs a call only if its name and arguments are valid and gives the model an error otherwise. It
 takes a text without calls for the answer, unless it was cut off. Right is a task whose calls were all made and whose
 answer is right.
+
     python bench/proxy.py [--tasks 100] [--requests 300]
 """
 

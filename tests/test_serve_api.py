@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from closeout import Agent
+from closeout import Agent, tool
 from closeout.errors import ConfigError, UsageError
 from closeout.journal.journal import Journal
 from closeout.server.host import MAX_RESUMES, AgentHost
 from closeout.server.safety import is_loopback
 from closeout.server.serving import agent_app
-from closeout.testing import ScriptedClient
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from serving import Served, serving
 from test_serve_openai import Gate, lookup, turns
 
@@ -219,3 +219,47 @@ async def test_a_run_whose_agent_has_changed_says_so() -> None:
         assert "made by another agent" in found["error"]
         async with ClientSession() as http, http.get(f"{served.base_url}/responses/resp_one") as response:
             assert (await response.json())["status"] == "failed"
+
+
+# ------------------------------------------------------------------------------------------------ decisions
+
+
+async def test_a_run_that_waits_for_a_decision_continues_with_it() -> None:
+    paid: list[str] = []
+
+    @tool(approval="always")
+    def pay(key: str) -> str:
+        """Pay a bill."""
+        paid.append(key)
+        return f"[{key}] paid"
+
+    def play(view: RequestView) -> Turn:
+        return answer("done") if "paid" in view.text else call("pay", key="k1")
+
+    async with serving(Agent(ScriptedClient(play), [pay], name="helper")) as served:
+        _, run = await fetch(served, "POST", "/v1/runs", json={"task": "Pay k1."})
+        path = f"/v1/runs/{run['run_id']}"
+        _, found = await fetch(served, "GET", f"{path}?wait=30")
+        (pending,) = found["waiting"]
+        assert (found["status"], pending["tool"], pending["arguments"], paid) == ("waiting", "pay", {"key": "k1"}, [])
+        response = f"{served.base_url}/responses/resp_{run['run_id']}"
+        async with served.http.get(response) as reply:
+            assert (await reply.json())["status"] == "incomplete"
+
+        wrong = {"decisions": {pending["id"]: {"verdict": "approve", "hash": "0" * 64}}}
+        assert (await fetch(served, "POST", f"{path}/decisions", json=wrong))[0] == 400
+        for useless in ({}, {"decisions": []}, {"decisions": {"r99": True}}):
+            assert (await fetch(served, "POST", f"{path}/decisions", json=useless))[0] == 400
+        right = {"decisions": {pending["id"]: {"verdict": "approve", "hash": pending["hash"]}}}
+        assert (await fetch(served, "POST", f"{path}/decisions", json=right))[0] == 202
+        _, found = await fetch(served, "GET", f"{path}?wait=30")
+        assert (found["status"], found["answer"], found["waiting"], paid) == ("answered", "done", [], ["k1"])
+        async with served.http.get(response) as reply:
+            assert (await reply.json())["status"] == "completed"
+
+
+async def test_the_viewer_is_there_for_this_computer_alone() -> None:
+    async with serving(helper()) as served:
+        assert (await fetch(served, "GET", "/viewer/"))[0] == 200
+    async with serving(helper(), keys=["a long key"]) as served:
+        assert (await fetch(served, "GET", "/viewer/", headers={"x-api-key": "a long key"}))[0] == 404

@@ -15,6 +15,7 @@ from closeout.journal.events import ModelReplied, RunEnded, RunResumed, RunStart
 from closeout.journal.journal import Journal, new_run_id
 from closeout.journal.store import Row, Store
 from closeout.messages import Usage
+from closeout.run.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.following import Wakeup, follow
 
 if TYPE_CHECKING:
@@ -224,6 +225,24 @@ class AgentHost:
         task.cancel()
         await asyncio.wait([task])
         return True
+
+    async def decide(self, run_id: str, decisions: Decisions) -> tuple[PendingDecision, ...]:
+        """Record decisions that a run waits for. It continues when it waits for no others.
+
+        Returns:
+            What it still waits for.
+
+        Raises:
+            DecisionRefused: A decision does not fit.
+            JournalLocked: The run is being executed.
+            Busy: The server is stopping.
+        """
+        if self.stopping:
+            raise Busy("The server is stopping. Try again later.")
+        pending = await self.store.off_loop(record_decisions, self.store, run_id, decisions, by="api")
+        if not pending and run_id not in self._tasks:
+            self._launch(run_id)
+        return pending
 
     async def wait(self, run_id: str, timeout: float | None = None) -> None:
         """Wait until a run is over, at most `timeout` seconds."""

@@ -60,6 +60,9 @@ class Outcome:
             self.message = ""
         elif ended.status == "cancelled":
             self.status = "cancelled"
+        elif ended.status == "waiting":
+            self.status = "incomplete"
+            self.message = "The run waits for a decision, see /v1/runs/ID. It continues when that is made."
         elif ended.stop_reason in LIMITS or ended.stop_reason == "refused":
             self.status = "incomplete"
             self.reason = "content_filter" if ended.stop_reason == "refused" else "max_output_tokens"
@@ -202,8 +205,8 @@ class ResponseView:
 
     def _end(self, event: RunEnded, at: float, made: list[dict[str, Any]]) -> None:
         self.outcome = Outcome(event)
-        if event.stop_reason == "cancelled":
-            return  # the API has no event for this; a run that a stopping server interrupted continues
+        if event.status in ("cancelled", "waiting"):
+            return  # the API has no event for this; a run that waits or was interrupted continues
         self._close_turn("", made)
         self._completed_at = at
         if self.outcome.status == "completed":

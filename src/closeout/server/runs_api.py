@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from aiohttp import web
 from closeout.codec import encode_json
 from closeout.journal.events import RunEnded
 from closeout.journal.totals import RunTotals
+from closeout.run.waiting import pending_decisions
 from closeout.server.api_errors import ApiError, json_body
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation
@@ -28,7 +30,7 @@ def add_runs_api(app: web.Application, host: AgentHost) -> None:
     app.router.add_get("/v1/runs/{id}", api.get)
     app.router.add_get("/v1/runs/{id}/events", api.events)
     app.router.add_post("/v1/runs/{id}/cancel", api.cancel)
-    # The decisions that a waiting run needs belong here: POST /v1/runs/{id}/decisions.
+    app.router.add_post("/v1/runs/{id}/decisions", api.decide)
 
 
 class _Runs:
@@ -67,6 +69,14 @@ class _Runs:
         await self._host.cancel(run_id)
         return await self._run(run_id)
 
+    async def decide(self, request: web.Request) -> web.Response:
+        run_id = await self._run_id(request)
+        decisions = (await json_body(request)).get("decisions")
+        if not isinstance(decisions, dict) or not decisions:
+            raise ApiError(400, 'Send {"decisions": {ID: true, false, or an answer}}.', param="decisions")
+        await self._host.decide(run_id, decisions)
+        return await self._run(run_id, status=202)
+
     async def _run_id(self, request: web.Request) -> str:
         return (await self._host.find(request.match_info["id"])).run_id
 
@@ -90,6 +100,7 @@ class _Runs:
             "answer": ended.answer if ended is not None and not state else None,
             "stop_reason": ended.stop_reason if ended is not None and not state else None,
             "error": (ended.error if ended is not None else self._host.failure(run_id)) or None,
+            "waiting": [asdict(each) for each in pending_decisions(rows)] if _waits(ended) and not state else [],
             "turns": totals.turns,
             "repairs": len(totals.repairs),
             "rollbacks": totals.rollbacks,
@@ -105,6 +116,10 @@ class _Runs:
         return web.Response(
             status=status, body=encode_json(found), content_type="application/json", headers=run_headers(run_id)
         )
+
+
+def _waits(ended: RunEnded | None) -> bool:
+    return ended is not None and ended.status == "waiting"
 
 
 def _number(request: web.Request, name: str, default: float) -> float:

@@ -19,6 +19,7 @@ from closeout.server.proxy import Proxy
 from closeout.server.responses import add_responses
 from closeout.server.runs_api import add_runs_api
 from closeout.server.safety import is_loopback, key_check, origin_check
+from closeout.server.viewer.routes import add_viewer
 
 __all__ = ["agent_app", "check_address", "proxy_app", "serve_until_stopped"]
 
@@ -44,6 +45,7 @@ def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str
     add_chat(app, host)
     add_runs_api(app, host)
     _add_health(app, host)
+    _add_pages(app, address, keys)
 
     async def run_host(_: web.Application) -> AsyncIterator[None]:
         async with host:
@@ -72,6 +74,7 @@ def proxy_app(proxy: Proxy, *, address: str = "127.0.0.1", keys: Sequence[str] =
     hosts = LOOPBACK_HOSTS if is_loopback(address) else None
     app = create_app(proxy.store.path.parent, hosts=hosts, max_body=MAX_PROXY_BODY)
     app.middlewares.extend([key_check(keys), origin_check, api_errors])
+    _add_pages(app, address, keys)
     proxy.add_routes(app)
 
     async def healthz(_: web.Request) -> web.Response:
@@ -83,6 +86,12 @@ def proxy_app(proxy: Proxy, *, address: str = "127.0.0.1", keys: Sequence[str] =
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/metrics", metrics)
     return app
+
+
+def _add_pages(app: web.Application, address: str, keys: Sequence[str]) -> None:
+    """Add the viewer where everybody who can reach it may see all runs."""
+    if is_loopback(address) and not keys:
+        add_viewer(app)
 
 
 def check_address(address: str, keys: Sequence[str]) -> None:
