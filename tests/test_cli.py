@@ -94,7 +94,7 @@ def test_a_greeting_costs_one_request_and_an_option_asks_for_a_form(tmp_path: Pa
 def test_no_answer_is_exit_code_1_and_says_where_to_look() -> None:
     never_ending = [Turn("More.", (ToolCall("calculate", {"expression": f"{n}+1"}),)) for n in range(20)]
     with serve_script(never_ending, by="question", record=False) as restless:
-        done = here(*asked(restless, "Ever?", "-c", "agent.max_turns=2", "-q"))
+        done = here(*asked(restless, "Ever?", "-C", "agent.max_turns=2", "-q"))
     assert (done.code, done.out) == (1, "")
     assert re.match(r".* To see what it learned: closeout runs \S+$", done.sentence)
     shown = here("runs", run_id_in(done.err)).out
@@ -239,7 +239,7 @@ def test_a_server_that_does_not_start_is_reported_and_the_others_are_listed() ->
 
 
 def test_config_shows_every_value_and_never_the_key() -> None:
-    settings = ("-c", "agent.max_turns=7", "-c", "llm.api_key=very-secret")
+    settings = ("-C", "agent.max_turns=7", "-C", "llm.api_key=very-secret")
     done = closeout("config", *settings, env={"CLOSEOUT_LLM__TEMPERATURE": "0.5"})
     assert "agent.main_agent.max_turns = 7\n" in done.out
     assert "llm.temperature = 0.5\n" in done.out
@@ -250,15 +250,15 @@ def test_config_shows_every_value_and_never_the_key() -> None:
 
 
 def test_config_shows_prices_and_explains_their_form() -> None:
-    assert 'llm.prices = {"m-1.5": [0.5, 2.0]}' in here("config", "-c", "llm.prices.m-1.5=[0.5, 2]").out
-    assert here("config", "-c", "llm.prices={m: [1, 2]}", "--json").json["llm"]["prices"] == {"m": [1.0, 2.0]}
-    wrong = here("config", "-c", "llm.prices.m=3")
+    assert 'llm.prices = {"m-1.5": [0.5, 2.0]}' in here("config", "-C", "llm.prices.m-1.5=[0.5, 2]").out
+    assert here("config", "-C", "llm.prices={m: [1, 2]}", "--json").json["llm"]["prices"] == {"m": [1.0, 2.0]}
+    wrong = here("config", "-C", "llm.prices.m=3")
     assert wrong.code == 2
     assert "{my-model: [0.5, 2.0, 0.05]}" in wrong.sentence
 
 
 def test_a_run_on_the_command_line_costs_what_the_settings_say(server: ScriptedServer) -> None:
-    done = here(*asked(server, "What does it cost?", "-c", "llm.prices={scripted: [1000, 0]}", "--json", "-q"))
+    done = here(*asked(server, "What does it cost?", "-C", "llm.prices={scripted: [1000, 0]}", "--json", "-q"))
     usage = done.json["usage"]
     assert usage["cost_usd"] == pytest.approx(usage["input_tokens"] / 1000)
 
@@ -272,7 +272,7 @@ def test_config_shows_mcp_servers_without_their_secrets(tmp_path: Path) -> None:
         "    login: {url: 'https://me:very-secret@example.org/mcp'}\n"
         "    option: {command: node, args: [--token=very-secret]}\n"
     )
-    plain, as_json = here("config", "-c", str(file)), here("config", "-c", str(file), "--json")
+    plain, as_json = here("config", "-C", str(file)), here("config", "-C", str(file), "--json")
     shown = as_json.json["tools"]["mcp_servers"]
     assert shown["shop"] == {"command": "node", "args": ["shop.js"], "env": {"KEY": "***"}}
     assert shown["web"]["headers"] == {"Authorization": "***"}
@@ -281,8 +281,8 @@ def test_config_shows_mcp_servers_without_their_secrets(tmp_path: Path) -> None:
 
 
 def test_an_api_key_in_a_setting_is_not_stored_with_the_run(server: ScriptedServer, home: Path) -> None:
-    here(*asked(server, "Secret?", "-c", "llm.api_key=very-secret", "-q"))
-    here(*asked(server, "Secret?", "-c", "llm={api_key: very-secret, max_tokens: 99}", "-q"))
+    here(*asked(server, "Secret?", "-C", "llm.api_key=very-secret", "-q"))
+    here(*asked(server, "Secret?", "-C", "llm={api_key: very-secret, max_tokens: 99}", "-q"))
     assert all(b"very-secret" not in file.read_bytes() for file in home.iterdir())
 
 

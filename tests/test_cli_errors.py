@@ -68,11 +68,11 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
         (["run", "Q", "-m", "local:huge"], r"'local:huge' is not an embedded model\. Use one of local"),
         (["run", "Q", "-m", "local:none.gguf"], r"No such model file: none\.gguf"),
         (
-            ["run", "Q", "-c", "agent.max_rolbacks=3"],
+            ["run", "Q", "-C", "agent.max_rolbacks=3"],
             r"Unknown setting 'agent\.max_rolbacks'\. Did you mean",
         ),
-        (["run", "Q", "-c", "none.yaml"], r"Cannot read the configuration file none\.yaml: No such file"),
-        (["run", "Q", "-c", "a.yaml", "-c", "b.yaml"], r"Give one configuration file, not 2: a\.yaml, b\.yaml"),
+        (["run", "Q", "-C", "none.yaml"], r"Cannot read the configuration file none\.yaml: No such file"),
+        (["run", "Q", "-C", "a.yaml", "-C", "b.yaml"], r"Give one configuration file, not 2: a\.yaml, b\.yaml"),
         (["run", "Q", "--docs", "none"], r"--docs none: no such folder"),
         (["run", "Q", "--mcp", "no-such-command --x"], r"--mcp: command not found: 'no-such-command'\. Install it"),
         (["run", "Q", "--mcp", "'unclosed"], r"cannot be split: No closing quotation"),
@@ -89,16 +89,16 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
             r"address of host contains a login\. Use",
         ),
         (
-            ["run", "Q", "-c", "prompts.cot_caht=x"],
+            ["run", "Q", "-C", "prompts.cot_caht=x"],
             r"No prompt template is called 'cot_caht'\. Use one of cot_chat,",
         ),
-        (["run", "Q", "-c", "llm.extra_body={"], r"'llm\.extra_body' must be a mapping such as"),
+        (["run", "Q", "-C", "llm.extra_body={"], r"'llm\.extra_body' must be a mapping such as"),
         (["resume", "nobody"], r"No run nobody in \S+\. `closeout runs` lists them"),
         (["runs", "nobody"], r"No run nobody"),
         (["runs", "\udcff"], r"No run \S+ in"),
         (["replay", "nobody"], r"No run nobody"),
         (["tools", "--mcp", "no-such-command"], r"command not found"),
-        (["config", "-c", "x=1"], r"Unknown setting 'x'"),
+        (["config", "-C", "x=1"], r"Unknown setting 'x'"),
     ],
 )
 def test_a_wrong_argument_is_explained_with_exit_code_2(
@@ -117,7 +117,7 @@ def test_a_wrong_argument_is_explained_with_exit_code_2(
     ("arguments", "kind"),
     [
         (["run", "", "--json"], "UsageError"),
-        (["run", "Q", "-c", "x=1", "--json"], "ConfigError"),
+        (["run", "Q", "-C", "x=1", "--json"], "ConfigError"),
         (["runs", "nobody", "--json"], "RunNotFound"),
         (["replay", "nobody", "--json"], "RunNotFound"),
         (["encode", "none.json", "--json"], "UsageError"),
@@ -186,7 +186,7 @@ def test_usage_errors_of_the_parser_exit_with_2_too() -> None:
 def test_a_bad_configuration_file_is_named(text: bytes, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_bytes(text)
-    done = here("config", "-c", str(file))
+    done = here("config", "-C", str(file))
     assert done.code == 2
     assert re.search(sentence, done.sentence)
 
@@ -195,7 +195,7 @@ def test_a_configuration_file_may_have_an_equals_sign_in_its_path(tmp_path: Path
     file = tmp_path / "lr=3" / "settings.yaml"
     file.parent.mkdir()
     file.write_text("agent: {max_rollbacks: 7}")
-    assert "agent.max_rollbacks = 7\n" in here("config", "-c", str(file)).out
+    assert "agent.max_rollbacks = 7\n" in here("config", "-C", str(file)).out
 
 
 def test_a_file_in_place_of_a_folder_says_what_to_do(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_bad_question_on_stdin_is_explained(question: bytes, server: ScriptedS
 
 
 def test_an_unreachable_server_exits_with_3_and_the_run_can_be_resumed_elsewhere(server: ScriptedServer) -> None:
-    done = here("run", "Q1", "-m", "openai:scripted", "--base-url", "http://127.0.0.1:9/v1", "-c", "llm.max_retries=0")
+    done = here("run", "Q1", "-m", "openai:scripted", "--base-url", "http://127.0.0.1:9/v1", "-C", "llm.max_retries=0")
     assert done.code == 3
     *_, last = done.err.splitlines()
     found = re.fullmatch(
@@ -269,7 +269,7 @@ def failing(error: ModelError) -> Callable[[RequestView], Turn]:
 )
 def test_a_failed_run_that_can_be_resumed_says_when_and_how(error: ModelError, step: str) -> None:
     with serve_script(failing(error), by="question", record=False) as scripted:
-        done = here("run", "Q", *to(scripted), "-c", "llm.max_retries=0")
+        done = here("run", "Q", *to(scripted), "-C", "llm.max_retries=0")
         last = done.err.splitlines()[-1]
         run_id = last.rpartition(" ")[2]
         assert done.code == 3

@@ -130,11 +130,11 @@ def test_the_command_line_runs_a_sub_agent_of_a_yaml_file(tmp_path: Path, stream
             "      tools: [calculate]\n      max_turns: 4\n"
         )
         quiet = () if stream else ("-q",)
-        done = closeout("run", "What is 17 % of 2,340, rounded?", "-c", str(settings), *quiet)
+        done = closeout("run", "What is 17 % of 2,340, rounded?", "-C", str(settings), *quiet)
         assert (done.code, done.out) == (0, "398\n"), done.err
         assert "Unclosed" not in done.err
-    shown = here("config", "-c", str(settings)).out
+    shown = here("config", "-C", str(settings)).out
     assert 'agent.sub_agents.counter.tools = ["calculate"]' in shown
-    wrong = here("run", "Q", "-c", str(settings), "-c", "agent.sub_agents.conter.max_turns=3")
+    wrong = here("run", "Q", "-C", str(settings), "-C", "agent.sub_agents.conter.max_turns=3")
     assert wrong.code == 2
     assert "Did you mean 'counter'?" in wrong.sentence

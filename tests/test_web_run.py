@@ -235,8 +235,8 @@ def test_run_with_web_searches_reads_and_extracts(internet: Internet) -> None:
         Turn("I read.", (ToolCall("scrape_website", {"url": f"{internet.url}/page"}),)),
         Turn("I know it.", answer="1832"),
     ]
-    settings = ["-c", "tools.web.provider=serper", "-c", f"tools.web.base_url={internet.url}"]
-    settings += ["-c", f"tools.web.api_key={KEY}", "-c", "tools.allow_private_addresses=true"]
+    settings = ["-C", "tools.web.provider=serper", "-C", f"tools.web.base_url={internet.url}"]
+    settings += ["-C", f"tools.web.api_key={KEY}", "-C", "tools.allow_private_addresses=true"]
     with serve_script(script, by="question", record=False) as server:
         asked = ["run", "When?", "--web", "-m", "openai:scripted", "--base-url", server.base_url, *settings]
         done = here(*asked, "--json", "-q")
@@ -251,16 +251,16 @@ def test_run_with_web_but_without_a_provider_says_how_to_set_one() -> None:
     done = here("run", "When?", "--web", "-m", "openai:gpt-5", "-q")
     assert done.code == 2
     assert done.sentence.startswith("--web: No search provider is configured. Set SERPER_API_KEY, TAVILY_API_KEY,")
-    done = here("run", "When?", "--web", "-m", "openai:gpt-5", "-q", "-c", "tools.web.provider=brave")
+    done = here("run", "When?", "--web", "-m", "openai:gpt-5", "-q", "-C", "tools.web.provider=brave")
     assert done.sentence == "--web: Brave needs an API key. Set BRAVE_API_KEY or tools.web.api_key."
 
 
 def test_the_tools_of_web_are_listed_and_the_key_is_shown_nowhere() -> None:
     listed = here("tools", "--web", "--json").json["tools"]
     assert {"web_search", "scrape_website", "scrape_and_extract_info"} <= {tool["name"] for tool in listed}
-    shown = here("config", "-c", f"tools.web.api_key={KEY}")
+    shown = here("config", "-C", f"tools.web.api_key={KEY}")
     assert "tools.web.api_key = (set)" in shown.out
-    assert KEY not in shown.out + here("config", "--json", "-c", f"tools.web.api_key={KEY}").out
+    assert KEY not in shown.out + here("config", "--json", "-C", f"tools.web.api_key={KEY}").out
 
 
 @pytest.mark.parametrize(
@@ -286,13 +286,13 @@ def test_the_journal_does_not_get_the_key(setting: str) -> None:
 def server_entry(internet: Internet, *more: str) -> dict[str, Any]:
     settings = {"tools.web.provider": "serper", "tools.web.base_url": internet.url, "tools.web.api_key": KEY}
     settings["tools.allow_private_addresses"] = "true"
-    pairs = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    pairs = [part for name, value in settings.items() for part in ("-C", f"{name}={value}")]
     env = {"PYTHONPATH": str(Path(closeout_package.__file__).parents[1]), "OPENAI_API_KEY": "key"}
     return {"name": "web", "command": sys.executable, "args": ["-m", "closeout", "mcp", *pairs, *more], "env": env}
 
 
 async def test_the_mcp_server_serves_the_tools_with_their_policies(internet: Internet) -> None:
-    async with ToolManager((), [server_entry(internet, "-c", "tools.web.max_results=3")]) as manager:
+    async with ToolManager((), [server_entry(internet, "-C", "tools.web.max_results=3")]) as manager:
         assert not manager.problems
         specs = {spec.name: spec for spec in manager.specs()}
         assert sorted(specs) == ["scrape_website", "web_search"]
@@ -315,7 +315,7 @@ async def test_the_mcp_server_serves_the_tools_with_their_policies(internet: Int
 
 
 async def test_an_error_of_the_mcp_server_names_the_next_step_and_rolls_back(internet: Internet) -> None:
-    entry = server_entry(internet, "-c", "tools.web.api_key=another-key-9876543210")
+    entry = server_entry(internet, "-C", "tools.web.api_key=another-key-9876543210")
     async with ToolManager((), [entry]) as manager:
         found = await manager.execute_tool_call("web", "web_search", {"query": "canal"})
         assert found["error"].startswith("Error executing tool web_search: Serper answered HTTP 403 (Unauthorized.).")

@@ -5,6 +5,7 @@ Imports wait until they are needed, so that `from closeout import Agent` costs n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar
 
@@ -96,8 +97,9 @@ class Agent(Generic[Value]):
         stream: Ask for replies as streams even if no listener receives them.
         config: A `Config`, a mapping, or the path of a YAML file. Arguments passed here take precedence.
         name: The name that the agent has in records and traces.
-        home: The folder that keeps runs. None means `CLOSEOUT_HOME` or the user's data folder. False keeps runs in
-            memory only, so that they cannot be resumed.
+        home: The folder that keeps runs. None means `CLOSEOUT_HOME` or the user's data folder; with a scripted model, a
+            temporary folder that is removed when the process ends. True means the former in any case. False keeps
+            runs in memory only, so that they cannot be resumed.
         output_formatter: An `OutputFormatter` instance; its methods write every tool result and every closing summary.
         tool_executor: A `ToolExecutor` subclass, or a function that takes the same arguments.
         answer_generator: An `AnswerGenerator` subclass, or a function that takes the same arguments.
@@ -542,6 +544,10 @@ class Agent(Generic[Value]):
     def _home_folder(self) -> Path | None:
         if self._home is False:
             return None
+        if self._home is None and getattr(self._client, "scripted", False) and not os.environ.get("CLOSEOUT_HOME"):
+            from closeout.journal.scratch import scratch_home
+
+            return scratch_home()
         if self._home in (None, True):
             from closeout.config import home_folder
 

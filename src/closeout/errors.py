@@ -20,6 +20,7 @@ CloseoutError
 │       └── ModelTimeout        a deadline passed
 ├── ToolError                   a tool failed; its text goes to the model
 ├── LimitReached                a budget of the run is used up
+├── McpServerUnavailable        a required MCP server did not start
 ├── BrokenDependency            an installed package does not work as Closeout needs it
 └── JournalError                the journal cannot be read or written
     ├── JournalFull             no space left
@@ -57,6 +58,7 @@ __all__ = [
     "JournalFull",
     "JournalLocked",
     "LimitReached",
+    "McpServerUnavailable",
     "ModelError",
     "ModelNotFound",
     "ModelTimeout",
@@ -183,6 +185,10 @@ class LimitReached(CloseoutError):
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class McpServerUnavailable(CloseoutError):
+    """A required MCP server did not start."""
 
 
 class BrokenDependency(CloseoutError):

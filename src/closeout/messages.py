@@ -371,6 +371,18 @@ class ModelRequest:
     timeout: float | None = None  # seconds for this request, retries not counted
     shared: int = 0  # characters of `prompt`
 
+    @property
+    def last(self) -> str:
+        """The text of the last message, or the prompt."""
+        if self.prompt is not None:
+            return self.prompt
+        return self.messages[-1].text if self.messages else ""
+
+    @property
+    def question(self) -> str:
+        """The text of the first user message; empty for a prompt."""
+        return next((message.text for message in self.messages if message.role == "user"), "")
+
 
 @record
 class RequestInfo:

@@ -24,7 +24,7 @@ Answer = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", help="FILE.yaml, or key=value such as agent.max_turns=20; may be repeated"),
+    typer.Option("--config", "-C", help="FILE.yaml, or key=value such as agent.max_turns=20; may be repeated"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer")]

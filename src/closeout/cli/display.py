@@ -1,6 +1,6 @@
 """Show a run on stderr while it happens: thoughts, tool calls with their time, repairs, tokens.
 
-A terminal also gets a status line.
+A terminal also gets a status line, and below it the reply while the model writes it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import chop_cells
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from closeout.cli.terminal import duration, make_console, one_line, usage_line, width_of
+from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of
 from closeout.journal.events import (
     AgentEnded,
     AgentStarted,
@@ -38,6 +39,7 @@ from closeout.journal.events import (
     TurnRolledBack,
     Unknown,
 )
+from closeout.journal.recorded import CANCELLED
 from closeout.journal.subscribers import Progress
 from closeout.journal.totals import RunTotals
 from closeout.messages import Usage
@@ -70,8 +72,12 @@ class _Reply:
         self.streamed = True
         if piece.kind == "tool_name":
             self.has_call = True
-        elif piece.kind in ("thought", "text"):
+        elif piece.kind in ("thought", "text", "answer"):
             self.words.append(piece.text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words).strip()
 
     def title(self) -> str:
         if self.request.purpose != "act":
@@ -80,9 +86,17 @@ class _Reply:
 
 
 class Display:
-    """A subscriber that prints. As a context manager it always removes the status line at the end."""
+    """A subscriber that prints. As a context manager it always removes the status line at the end.
 
-    def __init__(self, console: Console | None = None) -> None:
+    The answer is for the command to print.
+
+    Args:
+        console: Where to print; stderr by default.
+        brief: Leave out turns, repairs and rollbacks, as in a conversation.
+    """
+
+    def __init__(self, console: Console | None = None, *, brief: bool = False) -> None:
+        self._brief = brief
         self._console = console or make_console(stderr=True)
         self._width = width_of(self._console)
         self._ascii = not (self._console.encoding or "").lower().startswith("utf")
@@ -91,6 +105,8 @@ class Display:
         self._live: Live | None = None
         self._calls: dict[str, str] = {}  # agent:handle → the running call as text
         self._replies: dict[str, _Reply] = {}  # agent → the reply that it is writing
+        self._final: ModelReplied | None = None  # a reply that may be the answer, not printed yet
+        self._final_words = ""
         self._shown: set[str] = set()  # agents whose current turn is already printed
         self._finished_calls: set[str] = set()  # agent:handle, of turns not accepted yet
         self._failure = ""  # of the last request; printed if another request follows
@@ -135,6 +151,12 @@ class Display:
                 self._said = what, said
                 self.say(doing, "dim")
 
+    @property
+    def unfinished(self) -> str:
+        """The reply that the main agent was writing when the run stopped."""
+        reply = self._replies.get("main")
+        return "" if reply is None else reply.text
+
     def stopping(self) -> None:
         """Show that the run is being stopped."""
         self._doing = "stopping; Ctrl-C again to stop at once"
@@ -148,6 +170,8 @@ class Display:
 
     def __call__(self, event: Event | Progress) -> None:  # noqa: C901 - one case for each event
         self._totals(event)
+        if isinstance(event, ModelRequested | TurnAccepted | TurnRolledBack | RunEnded):
+            self._settle(event)
         if isinstance(event, Progress):
             if event.kind == "tool_progress":
                 self._progressed(event)
@@ -162,7 +186,8 @@ class Display:
             case ModelRetried():
                 self._print(event, f"! {event.reason} Retrying in {event.wait:.1f} s.", "yellow")
             case ModelFailed():
-                self._failure = event.error  # if no request follows, the command prints it at the end
+                if not (self._brief and event.kind == CANCELLED):
+                    self._failure = event.error  # if no request follows, the command prints it at the end
             case ModelReplied():
                 self._replied(event)
             case DecisionRequested(kind="approval"):
@@ -211,12 +236,25 @@ class Display:
         reply = self._replies.pop(event.agent, None)
         if reply is None:
             return
-        title = f"{reply.title()} · {duration(event.ms)} · {usage_line(Usage(**event.usage))}"
-        self._print(event, title, "bold")
+        if not self._brief:
+            title = f"{reply.title()} · {duration(event.ms)} · {usage_line(Usage(**event.usage))}"
+            self._print(event, title, "bold")
         closes = reply.request.purpose != "act"
         readable = event.tool_calls or closes  # the text of a ReAct turn is not
-        words = "".join(reply.words) if reply.streamed and not closes else event.text if readable else ""
-        self._say_words(event, words)
+        words = reply.text if reply.streamed and not closes else event.text if readable else ""
+        if event.agent == "main" and not reply.has_call and not event.tool_calls:
+            self._final, self._final_words = event, words
+        else:
+            self._say_words(event, words)
+
+    def _settle(self, event: Event) -> None:
+        """Print the reply that may have been the answer, unless it is: the command prints the answer."""
+        reply, self._final = self._final, None
+        if reply is None:
+            return
+        is_answer = isinstance(event, RunEnded) and (self._brief or (event.answer or "").strip() == self._final_words)
+        if not is_answer:
+            self._say_words(reply, self._final_words)
 
     def _accepted(self, event: TurnAccepted) -> None:
         if event.agent not in self._shown:  # the reply was not streamed
@@ -255,11 +293,15 @@ class Display:
             self._print(event, f"    {result}", "dim")
 
     def _repaired(self, event: Repaired) -> None:
+        if self._brief:
+            return
         what = f" {event.where}: {one_line(event.before, 40)} → {one_line(event.after, 40)}" if event.where else ""
         self._print(event, f"  repaired: {event.kind.replace('_', ' ')}{what}", "dim")
 
     def _rolled_back(self, event: TurnRolledBack) -> None:
         self._shown.discard(event.agent)
+        if self._brief:
+            return
         detail = f": {event.detail.rstrip('.')}" if event.detail else ""
         change = f" Trying again with {event.change}." if event.change else ""
         self._print(event, f"  ↺ {event.reason.replace('_', ' ')}{detail}.{change}", "yellow")
@@ -300,8 +342,7 @@ class Display:
         def now() -> RenderableType:
             width = width_of(self._console) - 4  # room for the ^C that a terminal echoes
             spinner.update(text=Text(self._line(width - 2)))
-            tail = self._tail(width - 4)
-            return Group(spinner, Text(f"  {tail}", "dim italic")) if tail else spinner
+            return Group(*self._written(width_of(self._console), max(self._console.height - 3, 1)), spinner)
 
         return now
 
@@ -319,18 +360,15 @@ class Display:
             doing = f"{doing[: room - 8]}…{doing[-7:]}"
         return one_line(before + doing + after, width)
 
-    def _tail(self, width: int) -> str:
-        """Return the end of the reply that is being written."""
-        for reply in list(self._replies.values()):
-            pieces: list[str] = []
-            for piece in reversed(reply.words):
-                pieces.append(piece)
-                if sum(map(len, pieces)) > width:
-                    break
-            text = one_line("".join(reversed(pieces))[-width // 2 :], width)
-            if text:
-                return text
-        return ""
+    def _written(self, width: int, height: int) -> list[Text]:
+        """Return the last lines of the reply that is being written."""
+        text = next((reply.text for reply in reversed(list(self._replies.values())) if reply.words), "")
+        shown = printable(text[-width * height :]).expandtabs()
+        if self._ascii:
+            shown = shown.translate(ASCII)
+        # Broken where the terminal breaks the answer, so that nothing moves when it is printed.
+        lines = [part for line in shown.splitlines() for part in chop_cells(line, width) or [""]]
+        return [Text(line, no_wrap=True) for line in lines[-height:]]
 
 
 def _arguments(text: str) -> str:

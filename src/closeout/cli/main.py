@@ -29,6 +29,9 @@ app.add_typer(models_app, name="models")
 app.add_typer(eval_app, name="eval")
 
 RunId = Annotated[str, typer.Argument(help="A run id from `closeout runs`")]
+Files = Annotated[list[str] | None, typer.Option("--file", "-f", help="A file for the task; may be repeated")]
+Instructions = Annotated[str | None, typer.Option("--instructions", "-s", help="What the agent should know or be")]
+Continue = Annotated[bool, typer.Option("--continue", "-c", help="Continue the last conversation, with its options")]
 
 
 @app.command()
@@ -41,9 +44,11 @@ def run(
     mcp: Mcp = None,
     tool: Tools = None,
     web: Web = False,
-    file: Annotated[list[str] | None, typer.Option("--file", "-f", help="A file for the task; may be repeated")] = None,
+    file: Files = None,
     dialect: Dialect = None,
     answer: Answer = None,
+    instructions: Instructions = None,
+    continue_last: Continue = False,
     config: Settings = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -63,8 +68,45 @@ def run(
         dialect=dialect,
         answer=answer,
         config=tuple(config or ()),
+        instructions=instructions,
     )
-    return run_command(question, options, as_json=json, quiet=quiet)
+    return run_command(question, options, continue_last=continue_last, as_json=json, quiet=quiet)
+
+
+@app.command()
+@guarded
+def chat(
+    model: Model = None,
+    base_url: BaseUrl = None,
+    docs: Docs = None,
+    mcp: Mcp = None,
+    tool: Tools = None,
+    web: Web = False,
+    file: Files = None,
+    dialect: Dialect = None,
+    instructions: Instructions = None,
+    continue_last: Continue = False,
+    session: Annotated[str, typer.Option(help="The id of the conversation to continue or to begin")] = "",
+    config: Settings = None,
+    quiet: Quiet = False,
+) -> int:
+    """Talk with an agent. Replies are streamed; Ctrl-C stops a reply, Ctrl-D leaves."""
+    from closeout.cli.chat import chat_command
+    from closeout.cli.options import RunOptions
+
+    options = RunOptions(
+        model=model,
+        base_url=base_url,
+        docs=docs,
+        mcp=tuple(mcp or ()),
+        tools=tuple(tool or ()),
+        web=web,
+        files=tuple(file or ()),
+        dialect=dialect,
+        config=tuple(config or ()),
+        instructions=instructions,
+    )
+    return chat_command(options, session, continue_last=continue_last, quiet=quiet)
 
 
 @app.command()
@@ -164,14 +206,43 @@ def replay(run_id: RunId, json: Json = False) -> int:
 @app.command()
 @guarded
 def runs(
-    run_id: Annotated[str | None, typer.Argument(help="The run to show; without it, list the runs")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN_ID | export | import | delete | prune] …", help="A run to show, or what to do"),
+    ] = None,
+    status: Annotated[str, typer.Option(help="answered, unanswered, failed, cancelled, interrupted, waiting")] = "",
+    model: Annotated[str, typer.Option("--model", "-m", help="A part of the model's name")] = "",
+    text: Annotated[str, typer.Option(help='Words that the run contains; "a phrase"')] = "",
+    older_than: Annotated[str, typer.Option(help="Only runs that began earlier, such as 30d or 12h")] = "",
+    newer_than: Annotated[str, typer.Option(help="Only runs that began later")] = "",
     limit: Annotated[int, typer.Option(help="How many runs to list", min=1)] = 20,
+    output: Annotated[str, typer.Option("--output", "-o", help="export: the file to write")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="prune: do not ask")] = False,
     json: Json = False,
 ) -> int:
-    """List the runs, or show one: its turns, calls, repairs, rollbacks, tokens and cost."""
-    from closeout.cli.runs import list_runs, show_run
+    """List the runs, or show one: its turns, calls, repairs, rollbacks, tokens and cost.
 
-    return list_runs(limit, as_json=json) if run_id is None else show_run(run_id, as_json=json)
+    export [RUN_ID…] -o FILE writes runs into a file, import FILE… reads it, delete RUN_ID… deletes runs, and prune
+    deletes those that match --status, --model, --text, --older-than.
+    """
+    from closeout.cli.runs import list_runs, show_run
+    from closeout.cli.selecting import RunFilter
+
+    wanted = RunFilter(status=status, model=model, text=text, older_than=older_than, newer_than=newer_than)
+    word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if word in ("export", "import", "delete", "prune"):
+        from closeout.cli import managing
+
+        if word == "export":
+            return managing.export_runs(rest, wanted, output, as_json=json)
+        if word == "import":
+            return managing.import_runs(rest, as_json=json)
+        if word == "delete":
+            return managing.delete_runs(rest, as_json=json)
+        return managing.prune_runs(wanted, yes=yes, as_json=json)
+    if rest:
+        raise typer.BadParameter(f"One run at a time, not {len(rest) + 1}.", param_hint="RUN_ID")
+    return show_run(word, as_json=json) if word else list_runs(limit, wanted, as_json=json)
 
 
 @app.command()

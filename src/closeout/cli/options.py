@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,15 @@ from closeout.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from closeout.agent import Agent
 
-__all__ = ["RunOptions", "make_agent", "model_in", "read_settings", "recorded_options"]
+__all__ = [
+    "RunOptions",
+    "is_from_command",
+    "make_agent",
+    "model_in",
+    "options_in",
+    "read_settings",
+    "recorded_options",
+]
 
 TOOLS = ("fetch_url", "run_python", "ask_user")  # for --tool; calculate is always included
 _SETTING = re.compile(r"(?:llm\.prices\.[^=]+|[\w.]+)\s*=")
@@ -38,6 +46,15 @@ class RunOptions:
     dialect: str | None = None
     answer: str | None = None
     config: tuple[str, ...] = ()
+    instructions: str | None = None
+
+    def over(self, earlier: RunOptions) -> RunOptions:
+        """Return these options, completed by those of an earlier run. Its files are not read again."""
+        default = RunOptions()
+        names = [
+            field.name for field in fields(RunOptions) if getattr(self, field.name) != getattr(default, field.name)
+        ]
+        return replace(earlier, files=(), **{name: getattr(self, name) for name in names})
 
     def as_origin(self) -> dict[str, Any]:
         """Return JSON-serialisable data for the journal: paths absolute, API keys left out."""
@@ -67,13 +84,23 @@ def recorded_options(run_id: str) -> RunOptions:
     with open_to_read(home_folder()) as store:
         started = next(store.rows(run_id), None)
     event = started.event if started is not None else None
-    if not isinstance(event, RunStarted) or not event.origin:
+    if not isinstance(event, RunStarted) or not is_from_command(event.origin):
         raise UsageError(
             f"Run {run_id} was not started by `closeout run`, so its agent is unknown here. "
             f'Resume it in Python: agent.resume("{run_id}").'
         )
+    return options_in(event.origin)
+
+
+def is_from_command(origin: Mapping[str, Any]) -> bool:
+    """Whether a run with this origin was started on the command line."""
+    return "model" in origin and "config" in origin
+
+
+def options_in(origin: Mapping[str, Any]) -> RunOptions:
+    """Return the options that the origin of a run holds."""
     known = {field.name for field in fields(RunOptions)}
-    kept = {name: value for name, value in event.origin.items() if name in known}
+    kept = {name: value for name, value in origin.items() if name in known}
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
     return RunOptions(**values)
 
@@ -106,6 +133,7 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
         tools,
         options.mcp,
         options.dialect,
+        options.instructions,
         base_url=options.base_url,
         api_key=api_key,
         answer=None if options.answer is None else named_contract(options.answer),
@@ -124,6 +152,7 @@ def _refuse_empty(options: RunOptions) -> None:
         ("--docs", options.docs),
         ("--dialect", options.dialect),
         ("--answer", options.answer),
+        ("-s", options.instructions),
         *(("--file", file) for file in options.files),
     ):
         if value is not None and not value.strip():
@@ -131,7 +160,7 @@ def _refuse_empty(options: RunOptions) -> None:
 
 
 def read_settings(settings: Sequence[str]) -> Config:
-    """Return the settings of `-c`: at most one YAML file, and any number of key=value."""
+    """Return the settings of `--config`: at most one YAML file, and any number of key=value."""
     overrides = [setting for setting in settings if _SETTING.match(setting)]
     files = [setting for setting in settings if not _SETTING.match(setting)]
     if len(files) > 1:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from closeout.cli import exits
+from closeout.cli.continuing import last_conversation, options_of_session
 from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending
 from closeout.cli.display import Display
 from closeout.cli.options import RunOptions, make_agent, recorded_options
@@ -21,6 +22,7 @@ from closeout.errors import UsageError
 if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.journal.subscribers import Listener
+    from closeout.run.conversation import Session
     from closeout.run.result import RunResult
 
 __all__ = ["replay_command", "resume_command", "run_agent", "run_command"]
@@ -28,16 +30,26 @@ __all__ = ["replay_command", "resume_command", "run_agent", "run_command"]
 Start = Callable[["Agent", Sequence["Listener"]], Awaitable["RunResult"]]
 
 
-def run_command(question: str, options: RunOptions, *, as_json: bool, quiet: bool) -> int:
-    """Answer a question. Return the exit code."""
+def run_command(question: str, options: RunOptions, *, continue_last: bool, as_json: bool, quiet: bool) -> int:
+    """Answer a question, with `continue_last` as the next message of the last conversation. Return the exit code."""
     from closeout.journal.journal import new_run_id
 
     task = _read_question(question)
+    session: Session | None = None
     run_id = new_run_id()
-    agent = make_agent(options)
+    if continue_last:
+        session_id = last_conversation()
+        options = options.over(options_of_session(session_id))
+        agent = make_agent(options)
+        session = agent.session(session_id)
+        run_id = session.next_run_id()
+    else:
+        agent = make_agent(options)
+    origin = options.as_origin()
 
     async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
-        origin = options.as_origin()
+        if session is not None:
+            return await session.run(task, files=options.files, origin=origin, listeners=listeners)
         return await agent.run(task, files=options.files, run_id=run_id, origin=origin, listeners=listeners)
 
     return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)

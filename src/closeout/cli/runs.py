@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.text import Text
 from closeout.cli.deciding import describe_pending
 from closeout.cli.display import Display
 from closeout.cli.exits import next_step
+from closeout.cli.selecting import RunFilter
 from closeout.cli.terminal import (
     Cell,
     Column,
@@ -73,10 +75,10 @@ REQUESTS = (
 )
 
 
-def list_runs(limit: int, *, as_json: bool) -> int:
-    """Print the latest runs, newest first. Return the exit code."""
+def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
+    """Print the latest runs that match, newest first. Return the exit code."""
     with open_to_read(home_folder()) as store:
-        found = store.runs(limit + 1)
+        found = list(islice(wanted.select(store), limit + 1))
     records = found[:limit]
     if as_json:
         print_json([asdict(record) for record in records])
@@ -84,6 +86,8 @@ def list_runs(limit: int, *, as_json: bool) -> int:
         _print_table(make_console(), RUNS, [_run_cells(record) for record in records])
         if len(found) > limit:
             print(f"The latest {limit:,}. More: closeout runs --limit {10 * limit}", file=sys.stderr)
+    elif wanted.is_set:
+        print("No run matches.")
     else:
         print('No runs yet. Try: closeout run "What is 17 % of 2,340?"')
     return 0

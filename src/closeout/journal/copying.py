@@ -26,7 +26,7 @@ def copy_runs(source: Path, store: Store, run_ids: Collection[str] | None = None
     So copying twice copies nothing twice.
 
     Args:
-        source: The home that has the journal. It is only read.
+        source: The home that has the journal, or the journal's file. It is only read.
         store: Where the runs are copied to.
         run_ids: The names of the runs; None for all.
 
@@ -36,7 +36,7 @@ def copy_runs(source: Path, store: Store, run_ids: Collection[str] | None = None
     Raises:
         JournalError: A journal cannot be read or written, or the source is of another format.
     """
-    file = source / FILE_NAME
+    file = source if source.is_file() else source / FILE_NAME
     if not file.exists():
         raise JournalError(f"There is no journal in {source}.")
     store.flush()

@@ -575,6 +575,11 @@ class Noted(Event):
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_warning(self) -> bool:
+        """Whether the run warns of something. What tools log is theirs to judge."""
+        return self.level == "warning" and not self.name.startswith("Tool ")
+
 
 @record
 class Unknown(Event):

@@ -7,6 +7,7 @@ already, and `effect` returns the recorded outcome instead of repeating the effe
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,6 +21,8 @@ from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo, Subscribers
 
 __all__ = ["Journal", "describe_damage", "new_run_id"]
+
+logger = logging.getLogger("closeout")
 
 # How long an event may wait for others to be committed with it. A kill within that time costs at most a reply of the
 # model, which is then asked again; calls that must not be repeated do not wait.
@@ -215,6 +218,8 @@ class Journal:
         if recorded is not None:
             self.subscribers.publish(recorded, from_record=True)
             return recorded
+        if isinstance(event, Noted) and event.is_warning and not self.replay_only:
+            logger.warning("%s (run %s)", event.message, self.run_id)
         try:
             self._write(event, durable=durable)
         finally:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import sqlite3
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from closeout.journal.database import FILE_NAME, LOCK_SECONDS, connect, explaine
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 
-__all__ = ["Row", "RunRecord", "RunRows", "Store", "SyncedMarks", "close_stores", "open_store"]
+__all__ = ["Row", "RunRecord", "RunRows", "Store", "SyncedMarks", "close_store", "close_stores", "open_store"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,6 +53,8 @@ _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, s
 _SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # of format 2
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
+_DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
+_REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # to a body, by its hash
 _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
@@ -121,6 +124,7 @@ class Store:
         self._notes: dict[str, str] = {}
         self._insert = _INSERT_EVENTS
         self._known: set[bytes] = set()  # hashes of bodies that this process has written
+        self._deletions: tuple[Any, ...] | None = None  # the note of the last deletion when `_known` was right
         self._reader: sqlite3.Connection | None = None
         self._has_checksums = True
         self._writer = ThreadPoolExecutor(1, "closeout-journal", self._begin_writing)
@@ -256,6 +260,52 @@ class Store:
                 self._locks.drop(number)
         return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
 
+    def delete_runs(self, run_ids: Iterable[str]) -> int:
+        """Delete runs with everything that only they refer to, and return how many there were.
+
+        The file does not shrink: new runs take the room.
+
+        Raises:
+            RunNotFound: no run has this name; nothing is deleted.
+            JournalLocked: one of the runs is being executed; nothing is deleted.
+        """
+        self.flush()
+        numbers = {run_id: self._number(run_id) for run_id in run_ids}
+        locked: list[int] = []
+        try:
+            for run_id, number in numbers.items():
+                self._locks.take(run_id, number)
+                locked.append(number)
+            with self._transaction() as db:
+                for number in numbers.values():
+                    places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
+                    db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
+                    db.execute("DELETE FROM runs WHERE id=?", (number,))
+                self._delete_unused_bodies(db)
+                # Other processes remember which bodies are stored: they are told to look again.
+                db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (_DELETIONS, str(time.time_ns())))
+        finally:
+            for number in locked:
+                self._locks.drop(number)
+        return len(numbers)
+
+    def _delete_unused_bodies(self, db: sqlite3.Connection) -> None:
+        """Delete the bodies that no event refers to. Whatever looks like a reference counts as one."""
+        db.execute("CREATE TEMP TABLE IF NOT EXISTS used (hash BLOB PRIMARY KEY) WITHOUT ROWID")
+        db.execute("DELETE FROM used")
+        for (body,) in db.execute("SELECT body FROM events"):
+            found = _REFERENCE.findall(body if isinstance(body, bytes) else str(body).encode())
+            db.executemany("INSERT OR IGNORE INTO used VALUES (?)", [(bytes.fromhex(each.decode()),) for each in found])
+        db.execute("DELETE FROM bodies WHERE hash NOT IN (SELECT hash FROM used)")
+        db.execute("DELETE FROM used")
+
+    def _notice_deletions(self, db: sqlite3.Connection) -> None:
+        """Forget which bodies are stored if runs were deleted since. Within a transaction."""
+        found = db.execute("SELECT value FROM notes WHERE name=?", (_DELETIONS,)).fetchone()
+        if found != self._deletions:
+            self._deletions = found
+            self._known.clear()
+
     def put(self, run: int, seq: int, at: float, event: Event, *, durable: bool = False) -> None:
         """Add a run's next event to the next commit. `durable`: that commit is synced."""
         with self._state:
@@ -352,16 +402,17 @@ class Store:
         db = self._db
         bodies: dict[bytes, bytes] = {}
         rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]
-        fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
         if batch.durable or statements:
             db.execute("PRAGMA synchronous=FULL")
         try:
-            if len(rows) == 1 and not (fresh or statements):
+            if len(rows) == 1 and not (bodies or statements):
                 # One statement is all or nothing by itself: a transaction around it would double its cost.
                 db.execute(self._insert, rows[0])
             else:
                 with self._transaction():
-                    if fresh:
+                    if bodies:
+                        self._notice_deletions(db)
+                        fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
                         db.executemany(_INSERT_BODY, fresh)
                     db.executemany(self._insert, rows)
                     for statement, values in statements:
@@ -421,9 +472,10 @@ class Store:
             last = found[-1][0]
 
     def runs_under(self, name: str) -> list[RunRecord]:
-        """Return the runs named `NAME.…`, in the order in which they were created: a session's, or those of a key."""
+        """Return the run of this name and those named `NAME.…`, in the order in which they were created."""
         start = _storable(name)
-        rows = self.query(f"{_SELECT_RUN} WHERE run_id>? AND run_id<? ORDER BY id", (f"{start}.", f"{start}/"))
+        names = (start, f"{start}.", f"{start}/")
+        rows = self.query(f"{_SELECT_RUN} WHERE run_id=? OR (run_id>? AND run_id<?) ORDER BY id", names)
         return [self._record(row) for row in rows]
 
     def run(self, run_id: str) -> RunRecord:
@@ -718,6 +770,16 @@ def open_store(folder: Path, make: Callable[[Path], Store] = Store) -> Store:
             real = (key[0], Path(os.path.realpath(folder)))
             found = _stores[key] = _stores[real] = _stores.get(real) or make(folder)
         return found
+
+
+def close_store(folder: Path) -> None:
+    """Close this process's store of a folder, if it is open."""
+    with _stores_lock:
+        found = _stores.get((os.getpid(), folder.absolute()))
+        for key in [key for key, store in _stores.items() if store is found]:
+            del _stores[key]
+    if found is not None:
+        found.close()
 
 
 def close_stores() -> None:

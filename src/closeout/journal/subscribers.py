@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from inspect import iscoroutinefunction
 from typing import Any, Literal, Protocol, TypeAlias, cast
@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, TypeAlias, cast
 from closeout.journal.events import Event, RunStarted
 
 __all__ = ["Callback", "Listener", "Progress", "RunInfo", "RunListener", "Subscribers"]
+
+logger = logging.getLogger("closeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,5 +152,7 @@ class _Guarded:
 
     def close(self) -> None:
         if self._close is not None:
-            with suppress(Exception):  # the run is over: there is no record to note the failure in
+            try:
                 self._close()
+            except Exception:  # the run is over: there is no record to note the failure in
+                logger.warning("%.120r raised an exception when it was closed.", self._listener, exc_info=True)

@@ -13,6 +13,7 @@ from closeout.journal.events import (
     ModelFailed,
     ModelReplied,
     ModelRequested,
+    Noted,
     Repaired,
     RunEnded,
     ToolFinished,
@@ -45,6 +46,7 @@ class RunTotals:
         self.tool_calls = 0
         self.tool_failures = 0
         self.repairs: list[Repair] = []
+        self.warnings: dict[str, None] = {}  # each once, in the order in which they came
         self.candidates: list[AnswerSeen] = []
         self.ended: RunEnded | None = None
         self._turns_before = 0  # in the earlier attempts
@@ -91,6 +93,8 @@ class RunTotals:
                 self.rollbacks += 1
             case Repaired():
                 self.repairs.append(event.repair)
+            case Noted() if event.is_warning:
+                self.warnings[event.message] = None
             case AnswerSeen() if main:
                 self.candidates.append(event)
             case AttemptStarted() if main:

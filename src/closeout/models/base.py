@@ -88,6 +88,7 @@ class BaseClient(ABC):
 
     name: str = "model"
     capabilities: Capabilities = Capabilities()
+    scripted: bool = False  # whether it only plays a script: its runs do not belong among a user's own
     _usage_sum: UsageSum | None = None
 
     @abstractmethod

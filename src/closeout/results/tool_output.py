@@ -205,6 +205,7 @@ def observation_of(text: str) -> str:
 def _detailed(output: ToolOutput, summary: str) -> str:
     telemetry = output.telemetry
     result = json.dumps(normalise(output.result), ensure_ascii=False, indent=2)
+    metadata = {key: value for key, value in output.metadata.items() if key != "traceback"}  # for people only
     return (
         f"Observation: {summary}\n\n"
         f"Tool: {telemetry.tool_name}\n"
@@ -212,7 +213,7 @@ def _detailed(output: ToolOutput, summary: str) -> str:
         f"Latency: {telemetry.latency_ms:.2f}ms\n"
         f"Tokens: {telemetry.output_tokens}\n\n"
         f"Result: {escape_markers(result)}\n\n"
-        f"Metadata: {escape_markers(str(output.metadata))}\n"
+        f"Metadata: {escape_markers(str(metadata))}\n"
     )
 
 

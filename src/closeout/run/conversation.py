@@ -42,7 +42,8 @@ class Session(Generic[Value]):
     """A conversation with an agent: `await session.run("…")` knows what was said before.
 
     Each message is a run of its own, named `ID.1`, `ID.2` and so on, which can be listed, resumed and replayed as any
-    other. A run that failed or was cancelled is not part of the conversation. One message is answered at a time.
+    other. A run that failed or was cancelled is not part of the conversation. One message is answered at a time. The id
+    of a run begins a conversation with that run.
 
     `agent.session(id)` makes one. The same id, also in another process, continues the conversation.
 
@@ -71,7 +72,7 @@ class Session(Generic[Value]):
         self._resume = resume
         self._context_length = context_length
         self._messages = tuple(history)
-        self._messages_of = 0  # the number of the run that `_messages` ends with
+        self._messages_of = ""  # the id of the run that `_messages` ends with
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -89,7 +90,11 @@ class Session(Generic[Value]):
         if self._store is None:
             return []
         found = self._store.runs_under(self.id)
-        return sorted((record for record in found if _number(record) > 0), key=_number)
+        return sorted((record for record in found if self._number(record) >= 0), key=self._number)
+
+    def next_run_id(self) -> str:
+        """Return the name that the run of the next message gets; empty without a journal."""
+        return self._id_after(self.runs)
 
     async def run(self, task: str, **options: Any) -> RunResult[Value]:
         """Send a message and return the result of its run. The options are those of `Agent.run`.
@@ -103,16 +108,13 @@ class Session(Generic[Value]):
                 raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
         async with self._turn:
             while True:
-                runs = await self._idle_runs()
+                run_id = self._id_after(await self._idle_runs())
                 history = await self._fitting_history()
-                number = _number(runs[-1]) + 1 if runs else self._messages_of + 1
-                run_id = f"{self.id}.{number}" if self._store is not None else ""
                 try:
                     result = await self._start(task, history=history, run_id=run_id, **options)
                 except RunExists:  # another process sent a message meanwhile
                     continue
-                self._keep(number, result)
-                return result
+                return self._keep(result)
 
     def run_sync(self, task: str, **options: Any) -> RunResult[Value]:
         """`run` from code that is not async."""
@@ -133,13 +135,12 @@ class Session(Generic[Value]):
             runs = await self._idle_runs()
             if not runs or runs[-1].status in REPLIED:
                 raise RunNotFound(f"The last message of session {self.id} has its reply: there is nothing to resume.")
-            result = await self._resume(runs[-1].run_id, **options)
-            self._keep(_number(runs[-1]), result)
-            return result
+            return self._keep(await self._resume(runs[-1].run_id, **options))
 
-    def _keep(self, number: int, result: RunResult[Value]) -> None:
+    def _keep(self, result: RunResult[Value]) -> RunResult[Value]:
         if result.status in REPLIED:
-            self._messages, self._messages_of = result.messages, number
+            self._messages, self._messages_of = result.messages, result.run_id
+        return result
 
     async def _idle_runs(self) -> list[RunRecord]:
         """Return the runs, once no process executes one of them, and read the conversation up to the last."""
@@ -155,12 +156,12 @@ class Session(Generic[Value]):
     def _read(self, runs: Sequence[RunRecord]) -> None:
         """Take over what another process, or an earlier one, has said."""
         last = next((record for record in reversed(runs) if record.status in REPLIED), None)
-        if last is None or _number(last) == self._messages_of or self._store is None:
+        if last is None or last.run_id == self._messages_of or self._store is None:
             return
         rows = self._store.read(last.run_id).rows
         ended = RunTotals(row.event for row in rows).ended
         reply = "" if ended is None else ended.closing_text or ended.answer or ""
-        self._messages, self._messages_of = conversation_of(rows, reply), _number(last)
+        self._messages, self._messages_of = conversation_of(rows, reply), last.run_id
 
     async def _fitting_history(self) -> tuple[Message, ...]:
         """Return the messages; without the oldest ones once they take half of the model's context."""
@@ -170,8 +171,12 @@ class Session(Generic[Value]):
             self._messages = fit_history(self._messages, int(KEPT * FULL * context), estimate_tokens)
         return self._messages
 
+    def _id_after(self, runs: Sequence[RunRecord]) -> str:
+        return "" if self._store is None else f"{self.id}.{self._number(runs[-1]) + 1 if runs else 1}"
 
-def _number(record: RunRecord) -> int:
-    """Return the number of a session's run, 0 if it is none: a key of `Agent.map` may have the same name."""
-    text = record.run_id.rpartition(".")[2]
-    return int(text) if len(text) < 10 and text.isascii() and text.isdigit() else 0
+    def _number(self, record: RunRecord) -> int:
+        """Return the number of one of its runs, -1 if it is none: a key of `Agent.map` may have the same name."""
+        if record.run_id == self.id:
+            return 0
+        text = record.run_id.removeprefix(f"{self.id}.")
+        return int(text) if len(text) < 10 and text.isascii() and text.isdigit() else -1

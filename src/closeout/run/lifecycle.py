@@ -23,7 +23,7 @@ from closeout.run.files import FileText, dump_texts, load_texts
 from closeout.run.limits import Budget
 from closeout.run.offered_tools import dump_specs, load_specs, with_server_tools
 from closeout.run.orchestrator import Orchestrator
-from closeout.run.plan import AgentPlan, Scope, differences
+from closeout.run.plan import AgentPlan, Scope, differences, note_problems
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import read_result_tool
 from closeout.run.waiting import Decisions, pending_of, record_decisions
@@ -205,8 +205,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
 
 
 def _note_problems(plan: AgentPlan, task: Task, journal: Journal) -> None:
-    for problem in plan.manager.problems:
-        journal.append(Noted("main", "warning", "MCP", message=str(problem)))
+    note_problems(plan.manager, journal, "main")
     for note in task.notes:
         journal.append(Noted("main", "warning", "Files", message=note))
 
@@ -268,6 +267,7 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
         attempts=totals.attempts,
         rollbacks=totals.rollbacks,
         repairs=tuple(totals.repairs),
+        warnings=tuple(totals.warnings),
         usage=totals.usage,
         seconds=round(journal.elapsed, 3),
         candidates=result.candidates,

@@ -60,6 +60,7 @@ def load_result(
         attempts=totals.attempts,
         rollbacks=totals.rollbacks,
         repairs=tuple(totals.repairs),
+        warnings=tuple(totals.warnings),
         usage=totals.usage,
         seconds=round(RecordedRun(tuple(rows)).work, 3),
         candidates=tuple((str(answer), float(share)) for answer, share in ended.candidates),

@@ -15,6 +15,8 @@ from closeout.answers.generator import AnswerGenerator
 from closeout.config import AgentSettings, LLMSettings, SubAgentSettings
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.protocol import Dialect, get_dialect
+from closeout.errors import McpServerUnavailable
+from closeout.journal.events import Noted
 from closeout.journal.journal import Journal
 from closeout.journal.subscribers import Subscribers
 from closeout.messages import ToolSpec
@@ -29,7 +31,16 @@ from closeout.run.limits import Budget, Limits
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 
-__all__ = ["MAX_DEPTH", "AgentPlan", "MakeExecutor", "MakeGenerator", "Scope", "current_scope", "differences"]
+__all__ = [
+    "MAX_DEPTH",
+    "AgentPlan",
+    "MakeExecutor",
+    "MakeGenerator",
+    "Scope",
+    "current_scope",
+    "differences",
+    "note_problems",
+]
 
 MAX_DEPTH = 3  # sub-agents below the main agent
 USUAL_CACHE_RATIO = 0.1  # price of a cached input token relative to a fresh one, where no price is known
@@ -136,6 +147,23 @@ class AgentPlan:
             "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
             "prompts": _digest(self.prompts),
         }
+
+
+def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:
+    """Record what the manager's servers do not offer.
+
+    Raises:
+        McpServerUnavailable: A required server did not start.
+    """
+    problems = manager.problems
+    for problem in problems:
+        if not problem.fatal:
+            journal.append(Noted(agent, "warning", "MCP", message=str(problem)))
+    fatal = [str(problem).rstrip(".") for problem in problems if problem.fatal]
+    if fatal:
+        raise McpServerUnavailable(
+            f"{'; '.join(fatal)}. Correct that, or set required=False for the server to run without its tools."
+        )
 
 
 def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -97,6 +97,8 @@ class RunResult(Generic[Value]):
         attempts: The number of attempts.
         rollbacks: The number of turns that were rolled back.
         repairs: What was repaired in the model's replies.
+        warnings: What did not go as asked although the run continued: an optional MCP server that did not start, a
+            budget that cannot be kept, a listener that raised. Also logged by the logger "closeout".
         usage: Tokens, requests and cost of all requests, failed ones included.
         seconds: Wall-clock seconds of the whole run.
         candidates: Other answers that appeared, best first, each with its share of the vote.
@@ -122,6 +124,7 @@ class RunResult(Generic[Value]):
     attempts: int = 0
     rollbacks: int = 0
     repairs: tuple[Repair, ...] = ()
+    warnings: tuple[str, ...] = ()
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
     candidates: tuple[tuple[str, float], ...] = ()

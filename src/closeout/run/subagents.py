@@ -19,7 +19,7 @@ from closeout.results.tokens import estimate_tokens
 from closeout.run.effects import ModelCalls
 from closeout.run.limits import Limits
 from closeout.run.orchestrator import Orchestrator
-from closeout.run.plan import MAX_DEPTH, current_scope
+from closeout.run.plan import MAX_DEPTH, current_scope, note_problems
 from closeout.tools.manager import AnyTool, ToolManager, is_tool
 from closeout.tools.tool import ModelTool, Tool, tool
 
@@ -178,6 +178,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
         below = scope.child(name, plan.limits)
         below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name))
         async with plan.manager:
+            note_problems(plan.manager, below.journal, below.path)
             agent = Orchestrator(plan, below, task)
             result = await agent.run()
         report = report_of(agent.attempt, result)

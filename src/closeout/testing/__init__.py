@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from closeout.testing.client import ScriptedClient
+    from closeout.testing.isolation import isolated
     from closeout.testing.misbehaviour import MISBEHAVIOURS, NON_ANSWERS, Misbehaviour, always, once, sometimes
     from closeout.testing.recording import RecordedClient, Recording, export_run, recorded
     from closeout.testing.script import RequestView, Turn, answer, call, say
@@ -28,6 +29,7 @@ __all__ = [
     "answer",
     "call",
     "export_run",
+    "isolated",
     "once",
     "recorded",
     "say",
@@ -37,6 +39,7 @@ __all__ = [
 
 _HOMES = {
     "client": ("ScriptedClient",),
+    "isolation": ("isolated",),
     "misbehaviour": ("MISBEHAVIOURS", "NON_ANSWERS", "Misbehaviour", "always", "once", "sometimes"),
     "recording": ("RecordedClient", "Recording", "export_run", "recorded"),
     "script": ("RequestView", "Turn", "answer", "call", "say"),

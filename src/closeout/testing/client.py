@@ -177,6 +177,8 @@ class ScriptedClient(BaseClient):
         chunks: Lengths, in characters, of the pieces in which a reply is streamed.
     """
 
+    scripted = True
+
     def __init__(
         self,
         script: Script,

@@ -34,10 +34,21 @@ class ReceivedRequest:
     turn: int = 0
     fault: str | None = None
     disconnected: bool = False  # the client closed the connection during the reply
+    view: RequestView = field(default_factory=RequestView, repr=False)  # as the script saw it
 
     @property
     def json(self) -> Any:
         return decode_json(self.body)
+
+    @property
+    def last(self) -> str:
+        """The text of the last message, or the prompt."""
+        return self.view.last
+
+    @property
+    def question(self) -> str:
+        """The first user message, or the line after the prompt's last `Question:`."""
+        return self.view.question
 
 
 class ScriptedServer:
@@ -154,7 +165,7 @@ class ScriptedServer:
             return _error(404, f"Unknown path {request.path}.")
         try:
             body = received.json
-            view = self._view(protocol, body, received)
+            view = received.view = self._view(protocol, body, received)
         except (ValueError, AttributeError, TypeError) as error:
             return _error(400, f"Cannot read the request: {error}.")
         try:

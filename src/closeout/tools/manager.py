@@ -43,10 +43,14 @@ def is_tool(something: Any) -> TypeGuard[AnyTool]:
 
 @dataclass(frozen=True, slots=True)
 class ServerProblem:
-    """A tool that is not offered, or a server none of whose tools are, and why."""
+    """A tool that is not offered, or a server none of whose tools are, and why.
+
+    `fatal` is true for a server that did not start although it is required.
+    """
 
     server_name: str
     message: str
+    fatal: bool = False
 
     def __str__(self) -> str:
         return self.message
@@ -93,6 +97,7 @@ class ToolManager:
         )
         self._offers: dict[str, tuple[ToolSpec, ...]] = {}  # server name → its tools, once it was reached
         self._problems: dict[str, tuple[str, ...]] = {}  # server name → what is not offered, and why
+        self._missing: set[str] = set()  # names of required servers that did not start
         self._collisions: dict[str, tuple[str, ...]] = {}  # the same, for names that another tool has
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._local: dict[str, _Route] = {}
@@ -111,7 +116,7 @@ class ToolManager:
     def problems(self) -> tuple[ServerProblem, ...]:
         """Servers that could not be used, and tools that are not offered."""
         return tuple(
-            ServerProblem(server.name, message)
+            ServerProblem(server.name, message, fatal=server.name in self._missing)
             for server in self._servers
             for message in (*self._problems.get(server.name, ()), *self._collisions.get(server.name, ()))
         )
@@ -194,7 +199,10 @@ class ToolManager:
             offer = await server.open()
         except ServerFailed as error:
             self._problems[server.name] = (str(error),)
+            if server.config.required:
+                self._missing.add(server.name)
             return None
+        self._missing.discard(server.name)
         self._problems[server.name] = offer.problems
         return self._allowed(server.name, offer)
 

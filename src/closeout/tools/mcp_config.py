@@ -22,7 +22,7 @@ __all__ = ["McpEntry", "McpServerConfig", "read_servers"]
 START_SECONDS = 60.0  # for a server to start and list its tools: package runners download it first
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
-    "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout",
+    "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
@@ -44,7 +44,10 @@ _VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServerConfig:
-    """One server. `timeout` is seconds for a call; None leaves it to the tool's policy."""
+    """One server. `timeout` is seconds for a call; None leaves it to the tool's policy.
+
+    A run does not begin without a `required` server.
+    """
 
     name: str
     transport: Literal["stdio", "http", "sse"]
@@ -56,6 +59,7 @@ class McpServerConfig:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout: float | None = None
     start_timeout: float = START_SECONDS
+    required: bool = True
 
     @property
     def address(self) -> str:
@@ -206,6 +210,7 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
         headers={str(key): str(value) for key, value in (fields.get("headers") or {}).items()},
         timeout=timeout,
         start_timeout=_seconds(fields.get("start_timeout"), "start_timeout", shown) or START_SECONDS,
+        required=_flag(fields.get("required"), "required", shown),
     )
 
 
@@ -301,6 +306,12 @@ def _seconds(value: Any, key: str, shown: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ConfigError(f"MCP server {shown!r}: {key} must be a number of seconds above 0, got {value!r}.")
     return float(value)
+
+
+def _flag(value: Any, key: str, shown: str) -> bool:
+    if not isinstance(value, bool | None):
+        raise ConfigError(f"MCP server {shown!r}: {key} must be true or false, got {value!r}.")
+    return value is not False
 
 
 def _is_url(text: str) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import traceback
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from closeout.errors import Suspended, ToolError, UsageError
 from closeout.messages import ToolSpec
+from closeout.redaction import redact
 from closeout.results.normal import normalise
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
@@ -28,8 +31,12 @@ _PERMANENT = (
     ArithmeticError,
     AssertionError,
 )
+_EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)  # their text says it all
+TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds
+
+logger = logging.getLogger("closeout.tools")
 
 
 class ToolSource(Protocol):
@@ -90,7 +97,11 @@ async def run_tool(
             meter.start()
         else:
             break
-    return failed_output(spec.name, _message(failure), type(failure).__name__, meter, retry_count=number)
+    output = failed_output(spec.name, _message(failure), type(failure).__name__, meter, retry_count=number)
+    if not isinstance(failure, _EXPECTED):
+        output.metadata["traceback"] = redact("".join(traceback.format_exception(failure, limit=-TRACEBACK_FRAMES)))
+        logger.debug("Tool %s raised an exception.", spec.name, exc_info=failure)
+    return output
 
 
 def failed_output(

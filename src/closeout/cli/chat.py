@@ -1,0 +1,243 @@
+"""`closeout chat`: a conversation in the terminal. Replies are streamed; Ctrl-C stops a reply, not the program."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+from closeout.cli import exits
+from closeout.cli.continuing import last_conversation, options_of_session
+from closeout.cli.display import Display
+from closeout.cli.options import RunOptions, make_agent
+from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
+from closeout.cli.terminal import amount, duration, make_console, print_answer, printable, say_error, usage_line
+from closeout.errors import CloseoutError
+
+if TYPE_CHECKING:
+    from closeout.agent import Agent
+    from closeout.run.conversation import Session
+    from closeout.run.result import RunResult
+
+__all__ = ["chat_command"]
+
+PROMPT = "> "
+HELP = """\
+/help      show this
+/history   show the conversation
+/retry     continue a reply that was stopped, failed or interrupted
+/new       begin a new conversation
+/exit      leave; Ctrl-D does too
+A line that ends in \\ continues on the next one. Ctrl-C stops a reply."""
+
+
+def chat_command(options: RunOptions, session_id: str, *, continue_last: bool, quiet: bool) -> int:
+    """Talk with an agent until the input ends. Return the exit code."""
+    if continue_last and not session_id:
+        session_id = last_conversation()
+    if session_id:
+        options = options.over(options_of_session(session_id))
+    agent = make_agent(options)
+    with asyncio.Runner() as runner:
+        chat = _Chat(agent, options, session_id, runner, quiet=quiet)
+        runner.run(agent.__aenter__())
+        try:
+            code = chat.talk()
+            return exit_now_if_blocked(code) if chat.stopped else code
+        finally:
+            with suppress(KeyboardInterrupt):
+                runner.run(_close(agent))
+
+
+async def _close(agent: Agent[Any]) -> None:
+    from closeout.run.subagents import clients_of
+
+    await agent.__aexit__()
+    for client in clients_of(agent.plan()):
+        await client.aclose()
+
+
+class _Echo:
+    """Keeps what is typed during a reply from being echoed into it. It is read at the next prompt."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        self._is_terminal = is_terminal
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> None:
+        if self._is_terminal:
+            with suppress(ImportError, OSError):  # Windows has no termios
+                import termios
+
+                self._before = termios.tcgetattr(sys.stdin)
+                quiet = termios.tcgetattr(sys.stdin)
+                quiet[3] &= ~termios.ECHO
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+
+    def __exit__(self, *_: object) -> None:
+        self.on()
+
+    def on(self) -> None:
+        """Echo again."""
+        if self._before is not None:
+            import termios
+
+            with suppress(OSError):
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+
+class _Chat:
+    """One conversation after the other, until the input ends."""
+
+    def __init__(
+        self, agent: Agent[Any], options: RunOptions, session_id: str, runner: asyncio.Runner, *, quiet: bool
+    ) -> None:
+        self._agent = agent
+        self._origin = options.as_origin()
+        self._files = options.files  # for the first message
+        self._runner = runner
+        self._quiet = quiet
+        self._is_terminal = sys.stdin is not None and sys.stdin.isatty()
+        self._session: Session[Any] = agent.session(session_id)
+        self.stopped = False  # whether a reply was stopped, whose tool may still be running
+        self._code = exits.OK
+        self._notes = Display(brief=True)
+        self._commands: dict[str, Callable[[], object]] = {
+            "/help": lambda: self._say(HELP),
+            "/history": self._show_history,
+            "/retry": self._retry,
+            "/new": self._begin,
+        }
+
+    def talk(self) -> int:
+        """Read messages and answer them. Return the exit code: of the last reply if stdin is not a terminal."""
+        self._greet()
+        for text in self._messages():
+            if not text:
+                continue
+            if text in ("/exit", "/quit"):
+                break
+            with suppress(KeyboardInterrupt):  # Ctrl-C just after the end of a reply
+                self._act(text)
+        if self._is_terminal and self._session.messages:
+            self._say(f"To continue: closeout chat -c   or: closeout chat --session {self._session.id}")
+        return exits.OK if self._is_terminal else self._code
+
+    def _act(self, text: str) -> None:
+        if text.startswith("/") and text.split()[0] in self._commands:
+            self._commands[text.split()[0]]()
+        elif text.startswith("/") and self._is_terminal and " " not in text:
+            self._say(f"Unknown command {text}. /help lists the commands.")
+        else:
+            files, self._files = self._files, ()
+            self._reply(lambda **more: self._session.run(text, files=files, **more))
+
+    def _greet(self) -> None:
+        if not self._is_terminal:
+            return
+        replies = sum(message.role == "user" for message in self._session.messages)
+        earlier = f" · {amount(replies, 'message')} so far" if replies else ""
+        self._say(f"{self._agent.plan().client.name}{earlier} · /help lists the commands")
+        with suppress(ImportError):
+            import readline  # line editing for input()
+
+            for message in self._session.messages:
+                if message.role == "user" and "\n" not in message.text:
+                    readline.add_history(printable(message.text))
+
+    def _messages(self) -> Iterator[str]:
+        """Yield what the user types, or the lines of stdin."""
+        while True:
+            try:
+                yield self._read()
+            except EOFError:
+                if self._is_terminal:
+                    print(file=sys.stderr)
+                return
+            except KeyboardInterrupt:
+                self._say("\nCtrl-D or /exit leaves.")
+
+    def _read(self) -> str:
+        lines = [self._line(PROMPT)]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._line("… "))
+        return "\n".join(lines).strip()
+
+    def _line(self, prompt: str) -> str:
+        if self._is_terminal:
+            return input(prompt)
+        line = sys.stdin.readline() if sys.stdin is not None else ""
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+
+    # -------------------------------------------------------------------------------------------- replies
+
+    def _reply(self, start: Callable[..., Any]) -> None:
+        """Run the agent, show its reply while it is written, and stop it at the first Ctrl-C."""
+        display = None if self._quiet else Display(brief=True)
+        echo = _Echo(self._is_terminal)
+
+        def on_first_signal() -> None:
+            if display is not None:
+                display.stopping()
+
+        def on_second_signal() -> None:
+            if display is not None:
+                display.close()
+            echo.on()
+
+        listeners: Sequence[Any] = () if display is None else (display,)
+        try:
+            with Signals(on_first_signal, on_second_signal) as signals, echo, display or nullcontext():
+                result = signals.run(start(origin=self._origin, listeners=listeners), self._runner)
+        except Stopped as stopped:
+            self.stopped = True
+            if display is not None and display.unfinished:
+                display.say(display.unfinished)
+            self._say("Stopped. /retry continues.")
+            if stopped.number != signal.SIGINT:
+                raise SystemExit(stopped.code) from None
+            self._code = stopped.code
+        except CloseoutError as error:
+            say_error(str(error))
+            self._code = exits.FAILED
+        else:
+            self._show(result, display)
+
+    def _show(self, result: RunResult[Any], display: Display | None) -> None:
+        self._code = exits.OUTCOMES.get(result.status, exits.FAILED)
+        reply = result.closing_text or result.answer if result.status in ("answered", "unanswered") else None
+        if reply:
+            print_answer(reply)
+        if result.status == "failed":
+            say_error(f"{result.error or result.stop_reason} /retry tries again.")
+        elif not reply:
+            say_error(result.error or f"no answer was found ({result.stop_reason}).")
+        if display is not None and self._is_terminal:
+            parts = [usage_line(result.usage), duration(result.seconds * 1000)]
+            display.say(" · ".join(parts), "dim")
+
+    # -------------------------------------------------------------------------------------------- commands
+
+    def _retry(self) -> None:
+        self._reply(lambda origin, **more: self._session.resume(**more))
+
+    def _begin(self) -> None:
+        self._session = self._agent.session()
+        self._say("A new conversation.")
+
+    def _show_history(self) -> None:
+        console = make_console(stderr=True)
+        for message in self._session.messages:
+            if message.role in ("user", "assistant") and message.text.strip():
+                mark = PROMPT if message.role == "user" else ""
+                console.print(f"{mark}{printable(message.text.strip())}", markup=False, style="bold" if mark else "")
+
+    def _say(self, text: str) -> None:
+        for line in text.splitlines():
+            self._notes.say(line)

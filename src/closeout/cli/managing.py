@@ -1,0 +1,92 @@
+"""`closeout runs export | import | delete | prune`: move runs between journals, and remove them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from closeout.cli.selecting import RunFilter
+from closeout.cli.terminal import amount, print_json
+from closeout.config import home_folder
+from closeout.errors import JournalError, UsageError
+from closeout.journal.copying import copy_runs
+from closeout.journal.database import FILE_NAME
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import Store, open_store
+
+__all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs"]
+
+BUSY = ("running", "waiting")  # the status of runs that prune leaves alone
+
+
+def export_runs(run_ids: Sequence[str], wanted: RunFilter, output: str, *, as_json: bool) -> int:
+    """Write runs, those that match a filter or all, into one file. Return the exit code."""
+    if not output:
+        raise UsageError("export needs a file to write. Add -o runs.closeout.")
+    target, home = Path(output), home_folder()
+    if target.exists():
+        raise UsageError(f"{output} exists already. Choose another name, or remove it first.")
+    with open_to_read(home) as store:
+        chosen = [store.run(run_id).run_id for run_id in run_ids] or [each.run_id for each in wanted.select(store)]
+        if not chosen:
+            raise UsageError("There is no such run, so nothing was written. `closeout runs` lists the runs.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".closeout-export-") as folder:
+        with closing(Store(Path(folder))) as copy:
+            count = copy_runs(home, copy, frozenset(chosen))
+        shutil.move(Path(folder) / FILE_NAME, target)
+    return _report({"exported": count, "file": str(target)}, f"{amount(count, 'run')} in {output}", as_json=as_json)
+
+
+def import_runs(files: Sequence[str], *, as_json: bool) -> int:
+    """Copy the runs of exported files, or of other homes, into this journal. Return the exit code."""
+    if not files:
+        raise UsageError("import needs a file. Write: closeout runs import runs.closeout")
+    store, count = open_store(home_folder()), 0
+    for file in files:
+        if not Path(file).exists():
+            raise JournalError(f"No such file: {file}. Nothing of it was imported.")
+        count += copy_runs(Path(file), store)
+    text = f"{amount(count, 'run')} imported" if count else "Nothing new: all runs are in the journal already"
+    return _report({"imported": count}, text, as_json=as_json)
+
+
+def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
+    """Delete runs by their ids. Return the exit code."""
+    if not run_ids:
+        raise UsageError("delete needs the ids of runs. `closeout runs` lists them; `closeout runs prune` goes by age.")
+    count = open_store(home_folder()).delete_runs(run_ids)
+    return _report({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
+
+
+def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
+    """Delete the runs that match a filter, except those that are running or wait for a decision."""
+    if not wanted.is_set:
+        raise UsageError("prune needs a filter. Write: closeout runs prune --older-than 30d")
+    with open_to_read(home_folder()) as store:
+        chosen = [
+            each.run_id for each in wanted.select(store) if each.status not in BUSY or each.status == wanted.status
+        ]
+    if chosen and not yes and not _confirmed(len(chosen)):
+        return _report({"deleted": 0}, "Nothing was deleted", as_json=as_json)
+    count = open_store(home_folder()).delete_runs(chosen) if chosen else 0
+    return _report({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
+
+
+def _confirmed(number: int) -> bool:
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"prune would delete {amount(number, 'run')}. Add --yes to do it without a question.")
+    print(f"Delete {amount(number, 'run')}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _report(result: dict[str, object], text: str, *, as_json: bool) -> int:
+    if as_json:
+        print_json(result)
+    else:
+        print(f"{text}.")
+    return 0

@@ -1,0 +1,81 @@
+"""Select runs by status, model, text and age: the filters of `closeout runs`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from closeout.errors import UsageError
+from closeout.journal.store import RunRecord, Store
+
+__all__ = ["RunFilter", "seconds_in"]
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+STATUSES = ("answered", "unanswered", "failed", "cancelled", "interrupted", "running", "waiting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Which runs are meant. An empty field means any.
+
+    Attributes:
+        status: One of the statuses of a run.
+        model: A part of the model's name.
+        text: Words that the run contains, in its task, replies, calls, results or answer.
+        older_than: An age such as "30d"; the run began earlier.
+        newer_than: The run began later.
+    """
+
+    status: str = ""
+    model: str = ""
+    text: str = ""
+    older_than: str = ""
+    newer_than: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status and self.status not in STATUSES:
+            raise UsageError(f"Unknown status '{self.status}'. --status takes {', '.join(STATUSES)}.")
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any field limits the runs."""
+        return any((self.status, self.model, self.text, self.older_than, self.newer_than))
+
+    def select(self, store: Store) -> Iterator[RunRecord]:
+        """Iterate over the runs that match, newest first."""
+        now = time.time()
+        began_before = now - seconds_in("--older-than", self.older_than) if self.older_than else now + 86_400
+        began_after = now - seconds_in("--newer-than", self.newer_than) if self.newer_than else 0.0
+        for record in self._with_text(store):
+            if self.status and record.status != self.status:
+                continue
+            if self.model and self.model.casefold() not in record.model.casefold():
+                continue
+            if began_after <= record.started <= began_before:
+                yield record
+
+    def _with_text(self, store: Store) -> Iterator[RunRecord]:
+        if not self.text:
+            yield from store.each_run()
+            return
+        from closeout.journal.search import SearchIndex
+
+        with SearchIndex(store) as index:
+            index.update()
+            for hit in index.search(self.text):
+                yield hit.run
+
+
+def seconds_in(option: str, age: str) -> float:
+    """Return the seconds of an age such as `12h`.
+
+    Raises:
+        UsageError: It is none.
+    """
+    found = _AGE.fullmatch(age.strip())
+    if found is None:
+        raise UsageError(f"{option} must be a number with s, m, h, d or w, got '{age}'. Write {option} 30d.")
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,208 @@
+"""`closeout chat`, `run -c` and `-s`: a conversation on the command line, streamed, stopped and continued."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from cli_process import COMMAND, Done, environment, here
+from closeout.journal.store import open_store
+from closeout.testing import Misbehaviour, RequestView, Turn, call, say, serve_script
+from closeout.testing.server import ScriptedServer
+
+SUM = call("calculate", expression="17*2340/100")
+
+
+def talk(view: RequestView) -> Any:
+    """Repeat what the user said so far."""
+    said = [message["content"] for message in view.messages if message.get("role") == "user"]
+    if "compute" in said[-1] and "397.8" not in view.last:
+        return Turn("I compute it first.", (SUM,))
+    if "Fail" in said[-1]:
+        return ConnectionError("no server")
+    return say(f"{' / '.join(said)} \\boxed{{{len(said)}}}")
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with serve_script(talk, by=lambda view: "") as scripted:
+        yield scripted
+
+
+def chat(server: ScriptedServer, *lines: str, options: tuple[str, ...] = ()) -> Done:
+    model = ("-m", "openai:scripted", "--base-url", server.base_url)
+    return here("chat", *model, "-C", "llm.max_retries=0", *options, stdin="\n".join(lines).encode())
+
+
+def test_each_line_of_a_pipe_is_a_message(server: ScriptedServer) -> None:
+    done = chat(server, "Hello", "", "It will\\", "rain", "你好")
+    assert done.code == 0
+    assert done.out.splitlines() == [
+        "Hello \\boxed{1}",
+        "Hello / It will",
+        "rain \\boxed{2}",
+        "Hello / It will",
+        "rain / 你好 \\boxed{3}",
+    ]
+
+
+def test_calls_are_shown_and_a_failed_message_is_left_out(server: ScriptedServer) -> None:
+    done = chat(server, "please compute", "Fail", "Again")
+    assert done.out.splitlines()[-1] == "please compute / Again \\boxed{2}"
+    assert '  → calculate(expression="17*2340/100")' in done.err
+    assert "turn 1" not in done.err
+    assert re.search(r"closeout: .* /retry tries again\.", done.err)
+    assert chat(server, "Fail").code == 3, "of a pipe, the last reply decides"
+    assert chat(server, "Hello", options=("-q",)).err == ""
+
+
+def test_commands(server: ScriptedServer) -> None:
+    done = chat(server, "/help", "Hello", "/history", "/new", "Alone", "/retry", "/exit", "never read")
+    assert "/history   show the conversation" in done.err
+    assert "> Hello\nHello \\boxed{1}\n" in done.err
+    assert done.out.splitlines() == ["Hello \\boxed{1}", "Alone \\boxed{1}"]
+    assert "there is nothing to resume" in done.err
+    assert chat(server, "/usr/bin is a folder").out == "/usr/bin is a folder \\boxed{1}\n"
+
+
+def test_the_last_conversation_continues_with_its_options(server: ScriptedServer) -> None:
+    chat(server, "Hello", options=("-s", "Speak like a pirate.", "-q"))
+    assert here("chat", "-c", "-q", stdin=b"Again").out == "Hello / Again \\boxed{2}\n"
+    assert here("run", "More", "-c", "-q").out == "3\n"
+    last = server.requests[-1].json["messages"]
+    assert "Speak like a pirate." in last[0]["content"]
+    assert here("run", "More", "-c", "-q", "-s", "Speak like a judge.").out == "4\n"
+    assert "Speak like a judge." in server.requests[-1].json["messages"][0]["content"]
+
+
+def test_a_single_run_is_continued_too(server: ScriptedServer, home: Path) -> None:
+    to = ("-m", "openai:scripted", "--base-url", server.base_url)
+    run_id = here("run", "First", *to, "--json", "-q").json["run_id"]
+    assert here("run", "Second", "-c", "-q").out == "2\n"
+    assert here("run", "Third", "-c", "-q").out == "3\n"
+    assert [record.run_id for record in open_store(home).runs()] == [f"{run_id}.2", f"{run_id}.1", run_id]
+    assert (
+        chat(server, "Fourth", options=("--session", run_id, "-q")).out
+        == "First / Second / Third / Fourth \\boxed{4}\n"
+    )
+
+
+def test_a_session_has_the_name_that_it_is_given(server: ScriptedServer, home: Path) -> None:
+    chat(server, "Hello", options=("--session", "mine", "-q"))
+    assert chat(server, "Again", options=("--session", "mine", "-q")).out == "Hello / Again \\boxed{2}\n"
+    assert {record.run_id for record in open_store(home).runs()} == {"mine.1", "mine.2"}
+
+
+def test_without_a_conversation_there_is_nothing_to_continue() -> None:
+    for command in (("run", "Q", "-c"), ("chat", "-c")):
+        done = here(*command)
+        assert done.code == 2
+        assert "There is no conversation to continue." in done.sentence
+
+
+# ------------------------------------------------------------------------------------------------ on a terminal
+
+
+class Terminal:
+    """`closeout` on a terminal of so many columns."""
+
+    def __init__(self, *arguments: str, columns: int = 80) -> None:
+        import fcntl
+        import pty
+        import struct
+        import termios
+
+        self._side, other = pty.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        env = environment({"TERM": "xterm-256color", "NO_COLOR": "1", "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"})
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=other, stdout=other, stderr=other, env=env, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(other)
+        self.shown = ""
+        self._bytes = b""
+
+    def send(self, keys: str) -> None:
+        os.write(self._side, keys.encode())
+
+    def wait_for(self, text: str, times: int = 1, *, after: str = "") -> None:
+        """Read until the screen was sent the text so many times, after the first occurrence of another text."""
+        deadline = time.monotonic() + 40
+        while (self.shown.partition(after)[2] if after else self.shown).count(text) < times:
+            ready, _, _ = select.select([self._side], [], [], max(deadline - time.monotonic(), 0))
+            assert ready, f"{text!r} did not come: {self.shown}"
+            assert self._read(), f"{text!r} did not come: {self.shown}"
+
+    def _read(self) -> bool:
+        try:
+            piece = os.read(self._side, 65536)
+        except OSError:  # the other side is gone
+            return False
+        self._bytes += piece
+        self.shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._bytes.decode(errors="replace")).replace("\r", "\n")
+        return bool(piece)
+
+    def finish(self) -> int:
+        """Read to the end and return the exit code."""
+        while self._read():
+            pass
+        return self.process.wait(timeout=30)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._side)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_ctrl_c_stops_the_reply_and_not_the_program(home: Path) -> None:
+    hang = Misbehaviour("hang", at=2)
+    with (
+        serve_script(talk, by=lambda view: "", misbehave=hang, record=False) as server,
+        Terminal("chat", "-m", "openai:scripted", "--base-url", server.base_url, columns=40) as screen,
+    ):
+        screen.wait_for("> ")
+        screen.send("你好\n")
+        screen.wait_for("tokens in")
+        screen.send("Wait\n")
+        screen.wait_for("thinking", screen.shown.count("thinking") + 2)
+        screen.send("\x03")
+        screen.wait_for("Stopped. /retry continues.")
+        screen.send("/retry\n")
+        screen.wait_for("> ", after="你好 / Wait \\boxed{2}")
+        screen.send("\x03")
+        screen.wait_for("Ctrl-D or /exit leaves.\n\n> ")
+        screen.send("\x04")
+        screen.wait_for("To continue:")
+        assert screen.finish() == 0
+    assert [record.status for record in open_store(home).runs()] == ["answered", "answered"]
+    assert max(cell_len(line) for line in screen.shown.splitlines()) <= 40
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_an_answer_is_shown_while_it_is_written() -> None:
+    text = "这是一个很长的回答。" * 8 + "\n\nThe second paragraph. \\boxed{42}"
+    with (
+        serve_script([say(text)], by="question", pieces=(3,), pause=0.02, record=False) as server,
+        Terminal("run", "Why?", "-m", "openai:scripted", "--base-url", server.base_url, columns=40) as screen,
+    ):
+        assert screen.finish() == 0
+    before_the_end = screen.shown.partition("turn 1 (answer)")[0]
+    assert "这是一个很长的回答。这是一个" in before_the_end, (
+        "its beginning was on the screen before its end was written"
+    )
+    assert screen.shown.split()[-1] == "42"

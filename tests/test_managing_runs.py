@@ -1,0 +1,145 @@
+"""Runs are filtered, exported, imported, deleted and pruned; what other runs need is never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_process import here
+from closeout import Agent, tool
+from closeout.errors import JournalLocked, RunNotFound
+from closeout.journal.check import check_home
+from closeout.journal.store import Store, close_stores, open_store
+from closeout.testing import ScriptedClient, answer, call
+
+LONG = "a shared text that is stored apart because it is long. " * 40
+
+
+@tool(read_only=True)
+def look(key: str) -> str:
+    """Look something up."""
+    return f"{LONG} {key if key == 'own' else ''}"
+
+
+def make_runs(**options: Any) -> None:
+    """Three runs: of two models, one of them failed; the results of two are the same text."""
+    script = [call("look", key="a"), answer("red")]
+    agent = Agent(ScriptedClient(script, by="question", name="openai:big"), [look], **options)
+    agent.run_sync("The first question", run_id="first")
+    agent.run_sync("Die zweite Frage: 颜色", run_id="second")
+    other = Agent(ScriptedClient([ConnectionError("down")], name="openai:small"), [look], **options)
+    other.run_sync("The third question", run_id="third")
+
+
+def listed(*options: str) -> list[str]:
+    return [run["run_id"] for run in here("runs", "--json", *options).json]
+
+
+def test_runs_are_filtered() -> None:
+    make_runs()
+    assert listed() == ["third", "second", "first"]
+    assert listed("--status", "failed") == ["third"]
+    assert listed("--model", "BIG") == ["second", "first"]
+    assert listed("--text", "question") == ["third", "first"]
+    assert listed("--text", "颜色") == ["second"]
+    assert listed("--text", "stored apart", "--status", "answered", "--limit", "1") == ["second"]
+    assert listed("--newer-than", "1h") == ["third", "second", "first"]
+    assert listed("--older-than", "1h") == []
+    assert "No run matches." in here("runs", "--older-than", "1h").out
+    assert "Unknown status 'done'" in here("runs", "--status", "done").sentence
+    assert "--older-than 30d" in here("runs", "--older-than", "a month").sentence
+
+
+def test_exported_runs_are_imported_elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_runs()
+    file = tmp_path / "some" / "runs.closeout"
+    assert here("runs", "export", "first", "third", "-o", str(file)).out == f"2 runs in {file}.\n"
+    assert [path.name for path in file.parent.iterdir()] == ["runs.closeout"]
+    assert "exists already" in here("runs", "export", "-o", str(file)).sentence
+    before = list(open_store(home).rows("first"))
+    close_stores()
+    monkeypatch.setenv("CLOSEOUT_HOME", str(tmp_path / "other"))
+    assert here("runs", "import", str(file)).out == "2 runs imported.\n"
+    assert here("runs", "import", str(file)).out == "Nothing new: all runs are in the journal already.\n"
+    assert listed() == ["third", "first"]
+    assert list(open_store(tmp_path / "other").rows("first")) == before
+    assert here("runs", "first").out.endswith("answer: red\n")
+    assert not check_home(tmp_path / "other").run_problems
+
+
+def test_export_and_import_explain_what_is_missing(tmp_path: Path) -> None:
+    assert "Add -o" in here("runs", "export", "first").sentence
+    assert "No run first" in here("runs", "export", "first", "-o", str(tmp_path / "x")).sentence
+    assert "no such run" in here("runs", "export", "-o", str(tmp_path / "x")).sentence
+    assert "import needs a file" in here("runs", "import").sentence
+    assert "No such file" in here("runs", "import", str(tmp_path / "none")).sentence
+    (tmp_path / "text").write_text("not a journal " * 100)
+    done = here("runs", "import", str(tmp_path / "text"))
+    assert done.code in (2, 3)
+    assert "Traceback" not in done.err
+    assert list(tmp_path.glob(".closeout-export-*")) == []
+
+
+def test_deleted_runs_leave_what_others_need(home: Path) -> None:
+    make_runs()
+    (bodies,) = open_store(home).query("SELECT count(*) FROM bodies")
+    assert here("runs", "delete", "first").out == "1 run deleted.\n"
+    assert listed() == ["third", "second"]
+    assert LONG in str(list(open_store(home).rows("second")))
+    assert not check_home(home).run_problems
+    assert here("runs", "delete", "second", "third").out == "2 runs deleted.\n"
+    assert open_store(home).query("SELECT count(*) FROM bodies") == [(0,)] != [bodies]
+    assert open_store(home).query("SELECT count(*) FROM events") == [(0,)]
+    assert "No run nothing" in here("runs", "delete", "nothing").sentence
+    assert "delete needs the ids" in here("runs", "delete").sentence
+
+
+def test_a_text_that_was_deleted_is_stored_again(home: Path) -> None:
+    make_runs()  # this process remembers that it has stored the text
+    other = Store(home)  # as another process does
+    other.delete_runs(["first", "second", "third"])
+    other.close()
+    make_runs()
+    assert not check_home(home).run_problems
+    assert LONG in str(list(open_store(home).rows("second")))
+
+
+async def test_a_run_that_is_executed_is_not_deleted(home: Path) -> None:
+    begun = asyncio.Event()
+
+    @tool(read_only=True)
+    async def wait() -> str:
+        """Wait."""
+        begun.set()
+        await asyncio.sleep(600)
+        return ""
+
+    running = asyncio.ensure_future(Agent(ScriptedClient([call("wait")]), [wait]).run("Wait", run_id="busy"))
+    await begun.wait()
+    done = await asyncio.to_thread(here, "runs", "prune", "--newer-than", "1h", "--yes")
+    assert done.out == "0 runs deleted.\n"
+    with pytest.raises(JournalLocked, match="is being executed"):
+        await asyncio.to_thread(open_store(home).delete_runs, ["busy"])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert open_store(home).delete_runs(["busy"]) == 1
+    with pytest.raises(RunNotFound):
+        open_store(home).run("busy")
+
+
+def test_prune_goes_by_filters_and_asks(home: Path) -> None:
+    make_runs()
+    assert "prune needs a filter" in here("runs", "prune").sentence
+    assert "would delete 1 run. Add --yes" in here("runs", "prune", "--status", "failed").sentence
+    assert here("runs", "prune", "--status", "failed", "--yes", "--json").json == {"deleted": 1}
+    assert here("runs", "prune", "--older-than", "1d", "--yes").out == "0 runs deleted.\n"
+    assert listed() == ["second", "first"]
+    store = open_store(home)
+    store.submit(store._db.execute, "UPDATE runs SET started=? WHERE run_id='first'", (time.time() - 1e6,)).result()
+    assert here("runs", "prune", "--older-than", "1w", "--yes").out == "1 run deleted.\n"
+    assert listed() == ["second"]
+    assert listed("--text", "question") == []
