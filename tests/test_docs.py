@@ -1,4 +1,4 @@
-"""Every Python example in the docs and the README runs as a file of its own; one that cannot says so with `no-run`."""
+"""Every Python example in the docs and the README runs as a file of its own, unless `<!-- no-run -->` is above it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from closeout.testing.server import ScriptedServer
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(<!-- no-run -->\n)?```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
     """The page's examples that run: line number and code."""
     text = page.read_text("utf-8")
-    found = [(text[: b.start()].count("\n") + 2, b[1].strip(), b[2]) for b in BLOCK.finditer(text)]
-    return [(line, code) for line, info, code in found if info != "no-run"]
+    found = list(BLOCK.finditer(text))
+    assert not any(block[2] for block in found), f"{page}: write only ```python, or the site does not show it as code."
+    return [(text[: block.start()].count("\n") + 2, block[3]) for block in found if not block[1]]
 
 
 @pytest.fixture(scope="module")

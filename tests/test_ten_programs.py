@@ -56,7 +56,7 @@ def test_a_program_does_its_work(
 
 
 def test_the_page_shows_the_programs_as_they_are() -> None:
-    shown = re.findall(r"^```python no-run\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^<!-- no-run -->\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert shown == [program.read_text("utf-8") for program in PROGRAMS]
 
 
@@ -69,6 +69,6 @@ def test_the_table_counts_the_lines_and_no_other_framework_needs_fewer() -> None
 
 def test_the_programs_of_others_on_the_page_for_newcomers_are_the_ones_that_were_run() -> None:
     page = (ROOT / "docs" / "coming-from.md").read_text("utf-8")
-    shown = re.findall(r"^```python no-run\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^<!-- no-run -->\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     known = {path.read_text("utf-8") for path in PEERS.glob("*/*.py")}
     assert [program for program in shown if program not in known and "api.dify.ai" not in program] == []
