@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from random import Random
 from statistics import stdev
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout.evaluate.estimates import (
+    _binomial,
     bootstrap_interval,
     cohen_kappa,
     mcnemar,
@@ -104,6 +106,16 @@ def test_the_bootstrap_draws_whole_tasks_and_can_be_repeated() -> None:
     assert found[0] == pytest.approx(0.75 - 1.96 * estimate.error, abs=0.04)
     assert found[1] == pytest.approx(0.75 + 1.96 * estimate.error, abs=0.04)
     assert bootstrap_interval([[0.5]] * 5) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("number", "share"), [(1, 0.5), (20, 0.1), (20, 0.9), (400, 0.3), (5_000, 0.5)])
+def test_the_draws_of_the_bootstrap_are_binomial(number: int, share: float) -> None:
+    random = Random(1)
+    drawn = [_binomial(random, number, share) for _ in range(4_000)]
+    deviation = math.sqrt(number * share * (1 - share))
+    assert sum(drawn) / 4_000 == pytest.approx(number * share, abs=4 * deviation / math.sqrt(4_000))
+    assert stdev(drawn) == pytest.approx(deviation, rel=0.06)
+    assert 0 <= min(drawn) <= max(drawn) <= number
 
 
 def test_kappa_is_agreement_beyond_chance() -> None:

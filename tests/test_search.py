@@ -135,6 +135,18 @@ def test_an_update_may_stop_early_and_continues_later(home: Path) -> None:
         assert index.update().indexed == index.update().runs == 3
 
 
+def test_a_long_run_is_indexed_in_parts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("closeout.journal.search.BATCH_EVENTS", 7)
+    events = short_run(1)
+    write_runs(home, [("one", events)])
+    with open_to_read(home) as store, SearchIndex(store) as index:
+        assert index.update(seconds=0).indexed == 0
+        assert list(index.search("answer")) == []
+        assert index.update().indexed == 1
+        assert [hit.seq for hit in index.search("answer")] == [23]
+        assert index.totals(["one"]) == {"one": RunTotals(events).counts}
+
+
 def test_two_that_index_at_once_index_each_event_once(home: Path) -> None:
     write_runs(home, ((f"run{n}", short_run(n)) for n in range(20)))
     together = threading.Barrier(2)

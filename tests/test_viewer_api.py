@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from cli_process import closeout, start
+from cli_process import here, start
 from closeout.journal import events as ev
 from closeout.journal.journal import Journal
 from closeout.journal.store import open_store
@@ -179,10 +179,10 @@ def test_the_modules_of_an_export_are_one() -> None:
 def test_a_run_is_exported_from_the_command_line(home: Path, tmp_path: Path) -> None:
     write_runs(home, [("one", short_run(1))])
     file = tmp_path / "one.html"
-    done = closeout("view", "one", "--html", str(file))
+    done = here("view", "one", "--html", str(file))
     assert (done.code, done.out) == (0, "")
     assert re.fullmatch(r"Wrote .*one\.html \([\d,]+ bytes\)\.\n", done.err)
-    assert closeout("view", "one", "--html", "-").out == file.read_text("utf-8")
+    assert here("view", "one", "--html", "-").out == file.read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_run_is_exported_from_the_command_line(home: Path, tmp_path: Path) -> 
 )
 def test_wrong_use_is_explained(home: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
     write_runs(home, [("one", short_run(1))])
-    done = closeout(*arguments)
+    done = here(*arguments)
     assert (done.code, done.out) == (code, "")
     assert words in done.err
     assert "Traceback" not in done.err

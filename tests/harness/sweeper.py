@@ -55,19 +55,20 @@ class Noted(BaseClient):
         return ModelReply(f"It is \\boxed{{{answer}}}.", finish_reason="stop", usage=usage, model="scripted")
 
 
-def make_agent(folder: Path, turns: int, *, seconds: float = 0.0) -> Agent[Any]:
+def make_agent(folder: Path, turns: int, *, seconds: float = 0.0, note: bool = True) -> Agent[Any]:
     file = os.open(folder / "noted.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def note(line: str) -> None:
-        os.write(file, f"{line}\n".encode())
+    def write(line: str) -> None:
+        if note:
+            os.write(file, f"{line}\n".encode())
 
     @tool(read_only=True, inline=True)
     def step(task: str, turn: int) -> str:
         """Take a step."""
-        note(f"tool {task} {turn}")
+        write(f"tool {task} {turn}")
         return f"step {turn} of task {task} is done"
 
-    return Agent(Noted(turns, note, seconds), [step], home=folder / "home")
+    return Agent(Noted(turns, write, seconds), [step], home=folder / "home")
 
 
 def tasks(number: int) -> list[dict[str, Any]]:

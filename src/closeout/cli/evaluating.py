@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -98,7 +99,10 @@ def run_command(
     }
 
     async def work(on_start: Callable[[Sweep, TrialStore], object]) -> Report:
-        return await evaluate(agent, tasks, shard=share, on_start=on_start, **common)
+        if options.ray is None:
+            return await evaluate(agent, tasks, shard=share, on_start=on_start, **common)
+        make_agent = partial(load_agent, options.agent, options.run)
+        return await evaluate(make_agent, tasks, shard=share, on_start=on_start, ray=options.ray, **common)
 
     return _run(work, agent, options)
 

@@ -6,10 +6,12 @@ Trials of one task are not independent, so a task is a cluster: errors are compu
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from statistics import NormalDist
+from typing import TypeVar
 
 __all__ = [
     "Estimate",
@@ -23,6 +25,8 @@ __all__ = [
     "pass_at_k",
     "pass_hat_k",
 ]
+
+T = TypeVar("T")
 
 Z95 = NormalDist().inv_cdf(0.975)
 BOOTSTRAP_ROUNDS = 2_000
@@ -97,16 +101,47 @@ def bootstrap_interval(
         rounds: How often they are drawn.
         seed: Of the random numbers, so that a report can be repeated.
     """
-    sums = [(sum(cluster), len(cluster)) for cluster in clusters if cluster]
-    if not sums:
+    classes = Counter((sum(cluster), len(cluster)) for cluster in clusters if cluster)
+    if not classes:
         return math.nan, math.nan
-    draw = random.Random(seed).choices  # noqa: S311 - statistics
+    random = Random(seed)  # noqa: S311 - statistics
     means = []
     for _ in range(rounds):
-        drawn = draw(sums, k=len(sums))
-        means.append(sum(total for total, _ in drawn) / sum(number for _, number in drawn))
+        total, number = 0.0, 0
+        for (score, trials), drawn in _multinomial(random, classes):
+            total += drawn * score
+            number += drawn * trials
+        means.append(total / number)
     means.sort()
     return means[int(0.025 * rounds)], means[min(int(0.975 * rounds), rounds - 1)]
+
+
+def _multinomial(random: Random, classes: Mapping[T, int]) -> Iterator[tuple[T, int]]:
+    """Draw as many items as there are, with replacement, and yield how often each class is drawn.
+
+    Clusters with the same scores are one class, so that the work does not grow with the number of tasks.
+    """
+    left_items = left = sum(classes.values())
+    for each, count in classes.items():
+        drawn = left if count == left_items else _binomial(random, left, count / left_items)
+        yield each, drawn
+        left -= drawn
+        left_items -= count
+
+
+def _binomial(random: Random, number: int, share: float) -> int:
+    """Draw from a binomial distribution: rounded from the normal one where its variance is large, else exactly."""
+    if share > 0.5:
+        return number - _binomial(random, number, 1 - share)
+    variance = number * share * (1 - share)
+    if variance > 100:
+        return min(max(round(random.gauss(number * share, math.sqrt(variance))), 0), number)
+    found, position, scale = 0, 0, math.log1p(-share)
+    while True:  # jump from one success to the next: the gaps are geometric
+        position += int(math.log(1.0 - random.random()) / scale) + 1
+        if position > number:
+            return found
+        found += 1
 
 
 def pass_at_k(trials: int, correct: int, k: int) -> float:

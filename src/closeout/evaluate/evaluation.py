@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from closeout import __version__
 from closeout.agent import Agent
@@ -26,13 +26,16 @@ from closeout.journal.store import open_store
 from closeout.redaction import redact
 from closeout.run.plan import differences
 
+if TYPE_CHECKING:
+    from closeout.evaluate.on_ray import RaySweep
+
 __all__ = ["AgentSource", "default_name", "evaluate", "make_scorers", "rescore", "retry", "shard_of"]
 
-AgentSource: TypeAlias = "Agent[Any] | Callable[[EvalTask], Agent[Any]]"
-"""An agent, or a function that makes one for a task, with that task's tools."""
+AgentSource: TypeAlias = "Agent[Any] | Callable[[EvalTask], Agent[Any]] | Callable[[], Agent[Any]]"
+"""An agent, or a function that makes one for a task, with that task's tools; on Ray a function without arguments."""
 
-OnStart: TypeAlias = Callable[[Sweep, TrialStore], object]
-"""Receives the sweep, which can be stopped with it, and the store of its trials."""
+OnStart: TypeAlias = "Callable[[Any, TrialStore], object]"
+"""Receives the sweep, whose `stop` ends it, and the store of its trials."""
 
 SCORING_AT_ONCE = 20  # trials
 
@@ -51,6 +54,7 @@ async def evaluate(
     max_tokens: int | None = None,
     retries: int = 3,
     shard: tuple[int, int] | None = None,
+    ray: str = "",
     force: bool = False,
     origin: Mapping[str, Any] | None = None,
     details: Mapping[str, Any] | None = None,
@@ -75,6 +79,8 @@ async def evaluate(
         max_tokens: Tokens to spend, likewise.
         retries: How often a trial is tried again that failed for a reason that may pass.
         shard: (i, n), from 1: run only the i-th of n shares of the tasks.
+        ray: Run on a Ray cluster: "auto" for the one that this machine belongs to, or its address. The agent must then
+            be a function without arguments, which makes it on each node. Needs `closeout[ray]`.
         force: Continue although the agent or its settings have changed.
         origin: Notes for the trials' runs.
         details: Further parts of the evaluation's description, which reports show.
@@ -91,7 +97,7 @@ async def evaluate(
     if epochs < 1:
         raise UsageError(f"epochs must be at least 1, got {epochs}.")
     read = load_tasks(tasks, fields=fields, limit=limit)
-    agent_for = _agent_for(agent)
+    agent_for = _made_once(agent) if ray else _agent_for(agent)
     example = agent_for(read[0])
     home = store_of(example).path.parent
     scorers = make_scorers(scorer, home)
@@ -106,7 +112,7 @@ async def evaluate(
     )
     async with example:
         spec = {
-            **_description(example, shared=isinstance(agent, Agent)),
+            **_description(example, shared=bool(ray) or isinstance(agent, Agent)),
             "scorers": [each.name for each in scorers],
             "tasks": str(tasks) if isinstance(tasks, str | Path) else f"{len(read):,} tasks from Python",
             "command": settings.command,
@@ -116,7 +122,13 @@ async def evaluate(
         try:
             _check_same(store, spec, force=force)
             store.add_tasks(read, epochs, None if shard is None else shard_of(len(read), *shard))
-            return await _sweep(store, agent_for, scorers, settings, on_start)
+            if not ray:
+                return await _sweep(store, Sweep(store, agent_for, scorers, settings), scorers, on_start)
+            from closeout.evaluate.on_ray import RaySweep
+
+            make_agent: Any = agent
+            driver = RaySweep(store, make_agent, _as_list(scorer), settings, address=ray)
+            return await _sweep(store, driver, scorers, on_start)
         finally:
             store.close()
 
@@ -157,7 +169,7 @@ async def retry(
             scorers = make_scorers(scorer or store.spec["scorers"], home)
             _check_same(store, {**spec, "scorers": []}, force=settings.despite_changes)
             store.wait_again(statuses, suffix=f".{new_suffix()}" if fresh else "")
-            return await _sweep(store, agent_for, scorers, settings, on_start)
+            return await _sweep(store, Sweep(store, agent_for, scorers, settings), scorers, on_start)
     finally:
         store.close()
 
@@ -168,25 +180,32 @@ def new_suffix() -> str:
 
 
 def _agent_for(agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
-    return (lambda _: agent) if isinstance(agent, Agent) else agent
+    make: Any = (lambda _: agent) if isinstance(agent, Agent) else agent
+    return cast("Callable[[EvalTask], Agent[Any]]", make)
+
+
+def _made_once(make_agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
+    if isinstance(make_agent, Agent):
+        raise UsageError("With ray, pass a function that makes the agent, which is called on each node, not an Agent.")
+    make: Any = make_agent
+    agent = make()
+    return lambda _: agent
+
+
+def _as_list(scorer: ScorerSource | Sequence[ScorerSource]) -> list[ScorerSource]:
+    return [scorer] if isinstance(scorer, str) or not isinstance(scorer, Sequence) else list(scorer)
 
 
 def make_scorers(scorer: ScorerSource | Sequence[ScorerSource], home: Path) -> list[Scorer]:
     """Return the scorers that `evaluate` was given."""
-    sources = [scorer] if isinstance(scorer, str) or not isinstance(scorer, Sequence) else scorer
-    return [make_scorer(each, home=home) for each in sources]
+    return [make_scorer(each, home=home) for each in _as_list(scorer)]
 
 
 async def _sweep(
-    store: TrialStore,
-    agent_for: Callable[[EvalTask], Agent[Any]],
-    scorers: Sequence[Scorer],
-    settings: SweepSettings,
-    on_start: OnStart | None,
+    store: TrialStore, sweep: Sweep | RaySweep, scorers: Sequence[Scorer], on_start: OnStart | None
 ) -> Report:
     if store.control().state == "stopped":
         store.set_control(state="running")
-    sweep = Sweep(store, agent_for, scorers, settings)
     if on_start is not None:
         on_start(sweep, store)
     await sweep.run()

@@ -28,7 +28,7 @@ from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.run.gate import request_gate
 
-__all__ = ["AgentFor", "Sweep", "SweepSettings", "score_attempt"]
+__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "score_attempt"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.5  # between two looks at what other processes do
 GRACE_SECONDS = 30.0  # that a stopped sweep waits for tools before it interrupts their runs
 LONGEST_RETRY_WAIT = 60.0  # seconds
 # Every other trial would fail in the same way: the sweep stops, and the trials can be run once that is corrected.
-_FATAL = (AuthenticationFailed, ModelNotFound, ModelUnavailable)
+FATAL = (AuthenticationFailed, ModelNotFound, ModelUnavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,10 @@ class SweepSettings:
         many = self.concurrency
         if many != "auto" and (not isinstance(many, int) or many < 1):
             raise UsageError(f"concurrency must be a number from 1, or 'auto', got {many!r}.")
+
+    def wait_before(self, tries: int) -> float:
+        """Return the seconds before a trial is tried again that was tried again so often already."""
+        return float(min(self.retry_wait * 2**tries, LONGEST_RETRY_WAIT))
 
 
 class Sweep:
@@ -235,12 +239,12 @@ class Sweep:
         except JournalError:
             raise
         kind = error_type(outcome.error_kind)
-        if kind is not None and issubclass(kind, _FATAL):
+        if kind is not None and issubclass(kind, FATAL):
             raise kind(outcome.error)
         if outcome.stop_reason == "journal_failed":
             raise (kind or JournalError)(outcome.error)
         if outcome.transient and claim.tries < settings.retries:
-            return Released(claim, min(settings.retry_wait * 2**claim.tries, LONGEST_RETRY_WAIT), failed=True)
+            return Released(claim, settings.wait_before(claim.tries), failed=True)
         attempt = Attempted(
             task, outcome.answer, outcome.status, claim.run_id, claim.epoch, partial(_rows, agent, claim.run_id)
         )

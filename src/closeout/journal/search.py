@@ -47,6 +47,7 @@ __all__ = ["IndexState", "RunHit", "SearchIndex", "parse_query", "texts_of"]
 FILE_NAME = "search.sqlite3"
 FORMAT = 1
 BATCH_SECONDS = 0.5  # a commit after this long, so that others can search what is indexed and nothing is lost
+BATCH_EVENTS = 2000  # of one run at once
 EXCERPT = 160  # characters
 _ALL = 2**63 - 1
 _SEQ_MASK = (1 << SEQ_BITS) - 1
@@ -197,14 +198,15 @@ class SearchIndex:
         deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
         stale, runs = self._stale()
         done = 0
-        while done < len(stale) and (done == 0 or time.monotonic() < deadline):
+        while done < len(stale):
             batch_ends = min(time.monotonic() + BATCH_SECONDS, deadline)
             with self._transaction():
                 while done < len(stale):
-                    self._index(*stale[done])
-                    done += 1
+                    done += self._index(*stale[done])
                     if time.monotonic() > batch_ends:
                         break
+            if time.monotonic() > deadline:
+                break
         return IndexState(runs - len(stale) + done, runs)
 
     def _stale(self) -> tuple[list[tuple[int, str, float | None]], int]:
@@ -239,15 +241,20 @@ class SearchIndex:
             )
         )
 
-    def _index(self, run: int, run_id: str, ended: float | None) -> None:
-        """Index what is new of a run. Within a transaction, so that no other process does the same."""
+    def _index(self, run: int, run_id: str, ended: float | None) -> bool:
+        """Index some of what is new of a run. Within a transaction, so that no other process does the same.
+
+        Returns:
+            Whether all of the run is indexed now.
+        """
         found = self._db.execute("SELECT next, totals FROM runs WHERE run=?", (run,)).fetchone()
         following = found[0] if found else 0
         totals = RunTotals.from_counts(json.loads(found[1])) if found else RunTotals()
         try:
-            rows = self._store.rows_from(run_id, following)
+            rows = self._store.rows_from(run_id, following, BATCH_EVENTS)
         except RunNotFound:  # removed since
-            return
+            return True
+        is_whole = len(rows) < BATCH_EVENTS
         start = run << SEQ_BITS
         texts = []
         for row in rows:
@@ -257,7 +264,9 @@ class SearchIndex:
         self._db.executemany("INSERT INTO texts (rowid, text) VALUES (?,?)", texts)
         following = rows[-1].seq + 1 if rows else following
         counts = json.dumps(totals.counts)
-        self._db.execute("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?)", (run, run_id, following, ended, counts))
+        indexed = (run, run_id, following, ended if is_whole else None, counts)
+        self._db.execute("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?)", indexed)
+        return is_whole
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -529,13 +529,16 @@ class Store:
         first = self.query("SELECT max(place) FROM events WHERE place>=? AND place<=?", (start, last))[0][0]
         place = start if first is None else first
         rows: list[Row] = []
-        while len(rows) < limit and (stored := self.query(_SELECT_PLACES, (place, end, limit - len(rows)))):
+        # A row holds at least one event, mostly several: few rows are fetched at once.
+        while stored := self.query(_SELECT_PLACES, (place, end, min(limit, 1000))):
             for place, body in stored:
                 for offset, (at, event) in enumerate(self._events(body, rows[-1].time if rows else 0.0)):
                     if place - start + offset >= seq:
                         rows.append(Row(place - start + offset, at, event))
+                if len(rows) >= limit:
+                    return rows[:limit]
             place += 1
-        return rows[:limit]
+        return rows
 
     def _flush_run(self, number: int) -> None:
         """Wait until what has been put of a run is committed."""

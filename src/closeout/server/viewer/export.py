@@ -12,7 +12,7 @@ from closeout.codec import encode_json
 from closeout.journal.store import Store
 from closeout.server.viewer.shapes import event_shape, run_shape
 
-__all__ = ["export_run"]
+__all__ = ["export_run", "joined_modules"]
 
 STATIC = files("closeout.server.viewer") / "static"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)

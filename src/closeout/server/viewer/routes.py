@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from importlib.resources import files
 from itertools import islice
 from typing import Any, Final, ParamSpec, TypeVar
@@ -13,14 +14,14 @@ from typing import Any, Final, ParamSpec, TypeVar
 from aiohttp import web
 
 from closeout.codec import encode_json
-from closeout.errors import RunNotFound, UsageError
+from closeout.errors import JournalError, RunNotFound, UsageError
 from closeout.journal.events import ModelRequested
 from closeout.journal.readonly import open_to_read
 from closeout.journal.search import SearchIndex
 from closeout.journal.store import RunRecord, Store
 from closeout.server.app import HOME
 from closeout.server.following import follow
-from closeout.server.viewer.export import export_run
+from closeout.server.viewer.export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut_event, event_shape, hit_shape, run_shape
 
 __all__ = ["add_viewer"]
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 MOST_RUNS = 200  # in one response
 MOST_EVENTS = 5000
-INDEX_SECONDS = 0.5  # of indexing in one request; the page asks again until everything is indexed
+INDEX_SECONDS = 0.1  # of indexing before a list is made; the rest is indexed between lists
 KEEP_ALIVE_SECONDS = 15.0
 STATIC: Final = files("closeout.server.viewer") / "static"
 POLICY = (
@@ -43,7 +44,8 @@ _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg"
 def add_viewer(app: web.Application) -> None:
     """Add the viewer's pages under /viewer/, and a redirect from / to them."""
     viewer = _Viewer(app)
-    app.cleanup_ctx.append(viewer.run)
+    app.on_shutdown.append(viewer.stop)
+    app.on_cleanup.append(viewer.close)
     route = app.router
     route.add_get("/", _redirect)
     route.add_get("/viewer", _redirect)
@@ -63,12 +65,20 @@ async def _redirect(request: web.Request) -> web.StreamResponse:
 
 async def _send_file(request: web.Request) -> web.Response:
     name = request.match_info["name"] or "index.html"
-    file = STATIC / name
-    if not file.is_file():
+    if (body := _file(name)) is None:
         raise web.HTTPNotFound(text=f"The viewer has no file {name}.")
     kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-    return web.Response(body=file.read_bytes(), content_type=kind, charset="utf-8", headers=headers)
+    return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+
+
+@lru_cache
+def _file(name: str) -> bytes | None:
+    """Return a file of the pages. `app.js` is all modules as one: a page that waits for one file is there sooner."""
+    if name == "app.js":
+        return joined_modules("main").encode()
+    file = STATIC / name
+    return file.read_bytes() if file.is_file() else None
 
 
 class _Viewer:
@@ -80,18 +90,20 @@ class _Viewer:
         self._searcher = ThreadPoolExecutor(1, "closeout-search")  # a list waits for the index to be updated once
         self._index: tuple[Store, SearchIndex] | None = None
         self._followers: set[asyncio.Task[Any]] = set()
+        self._indexing = False
+        self._stopping = False
 
-    async def run(self, app: web.Application) -> AsyncIterator[None]:
-        app.on_shutdown.append(self._stop_followers)
-        yield
+    async def stop(self, app: web.Application) -> None:
+        """End what would go on by itself: pages that follow runs, indexing."""
+        self._stopping = True
+        for task in self._followers:
+            task.cancel()
+
+    async def close(self, app: web.Application) -> None:
         self._readers.shutdown()
         self._searcher.shutdown()
         if self._index is not None:
             self._index[1].close()
-
-    async def _stop_followers(self, app: web.Application) -> None:
-        for task in self._followers:
-            task.cancel()
 
     async def _read(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
@@ -110,6 +122,9 @@ class _Viewer:
         with open_to_read(self._app[HOME]) as store:
             index = self._open_index(store)
             state = index.update(INDEX_SECONDS)
+            if state.indexed < state.runs and not self._indexing:
+                self._indexing = True
+                self._searcher.submit(self._index_more)
             if text:
                 found: Iterator[tuple[RunRecord, Any]] = ((h.run, h) for h in index.search(text, before=before))
             else:
@@ -121,6 +136,17 @@ class _Viewer:
             shape = run_shape(record, totals.get(record.run_id))
             shapes.append(shape if hit is None else {**shape, "hit": hit_shape(hit)})
         return {"runs": shapes, "more": len(wanted) > limit, "indexed": state.indexed, "total": state.runs}
+
+    def _index_more(self) -> None:
+        """Index for a moment, and again when the lists that were asked for meanwhile are made."""
+        with suppress(JournalError), open_to_read(self._app[HOME]) as store:
+            state = self._open_index(store).update(INDEX_SECONDS)
+            self._indexing = state.indexed < state.runs and not self._stopping
+            if self._indexing:
+                with suppress(RuntimeError):  # the server has stopped
+                    self._searcher.submit(self._index_more)
+            return
+        self._indexing = False
 
     def _open_index(self, store: Store) -> SearchIndex:
         """Return the index of a store. Kept while the store is the same: it knows what it has indexed."""

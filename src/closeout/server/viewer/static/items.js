@@ -10,7 +10,7 @@ import { usageOf } from "./story.js";
 
 /** The element of an item. `page` has runId, widest (tokens), and link (event number → address). */
 export function itemElement(item, page) {
-  const [name, body] = (ITEMS[item.kind] ?? other)(item, page);
+  const [name, body] = content(item, page);
   const element = h(
     `article.item.${item.kind}`,
     { id: `e${item.seq}`, tabindex: "-1", "aria-label": name },
@@ -21,6 +21,16 @@ export function itemElement(item, page) {
   element.style.setProperty("--depth", Math.min(item.depth, 6));
   element.dataset.depth = item.depth;
   return element;
+}
+
+/** The name and the body of an item. An event with values that nobody expects is shown as it is. */
+function content(item, page) {
+  try {
+    return (ITEMS[item.kind] ?? other)(item, page);
+  } catch (error) {
+    const [name, body] = other(item);
+    return [name, [line("error", t("This event has unexpected values."), error.message), body]];
+  }
 }
 
 function agentName(item) {

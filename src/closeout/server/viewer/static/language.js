@@ -83,6 +83,7 @@ const CHINESE = {
   "The server does not answer.": "服务器没有响应。",
   "The tasks differ.": "任务不同。",
   "The whole result": "完整结果",
+  "This event has unexpected values.": "此事件含有意外的值。",
   "This page cannot be shown.": "无法显示此页面。",
   "This run sent no requests.": "此运行没有发送请求。",
   "The prompts of this run were not recorded.": "此运行的提示词没有记录。",

@@ -9,8 +9,8 @@ import { copyFrom, longText, statusChip } from "./parts.js";
 import { exportAddress, exportedRun, followRun, listEvents, textOf } from "./source.js";
 import { Story, totalsOf, usageOf } from "./story.js";
 
-const FIRST_EVENTS = 150; // enough for the first screen
-const MORE_EVENTS = 2000;
+const FIRST_EVENTS = 60; // enough for the first screen
+const MORE_EVENTS = 5000;
 const MOST_BARS = 240;
 const LANDMARKS = { repair: "Repairs", rollback: "Rollbacks", failure: "Failures", eviction: "Evictions", agent: "Sub-agents", decision: "Decisions" };
 
@@ -50,11 +50,20 @@ class RunPage {
     this.add(events);
     this.draw();
     this.list.fillFirst();
-    this.loadRest(events.length === FIRST_EVENTS);
+    // After this is painted.
+    requestAnimationFrame(() => setTimeout(() => this.loadRest(events.length === FIRST_EVENTS)));
   }
 
   /** Load the rest in pieces, then follow the run if it is not over. */
   async loadRest(isMore) {
+    try {
+      await this.loadPieces(isMore);
+    } catch (error) {
+      replaceChildren(this.foot, error.message);
+    }
+  }
+
+  async loadPieces(isMore) {
     while (isMore && !this.closed) {
       const { run, events } = await listEvents(this.runId, this.story.count, MORE_EVENTS);
       this.record = run;

@@ -8,8 +8,8 @@ import { listRuns } from "./source.js";
 
 const STATUSES = ["", "running", "waiting", "answered", "unanswered", "failed", "interrupted", "cancelled"];
 const REFRESH_MS = 2000;
-const PAGE = 60;
-const TYPING_MS = 60;
+const PAGE = 30;
+const TYPING_MS = 25;
 
 export async function showRuns(main, route) {
   const page = new RunsPage(main, route);

@@ -2,7 +2,7 @@
 
 import { listEvents, textOf } from "./source.js";
 
-const AT_ONCE = 2000; // events in one request to the server
+const AT_ONCE = 5000; // events in one request to the server
 
 /**
  * Folds events into items. Call `add` with each event in order; `items()` are all items in reading order: those of a
