@@ -16,6 +16,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
 from langgraph.types import Command, interrupt
 
+from closeout.errors import UsageError
 from closeout.integrations.langgraph import AgentState, StateOutput, ToolOutputNode, tool_outputs
 from closeout.messages import ToolPolicy
 from closeout.results.artifacts import MemoryArtifacts
@@ -123,6 +124,12 @@ def test_it_takes_the_place_of_tool_node() -> None:
         ours = graph(ToolOutputNode([who, Plain()]), state).invoke(asking(call("who"), call("plain", q="x")))
         seen = [[(m.content, m.tool_call_id, m.status) for m in s["messages"][1:]] for s in (theirs, ours)]
         assert seen[0] == seen[1]
+
+
+def test_a_tool_that_needs_approval_is_refused() -> None:
+    with pytest.raises(UsageError, match="'rows' needs approval"):
+        ToolOutputNode([rows], policies={"rows": ToolPolicy(approval="always")})
+    ToolOutputNode([rows], policies={"rows": ToolPolicy(approval="never")})
 
 
 def test_failures_are_messages_with_status_error() -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,24 @@ async def test_a_run_that_is_executed_cannot_be_decided(home: Path) -> None:
     bank = Bank()
     await Agent(ScriptedClient(pays("a")), [bank.tools[0], look], home=home).run("Pay a", run_id="r")
     assert seen == ["x"]
+
+
+async def test_of_many_decisions_at_once_one_counts(home: Path) -> None:
+    bank = Bank()
+    agent = bank_agent(home, bank, "a")
+    await agent.run("Pay a", run_id="r")
+
+    def try_it(number: int) -> bool:
+        try:
+            record_decisions(store_of(home), "r", {"r1": Decision(verdict="deny", text=str(number))})
+        except (DecisionRefused, JournalLocked):
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(try_it, range(24))) == 1
+    assert sum(isinstance(row.event, ev.DecisionMade) for row in store_of(home).rows("r")) == 1
+    assert store_of(home).read("r").problems == ()
 
 
 async def test_a_run_in_memory_waits_but_cannot_be_resumed() -> None:

@@ -25,6 +25,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 from typing_extensions import TypedDict
 
+from closeout.errors import UsageError
 from closeout.messages import ToolPolicy
 from closeout.results.artifacts import Artifact, ArtifactStore, MemoryArtifacts, read_result
 from closeout.results.normal import compact_json, normalise
@@ -112,6 +113,9 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         language: Of summaries: "en" or "zh".
         messages_key: The state's key for messages.
         name: The node's name.
+
+    Raises:
+        UsageError: A tool needs approval, for which a graph has its own means.
     """
 
     def __init__(
@@ -127,6 +131,7 @@ class ToolOutputNode(Runnable[Any, Any]):  # type: ignore[misc] # LangChain is a
         messages_key: str = "messages",
         name: str = "tools",
     ) -> None:
+        _refuse_approvals(tools, policies or {})
         made = [one if isinstance(one, BaseTool) else langchain_tool(_with_context(one)) for one in tools]
         if store is None and any(_is_concise(one, (policies or {}).get(one.name)) for one in made):
             store = MemoryArtifacts()  # what CONCISE does not show must be kept somewhere
@@ -282,6 +287,17 @@ def _read_result_tool(store: ArtifactStore, budget: int | None, model: str | Non
         return read_result(store, handle, offset, path=path, pattern=pattern, budget=budget, model=model)
 
     return cast(BaseTool, langchain_tool("read_result")(read))
+
+
+def _refuse_approvals(tools: Sequence[Any], policies: Mapping[str, ToolPolicy]) -> None:
+    """Refuse tools that need approval: without a run nothing would ask for it."""
+    own = [(getattr(one, "name", ""), getattr(one, "policy", None)) for one in tools]
+    for name, policy in (*own, *policies.items()):
+        if isinstance(policy, ToolPolicy) and policy.approval not in (None, "never"):
+            raise UsageError(
+                f"The tool {name!r} needs approval, which this node does not ask for. Call LangGraph's `interrupt` in the "
+                "tool, or before the node."
+            )
 
 
 def _is_concise(tool: BaseTool, policy: ToolPolicy | None) -> bool:

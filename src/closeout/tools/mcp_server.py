@@ -71,7 +71,9 @@ def _definition(spec: ToolSpec) -> Any:
 
     policy = spec.policy
     hints = ToolAnnotations(
-        read_only_hint=policy.read_only, idempotent_hint=policy.idempotent, destructive_hint=policy.destructive
+        read_only_hint=policy.read_only,
+        idempotent_hint=policy.idempotent,
+        destructive_hint=policy.destructive or policy.approval not in (None, "never"),  # the client asks its user
     )
     stated = {
         field.name: normalise(getattr(policy, field.name))
