@@ -295,8 +295,8 @@ def _refuse_approvals(tools: Sequence[Any], policies: Mapping[str, ToolPolicy]) 
     for name, policy in (*own, *policies.items()):
         if isinstance(policy, ToolPolicy) and policy.approval not in (None, "never"):
             raise UsageError(
-                f"The tool {name!r} needs approval, which this node does not ask for. Call LangGraph's `interrupt` in the "
-                "tool, or before the node."
+                f"The tool {name!r} needs approval, which this node does not ask for. Call LangGraph's `interrupt` in "
+                "the tool, or before the node."
             )
 
 
