@@ -14,6 +14,7 @@ import pytest
 
 from cli_process import here, on_terminal
 from closeout import Agent, Decision, RunContext, ToolManager, tool
+from closeout.cli.deciding import describe_pending
 from closeout.config import load_config
 from closeout.errors import ConfigError, DecisionRefused, JournalLocked, ToolDefinitionError, UsageError
 from closeout.journal import events as ev
@@ -490,6 +491,13 @@ async def test_a_run_of_a_program_is_decided_here_and_resumed_there(home: Path) 
     assert (done.code, "agent.resume in Python" in done.err) == (0, True)
     assert (await agent.resume("r")).answer == "done"
     assert bank.paid == [("a", 1)]
+
+
+async def test_a_person_sees_every_character_of_what_is_approved(home: Path) -> None:
+    result = await bank_agent(home, Bank(), "a\u202eb\x1b[2J\ud800").run("Pay", run_id="r")
+    shown = describe_pending("r", result.waiting)
+    assert 'pay(key="a\\u202eb\\u001b[2J\\ud800")' in shown
+    assert shown.replace("\n", "").isprintable()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

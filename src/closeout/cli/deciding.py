@@ -81,7 +81,8 @@ def _ask_answer(pending: PendingDecision) -> Decision | None:
 
 def _call(pending: PendingDecision) -> str:
     values = ", ".join(f"{name}={json.dumps(v, ensure_ascii=False)}" for name, v in pending.arguments.items())
-    return f"{pending.tool}({values})"
+    # Escaped, not left out: what is approved must be seen, also a character that reverses the line.
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in f"{pending.tool}({values})")
 
 
 def _question(pending: PendingDecision) -> str:
