@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 BODY_LIMIT = 1024  # characters: a longer field is stored once, by hash
 SYNCED_NAME = "journal.synced"
+SWEEPS = 5  # tries to delete unused texts while other processes write; later deletions try again
 RETRY_SECONDS = 0.05  # between a commit that failed and its repetition
 # A row holds what one run put into one commit: a JSON list of [time, type, fields], with the hashes of fields that are
 # stored apart. Its place is run * 2**32 + seq of the first event. One row costs half as much as five, and with one
@@ -260,10 +261,12 @@ class Store:
                 self._locks.drop(number)
         return RunRows((*record.rows, *(Row(*entry) for entry in entries)), record.problems)
 
-    def delete_runs(self, run_ids: Iterable[str]) -> int:
-        """Delete runs with everything that only they refer to, and return how many there were.
+    def delete_runs(self, run_ids: Iterable[str], *, sweep: bool = True) -> int:
+        """Delete runs, and return how many there were. The file does not shrink: new runs take the room.
 
-        The file does not shrink: new runs take the room.
+        Args:
+            run_ids: the names of the runs.
+            sweep: also delete the large texts that no run refers to any more. That reads the whole journal.
 
         Raises:
             RunNotFound: no run has this name; nothing is deleted.
@@ -281,23 +284,34 @@ class Store:
                     places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
                     db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
                     db.execute("DELETE FROM runs WHERE id=?", (number,))
-                self._delete_unused_bodies(db)
-                # Other processes remember which bodies are stored: they are told to look again.
-                db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (_DELETIONS, str(time.time_ns())))
         finally:
             for number in locked:
                 self._locks.drop(number)
+        if sweep:
+            self._sweep_bodies()
         return len(numbers)
 
-    def _delete_unused_bodies(self, db: sqlite3.Connection) -> None:
+    def _sweep_bodies(self) -> None:
         """Delete the bodies that no event refers to. Whatever looks like a reference counts as one."""
-        db.execute("CREATE TEMP TABLE IF NOT EXISTS used (hash BLOB PRIMARY KEY) WITHOUT ROWID")
-        db.execute("DELETE FROM used")
-        for (body,) in db.execute("SELECT body FROM events"):
-            found = _REFERENCE.findall(body if isinstance(body, bytes) else str(body).encode())
-            db.executemany("INSERT OR IGNORE INTO used VALUES (?)", [(bytes.fromhex(each.decode()),) for each in found])
-        db.execute("DELETE FROM bodies WHERE hash NOT IN (SELECT hash FROM used)")
-        db.execute("DELETE FROM used")
+        with self._writing, explained(self.path):
+            db = self._db
+            for _ in range(SWEEPS):
+                # Read without a lock, because other processes wait only for some seconds to write.
+                version = db.execute("PRAGMA data_version").fetchone()
+                used: set[bytes] = set()
+                for (body,) in db.execute("SELECT body FROM events"):
+                    used.update(_REFERENCE.findall(body if isinstance(body, bytes) else str(body).encode()))
+                stored = db.execute("SELECT hash FROM bodies")
+                unused = [key for key in stored if isinstance(key[0], bytes) and key[0].hex().encode() not in used]
+                if not unused:
+                    return
+                with self._transaction():
+                    if db.execute("PRAGMA data_version").fetchone() != version:
+                        continue  # another process wrote meanwhile, perhaps a reference
+                    db.executemany("DELETE FROM bodies WHERE hash=?", unused)
+                    # Other processes remember which bodies are stored: they are told to look again.
+                    db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (_DELETIONS, str(time.time_ns())))
+                return
 
     def _notice_deletions(self, db: sqlite3.Connection) -> None:
         """Forget which bodies are stored if runs were deleted since. Within a transaction."""
