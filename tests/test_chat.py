@@ -110,6 +110,15 @@ def test_without_a_conversation_there_is_nothing_to_continue() -> None:
         assert "There is no conversation to continue." in done.sentence
 
 
+def test_a_call_that_waits_for_a_person_says_how_to_decide(home: Path) -> None:
+    ask = call("ask_user", question="Which colour?")
+    with serve_script([ask, say("Red it is.")], by="question", record=False) as server:
+        done = chat(server, "Paint it.", options=("--tool", "ask_user"))
+    (run_id,) = [record.run_id for record in open_store(home).runs()]
+    assert done.code == 4
+    assert f'closeout approve {run_id} r1 --answer "…"' in done.err.replace("\n", " ")
+
+
 # ------------------------------------------------------------------------------------------------ on a terminal
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from closeout.cli import exits
 from closeout.cli.continuing import last_conversation, options_of_session
+from closeout.cli.deciding import ask_at_terminal, can_ask, describe_pending
 from closeout.cli.display import Display
 from closeout.cli.options import RunOptions, make_agent
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
@@ -208,13 +209,17 @@ class _Chat:
             self._code = exits.FAILED
         else:
             self._show(result, display)
+            if result.status == "waiting" and can_ask(False) and (decisions := ask_at_terminal(result.waiting)):
+                self._reply(lambda origin, **more: self._session.resume(decisions=decisions, **more))
 
     def _show(self, result: RunResult[Any], display: Display | None) -> None:
         self._code = exits.OUTCOMES.get(result.status, exits.FAILED)
         reply = result.closing_text or result.answer if result.status in ("answered", "unanswered") else None
         if reply:
             print_answer(reply)
-        if result.status == "failed":
+        if result.status == "waiting":
+            self._say(describe_pending(result.run_id, result.waiting))
+        elif result.status == "failed":
             say_error(f"{result.error or result.stop_reason} /retry tries again.")
         elif not reply:
             say_error(result.error or f"no answer was found ({result.stop_reason}).")
