@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -364,35 +364,36 @@ class _Exchange:
         held: list[bytes] = []
         held_events: list[dict[str, Any]] = []
         held_text: list[str] = []
-        async for frames in _frames(response):
-            passing = 0  # frames of `held` that may be passed on
-            for frame in frames:
-                events = decoded(pieces.feed(frame))
-                for event in events:
-                    error = error_from_body(event, self._proxy.base)
-                    if error is not None:
-                        raise error
-                    reader.take(event)
-                held.append(frame)
-                held_events += events
-                text = "".join([delta.text for delta in deltas if delta.kind == "text"])
-                held_text.append(text)
-                if self._governs and not closed:
-                    if text:
-                        gate.feed(text)
-                    called = any(delta.kind in ("tool_name", "tool_arguments") for delta in deltas)
-                    closed = called or bool(builder.finish_reason)
-                deltas.clear()
-                if not closed and not (self._governs and gate.holds):
-                    passing = len(held)
-                    for event in held_events:
-                        self._writer.observe(event)
-                    held_events.clear()
-            if passing:
-                out = await self._begin(response)
-                await out.write(b"".join(held[:passing]))
-                self._shown += "".join(held_text[:passing])
-                del held[:passing], held_text[:passing]
+        async with aclosing(_frames(response)) as stream:
+            async for frames in stream:
+                passing = 0  # frames of `held` that may be passed on
+                for frame in frames:
+                    events = decoded(pieces.feed(frame))
+                    for event in events:
+                        error = error_from_body(event, self._proxy.base)
+                        if error is not None:
+                            raise error
+                        reader.take(event)
+                    held.append(frame)
+                    held_events += events
+                    text = "".join([delta.text for delta in deltas if delta.kind == "text"])
+                    held_text.append(text)
+                    if self._governs and not closed:
+                        if text:
+                            gate.feed(text)
+                        called = any(delta.kind in ("tool_name", "tool_arguments") for delta in deltas)
+                        closed = called or bool(builder.finish_reason)
+                    deltas.clear()
+                    if not closed and not (self._governs and gate.holds):
+                        passing = len(held)
+                        for event in held_events:
+                            self._writer.observe(event)
+                        held_events.clear()
+                if passing:
+                    out = await self._begin(response)
+                    await out.write(b"".join(held[:passing]))
+                    self._shown += "".join(held_text[:passing])
+                    del held[:passing], held_text[:passing]
         for event in decoded(pieces.close()):
             reader.take(event)
         if not reader.complete:
@@ -541,7 +542,7 @@ class _Exchange:
         return self._out
 
 
-async def _frames(response: transport.Response) -> AsyncIterator[list[bytes]]:
+async def _frames(response: transport.Response) -> AsyncGenerator[list[bytes], None]:
     """Split a stream into events, byte for byte: joined they are the stream again. Yields those of a chunk together."""
     rest = b""
     async with aclosing(response.chunks()) as chunks:
