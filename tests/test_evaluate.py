@@ -19,6 +19,7 @@ from closeout.errors import (
     UsageError,
 )
 from closeout.evaluate import Attempted, Report, compare, evaluate, load_report, rescore
+from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.journal.store import open_store
@@ -391,3 +392,13 @@ def test_rate_limits_lower_an_adaptive_concurrency(monkeypatch: pytest.MonkeyPat
     report = run(client, 60, concurrency="auto", retries=50, on_start=lambda sweep, _: seen.append(sweep))
     assert report.totals.correct == 60
     assert seen[0].gate.limit <= 8
+
+
+def test_a_page_gets_evaluations_as_json(home: Path) -> None:
+    run(Scripted(echo), 5, epochs=2)
+    (listed,) = json.loads(json.dumps(list_evaluations(home), allow_nan=False))
+    assert (listed["name"], listed["finished"], listed["planned"], listed["workers"]) == ("sweep", 10, 10, 0)
+    shown = json.loads(json.dumps(show_evaluation(home, "sweep", first=1, tasks=2), allow_nan=False))
+    assert [row["task"] for row in shown["matrix"]] == ["t1", "t2"]
+    assert [trial["run_id"] for trial in shown["matrix"][0]["trials"]] == ["sweep.1-t1.e1", "sweep.1-t1.e2"]
+    assert shown["totals"]["correct"] == 10

@@ -1,0 +1,94 @@
+"""Evaluations as JSON values for a page: the list, and one as a matrix of tasks and epochs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.evaluate.report import read_report
+from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
+from closeout.evaluate.wording import finite
+
+__all__ = ["list_evaluations", "show_evaluation"]
+
+
+def list_evaluations(home: Path) -> list[dict[str, Any]]:
+    """Return the evaluations of a home, the latest first, each with how far it is. Waits for the disk."""
+    found = []
+    for name in evaluations_in(home):
+        with suppress(UsageError):
+            store = TrialStore(evaluation_file(home, name))
+            try:
+                spec, progress = store.spec, store.progress(store.spec["scorers"][0])
+                found.append(
+                    {
+                        "name": name,
+                        "created": store.created,
+                        "model": spec["agent"].get("model", ""),
+                        "scorer": spec["scorers"][0],
+                        "planned": progress.planned,
+                        "finished": progress.finished,
+                        "score_so_far": finite(asdict(progress.score)),
+                        "failures": dict(progress.failures),
+                        "cost": progress.control.cost,
+                        "tokens": progress.control.tokens,
+                        "state": progress.control.state,
+                        "workers": progress.workers,
+                    }
+                )
+            finally:
+                store.close()
+    return found
+
+
+def show_evaluation(home: Path, name: str, *, scorer: str = "", first: int = 0, tasks: int = 500) -> dict[str, Any]:
+    """Return an evaluation: its report, and for some of its tasks the trials, epoch by epoch. Waits for the disk.
+
+    Args:
+        home: The folder that keeps it.
+        name: The evaluation.
+        scorer: Whose scores; by default those of its first scorer.
+        first: The first task of the matrix.
+        tasks: How many tasks the matrix has.
+
+    Raises:
+        UsageError: There is no such evaluation or scorer.
+    """
+    store = TrialStore(evaluation_file(home, name))
+    try:
+        report = read_report(store, scorer)
+    finally:
+        store.close()
+    shown = {task.id: task for task in report.tasks[first : first + tasks]}
+    matrix = [
+        {
+            "task": task_id,
+            "question": shown[task_id].question[:200],
+            "answer": shown[task_id].answer,
+            "trials": [
+                {
+                    "epoch": trial.epoch,
+                    "run_id": trial.run_id,
+                    "state": trial.state,
+                    "status": trial.outcome.status if trial.outcome is not None else "",
+                    "score": report.value_of(trial),
+                    "correct": report.is_correct(trial),
+                    "answer": (trial.outcome.answer or "")[:200] if trial.outcome is not None else "",
+                    "reason": trial.scores[report.scorer].reason if report.scorer in trial.scores else "",
+                }
+                for trial in trials
+            ],
+        }
+        for task_id, trials in report.by_task.items()
+        if task_id in shown
+    ]
+    return {
+        **report.to_dict(),
+        "lines": [list(line) for line in report.lines()],
+        "provenance": [list(line) for line in report.provenance()],
+        "scorers": report.scorers,
+        "matrix": matrix,
+    }
