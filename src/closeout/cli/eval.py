@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from closeout.cli.arguments import BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
+from closeout.cli.arguments import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
 from closeout.cli.exits import CommandGroup, guarded
 
 __all__ = ["eval_app"]
@@ -51,7 +51,9 @@ Concurrency = Annotated[str, typer.Option(help="Trials at the same time, or auto
 @eval_app.command("run")
 @guarded
 def run(
-    tasks: Annotated[str, typer.Argument(help="A .jsonl, .json, .csv, .tsv or .parquet file, or a benchmark's name")],
+    tasks: Annotated[
+        str, typer.Argument(help="A .jsonl, .json, .csv, .tsv or .parquet file; or math, multihop, retail")
+    ],
     agent: Agent = None,
     scorer: Scorer = None,
     name: Annotated[str, typer.Option(help="The evaluation's name; the same name continues it")] = "",
@@ -77,6 +79,7 @@ def run(
     tool: Tools = None,
     web: Web = False,
     dialect: Dialect = None,
+    answer: Answer = None,
     config: Settings = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -95,6 +98,7 @@ def run(
             tools=tuple(tool or ()),
             web=web,
             dialect=dialect,
+            answer=answer,
             config=tuple(config or ()),
         ),
         scorers=tuple(scorer or ()),
@@ -208,12 +212,13 @@ def export(
 def merge(
     name: Annotated[str, typer.Argument(help="The evaluation whose shards to merge")],
     homes: Annotated[list[str] | None, typer.Argument(help="The homes of the shards, if they have their own")] = None,
+    runs: Annotated[bool, typer.Option(help="Copy the runs too, or only the trials and their scores")] = True,
     json: Json = False,
 ) -> int:
     """Merge the shards of an evaluation into one, with their runs."""
     from closeout.cli.evaluating import merge_command
 
-    return merge_command(name, tuple(homes or ()), as_json=json)
+    return merge_command(name, tuple(homes or ()), runs=runs, as_json=json)
 
 
 @eval_app.command()

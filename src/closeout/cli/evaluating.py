@@ -15,18 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from closeout.agent import Agent
+from closeout.answers.typed import named_contract
 from closeout.cli.agents import load_agent
 from closeout.cli.eval_display import EvalDisplay
 from closeout.cli.exits import OK, UNANSWERED
-from closeout.cli.options import RunOptions
+from closeout.cli.options import RunOptions, read_settings
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import Column, fit_table, make_console, print_json, say_error, width_of
 from closeout.config import home_folder
 from closeout.errors import UsageError
-from closeout.evaluate.evaluation import evaluate, rescore, retry
+from closeout.evaluate.benchmarks import Benchmark, find_benchmark
+from closeout.evaluate.evaluation import default_name, evaluate, rescore, retry
 from closeout.evaluate.export import export_trials, write_jsonl
 from closeout.evaluate.report import Report, compare, load_report
 from closeout.evaluate.sweep import Sweep, SweepSettings
+from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.evaluate.wording import SLICE_COLUMNS, percent
 
@@ -80,11 +84,18 @@ def run_command(
     shard: str | None,
 ) -> int:
     """Run an evaluation. Return the exit code: 1 if it was stopped before its end."""
-    source = {"agent": options.agent, "options": options.run.as_origin(), "scorers": list(options.scorers)}
+    benchmark = None if Path(tasks).exists() else find_benchmark(tasks)
+    source = {
+        "agent": options.agent,
+        "options": options.run.as_origin(),
+        "scorers": list(options.scorers),
+        "benchmark": "" if benchmark is None else tasks,
+    }
     share = _shard(shard, name)
     agent = load_agent(options.agent, options.run)
+    read: Any = tasks if benchmark is None else benchmark.tasks()
     common: dict[str, Any] = {
-        "scorer": list(options.scorers) or "normalized",
+        "scorer": list(options.scorers) or ("normalized" if benchmark is None else benchmark.scorer),
         "name": name,
         "epochs": epochs,
         "limit": limit,
@@ -95,12 +106,17 @@ def run_command(
         "retries": options.retries,
         "force": options.force,
         "origin": {} if options.agent else options.run.as_origin(),
-        "details": {"source": source, "command": shlex.join(["closeout", *sys.argv[1:]])},
+        "details": {"source": source, "tasks": tasks, "command": shlex.join(["closeout", *sys.argv[1:]])},
     }
+    if benchmark is not None:
+        common["name"] = name or default_name(tasks, agent)
 
     async def work(on_start: Callable[[Sweep, TrialStore], object]) -> Report:
         if options.ray is None:
-            return await evaluate(agent, tasks, shard=share, on_start=on_start, **common)
+            evaluated = agent if benchmark is None else _with_tools(benchmark, agent, options.run)
+            return await evaluate(evaluated, read, shard=share, on_start=on_start, **common)
+        if benchmark is not None:
+            raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
         make_agent = partial(load_agent, options.agent, options.run)
         return await evaluate(make_agent, tasks, shard=share, on_start=on_start, ray=options.ray, **common)
 
@@ -117,16 +133,18 @@ def retry_command(name: str, *, unanswered: bool, fresh: bool, concurrency: str,
         )
     run = RunOptions(**_without_lists(source["options"]))
     agent = load_agent(source["agent"], run)
+    benchmark = find_benchmark(source.get("benchmark", ""))
+    scorer: Any = source["scorers"] or ("normalized" if benchmark is None else benchmark.scorer)
     statuses = ("failed", "unanswered") if unanswered else ("failed",)
     settings = SweepSettings(concurrency=_concurrency(concurrency), origin={} if source["agent"] else run.as_origin())
 
     async def work(on_start: Callable[[Sweep, TrialStore], object]) -> Report:
         return await retry(
-            agent,
+            agent if benchmark is None else _with_tools(benchmark, agent, run),
             name,
             statuses=statuses,
             fresh=fresh,
-            scorer=source["scorers"] or "normalized",
+            scorer=scorer,
             settings=settings,
             on_start=on_start,
         )
@@ -173,6 +191,24 @@ def _run(
             return exit_now_if_blocked(stopped.code)
     _print(report, options)
     return UNANSWERED if report.totals.finished < report.totals.planned else OK
+
+
+def _with_tools(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> Callable[[EvalTask], Agent[Any]]:
+    """Return a function from a task of a benchmark to its agent: the model and the settings of another, its tools."""
+    config, client = read_settings(options.config), agent.plan().client
+    answer = None if options.answer is None else named_contract(options.answer)
+
+    def agent_for(task: EvalTask) -> Agent[Any]:
+        return Agent(
+            client,
+            list(benchmark.tools(task)),
+            dialect=options.dialect,
+            instructions=benchmark.instructions or None,
+            answer=answer,
+            config=config,
+        )
+
+    return agent_for
 
 
 async def _watch(path: Path, display: EvalDisplay) -> None:
@@ -356,12 +392,12 @@ def control_command(name: str, *, pause: bool, resume: bool, stop: bool, concurr
     return OK
 
 
-def merge_command(name: str, homes: Sequence[str], *, as_json: bool) -> int:
+def merge_command(name: str, homes: Sequence[str], *, runs: bool, as_json: bool) -> int:
     """Merge shards."""
     from closeout.evaluate.merging import merge, shard_homes
 
     home = home_folder()
-    report = merge(name, [Path(each) for each in homes] or shard_homes(home, name), home)
+    report = merge(name, [Path(each) for each in homes] or shard_homes(home, name), home, runs=runs)
     _print(report, EvalOptions(as_json=as_json))
     return OK
 

@@ -35,13 +35,14 @@ def shard_homes(home: Path, name: str) -> list[Path]:
     return found
 
 
-def merge(name: str, sources: Sequence[Path], home: Path) -> Report:
+def merge(name: str, sources: Sequence[Path], home: Path, *, runs: bool = True) -> Report:
     """Copy the trials of an evaluation and their runs from other homes. It may be repeated: nothing is copied twice.
 
     Args:
         name: The evaluation.
         sources: The homes that have parts of it.
         home: The home that is to have all of it.
+        runs: Copy the runs too, not only the trials and their scores.
 
     Raises:
         UsageError: A home does not have the evaluation, or has it with another agent or other tasks.
@@ -57,7 +58,8 @@ def merge(name: str, sources: Sequence[Path], home: Path) -> Report:
         try:
             for source, part in zip(sources, parts, strict=True):
                 if os.path.realpath(source) != os.path.realpath(home):
-                    copy_runs(source, open_store(home))
+                    if runs:
+                        copy_runs(source, open_store(home))
                     whole.add_part(part.path)
             return read_report(whole)
         finally:

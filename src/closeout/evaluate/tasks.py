@@ -53,8 +53,9 @@ class EvalTask:
         return tuple(each if isinstance(each, str) else encode_json(each).decode() for each in answers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the task as JSON values, without fields that are empty."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, (), {})}
+        """Return the task as JSON values, without what it does not have."""
+        found = asdict(self)
+        return {name: value for name, value in found.items() if value is not None and (value or name == "answer")}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> EvalTask:

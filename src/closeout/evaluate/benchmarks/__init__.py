@@ -1,0 +1,20 @@
+"""Ready benchmarks. Each is a small module that shows how to make one of your own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from closeout.evaluate.benchmarks.benchmark import Benchmark
+
+__all__ = ["BENCHMARKS", "Benchmark", "find_benchmark"]
+
+BENCHMARKS = ("math", "multihop", "retail")
+_MODULES = {"math": "math_problems", "multihop": "multihop_questions", "retail": "retail_desk"}
+
+
+def find_benchmark(name: str) -> Benchmark | None:
+    """Return the benchmark of a name, None if there is none."""
+    if name not in _MODULES:
+        return None
+    found: Benchmark = import_module(f"closeout.evaluate.benchmarks.{_MODULES[name]}").BENCHMARK
+    return found

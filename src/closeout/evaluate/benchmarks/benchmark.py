@@ -1,0 +1,38 @@
+"""What a benchmark consists of: tasks, how they are scored, and what its agent has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from closeout.evaluate.scorers import ScorerSource
+from closeout.evaluate.tasks import EvalTask
+
+__all__ = ["DATA", "Benchmark"]
+
+DATA = Path(__file__).parent / "data"
+
+
+def _no_tools(_: EvalTask) -> Sequence[Any]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """A benchmark.
+
+    Attributes:
+        about: What it measures, in a sentence.
+        tasks: Reads the tasks.
+        scorer: What scores them.
+        tools: Makes the tools for a task: new ones for each trial if they have state.
+        instructions: What its agent should know.
+    """
+
+    about: str
+    tasks: Callable[[], list[EvalTask]]
+    scorer: ScorerSource
+    tools: Callable[[EvalTask], Sequence[Any]] = _no_tools
+    instructions: str = ""
