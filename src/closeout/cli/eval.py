@@ -33,7 +33,6 @@ Scorer = Annotated[
     list[str] | None,
     typer.Option(
         "--scorer",
-        "-s",
         help="exact, normalized, numeric, math, choice, includes, em, f1, json, judge:MODEL or module:function; "
         "may be repeated",
     ),
@@ -130,7 +129,7 @@ def list_(json: Json = False) -> int:
 @guarded
 def show(
     name: Name,
-    scorer: Annotated[str, typer.Option("--scorer", "-s", help="Whose scores to show")] = "",
+    scorer: Annotated[str, typer.Option("--scorer", help="Whose scores to show")] = "",
     live: Annotated[bool, typer.Option("--live", help="Follow it until it is done")] = False,
     trials: Annotated[bool, typer.Option("--trials", help="With --json: a record for each trial")] = False,
     by: Slice = None,
@@ -151,7 +150,7 @@ def show(
 def compare(
     first: Annotated[str, typer.Argument(help="The evaluation to compare with")],
     second: Annotated[str, typer.Argument(help="The other one, of the same tasks")],
-    scorer: Annotated[str, typer.Option("--scorer", "-s", help="Whose scores to compare")] = "",
+    scorer: Annotated[str, typer.Option("--scorer", help="Whose scores to compare")] = "",
     html: Html = None,
     markdown: Markdown = None,
     json: Json = False,
@@ -166,7 +165,7 @@ def compare(
 @guarded
 def score(
     name: Name,
-    scorer: Annotated[str, typer.Option("--scorer", "-s", help="The scorer")],
+    scorer: Annotated[str, typer.Option("--scorer", help="The scorer")],
     json: Json = False,
 ) -> int:
     """Score the trials of an evaluation with another scorer. No trial runs again."""
@@ -199,7 +198,7 @@ def export(
     format: Annotated[str, typer.Option(help="openai, chatml or rows")] = "openai",  # noqa: A002
     which: Annotated[str, typer.Option(help="correct, answered or finished trials")] = "correct",
     rolled_back: Annotated[bool, typer.Option(help="Include rolled-back replies, marked")] = False,
-    scorer: Annotated[str, typer.Option("--scorer", "-s", help="Whose scores decide what is correct")] = "",
+    scorer: Annotated[str, typer.Option("--scorer", help="Whose scores decide what is correct")] = "",
 ) -> int:
     """Export trials for training and analysis: conversations with a loss mask, or flat records."""
     from closeout.cli.evaluating import export_command
