@@ -66,6 +66,12 @@ def test_calls_are_shown_and_a_failed_message_is_left_out(server: ScriptedServer
     assert chat(server, "Hello", options=("-q",)).err == ""
 
 
+def test_input_that_is_no_text_is_read_all_the_same(server: ScriptedServer) -> None:
+    model = ("-m", "openai:scripted", "--base-url", server.base_url, "-q")
+    assert here("chat", *model, stdin=b"caf\xe9").out == "caf\ufffd \\boxed{1}\n"
+    assert here("chat", *model, stdin=b"") == Done(0, "", "")
+
+
 def test_commands(server: ScriptedServer) -> None:
     done = chat(server, "/help", "Hello", "/history", "/new", "Alone", "/retry", "/exit", "never read")
     assert "/history   show the conversation" in done.err

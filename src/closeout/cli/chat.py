@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -115,6 +116,8 @@ class _Chat:
 
     def talk(self) -> int:
         """Read messages and answer them. Return the exit code: of the last reply if stdin is not a terminal."""
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")
         self._greet()
         for text in self._messages():
             if not text:
