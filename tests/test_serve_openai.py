@@ -294,9 +294,10 @@ async def test_a_response_continues_an_earlier_one() -> None:
 
 
 async def test_a_deleted_response_is_gone() -> None:
-    async with a_client() as (client, _):
+    async with a_client() as (client, served):
         response = await client.responses.create(model="helper", input="What is k1?")
         await client.responses.delete(response.id)
+        assert served.host.store.runs() == []
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(response.id)
         with pytest.raises(openai.NotFoundError):

@@ -276,10 +276,10 @@ class AgentHost:
         """Return a run of this host.
 
         Raises:
-            RunNotFound: There is none of this name that was submitted to this agent, or it was deleted.
+            RunNotFound: There is none of this name that was submitted to this agent.
         """
         rows = await asyncio.to_thread(self._first_rows, run_id)
-        if not self._is_own(rows) or self.store.noted(_deleted_note(run_id)):
+        if not self._is_own(rows):
             raise RunNotFound(f"No run {run_id} here.")
         started = rows[0].event
         assert isinstance(started, RunStarted)
@@ -302,17 +302,19 @@ class AgentHost:
             is_active=lambda: run_id in self._tasks,
         )
 
-    def hide(self, run_id: str) -> None:
-        """Answer as if there were no such run. Its record stays in the journal."""
-        self.store.note(_deleted_note(run_id), "1")
+    async def delete(self, run_id: str) -> None:
+        """Cancel a run and delete its record.
+
+        Raises:
+            JournalLocked: Another process executes it.
+        """
+        await self.cancel(run_id)
+        await self.store.off_loop(self.store.delete_runs, [run_id], sweep=False)
+        self._failures.pop(run_id, None)
 
 
 def _resume_note(run_id: str) -> str:
     return f"serve resume {run_id}"
-
-
-def _deleted_note(run_id: str) -> str:
-    return f"serve deleted {run_id}"
 
 
 def _is_awaited(rows: Sequence[Row]) -> bool:

@@ -95,8 +95,7 @@ class _Responses:
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         run_id = await self._run_id(request)
-        await self._host.cancel(run_id)
-        self._host.hide(run_id)
+        await self._host.delete(run_id)
         return _json({"id": response_id(run_id), "object": "response", "deleted": True})
 
     # ------------------------------------------------------------------------------------------ reading runs
