@@ -64,6 +64,7 @@ check: $(VENV)/.dev docs
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy tests/public_types.py
+	@$(BIN)/pyright --pythonpath $(BIN)/python tests/public_types.py
 	@$(BIN)/lint-imports --no-cache
 
 docs: $(VENV)/.docs

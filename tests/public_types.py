@@ -11,9 +11,8 @@ from typing import Any, Literal, assert_type
 
 from pydantic import BaseModel
 
-from closeout import Agent, Boxed, Choice, Json, Number, OneOf, RunResult, ToolManager, tool
-from closeout.journal.events import Event
-from closeout.journal.subscribers import Progress
+from closeout import Agent, Boxed, Choice, Event, Json, Number, OneOf, Progress, RunResult, ToolManager, judge, tool
+from closeout.answers.grading import Grade
 from closeout.messages import Usage
 
 
@@ -96,6 +95,15 @@ async def the_answers_type_may_be_a_python_type() -> None:
     assert_type(Agent(answer={"type": "object"}), Agent[Any])
     Agent(answer="number")  # type: ignore[arg-type]
     Agent(answer=5)  # type: ignore[arg-type]
+
+
+async def an_agent_takes_familiar_parameters() -> None:
+    agent = Agent("openai:x", ["calculate", look_up], temperature=0, max_tokens=500, max_seconds=60, max_cost=0.5)
+    agent.run_sync("Which?", max_turns=5, temperature=0.2)
+    assert_type(agent.resume_sync("run"), RunResult[Any])
+    await agent.run("Which?", max_turns="5")  # type: ignore[arg-type]
+    Agent("openai:x", system_prompt="Be brief.")  # type: ignore[arg-type]
+    assert_type(await judge("4", "four", "How many?", "openai:x"), Grade)
 
 
 async def a_run_takes_what_it_takes() -> None:

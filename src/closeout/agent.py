@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar
 
 from closeout import checks
-from closeout.errors import ConfigError, UsageError
+from closeout.errors import ConfigError, ToolDefinitionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from pathlib import Path
     from types import UnionType
-    from typing import TypeAlias, Unpack, _SpecialForm
+    from typing import Never, TypeAlias, Unpack, _SpecialForm
 
     from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
@@ -42,10 +42,20 @@ if TYPE_CHECKING:
 else:  # type checkers see the one that has a default; at run time nothing heavy is imported
     Value = TypeVar("Value", covariant=True)
 
-__all__ = ["Agent", "MapKeywords", "RunKeywords", "TaskKeywords"]
+__all__ = ["Agent", "MapKeywords", "RunKeywords", "RunSettings", "TaskKeywords"]
 
 
-class TaskKeywords(TypedDict, total=False):
+class RunSettings(TypedDict, total=False):
+    """Settings of an `Agent` that one run may have otherwise."""
+
+    max_turns: int
+    max_tokens: int
+    max_seconds: float
+    max_cost: float
+    temperature: float
+
+
+class TaskKeywords(RunSettings, total=False):
     """The keyword arguments of `Agent.run` that tasks of `Agent.map` may have too."""
 
     files: Sequence[str | Path]
@@ -80,8 +90,9 @@ class Agent(Generic[Value]):
 
     Args:
         model: `"openai:NAME"` (any OpenAI-compatible server, with `base_url`), `"anthropic:NAME"`, `"local"` (runs in
-            this process), or a client.
-        tools: Functions, `@tool` functions, `Tool`s, and agents made tools with `as_tool`; or a `ToolManager`.
+            this process), or a client. By default the one in the settings (`llm.provider`, `llm.model_name`).
+        tools: Functions, `@tool` functions, `Tool`s, agents made tools with `as_tool`, LangChain tools, and names of
+            built-in tools such as `"calculate"` and `"web_search"`; or a `ToolManager`.
         mcp_servers: Commands (`"python server.py"`), URLs, or mappings with `command`/`args`/`env` or `url`/`headers`;
             or a mapping of names to these, such as the usual `mcpServers` JSON.
         dialect: How the conversation is written for the model: `"function_call"`, `"cot_chat"`, `"cot_completion"`,
@@ -90,6 +101,10 @@ class Agent(Generic[Value]):
         base_url: The address of the model's server.
         api_key: The key for the model's server.
         max_turns: How many replies may be acted on in an attempt.
+        max_tokens: Tokens of one reply. The tokens of a whole run are limited by the setting `agent.max_tokens`.
+        max_seconds: Seconds that a run may take.
+        max_cost: US dollars that a run may cost.
+        temperature: The temperature of the model.
         context_compress_limit: How many attempts may follow a failed one, each with what was learned.
         keep_tool_result: How many of the last tool results stay in view, -1 for all that fit.
         answer: The type of the answer, and of `result.value`: `str` (the default; any text), `int`, `float`, `bool`, a
@@ -106,6 +121,7 @@ class Agent(Generic[Value]):
         context: A `ContextPolicy`: when tool results leave the context.
         code_mode: Add the tool `run_program`: the model may write Python programs that call the other tools as
             functions, in a sandbox. The dialect `"code"` has it in any case. Needs the extra `code`.
+        unknown: Anything else is refused, with the name to use for what other frameworks call it.
 
     Raises:
         ConfigError: The model, the dialect, an MCP server or a setting is wrong; the message says how to fix it.
@@ -115,8 +131,8 @@ class Agent(Generic[Value]):
 
     def __init__(
         self,
-        model: str | BaseClient = "local",
-        tools: Sequence[Callable[..., Any] | Tool[..., Any]] | ToolManager = (),
+        model: str | BaseClient | None = None,
+        tools: Sequence[Callable[..., Any] | Tool[..., Any] | AnyTool | str] | ToolManager = (),
         mcp_servers: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
         dialect: str | Dialect | None = None,
         instructions: str | None = None,
@@ -136,17 +152,27 @@ class Agent(Generic[Value]):
         answer_generator: MakeGenerator | None = None,
         context: ContextPolicy | None = None,
         code_mode: bool = False,
+        max_tokens: int | None = None,
+        max_seconds: float | None = None,
+        max_cost: float | None = None,
+        temperature: float | None = None,
+        **unknown: Never,
     ) -> None:
         from closeout.answers.typed import contract_of
         from closeout.config import load_config
         from closeout.models.connect import connect
 
+        checks.refuse_unknown(unknown, Agent)
         self.name = name
         arguments = {
             "dialect": dialect if isinstance(dialect, str) else None,
             "agent.main_agent.max_turns": max_turns,
             "agent.context_compress_limit": context_compress_limit,
             "agent.keep_tool_result": keep_tool_result,
+            "agent.max_seconds": max_seconds,
+            "agent.max_cost": max_cost,
+            "llm.max_tokens": max_tokens,
+            "llm.temperature": temperature,
         }
         self.config = load_config(config, values={key: value for key, value in arguments.items() if value is not None})
         self._base_url = base_url
@@ -180,6 +206,7 @@ class Agent(Generic[Value]):
         run_id: str = "",
         origin: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
+        **settings: Unpack[RunSettings],
     ) -> RunResult[Value]:
         """Run the agent on a task.
 
@@ -192,6 +219,7 @@ class Agent(Generic[Value]):
             run_id: A name for the run, new in its home.
             origin: JSON-able notes for whoever resumes the run.
             listeners: Callables that receive each journal event and each piece of progress, such as a `StreamHandler`.
+            settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost`, `temperature` for this run, as of `Agent`.
 
         Returns:
             The result, however the run ended.
@@ -205,7 +233,7 @@ class Agent(Generic[Value]):
         from closeout.run.lifecycle import execute_run, start_journal, with_read_result
 
         listeners = checks.check_listeners(listeners)
-        plan = self.plan(streamed=bool(listeners))
+        plan = self.plan(streamed=bool(listeners)).overridden(settings)
         prepared = await self._prepare(plan, task, files, history)
         prepared = replace(prepared, task_id=task_id, ground_truth=ground_truth, origin=origin or {})
         plan = with_read_result(plan, bool(prepared.texts))
@@ -369,6 +397,7 @@ class Agent(Generic[Value]):
         history: Sequence[Mapping[str, Any]] = (),
         run_id: str = "",
         origin: Mapping[str, Any] | None = None,
+        **settings: Unpack[RunSettings],
     ) -> str:
         """Record a run without starting it. `resume(run_id)` starts it, also in another process.
 
@@ -385,7 +414,7 @@ class Agent(Generic[Value]):
 
         from closeout.run.lifecycle import start_journal, with_read_result
 
-        store, plan = self._kept_runs(), self.plan()
+        store, plan = self._kept_runs(), self.plan().overridden(settings)
         prepared = replace(await self._prepare(plan, task, files, history), origin=origin or {})
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
@@ -501,6 +530,29 @@ class Agent(Generic[Value]):
         )
         return await self.resume(found, listeners=listeners)
 
+    def resume_sync(
+        self,
+        run_id: str,
+        *,
+        decisions: Decisions | None = None,
+        despite_changes: bool = False,
+        despite_damage: bool = False,
+        listeners: Sequence[Listener] = (),
+    ) -> RunResult[Value]:
+        """Continue a recorded run from code that is not async. The arguments are those of `resume`."""
+        import asyncio
+
+        _refuse_running_loop()
+        return asyncio.run(
+            self.resume(
+                run_id,
+                decisions=decisions,
+                despite_changes=despite_changes,
+                despite_damage=despite_damage,
+                listeners=listeners,
+            )
+        )
+
     def as_tool(self, name: str, description: str) -> Tool[..., Any]:
         """Return the agent as a tool of another one. It takes a task and returns a report.
 
@@ -589,12 +641,7 @@ class Agent(Generic[Value]):
             dialect=self._settled_dialect(endpoint),
             manager=self._manager,
             contract=contract,
-            limits=Limits(
-                max_turns=settings.main_agent.max_turns,
-                max_tokens=settings.max_tokens,
-                max_cost=settings.max_cost,
-                max_seconds=settings.max_seconds,
-            ),
+            limits=Limits.of(settings),
             instructions=self._instructions,
             settings=settings,
             llm=config.llm,
@@ -636,8 +683,12 @@ class Agent(Generic[Value]):
             for each in (read_result_tool, *programs):
                 if each.spec.name not in names:
                     tools.add(each)
+            for each in tools.local_tools:
+                if (with_model := self._with_model(each, api_key)) is not each:
+                    tools.replace(with_model)
             return tools
-        own = [as_tool(each) for each in checks.check_list("tools", tools, "[look_up]")]
+        named = checks.check_list("tools", tools, "[look_up]")
+        own = [as_tool(self._with_settings(each)) for each in named]
         own += self._configured_sub_agents(own, api_key)
         own += programs
         own = [self._with_model(each, api_key) for each in own]
@@ -679,25 +730,49 @@ class Agent(Generic[Value]):
         settings = self.config.agent.sub_agents
         if not settings:
             return []
-        from closeout.run.subagents import BUILT_IN, WEB, configured_sub_agents
+        from closeout.run.subagents import BUILT_IN, configured_sub_agents
 
         def built_in(name: str) -> Any:
-            from closeout.tools import builtin
-
-            if name == "fetch_url" and self.config.tools.allow_private_addresses:
-                return builtin.web_tool(allow_private=True)
-            if name == "run_python":
-                return builtin.python_tool(isolation=self.config.tools.python.isolation)
-            if name == "ask_user":
-                return builtin.ask_tool(max_wait=self.config.tools.ask.max_wait, default=self.config.tools.ask.default)
-            if name in WEB:
-                return next(each for each in builtin.web_tools(self.config.tools) if each.name == name)
-            return getattr(builtin, name) if name in BUILT_IN else None
+            return self._built_in(name) if name in BUILT_IN else None
 
         def make(name: str, entry: SubAgentSettings, tools: list[AnyTool]) -> Tool[..., Any]:
             return self._sub_agent(name, entry, tools, api_key).as_tool(name, entry.description)
 
         return configured_sub_agents(settings, own, built_in, make)
+
+    def _with_settings(self, tool: Any) -> Any:
+        """Return a built-in tool, or its name, as the tool with the settings of this agent; any other as it is."""
+        if isinstance(tool, str):
+            return self._built_in(tool)
+        from closeout.run.subagents import WEB
+        from closeout.tools import builtin
+
+        name = getattr(tool, "name", "")
+        return self._built_in(name) if name in WEB and tool is getattr(builtin, name) else tool
+
+    def _built_in(self, name: str) -> Any:
+        """Return a built-in tool by its name, with the settings of this agent.
+
+        Raises:
+            ToolDefinitionError: There is no such tool.
+        """
+        from closeout.run.subagents import BUILT_IN, WEB
+        from closeout.tools import builtin
+
+        if name not in BUILT_IN:
+            raise ToolDefinitionError(
+                f"No built-in tool is named {name!r}. There are: {', '.join(BUILT_IN)}. Pass your own as functions."
+            )
+        settings = self.config.tools
+        if name == "fetch_url" and settings.allow_private_addresses:
+            return builtin.web_tool(allow_private=True)
+        if name == "run_python":
+            return builtin.python_tool(isolation=settings.python.isolation)
+        if name == "ask_user":
+            return builtin.ask_tool(max_wait=settings.ask.max_wait, default=settings.ask.default)
+        if name in WEB:
+            return next(each for each in builtin.web_tools(self.config.tools) if each.name == name)
+        return getattr(builtin, name)
 
     def _sub_agent(self, name: str, entry: SubAgentSettings, tools: list[Any], api_key: str | None) -> Agent[Any]:
         """Make an agent of a section `agent.sub_agents.NAME`. What the section leaves open is as here."""
@@ -815,4 +890,4 @@ def _refuse_running_loop() -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise UsageError("run_sync was called inside a running event loop. Use `await agent.run(…)` there.")
+    raise UsageError("This runs an event loop of its own, and one is running. Use `await agent.run(…)` there.")

@@ -6,7 +6,7 @@ Settings are checked in `config`, tools in `tools`, model names in `models.conne
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import ConfigError, UsageError
@@ -27,9 +27,54 @@ __all__ = [
     "check_task",
     "check_tasks",
     "check_text",
+    "refuse_unknown",
 ]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# What the messages of vendors' SDKs may have; unknown ones are misspelt.
+MESSAGE_KEYS = (
+    "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "refusal", "annotations",
+    "audio", "function_call", "id", "type", "status", "cache_control",
+)  # fmt: skip
+# Names that other frameworks use for the parameters of an Agent.
+FAMILIAR = {
+    "instructions": ("system_prompt", "system", "system_message", "prompt", "instruction", "role_description"),
+    "answer": (
+        "output_type",
+        "result_type",
+        "response_format",
+        "response_model",
+        "output_schema",
+        "output",
+        "text_format",
+    ),
+    "model": ("llm", "client", "model_name", "llm_client", "model_id"),
+    "tools": ("functions", "tool_list", "toolset", "toolsets"),
+    "mcp_servers": ("mcp", "mcp_server", "mcp_config"),
+    "max_turns": ("max_steps", "max_iterations", "max_iter", "recursion_limit", "max_loops", "turns"),
+    "max_tokens": ("max_output_tokens", "max_completion_tokens", "max_new_tokens"),
+    "max_seconds": ("timeout", "max_time", "max_execution_time", "time_limit", "deadline"),
+    "max_cost": ("budget", "max_budget", "cost_limit", "max_price"),
+    "base_url": ("url", "api_base", "endpoint", "base_uri", "openai_api_base"),
+    "api_key": ("key", "token", "openai_api_key"),
+    "stream": ("streaming",),
+    "config": ("settings", "cfg", "configuration"),
+}
+# What is set elsewhere.
+ELSEWHERE = {
+    "top_p": "Pass config={'llm': {'top_p': …}}.",
+    "model_settings": "Pass temperature= and max_tokens=, or config={'llm': {…}}.",
+    "extra_body": "Pass config={'llm': {'extra_body': {…}}}.",
+    "history": "Pass history= to run(…).",
+    "messages": "Pass history= to run(…).",
+    "listeners": "Pass listeners= to run(…).",
+    "callbacks": "Pass listeners= to run(…).",
+    "memory": "Use agent.session(…), or pass history= to run(…).",
+    "handoffs": "Pass tools=[other.as_tool(name, description)].",
+    "sub_agents": "Pass tools=[other.as_tool(name, description)].",
+    "deps_type": "Give the tool a parameter annotated RunContext.",
+    "verbose": "Pass listeners=[print] to run(…).",
+}
 
 
 def check_list(name: str, value: Any, example: str) -> tuple[Any, ...]:
@@ -40,6 +85,22 @@ def check_list(name: str, value: Any, example: str) -> tuple[Any, ...]:
     except TypeError:
         pass
     raise UsageError(f"{name} must be a list, got {value!r:.80}. Pass {name}={example}.")
+
+
+def refuse_unknown(unknown: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Raise UsageError for arguments that a function does not have, with the name to use."""
+    if not unknown:
+        return
+    import difflib
+    from inspect import signature
+
+    known = [name for name in signature(function).parameters if name != "unknown"]
+    name = next(iter(unknown))
+    own = next((own for own, others in FAMILIAR.items() if name in others), "")
+    near = "" if own else next(iter(difflib.get_close_matches(name, (*known, *ELSEWHERE), n=1)), "")
+    own = own or (near if near in known else "")
+    hint = ELSEWHERE.get(name) or ELSEWHERE.get(near) or (f"Use {own}=." if own else f"It has: {', '.join(known)}.")
+    raise UsageError(f"Agent has no parameter {name!r}. {hint}")
 
 
 def check_text(name: str, value: Any) -> str:
@@ -130,6 +191,16 @@ def check_history(value: Any) -> Sequence[Mapping[str, Any]]:
                 f"history must hold messages, got {message!r:.80}. Write each as "
                 '{"role": "user", "content": "…"}, or with "assistant".'
             )
+        if unknown := next((key for key in message if key not in MESSAGE_KEYS), None):
+            import difflib
+
+            near = difflib.get_close_matches(str(unknown), MESSAGE_KEYS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"A message has {', '.join(MESSAGE_KEYS[:4])}."
+            raise UsageError(f"A message of history has the unknown key {unknown!r}: {message!r:.80}. {hint}")
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise UsageError(f"A message of history has no content: {message!r:.80}. Write it under 'content'.")
+        if not isinstance(message.get("content"), str | list | tuple | None):
+            raise UsageError(f"The content of a message must be a string or a list of parts, got {message!r:.80}.")
     return messages
 
 

@@ -141,12 +141,23 @@ async def judge(
         prediction: The answer.
         gold: The right answer.
         question: The question, for context.
-        client: A model client, or an async function from prompt to reply.
+        client: A model by its name, such as "openai:gpt-5"; a model client; or an async function from prompt to reply.
         prompt: The prompt, with the slots `{question}`, `{gold}` and `{prediction}`.
 
     Returns:
         The model's verdict; one that is not judged (and not correct) if the model fails or gives none.
+
+    Raises:
+        ConfigError: The name is not that of a model, or its key is missing.
     """
+    if isinstance(client, str):
+        from closeout.models.connect import connect
+
+        made = connect(client)
+        try:
+            return await judge(prediction, gold, question, made, prompt=prompt)
+        finally:
+            await made.aclose()
     if prediction is None or not prediction.strip():
         return Grade(False, "judge", "There is no answer.")
     slots = {"question": question, "gold": gold, "prediction": shorten(prediction, 4_000)}

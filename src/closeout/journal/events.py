@@ -95,6 +95,7 @@ class RunStarted(Event):
         tools: the tools that servers offered, as `run.lifecycle` writes them.
         forked: for a fork, the `run_id` of the run that it was made of and how many of its `events` it began with.
         notes: hints for the model, each with its `text` and the number of the first `request` that shows it.
+        overrides: settings of this run only, as they were passed to `Agent.run`.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools")
@@ -114,6 +115,7 @@ class RunStarted(Event):
     tools: str = ""
     forked: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Mapping[str, Any], ...] = ()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
 @record

@@ -49,13 +49,13 @@ def connect(
     if model is not None and not isinstance(model, str):
         return _wrapped(model)
     settings = settings or LLMSettings()
-    name = model or _name_in(settings)
+    variables: Mapping[str, str] = os.environ if environment is None else environment
+    name = model or _name_in(settings, variables)
     provider, _, model_name = name.partition(":")
     if provider == "local":
         return _local(name, settings)
     if provider not in {"openai", "anthropic"} or not model_name:
-        raise ConfigError(f"'{name:.80}' is not a model name. Use one of: {FORMS}.")
-    variables: Mapping[str, str] = os.environ if environment is None else environment
+        raise ConfigError(f"'{name:.80}' is not a model name. {_suggestion(name)}Use one of: {FORMS}.")
     prefix = provider.upper()
     url = base_url or settings.base_url or variables.get(f"{prefix}_BASE_URL") or None
     key = api_key or settings.api_key or variables.get(f"{prefix}_API_KEY") or None
@@ -71,14 +71,47 @@ def connect(
     return client
 
 
-def _name_in(settings: LLMSettings) -> str:
+def _name_in(settings: LLMSettings, variables: Mapping[str, str]) -> str:
     if settings.provider is None and settings.model_name is None:
-        raise ConfigError(f"No model is named. Use one of: {FORMS}.")
+        raise ConfigError(
+            f'No model is named. {_available(variables)} Name one, such as Agent("openai:gpt-5") or Agent("local"), or '
+            "set llm.provider and llm.model_name in the settings."
+        )
     if settings.provider is None:
         return str(settings.model_name)
     if settings.provider == "local" and settings.model_name is None:
         return "local"
     return f"{settings.provider}:{settings.model_name or ''}"
+
+
+def _available(variables: Mapping[str, str]) -> str:
+    """Say which models can be used here, by the keys and addresses in the environment and the weights on the disk."""
+    from closeout.models.weights import KNOWN_WEIGHTS, find_weights
+
+    found = []
+    for provider in ("openai", "anthropic"):
+        url, key = (variables.get(f"{provider.upper()}_{what}") for what in ("BASE_URL", "API_KEY"))
+        if url:
+            found.append(f"{provider}:NAME at {url}")
+        elif key:
+            found.append(f"{provider}:NAME ({provider.upper()}_API_KEY is set)")
+    for name, weights in KNOWN_WEIGHTS.items():
+        state = "downloaded" if find_weights(name) else f"{weights.megabytes:,} MB, downloaded on first use"
+        found.append(f"{name} ({state})")
+    return f"Available here: {'; '.join(found)}."
+
+
+def _suggestion(name: str) -> str:
+    """Say what a name without its provider most likely means."""
+    model = name.rpartition("/")[2].strip()
+    if not model or ":" in name.partition("/")[0]:
+        return ""
+    if model.endswith(".gguf"):
+        return f"Did you mean 'local:{name}'? "
+    if name.startswith(("openai/", "anthropic/")):
+        return f"Did you mean '{name.replace('/', ':', 1)}'? "
+    provider = "anthropic" if model.startswith("claude") else "openai"
+    return f"Did you mean '{provider}:{name}'? "
 
 
 def _remote(provider: str, name: str, url: str | None, key: str | None, settings: LLMSettings) -> BaseClient:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -53,7 +54,7 @@ class LocalClient(BaseClient):
         top_p: For requests without their own.
         max_tokens: For requests without their own; by default 1,024.
         on_status: Called in the event loop with a short text before and during something slow: downloading, loading,
-            reading the prompt.
+            reading the prompt. Without it, a download reports its progress on stderr.
         pull: Whether to download missing weights.
 
     Raises:
@@ -165,6 +166,16 @@ class LocalClient(BaseClient):
         _log.log(logging.DEBUG if status.startswith((_READING, _WRITING)) else logging.INFO, "%s", status)
         if self.on_status is not None:
             self.on_status(status)
+        else:
+            _print_download(status)
+
+
+def _print_download(status: str) -> None:
+    """Show how far a download is, for programs without `on_status`: it may take minutes."""
+    found = re.fullmatch(r"Downloading .* (\d+) %", status)
+    is_step = int(found[1]) % 10 == 0 if found else status.startswith(("Downloaded", "Waiting"))
+    if is_step and sys.stderr is not None:
+        sys.stderr.write(f"closeout: {status}\n")
 
 
 _STARTED = object()

@@ -99,6 +99,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         texts=dump_texts(task.texts),
         name=plan.name,
         tools=dump_specs(tools),
+        overrides=plan.overrides,
     )
 
 
@@ -285,11 +286,11 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
 
 
 def as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
-    """Return the plan as the run began: able to read its files, and in its dialect if the agent leaves that open."""
+    """Return the plan as the run began: with its overrides, able to read its files, and in its dialect if left open."""
     started = rows[0].event if rows else None
     if not isinstance(started, RunStarted):
         return plan
-    plan = with_read_result(plan, bool(started.texts))
+    plan = with_read_result(plan.overridden(started.overrides), bool(started.texts))
     dialect = started.fingerprint.get("dialect")
     return replace(plan, dialect=str(dialect)) if plan.may_switch_dialect and dialect else plan
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
+from closeout.config import AgentSettings
 from closeout.messages import Usage, UsageSum
 
 __all__ = ["CLOSING_TOKENS", "Budget", "Limits"]
@@ -29,6 +31,16 @@ class Limits:
     max_tokens: int | None = None
     max_cost: float | None = None
     max_seconds: float | None = None
+
+    @classmethod
+    def of(cls, settings: AgentSettings) -> Self:
+        """Return the limits in an agent's settings."""
+        return cls(
+            max_turns=settings.main_agent.max_turns,
+            max_tokens=settings.max_tokens,
+            max_cost=settings.max_cost,
+            max_seconds=settings.max_seconds,
+        )
 
 
 @dataclass(slots=True, eq=False)

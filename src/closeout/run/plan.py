@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -12,10 +13,10 @@ from typing import Any, TypeAlias
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
 from closeout.answers.generator import AnswerGenerator
-from closeout.config import AgentSettings, LLMSettings, SubAgentSettings
+from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings, load_config
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.protocol import Dialect, get_dialect
-from closeout.errors import McpServerUnavailable
+from closeout.errors import McpServerUnavailable, UsageError
 from closeout.journal.events import Noted
 from closeout.journal.journal import Journal
 from closeout.journal.subscribers import Subscribers
@@ -33,6 +34,7 @@ from closeout.tools.manager import ToolManager
 
 __all__ = [
     "MAX_DEPTH",
+    "OVERRIDES",
     "AgentPlan",
     "MakeExecutor",
     "MakeGenerator",
@@ -45,6 +47,15 @@ __all__ = [
 MAX_DEPTH = 3  # sub-agents below the main agent
 USUAL_CACHE_RATIO = 0.1  # price of a cached input token relative to a fresh one, where no price is known
 
+
+# What a single run may set differently, and the setting that it is.
+OVERRIDES = {
+    "max_turns": "agent.main_agent.max_turns",
+    "max_tokens": "llm.max_tokens",
+    "max_cost": "agent.max_cost",
+    "max_seconds": "agent.max_seconds",
+    "temperature": "llm.temperature",
+}
 
 MakeExecutor: TypeAlias = Callable[..., ToolExecutor]
 """A `ToolExecutor` class, or a function that takes the same arguments by keyword."""
@@ -82,6 +93,25 @@ class AgentPlan:
     make_generator: MakeGenerator = AnswerGenerator
     context: ContextPolicy | None = None
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
+
+    def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
+        """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
+
+        Raises:
+            UsageError: A name is unknown, or a value is not valid.
+        """
+        given = {name: value for name, value in overrides.items() if value is not None}
+        if not given:
+            return self
+        if unknown := next((name for name in given if name not in OVERRIDES), None):
+            near = difflib.get_close_matches(unknown, OVERRIDES, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"A run may set {', '.join(OVERRIDES)}."
+            raise UsageError(f"A run has no setting {unknown!r}. {hint} Everything else is set on the Agent.")
+        own = Config(agent=self.settings, llm=self.llm)
+        config = load_config(own, values={OVERRIDES[name]: value for name, value in given.items()})
+        limits = Limits.of(config.agent)
+        return replace(self, settings=config.agent, llm=config.llm, limits=limits, overrides=given)
 
     @property
     def agent(self) -> AgentSettings:

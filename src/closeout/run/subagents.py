@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from closeout.run.effects import ModelCalls
 from closeout.run.limits import Limits
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope, note_problems
+from closeout.tools.foreign import foreign_tool
 from closeout.tools.manager import AnyTool, ToolManager, is_tool
 from closeout.tools.tool import ModelTool, Tool, tool
 
@@ -69,19 +71,42 @@ def read_result_tool(handle: str, offset: int = 0, path: str | None = None, patt
 
 
 def as_tool(something: Any) -> AnyTool:
-    """Return a tool as it is, a function as a tool.
+    """Return a tool as it is; a function, or a tool of another library, as a tool.
 
     Raises:
-        ToolDefinitionError: It is neither.
+        ToolDefinitionError: It is none of these.
     """
+    if isinstance(something, type):
+        raise ToolDefinitionError(
+            f"A tool must be a function, got the class {something.__name__}. Pass a method of an instance: "
+            f"tools=[{something.__name__}(…).method]."
+        )
+    _refuse_unbound(something)
     if is_tool(something):
         return something
-    if callable(something):
-        made: AnyTool = tool(something)
-        return made
-    raise ToolDefinitionError(
-        f"A tool must be a function, a @tool function or agent.as_tool(…), got {something!r:.80}. Pass tools=[look_up]."
-    )
+    made: AnyTool | None = foreign_tool(something)
+    if made is None and callable(something):
+        made = tool(something)
+    if made is None:
+        raise ToolDefinitionError(
+            f"A tool must be a function, a @tool function or agent.as_tool(…), got {something!r:.80}. "
+            "Pass tools=[look_up]."
+        )
+    return made
+
+
+def _refuse_unbound(something: Any) -> None:
+    """Raise ToolDefinitionError for a method without its object: the model would have to fill in `self`."""
+    function = getattr(something, "function", something)
+    if not inspect.isfunction(function):
+        return
+    owner = function.__qualname__.rpartition(".")[0]
+    first = next(iter(inspect.signature(function).parameters), "")
+    if first in ("self", "cls") and owner and not owner.endswith("<locals>"):
+        name = owner.rpartition(".")[2]
+        raise ToolDefinitionError(
+            f"{name}.{function.__name__} is a method without its object. Pass tools=[{name}(…).{function.__name__}]."
+        )
 
 
 class SubAgentTool(Tool[..., Any]):

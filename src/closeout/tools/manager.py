@@ -287,6 +287,11 @@ class ToolManager:
         self._add(tool)
         self._name_all()
 
+    def replace(self, tool: AnyTool) -> None:
+        """Replace the local tool of the same name."""
+        if self._local.pop(tool.spec.name, None) is not None:
+            self.add(tool)
+
     def _add(self, tool: AnyTool) -> None:
         if not is_tool(tool):
             raise ToolDefinitionError(f"{tool!r} is not a tool. Put @tool on the function.")

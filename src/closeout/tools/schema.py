@@ -250,6 +250,7 @@ def build_binding(
     described = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD or p.annotation is not p.empty]
     signature = signature.replace(parameters=[p for p in described if p.name != context])
     hints = _read_hints(tool, function, names)
+    _refuse_untyped(tool, signature, hints, doc)
     fields = {name: _accepted(_hint(parameter, hints, doc)) for name, parameter in signature.parameters.items()}
     adapter = _adapter(tool, signature, fields)
     try:
@@ -287,6 +288,16 @@ def _read_hints(tool: str, function: Callable[..., Any], names: Mapping[str, Any
         ) from None
     except Exception as error:
         raise ToolDefinitionError(f"Tool {tool!r}: its type hints cannot be read: {error}") from None
+
+
+def _refuse_untyped(tool: str, signature: inspect.Signature, hints: Mapping[str, Any], doc: Docstring) -> None:
+    """Raise ToolDefinitionError for a parameter of which nothing says what it takes."""
+    for name, parameter in signature.parameters.items():
+        if name not in hints and _hint(parameter, hints, doc) is Any:
+            raise ToolDefinitionError(
+                f"Tool {tool!r}: the parameter {name!r} has no type, so a model cannot know what to pass. "
+                f"Write {name}: str, for example, or {name}: Any."
+            )
 
 
 def _annotated_texts(hints: Mapping[str, Any]) -> dict[str, str]:
