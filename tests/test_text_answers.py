@@ -104,6 +104,7 @@ STEPS = [
 ]
 ANSWERS = [
     "Hello! How can I help you today?",
+    "I'm sorry to hear that! What happened?",
     "Let me know if you need anything else.",
     "I can search the documents if you like.",
     "Shall I look it up?",
@@ -157,6 +158,19 @@ async def test_a_model_that_only_announces_steps_is_made_to_close() -> None:
     assert (result.answer, result.status, len(requests)) == ("It is 4711.", "answered", 3)
     assert "closing turn" in requests[2].messages[-1].text
     assert not requests[2].messages[-1].text.endswith(" ")
+
+
+async def test_a_model_that_announces_steps_for_ever_has_no_answer() -> None:
+    result, requests, _ = await run([say(STEPS[0])] * 9)
+    assert (result.answer, result.status, result.stop_reason) == (None, "unanswered", "refused")
+    assert result.closing_text == STEPS[0]
+    assert len(requests) <= 6
+
+
+async def test_a_text_that_reads_like_a_step_is_an_answer_if_the_model_insists() -> None:
+    plan = "My plan for May is short. I will start to run every morning."
+    result, requests, _ = await run([say(plan)] * 4)
+    assert (result.answer, len(requests)) == (plan, 3)
 
 
 async def test_closing_without_tools_takes_no_call_for_an_answer() -> None:

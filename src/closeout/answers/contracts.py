@@ -6,12 +6,12 @@ r"""Answer contracts for text: `Text`, `Boxed`, `Tagged`, and `OneOf` several.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic
 
-from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes, reasoning_regions
+from closeout.answers.boxed import PLACEHOLDERS, Box, extract_boxed, find_boxes, reasoning_regions
 from closeout.answers.reading import AnswerContract, Candidate, ContractReading, Value, box_candidates, failed
 from closeout.answers.structured import Json, Yaml
 from closeout.answers.values import Choice, Number
@@ -66,9 +66,9 @@ class Text:
         whole = visible.strip()
         if not whole:
             return failed("empty", "The reply is empty.")
-        boxes = find_boxes(visible) if "boxed" in visible or "fbox" in visible else []
+        boxes = find_boxes(visible) if "boxed" in visible or "fbox" in visible else ()
         if any(not box.in_fence for box in boxes):
-            boxed = Boxed().read(visible)
+            boxed = _read_boxes(boxes, visible, PLACEHOLDERS)
             if boxed.ok or not visible[boxes[-1].end :].strip(_CLOSING):
                 return boxed
         return ContractReading(whole, whole, True, marked=False)
@@ -94,17 +94,20 @@ class Boxed:
         return Constraint("grammar", BOXED_GRAMMAR, "boxed_answer")
 
     def read(self, text: str) -> ContractReading[str]:
-        boxes = find_boxes(text)
-        if not boxes:
-            return failed("missing", _NO_BOX)
-        candidates = box_candidates(boxes, text)
-        content = extract_boxed(text, blacklist=())
-        if content and content not in self.blacklist:
-            closed = any(candidate.complete and content in candidate.text for candidate in candidates)
-            return ContractReading(content, content, True, candidates=candidates, complete=closed)
-        if content:
-            return failed("placeholder", f"The box holds only a placeholder ({content}).", candidates)
-        return failed("empty", "The box is empty.", candidates) if candidates else failed("missing", _NO_BOX)
+        return _read_boxes(find_boxes(text), text, self.blacklist)
+
+
+def _read_boxes(boxes: Sequence[Box], text: str, blacklist: Collection[str]) -> ContractReading[str]:
+    if not boxes:
+        return failed("missing", _NO_BOX)
+    candidates = box_candidates(boxes, text)
+    content = extract_boxed(text, blacklist=())
+    if content and content not in blacklist:
+        closed = any(candidate.complete and content in candidate.text for candidate in candidates)
+        return ContractReading(content, content, True, candidates=candidates, complete=closed)
+    if content:
+        return failed("placeholder", f"The box holds only a placeholder ({content}).", candidates)
+    return failed("empty", "The box is empty.", candidates) if candidates else failed("missing", _NO_BOX)
 
 
 @dataclass(frozen=True)

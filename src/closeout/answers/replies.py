@@ -12,10 +12,11 @@ from closeout.parsing.forms.reader import find_call_mark
 
 __all__ = ["ReplyProblem", "announces_step", "has_tool_calls", "invents_result", "is_refusal", "problem_of"]
 
-Kind = Literal["empty", "tool_call", "invented", "cut", "refusal", "format_missing", "contract"]
+Kind = Literal["empty", "tool_call", "invented", "cut", "refusal", "announced", "format_missing", "contract"]
 
 _REFUSAL = re.compile(
-    r"\W*(?:i'?m (?:really |very |so )?sorry|i am sorry|sorry\b|i apologi[sz]e|unfortunately"
+    r"\W*(?:(?:i'?m (?:really |very |so )?sorry|i am sorry|sorry\b)(?! to hear\b| for your\b| about your\b)"
+    r"|i apologi[sz]e|unfortunately"
     r"|i (?:can'?t|cannot|can not|could not|couldn'?t|won'?t|am unable to|am not able to|do not know|don'?t know)"
     r"|i'm (?:unable|not able) to|as an ai\b|(?:it is )?(?:not possible|impossible) to"
     r"|due to (?:the )?time constraints?|抱歉|对不起|很遗憾|我无法|我不能|我不知道|无法确定|作为一个?(?:ai|人工智能))",
@@ -81,17 +82,23 @@ def is_refusal(text: str) -> bool:
     return len(visible) <= _REFUSAL_LENGTH and _REFUSAL.match(visible) is not None
 
 
-def announces_step(text: str) -> bool:
+def announces_step(text: str, *, throughout: bool = False) -> bool:
     """Return whether a text ends by announcing a next step, or with a colon before something that does not follow.
 
     The last two sentences count, because "One moment, please." may follow. Questions and offers ("if you like") do not
-    announce anything. It errs towards True where that is cheap: the model is asked again, and may insist.
+    announce anything.
+
+    Args:
+        text: The text.
+        throughout: Return whether the text does nothing else, as far as this can be seen: it is short, and each of its
+            sentences announces a step. Otherwise it errs towards True, where asking again is cheap.
     """
     visible = text[-_REFUSAL_LENGTH:].strip()
-    if visible.endswith((":", "：")):
-        return True
-    last = [sentence for sentence in _SENTENCE.split(visible) if sentence.strip()][-2:]
-    return any(_ANNOUNCED.search(sentence) and not _OFFERED.search(sentence) for sentence in last)
+    sentences = [sentence for sentence in _SENTENCE.split(visible) if sentence.strip()]
+    announced = [bool(_ANNOUNCED.search(each)) and not _OFFERED.search(each) for each in sentences]
+    if throughout:
+        return bool(announced) and len(text) <= _REFUSAL_LENGTH and all(announced)
+    return visible.endswith((":", "：")) or any(announced[-2:])
 
 
 def problem_of(text: str, reading: ContractReading, *, called_tools: bool = False, cut: bool = False) -> ReplyProblem:
@@ -116,6 +123,8 @@ def problem_of(text: str, reading: ContractReading, *, called_tools: bool = Fals
     if is_refusal(text):
         hint = "Your last reply declined to answer. An answer is needed, even if it is not certain."
         return ReplyProblem("refusal", hint)
+    if not reading.marked and announces_step(text, throughout=True):
+        return ReplyProblem("announced", "Your last reply only announced a step. Give the answer now.")
     if reading.kind == "missing":
         hint = f"Your last reply was not in the form asked for: {_sentence(reading.problem)}"
         return ReplyProblem("format_missing", hint, finishable=True)
