@@ -167,7 +167,7 @@ async def main() -> None:
     parser.add_argument("--only", default="", help="questions that hold this text")
     parser.add_argument("--first", type=int, help="that many questions of each set")
     parser.add_argument("--home", help="keep the runs here, to look at with `closeout runs`")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--max-turns", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="every sixth or so question")
     options = parser.parse_args()

@@ -135,6 +135,16 @@ async def test_what_was_never_cut_cannot_be_read_on_by_a_small_model():
     assert allowed == [False, False, True]
 
 
+async def test_a_small_model_may_not_answer_right_after_a_call_that_failed():
+    """It would take the error for the answer. After a second failure it may."""
+    script = [call("stock", item="figs"), *[call("times", number="no", factor="number")] * 2, answer("5")]
+    client = ScriptedClient(script, capabilities=WEAK)
+    config = {"agent": {"max_consecutive_rollbacks": 0}}
+    result = await Agent(client, [stock, times], dialect="cot_completion", home=False, config=config).run("How many?")
+    assert result.answer == "5"
+    assert ["Final Answer" in request.constraint.value for request in client.requests] == [True, True, False, True]
+
+
 async def test_a_tool_that_is_held_back_is_not_in_the_grammar_either():
     script = [*[call("stock", item="figs")] * 4, answer("5")]  # the same call again and again, rolled back each time
     client = ScriptedClient(script, capabilities=WEAK)

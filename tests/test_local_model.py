@@ -6,6 +6,7 @@ A model of two megabytes that writes the alphabet stands for the real ones; thos
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import json
@@ -17,14 +18,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from cli_process import here
 from closeout.errors import BadRequest, ContextOverflow, ModelTimeout, ModelUnavailable, ServerFailed, UsageError
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelRequest, ToolSpec, Usage
-from closeout.models import local, local_engine
+from closeout.models import local, local_engine, local_machine
+from closeout.models.gguf import read_gguf
 from closeout.models.local import LocalClient
 from closeout.models.local_machine import Speed, Speeds, idle_cores, pick_threads, usable_cores
 from closeout.models.prompt_states import PromptStates
@@ -324,7 +326,7 @@ async def test_the_librarys_own_server_is_private_and_refuses_requests_without_t
         folder = Path(library._folder)
         assert (folder / "s.sock").is_socket()
         assert stat.S_IMODE(await asyncio.to_thread(lambda: folder.stat().st_mode)) == 0o700
-        with closing(local_engine._Connection(library._folder, "")) as connection:
+        with contextlib.closing(local_engine._Connection(library._folder, "")) as connection:
             connection.request("GET", "/slots")
             assert connection.getresponse().status == 401
     await until(lambda: not folder.exists())
@@ -560,6 +562,76 @@ def test_it_says_what_it_can() -> None:
         max_context=8192,
         preferred_dialect="cot_completion",
     )
+
+
+# ------------------------------------------------------------------------------------------------ other weights
+
+TOOLS_TEMPLATE = "{% if tools %}{{ tools }}{% endif %}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("described", "weak", "native", "dialect"),
+    [
+        ({}, True, False, "cot_completion"),
+        ({"size_label": "7B"}, False, False, "cot_completion"),
+        ({"size_label": "7B", "template": TOOLS_TEMPLATE}, False, True, "function_call"),
+        ({"size_label": "8x1.5B", "template": TOOLS_TEMPLATE}, False, True, "function_call"),
+        ({"size_label": "500M", "template": TOOLS_TEMPLATE}, True, False, "cot_completion"),
+    ],
+)
+def test_a_files_own_description_decides_how_it_is_used(tmp_path: Path, described, weak, native, dialect) -> None:  # type: ignore[no-untyped-def]
+    able = LocalClient(write_model(tmp_path / "own.gguf", **described)).capabilities
+    assert (able.weak, able.native_tools, able.preferred_dialect, able.max_context) == (weak, native, dialect, 2048)
+
+
+def test_a_file_is_described_by_its_header(model: Path) -> None:
+    found = read_gguf(model)
+    assert (found.architecture, found.context, found.parameters, found.small) == ("llama", 2048, 0.0, True)
+    assert "message['content']" in found.template
+
+
+def test_a_damaged_header_is_an_error_of_one_kind(model: Path, tmp_path: Path) -> None:
+    whole = model.read_bytes()[:3000]
+    path = tmp_path / "damaged.gguf"
+    for size in (0, 3, 24, 60, 100, 1000, 2000):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError):
+            read_gguf(path)
+    for place in range(4, 400, 7):
+        path.write_bytes(whole[:place] + b"\xff" * 8 + whole[place + 8 :])
+        with contextlib.suppress(ValueError):
+            read_gguf(path)
+    assert LocalClient(path).capabilities.weak  # loading it says what is wrong
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def test_models_bench_measures_and_keeps_the_speeds_and_doctor_shows_them(model: Path) -> None:
+    before = here("doctor", "-m", str(model))
+    assert f"speed: not measured yet: closeout models bench {model}" in before.out
+    done = here("models", "bench", str(model))
+    assert (done.code, done.err.count("Measuring")) == (0, len({1, max(1, usable_cores() // 2), usable_cores()}))
+    assert re.search(r"^ +1 +[\d.]+ t/s +[\d.]+ t/s$", done.out, re.MULTILINE)
+    assert 1 in local_engine.speeds_of(str(model))
+    after = here("doctor", "-m", str(model))
+    assert re.search(r"speed: \d+ tokens/s of prompt, \d+ of reply with \d+ thread", after.out)
+
+
+def test_models_bench_in_json_says_what_would_make_it_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_machine, "usable_cores", lambda: 2)
+    monkeypatch.setattr(local_machine, "idle_cores", lambda cores: 1)
+    monkeypatch.setattr(local_engine, "processor_flags", lambda: frozenset({"avx2", "avx512f", "amx_int8"}))
+    shown = here("models", "bench", str(model), "--json").json
+    assert [speed["threads"] for speed in shown["speeds"]] == [1, 2]
+    assert "Other programs keep 1 of 2 cores busy. A run would use 1 thread now." in shown["advice"]
+    assert any("AMX-INT8" in text for text in shown["advice"])
+
+
+def test_models_bench_says_that_weights_are_missing() -> None:
+    done = here("models", "bench", "local")
+    assert done.code != 0
+    assert "closeout models pull local" in done.err
 
 
 # ------------------------------------------------------------------------------------------------ the real ones

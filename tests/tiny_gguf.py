@@ -34,7 +34,8 @@ def successor(token: int) -> int:
     return BYTE_TOKENS + ord(CYCLE[(CYCLE.find(letter) + 1) % len(CYCLE)])
 
 
-def write_model(path: Path) -> Path:
+def write_model(path: Path, **texts: str) -> Path:
+    """Write the model to a file. `texts` are further descriptions: `size_label`, `name`."""
     vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = [2, 3, 3, *[6] * 256]  # unknown, control, control, byte
     keys = [
@@ -55,7 +56,8 @@ def write_model(path: Path) -> Path:
         _string("tokenizer.ggml.scores") + struct.pack("<IIQ259f", _ARRAY, _F32, 259, *[0.0] * 259),
         _string("tokenizer.ggml.token_type") + struct.pack("<IIQ259i", _ARRAY, _I32, 259, *kinds),
         _pair("tokenizer.ggml.add_space_prefix", _BOOL, False),
-        _pair("tokenizer.chat_template", _STRING, TEMPLATE),
+        _pair("tokenizer.chat_template", _STRING, texts.pop("template", TEMPLATE)),
+        *(_pair(f"general.{key}", _STRING, text) for key, text in texts.items()),
     ]
     embedding, output = array("f", bytes(4 * WIDTH * 259)), array("f", bytes(4 * WIDTH * 259))
     for token in range(259):

@@ -187,7 +187,11 @@ def _checks(model: str | None, base_url: str | None, settings: tuple[str, ...]) 
         yield Check("settings", "problem", str(error))
         return
     yield Check("settings", "ok", "valid")
-    yield _model(model or model_in(config), base_url, config)
+    model = model or model_in(config)
+    checked = _model(model, base_url, config)
+    yield checked
+    if _is_embedded(model) and checked.level == "ok":
+        yield _speed(model)
 
 
 def _platform() -> Iterator[Check]:
@@ -228,12 +232,16 @@ def _installed(module: str) -> bool:
 
 
 def _model(model: str, base_url: str | None, config: Config) -> Check:
-    if model == "local" or model.startswith("local:"):
+    if _is_embedded(model):
         return _weights(model)
     try:
         return Check("model", "ok", asyncio.run(_one_reply(model, base_url, config)))
     except CloseoutError as error:
         return Check("model", "problem", str(error))
+
+
+def _is_embedded(model: str) -> bool:
+    return model == "local" or model.startswith("local:") or model.lower().endswith(".gguf")
 
 
 async def _one_reply(model: str, base_url: str | None, config: Config) -> str:
@@ -263,3 +271,23 @@ def _weights(model: str) -> Check:
         how = f"the weights of {model} are downloaded at the first run, or now: closeout models pull {model}"
         return Check("model", "note", how)
     return Check("model", "ok", f"{model}: {path}")
+
+
+def _speed(model: str) -> Check:
+    from closeout.cli.models import speed_advice
+    from closeout.models.local_engine import speeds_of
+    from closeout.models.local_machine import idle_cores, pick_threads, usable_cores
+
+    try:
+        speeds = speeds_of(model)
+        cores = usable_cores()
+        idle = idle_cores(cores)
+        advice = " ".join(speed_advice(model, cores, idle))
+    except CloseoutError as error:
+        return Check("speed", "problem", str(error))
+    best = speeds.get(pick_threads(cores, speeds)) or next(iter(speeds.values()), None)
+    if best is None:
+        return Check("speed", "note", f"not measured yet: closeout models bench {model}. {advice}".strip())
+    threads = "1 thread" if best.threads == 1 else f"{best.threads} threads"
+    reached = f"{best.prompt:.0f} tokens/s of prompt, {best.reply:.0f} of reply with {threads} at best."
+    return Check("speed", "ok", f"{reached} {advice}".strip())

@@ -429,6 +429,17 @@ def models_path(name: Annotated[str, typer.Argument(help="local or local:small")
     return path_command(name)
 
 
+@models_app.command("bench")
+@guarded
+def models_bench(
+    name: Annotated[str, typer.Argument(help="local, local:small or a .gguf file")] = "local", json: Json = False
+) -> int:
+    """Measure how fast a model reads and writes on this machine."""
+    from closeout.cli.models import bench_command
+
+    return bench_command(name, json)
+
+
 @app.callback(invoke_without_command=True)
 def _options(version: Annotated[bool, typer.Option("--version", help="Show the version")] = False) -> None:
     if version:

@@ -1,7 +1,8 @@
-"""`closeout models list|pull|path`: the weights of the embedded models."""
+"""`closeout models list|pull|path|bench`: the weights of the embedded models, and how fast they are here."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from closeout.cli import exits
 from closeout.cli.terminal import print_json, say_error
 from closeout.errors import ModelUnavailable
+from closeout.models.local_machine import Speed
 from closeout.models.weights import (
     KNOWN_WEIGHTS,
     PullProgress,
@@ -19,8 +21,10 @@ from closeout.models.weights import (
     weights_named,
 )
 
-__all__ = ["list_command", "path_command", "pull_command"]
+__all__ = ["bench_command", "list_command", "path_command", "pull_command", "speed_advice"]
 
+_BENCH_WORDS = 200
+_BENCH_REPLY = 40  # tokens
 _LINE_PERIOD = 5.0  # seconds between two lines of progress if stderr is not a terminal
 
 
@@ -78,6 +82,68 @@ def pull_command(model: str = "local") -> int:
         return exits.STOPPED
     print(path)
     return exits.OK
+
+
+def bench_command(model: str = "local", as_json: bool = False) -> int:
+    """Measure an embedded model with one thread and with more, and print the speeds. Return the exit code.
+
+    The best speeds are kept, and later runs choose their number of threads by them.
+
+    Raises:
+        ModelUnavailable: There is no model of this name, or its weights are not downloaded.
+    """
+    from closeout.models.local_machine import idle_cores, usable_cores
+
+    cores = usable_cores()
+    idle = idle_cores(cores)
+    counts = sorted({1, max(1, cores // 2), cores})
+    speeds = []
+    for threads in counts:
+        if not as_json:
+            print(f"Measuring {model} with {_threads(threads)} …", file=sys.stderr, flush=True)
+        speeds.append(asyncio.run(_measure(model, threads)))
+    advice = list(speed_advice(model, cores, idle))
+    if as_json:
+        measured = [{"threads": s.threads, "prompt": round(s.prompt, 1), "reply": round(s.reply, 1)} for s in speeds]
+        print_json({"model": model, "cores": cores, "idle_cores": idle, "speeds": measured, "advice": advice})
+        return exits.OK
+    print(f"{'threads':>8}  {'prompt':>12}  {'reply':>12}")
+    for speed in speeds:
+        print(f"{speed.threads:>8}  {speed.prompt:>8.1f} t/s  {speed.reply:>8.1f} t/s")
+    for line in advice:
+        print(line)
+    return exits.OK
+
+
+async def _measure(model: str, threads: int) -> Speed:
+    from closeout.messages import Constraint, ModelRequest
+    from closeout.models.local import LocalClient
+
+    async with LocalClient(model, threads=threads, max_context=2048, pull=False) as client:
+        words = " ".join(f"{number} times {number % 7}" for number in range(_BENCH_WORDS // 3))
+        letters = Constraint("grammar", "root ::= [a-z ]{400}")  # the model must not end its reply
+        await client.complete(ModelRequest(prompt=words, max_tokens=_BENCH_REPLY, constraint=letters))
+        return client.speed
+
+
+def speed_advice(model: str, cores: int, idle: int) -> Iterator[str]:
+    """What would make an embedded model faster on this machine, one sentence each."""
+    from closeout.models.local_engine import unused_instructions
+
+    if idle < cores:
+        busy = cores - idle
+        yield f"Other programs keep {busy} of {cores} cores busy. A run would use {_threads(idle)} now."
+    if unused := unused_instructions():
+        names = ", ".join(name.replace("_", "-") for name in unused)
+        yield f"The processor has {names}. The installed xllamacpp is built without them; a build with them is faster."
+    if cores == 1:
+        yield "There is one core. With more cores, prompts are read that many times faster."
+    if model == "local":
+        yield "local:small is about three times as fast, and right less often."
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from closeout.messages import Capabilities, Constraint, ToolSpec
+from closeout.records import record
 
-__all__ = ["action_constraint", "action_grammar", "action_schema"]
+__all__ = ["ThoughtRule", "action_constraint", "action_grammar", "action_schema"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
 _LONGEST_THOUGHT = 400  # characters; a weak model that is held to one line may never end it
@@ -33,6 +34,15 @@ end ::= ("\n" "\n"?)?
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')
 
 
+@record
+class ThoughtRule:
+    """What a thought must match, and what may follow it, as bodies of GBNF rules."""
+
+    ready: str  # nothing has to be found out: any action or the answer may follow
+    pending: str  # something has: only these tools may be called
+    finders: frozenset[str]
+
+
 def action_constraint(
     tools: Sequence[ToolSpec],
     capabilities: Capabilities,
@@ -40,6 +50,7 @@ def action_constraint(
     primed: bool = False,
     may_answer: bool = True,
     answer: Constraint | None = None,
+    thought: ThoughtRule | None = None,
 ) -> Constraint | None:
     """Make the constraint for a ReAct reply.
 
@@ -49,12 +60,13 @@ def action_constraint(
         primed: The prompt ends in `Thought:`.
         may_answer: A final answer is allowed now.
         answer: What the answer must match: a grammar or a schema. Any other constraint is left to the answer contract.
+        thought: What the thought must match; by default any line.
 
     Returns:
         A grammar or a schema; None if the endpoint takes neither.
     """
     if capabilities.grammar:
-        grammar = action_grammar(tools, primed=primed, may_answer=may_answer, answer=answer)
+        grammar = action_grammar(tools, primed=primed, may_answer=may_answer, answer=answer, thought=thought)
         return Constraint("grammar", grammar, "react")
     if capabilities.json_schema:
         return Constraint("json_schema", action_schema(tools, may_answer=may_answer), "react")
@@ -79,7 +91,12 @@ def _option(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def action_grammar(
-    tools: Sequence[ToolSpec], *, primed: bool = False, may_answer: bool = True, answer: Constraint | None = None
+    tools: Sequence[ToolSpec],
+    *,
+    primed: bool = False,
+    may_answer: bool = True,
+    answer: Constraint | None = None,
+    thought: ThoughtRule | None = None,
 ) -> str:
     """Make a GBNF grammar of one reply: a thought, then an action that fits its tool's schema, or the final answer."""
     writer = _Grammar()
@@ -94,7 +111,12 @@ def action_grammar(
     if may_answer or not calls:
         ends.append(f'"Final Answer: " {writer.answer(answer)}')
     start = '" "' if primed else '"Thought: "'
-    rules = [f'root ::= {start} line "\\n" ({" | ".join(ends)}) end']
+    root = f'{start} line "\\n" ({" | ".join(ends)}) end'
+    finders = [call for call, tool in zip(calls, tools, strict=True) if thought and tool.name in thought.finders]
+    if thought and finders:
+        root = f'{start} (pending "\\n" "Action: " ({" | ".join(finders)}) | ready "\\n" ({" | ".join(ends)})) end'
+        writer.rules |= {"pending": thought.pending, "ready": thought.ready}
+    rules = [f"root ::= {root}"]
     rules += [f"{name} ::= {body}" for name, body in writer.rules.items()]
     return "\n".join(rules) + _COMMON + f"line ::= [^\\n]{{1,{_LONGEST_THOUGHT}}}\n"
 

@@ -6,11 +6,13 @@ A step is `Thought / Action / Observation`, an earlier question `Question: …`.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from closeout.dialects.constrain import ThoughtRule
 from closeout.dialects.function_call import NOT_RUN
 from closeout.dialects.prompts import Prompts, examples_slots, tool_names, tools_brief, tools_json
 from closeout.dialects.protocol import HistoryView
@@ -32,6 +34,8 @@ __all__ = [
 # message, and a short user message asks to continue. The reason for the default is in docs/design/dialects.md.
 OBSERVATION_FROM_USER = True
 PRIMER = "Thought:"
+_EXAMPLES = "weak_examples_completion"
+_LETTERS = re.compile(r"(?:^|, )([a-f]) = ")
 
 
 class CotChat(TextChat):
@@ -101,6 +105,27 @@ class CotCompletion:
         before, after, _ = self._rendered_frame(view, weak)
         return f"{before}{scratchpad}{after}"
 
+    def thought_rule(self, view: HistoryView, capabilities: Capabilities) -> ThoughtRule | None:
+        """What the next thought of a weak model must match; None if any line will do.
+
+        The worked examples teach thoughts such as `a = 300, b = seats of the Old Theatre, answer = 300 - b`: a letter
+        for each fact, filled in with a number or a name once it is known. A small model that reads a long result
+        forgets a letter, or invents its value. So a thought must have all letters of the one before, and while one of
+        them is described in words, only tools that do not compute may be called.
+        """
+        slots = examples_slots(view.tools) if capabilities.weak else {}
+        if not slots or view.note or self._prompts.is_own(_EXAMPLES):
+            return None
+        before = next((step.text for step in reversed(view.steps) if "answer = " in step.text), None)
+        counts = range(7) if before is None else [len(_LETTERS.findall(before))]
+        compute = slots["compute"]["name"] if slots["compute"] else ""
+        finders = frozenset(tool.name for tool in view.tools if tool.name != compute)
+        return ThoughtRule(
+            ready=" | ".join(_letters(count, None) for count in counts),
+            pending=" | ".join(_letters(count, place) for count in counts for place in range(count)) or '"answer = "',
+            finders=finders,
+        )
+
     def instruction_prompt(self, view: HistoryView, *, weak: bool = False) -> str:
         """The template with its instruction and tool slots filled; the later slots are left as they are written."""
         later = {slot: f"{{{{{slot}}}}}" for slot in ("historic_messages", "query", "agent_scratchpad")}
@@ -146,8 +171,18 @@ class CotCompletion:
             "instruction": view.instructions,
             "tools": tools_brief(view.tools) if slots else tools_json(view.tools),
             "tool_names": tool_names(view.tools),
-            "examples": self._prompts.render("weak_examples_completion", **slots) if slots else "",
+            "examples": self._prompts.render(_EXAMPLES, **slots) if slots else "",
         }
+
+
+def _letters(count: int, described: int | None) -> str:
+    """GBNF for a thought with this many letters, of which the one at place `described` is the first not known yet."""
+    known, words = r'"-"? [0-9A-Z] [^,\n]{0,60}', r"[a-z] [^,\n]{1,100}"
+    parts = []
+    for place, letter in enumerate("abcdef"[:count]):
+        value = known if described is None or place < described else words if place == described else r"[^,\n]{1,100}"
+        parts.append(f'"{letter} = " {value} ", "')
+    return " ".join([*parts, r'([^,=\n]{1,60} ", ")? "answer = " [^\n]{1,200}'])
 
 
 def _step_text(step: Step, *, brief: bool = False) -> str:

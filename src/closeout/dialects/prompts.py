@@ -68,6 +68,10 @@ class Prompts:
         """A template's Jinja text."""
         return self._own[name] if name in self._own else _shipped(name)
 
+    def is_own(self, name: str) -> bool:
+        """Whether a template replaces the package's."""
+        return name in self._own
+
     def render(self, name: str, **slots: Any) -> str:
         """Fill a template's slots. Raises ConfigError if it names a slot that does not exist."""
         from jinja2 import TemplateError

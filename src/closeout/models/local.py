@@ -18,10 +18,12 @@ from closeout.codec import decode_json, encode_json
 from closeout.errors import BadRequest, ContextOverflow, ModelError, ModelTimeout, ServerFailed, UsageError
 from closeout.messages import Capabilities, Constraint, Delta, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
+from closeout.models.gguf import ModelFile, read_gguf
 from closeout.models.local_engine import Engine, EngineKey, borrow, give_back
+from closeout.models.local_machine import Speed
 from closeout.models.openai import OpenAIStream, tool_definitions
 from closeout.models.streaming import ReplyBuilder
-from closeout.models.weights import weights_named
+from closeout.models.weights import find_weights, weights_named
 
 __all__ = ["LocalClient"]
 
@@ -46,7 +48,8 @@ class LocalClient(BaseClient):
     and therefore incomplete.
 
     Args:
-        model: "local", "local:small", or the path of a `.gguf` file.
+        model: "local", "local:small", or the path of a `.gguf` file. The file's own description decides how it is
+            used: with worked examples if it has fewer than 3 billion parameters, otherwise with its own form of tools.
         threads: Threads that compute. By default as many as there are idle cores when the model is loaded, or fewer if
             those were faster before.
         max_context: Tokens of prompt and reply together.
@@ -77,19 +80,25 @@ class LocalClient(BaseClient):
         if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, got {threads}.")
         context = max_context or DEFAULT_CONTEXT
-        weights_named(str(model))
+        # Known weights are small. A file of the user's own says what it is.
+        own = _described(str(model)) if weights_named(str(model)) is None else None
+        small = own is None or own.small
+        tools = own is not None and own.takes_tools and not small
+        if own is not None and own.context:
+            context = min(context, own.context)
         self.name = str(model)
         self.on_status = on_status
+        self.speed = Speed(0, 0.0, 0.0)  # of the last request
         self.capabilities = Capabilities(
-            chat=True,
+            chat=own is None or bool(own.template),
             completions=True,
-            native_tools=False,  # these weights write their calls as text
+            native_tools=tools,  # small models write calls best as the worked examples do
             json_schema=True,
             grammar=True,
             known=True,
-            weak=True,
+            weak=small,
             max_context=context,
-            preferred_dialect="cot_completion",
+            preferred_dialect="function_call" if tools else "cot_completion",
         )
         self._defaults = {"temperature": temperature or 0.0, "max_tokens": max_tokens or DEFAULT_REPLY}
         if top_p is not None:
@@ -133,7 +142,7 @@ class LocalClient(BaseClient):
                     if isinstance(news, str):
                         self._tell(news)
                     elif isinstance(news, _Prepared):
-                        builder.prepared = news.tokens
+                        builder.prepared = news
                     elif news is _STARTED:
                         if request.timeout is not None:
                             deadline.reschedule(asyncio.get_running_loop().time() + request.timeout)
@@ -152,7 +161,8 @@ class LocalClient(BaseClient):
         finally:
             job.stop.set()
             waiting.cancel()
-            engine.note_speed(prompt=builder.prompt_speed, reply=builder.reply_speed)
+            self.speed = Speed(engine.threads, builder.prompt_speed, builder.reply_speed)
+            engine.note_speed(self.speed)
             self.charge(builder.usage())
         return builder.reply()
 
@@ -178,6 +188,15 @@ def _print_download(status: str) -> None:
         sys.stderr.write(f"closeout: {status}\n")
 
 
+def _described(model: str) -> ModelFile | None:
+    """What a model file says about itself; None if it cannot be read, which loading it will report."""
+    try:
+        path = find_weights(model)
+        return None if path is None else read_gguf(path)
+    except (ModelError, OSError, ValueError):
+        return None
+
+
 _STARTED = object()
 _READING = "reading the prompt"
 _PREPARING = "preparing the instructions; only the first run does this"
@@ -189,6 +208,7 @@ class _Prepared:
     """The fixed beginning of the prompt was read now, not by an earlier run."""
 
     tokens: int
+    speed: float  # tokens per second
 
 
 @dataclass(slots=True)
@@ -211,8 +231,7 @@ class _Job:
             engine.load(self._send, self.stop, pull=self.pull)
             progress = _ReadingProgress(_PREPARING, self._send)
             if self.beginning and engine.prepare(self.beginning, lambda chunk: self._prepare_chunk(chunk, progress)):
-                engine.note_speed(prompt=progress.speed)
-                self._send(_Prepared(progress.read))
+                self._send(_Prepared(progress.read, progress.speed))
             if self.stop.is_set():
                 return
             self._send(_STARTED)
@@ -336,7 +355,7 @@ class _Builder:
     """Builds the reply from the library's chunks, which have OpenAI's shape, and counts tokens."""
 
     def __init__(self, model: str, on_delta: OnDelta | None, tell: OnStatus, *, constrained: bool) -> None:
-        self.prepared = 0  # tokens of the prompt that were read before the request; not from an earlier run
+        self.prepared = _Prepared(0, 0.0)
         self.reply_speed = 0.0
         self._tell = tell
         self._reading = _ReadingProgress(_READING, tell)
@@ -391,12 +410,12 @@ class _Builder:
     @property
     def prompt_speed(self) -> float:
         """Tokens of the prompt read per second; 0 if too few were read to tell."""
-        return self._reading.speed
+        return max(self._reading.speed, self.prepared.speed)
 
     def usage(self) -> Usage:
         if not self._ran:
             return Usage()
-        cached = max(0, self._cached - self.prepared)
+        cached = max(0, self._cached - self.prepared.tokens)
         return Usage(self._input, self._output, cache_read_tokens=cached, requests=1, cost_usd=0.0)
 
     def reply(self) -> ModelReply:

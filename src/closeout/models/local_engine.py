@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import ModelUnavailable
-from closeout.models.local_machine import Speed, Speeds, idle_cores, pick_threads, usable_cores
+from closeout.models.local_machine import Speed, Speeds, idle_cores, pick_threads, processor_flags, usable_cores
 from closeout.models.prompt_states import PromptStates
 from closeout.models.weights import PullProgress, find_weights, models_folder, pull_weights
 
-__all__ = ["Engine", "EngineKey", "borrow", "give_back", "speeds_of"]
+__all__ = ["Engine", "EngineKey", "borrow", "give_back", "speeds_of", "unused_instructions"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,14 @@ _SPIN = "30000"
 _SHORTEST_KEPT = 1000  # characters of a prompt's beginning whose state is kept on disk; shorter ones are read quickly
 
 _SAVE_SECONDS = 60.0
+# As the library calls them → as Linux does.
+_INSTRUCTIONS = {
+    "AVX512": "avx512f",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+    "AVX_VNNI": "avx_vnni",
+    "AMX_INT8": "amx_int8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +146,10 @@ class Engine:
             _log.debug("the state of the prompt is not kept: %s", error)
         return True
 
-    def note_speed(self, *, prompt: float = 0.0, reply: float = 0.0) -> None:
-        """Note tokens per second that a request reached."""
+    def note_speed(self, speed: Speed) -> None:
+        """Note the speed of a request; 0 tokens per second are unknown."""
         best = self._best
-        self._best = Speed(self.threads, max(best.prompt, prompt), max(best.reply, reply))
+        self._best = Speed(self.threads, max(best.prompt, speed.prompt), max(best.reply, speed.reply))
 
     def close(self) -> None:
         """Free the model after the job that is running; waiting jobs are cancelled."""
@@ -226,6 +234,18 @@ def speeds_of(model: str) -> dict[int, Speed]:
     """
     path = find_weights(model)
     return {} if path is None else _speeds(_import_library(), path).read()
+
+
+def unused_instructions() -> list[str]:
+    """Return the processor's vector instructions that the installed library is not built for.
+
+    Raises:
+        ModelUnavailable: The extra `local` is not installed.
+    """
+    info = _import_library().get_system_info()
+    built = {name.strip() for name, _, value in (part.partition("=") for part in info.split("|")) if "1" in value}
+    built |= {name.rpartition(":")[2].strip() for name in built}
+    return [name for name, flag in _INSTRUCTIONS.items() if flag in processor_flags() and name not in built]
 
 
 def _import_library() -> Any:

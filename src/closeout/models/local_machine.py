@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Speed", "Speeds", "idle_cores", "pick_threads", "processor", "usable_cores"]
+__all__ = ["Speed", "Speeds", "idle_cores", "pick_threads", "processor", "processor_flags", "usable_cores"]
 
 MOST_THREADS = 16  # memory is the limit before that
 _LOOK = 0.1  # seconds during which the load is measured
@@ -122,7 +122,17 @@ class Speeds:
 
 def processor() -> str:
     """The processor's name."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def processor_flags() -> frozenset[str]:
+    """The processor's abilities as Linux calls them; empty on other systems."""
+    return frozenset(_cpuinfo("flags").split())
+
+
+def _cpuinfo(field: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith(field):
+                return line.partition(":")[2].strip()
+    return ""

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from closeout.answers.contracts import Boxed, Text
 from closeout.answers.replies import invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
 from closeout.dialects.constrain import action_constraint
-from closeout.dialects.protocol import Dialect, get_dialect
+from closeout.dialects.cot import CotCompletion
+from closeout.dialects.prompts import examples_slots
+from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError
 from closeout.journal.events import Noted
 from closeout.messages import (
@@ -23,6 +26,7 @@ from closeout.messages import (
     ModelRequest,
     Reading,
     RequestInfo,
+    Step,
     ToolCall,
     ToolSpec,
     Usage,
@@ -78,7 +82,7 @@ class ModelSession:
         self._salvaged_in_a_row = 0
         self._switched = False
         self._constraint_refused = False
-        self._constraints: dict[tuple[str, frozenset[str]], Constraint | None] = {}
+        self._constraints: dict[tuple[Any, ...], Constraint | None] = {}  # by what they depend on
         self._listener: ReplyListener | None = None  # of the last reply, if it was streamed
         self._last_request = ModelRequest()
         llm = plan.llm
@@ -145,8 +149,10 @@ class ModelSession:
         if draft:
             request = with_draft(request, draft, note)
         options = self._options
-        if not closing and self._constrains and (constraint := self._constraint(request, withheld)) is not None:
-            options = {**options, "constraint": constraint}
+        if not closing and self._constrains:
+            constraint = self._constraint(request, view, withheld)
+            if constraint is not None:
+                options = {**options, "constraint": constraint}
         if options:
             request = replace(request, **options)
         self._last_request = request
@@ -160,17 +166,22 @@ class ModelSession:
             wanted = "on" if self.capabilities.weak and CONSTRAIN_WEAK else "off"
         return wanted == "on" and not self._constraint_refused and self.dialect.name in ("cot_chat", "cot_completion")
 
-    def _constraint(self, request: ModelRequest, withheld: frozenset[str]) -> Constraint | None:
-        """What a reply to this request must match on this server, made once for each choice of tools."""
+    def _constraint(self, request: ModelRequest, view: HistoryView, withheld: frozenset[str]) -> Constraint | None:
+        """What a reply to this request must match on this server, made once for each form that it may have."""
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
-        key = (self.dialect.name, left_out)
+        may_answer = not _just_failed(view.steps)
+        dialect = self.dialect
+        thought = dialect.thought_rule(view, self.capabilities) if isinstance(dialect, CotCompletion) else None
+        key = (self.dialect.name, left_out, may_answer, thought)
         if key not in self._constraints:
             self._constraints[key] = action_constraint(
                 [tool for tool in self._offered.shown if tool.name not in left_out],
                 self.capabilities,
                 primed=self.dialect.name == "cot_completion",
-                answer=self._plan.contract.constraint(),
+                may_answer=may_answer,
+                answer=self._answer_constraint(),
+                thought=thought,
             )
             if self._constraints[key] is None and self._plan.settings.constrain == "on":
                 self._constraint_refused = True
@@ -178,6 +189,13 @@ class ModelSession:
                 text = f"{name} is not known to enforce a grammar or a schema: replies are not constrained."
                 self._warn("Constraint", text)
         return self._constraints[key]
+
+    def _answer_constraint(self) -> Constraint | None:
+        """What the final answer must match. Without a contract, a small model is held to the box of its examples."""
+        contract = self._plan.contract
+        if isinstance(contract, Text) and self.capabilities.weak and examples_slots(self._offered.specs):
+            return Boxed().constraint()
+        return contract.constraint()
 
     def forget_constraints(self) -> None:
         """Make the constraints again: other tools are on offer."""
@@ -418,6 +436,15 @@ def with_draft(request: ModelRequest, draft: str, note: str) -> ModelRequest:
         return replace(request, prompt=f"{request.prompt} {draft}\n{note}\n{PRIMER}")
     answered = (Message(role="assistant", content=draft), Message(role="user", content=note))
     return replace(request, messages=[*request.messages, *answered])
+
+
+def _just_failed(steps: Sequence[Step]) -> bool:
+    """Whether the last step's calls failed, after one that did not: a small model takes the error for the answer."""
+
+    def failed(step: Step) -> bool:
+        return bool(step.returns) and not any(returned.ok for returned in step.returns)
+
+    return bool(steps) and failed(steps[-1]) and not (len(steps) > 1 and failed(steps[-2]))
 
 
 def _names_stored(request: ModelRequest) -> bool:

@@ -475,7 +475,7 @@ class _Evaluation:
         if name in FUNCTIONS:
             raise ToolError(f"Write {name} with brackets: {name}(16).")
         raise ToolError(
-            f"'{name[:40]}' is not a number. Write the number itself in its place; "
+            f"'{name[:40]}' is not a number. Find it out first, then write the number itself in its place; "
             "words, units and variables are not known."
         )
 
