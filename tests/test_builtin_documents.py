@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from closeout.errors import ToolError, UsageError
 from closeout.results.html_text import main_text, plain_text
 from closeout.tools.builtin import document_index as index_module
-from closeout.tools.builtin import document_tools
+from closeout.tools.builtin import document_tools, documents
 from closeout.tools.builtin import extract as extract_module
 from closeout.tools.builtin.document_index import PASSAGE_CHARACTERS, DocumentIndex, cut
 from closeout.tools.builtin.extract import decode_text, extract_text
@@ -87,7 +87,10 @@ async def test_no_single_document_answers_the_question_alone() -> None:
     assert both == []
 
 
-async def test_plain_results_are_text_of_one_passage_or_of_two_that_fit_nearly_alike() -> None:
+async def test_plain_results_are_text_of_one_passage_or_of_two_that_fit_nearly_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(documents, "LONGEST_PLAIN", 10_000)
     plain, _ = document_tools(EXAMPLES, plain=True)
     first, second = await search(EXAMPLES, "Panama Canal opening year", limit=2)
     both = f"{first['title']}: {first['text']}\n{second['title']}: {second['text']}"
@@ -532,3 +535,14 @@ def test_a_small_docx_that_unpacks_to_very_much_is_refused_with_the_bound(tmp_pa
     with pytest.raises(ToolError, match=r"unpacks to \d+ times its size; at most 250 times is read"):
         extract_text(file)
     assert time.monotonic() - began < 2
+
+
+def test_a_long_plain_passage_loses_the_ends_that_have_no_word_of_the_query() -> None:
+    first = "Many people worked for years in the mud and in the rain. " * 4
+    last = " It had cost more than anybody had expected at the beginning." * 4
+    told = "The canal was opened on 30 May 1832."
+    trimmed = documents._trimmed(first + told + last, "Rideau Canal opening")
+    assert told in trimmed
+    assert len(trimmed) <= documents.LONGEST_PLAIN
+    assert documents._trimmed(first + told + last, "who paid") == first + told + last
+    assert documents._trimmed(told + " It is short.", "opening") == told + " It is short."

@@ -21,6 +21,9 @@ MAX_RESULTS = 20
 # well as the first: this share of its score.
 PLAIN_RESULTS = 2
 NEARLY = 0.7
+LONGEST_PLAIN = (
+    400  # characters; what is beyond that at the ends of a passage is left out if no word of the query is in it
+)
 LISTED = 15  # documents named in a message
 KEPT_TEXTS = 8  # documents whose text is kept for the next page
 
@@ -36,6 +39,8 @@ _READ_ALIASES = {
     "name": ("document", "file", "filename", "file_name", "path", "file_path", "title", "source", "where"),
     "page": ("page_number", "p"),
 }
+_STEM = 4  # letters that inflected forms of a word share: opened, opening
+_SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z*])")
 _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 
 
@@ -98,7 +103,9 @@ def _plain_search(index: DocumentIndex) -> Tool[..., Any]:
         """
         hits = index.search(query, PLAIN_RESULTS)
         near = [hit for hit in hits if hit.score <= hits[0].score * NEARLY]  # the lower the better
-        return "\n".join(map(_as_sentences, near)) if near else _nothing_found(query, index.documents())
+        return (
+            "\n".join(_as_sentences(hit, query) for hit in near) if near else _nothing_found(query, index.documents())
+        )
 
     return search_documents
 
@@ -108,11 +115,29 @@ def _as_record(hit: Hit) -> dict[str, str]:
     return {"title": _subject(hit), "text": hit.text, "source": f"{hit.path}:{hit.first_line}-{hit.last_line}"}
 
 
-def _as_sentences(hit: Hit) -> str:
-    """The passage, after its title unless it names its subject itself."""
+def _as_sentences(hit: Hit, query: str) -> str:
+    """The passage without what is beside the query at its ends, after its title unless it names its subject itself."""
+    text = _trimmed(hit.text, query)
     subject = _subject(hit)
-    named = set(query_terms(subject)) <= set(query_terms(hit.text))
-    return hit.text if named else f"{subject}: {hit.text}"
+    named = set(query_terms(subject)) <= set(query_terms(text))
+    return text if named else f"{subject}: {text}"
+
+
+def _trimmed(text: str, query: str) -> str:
+    """Leave out first and last sentences of a long text that have no word of the query, while it is too long."""
+    beginnings = tuple(term[:_STEM] for term in query_terms(query))
+    sentences = _SENTENCE_ENDS.split(text)
+
+    def telling(sentence: str) -> bool:
+        return any(word.startswith(beginnings) for word in query_terms(sentence))
+
+    if not beginnings or not any(map(telling, sentences)):
+        return text
+    while sum(map(len, sentences)) > LONGEST_PLAIN and not telling(sentences[0]):
+        del sentences[0]
+    while sum(map(len, sentences)) > LONGEST_PLAIN and not telling(sentences[-1]):
+        del sentences[-1]
+    return " ".join(sentences)
 
 
 def _subject(hit: Hit) -> str:
