@@ -40,7 +40,7 @@ _READ_ALIASES = {
     "page": ("page_number", "p"),
 }
 _STEM = 4  # letters that inflected forms of a word share: opened, opening
-_SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z*])")
+_SENTENCE = re.compile(r".+?(?:[.!?]\s+(?=[A-Z*])|\Z)", re.DOTALL)
 _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 
 
@@ -126,7 +126,7 @@ def _as_sentences(hit: Hit, query: str) -> str:
 def _trimmed(text: str, query: str) -> str:
     """Leave out first and last sentences of a long text that have no word of the query, while it is too long."""
     beginnings = tuple(term[:_STEM] for term in query_terms(query))
-    sentences = _SENTENCE_ENDS.split(text)
+    sentences = _SENTENCE.findall(text)
 
     def telling(sentence: str) -> bool:
         return any(word.startswith(beginnings) for word in query_terms(sentence))
@@ -137,7 +137,7 @@ def _trimmed(text: str, query: str) -> str:
         del sentences[0]
     while sum(map(len, sentences)) > LONGEST_PLAIN and not telling(sentences[-1]):
         del sentences[-1]
-    return " ".join(sentences)
+    return "".join(sentences).strip()
 
 
 def _subject(hit: Hit) -> str:
