@@ -25,8 +25,10 @@ if TYPE_CHECKING:
         CloseoutError,
         ConfigError,
         JournalError,
+        McpServerUnavailable,
         ModelError,
         ResumeRefused,
+        RunExists,
         RunNotFound,
         ToolDefinitionError,
         ToolError,
@@ -77,6 +79,9 @@ if TYPE_CHECKING:
     from closeout.results.tokens import count_tokens
     from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
     from closeout.results.wrapper import UnifiedToolWrapper
+    from closeout.run.conversation import Session
+    from closeout.run.event_stream import RunStream
+    from closeout.run.many import ManyRuns, MapProgress
     from closeout.run.orchestrator import Orchestrator
     from closeout.run.result import RunResult
     from closeout.run.runners import (
@@ -135,6 +140,9 @@ __all__ = [
     "HistoryView",
     "JournalError",
     "Json",
+    "ManyRuns",
+    "MapProgress",
+    "McpServerUnavailable",
     "Message",
     "ModelError",
     "ModelReplied",
@@ -158,9 +166,12 @@ __all__ = [
     "ResumeRefused",
     "RunContext",
     "RunEnded",
+    "RunExists",
     "RunNotFound",
     "RunResult",
     "RunStarted",
+    "RunStream",
+    "Session",
     "Step",
     "StreamHandler",
     "Tagged",
@@ -243,6 +254,9 @@ _HOMES = {
     "HistoryView": "dialects.protocol",
     "JournalError": "errors",
     "Json": "answers.contracts",
+    "ManyRuns": "run.many",
+    "MapProgress": "run.many",
+    "McpServerUnavailable": "errors",
     "Message": "messages",
     "ModelError": "errors",
     "ModelReplied": "journal.events",
@@ -266,9 +280,12 @@ _HOMES = {
     "ResumeRefused": "errors",
     "RunContext": "tools.context",
     "RunEnded": "journal.events",
+    "RunExists": "errors",
     "RunNotFound": "errors",
     "RunResult": "run.result",
     "RunStarted": "journal.events",
+    "RunStream": "run.event_stream",
+    "Session": "run.conversation",
     "Step": "messages",
     "StreamHandler": "journal.stream",
     "Tagged": "answers.contracts",
