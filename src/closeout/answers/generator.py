@@ -444,7 +444,7 @@ class AnswerGenerator:
         text = call.response_text or ""
         called_tools = has_tool_calls(call.tool_calls_info)
         problem = problem_of(text, self.contract.read(text), called_tools=called_tools, cut=call.cut)
-        self._log("warning", _ANSWER_STEP, f"No boxed answer on attempt {attempt + 1} ({problem.kind})")
+        self._log("warning", _ANSWER_STEP, f"No answer on attempt {attempt + 1} ({problem.kind})")
         if problem.finishable and not last.draft:
             reply, note = {"role": "assistant", "content": text}, f"{problem.hint} {self.contract.finishing()}"
             return _Request((_user(prompt), reply, _user(note)), draft=text)
