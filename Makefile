@@ -30,7 +30,7 @@ $(VENV)/.dev: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Closeout needs Python 3.11 or newer: make test PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing the development tools into $(VENV) …" >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,clients]'
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.docs: $(VENV)/.dev

@@ -1,6 +1,7 @@
 """Print a pip constraints file that pins every dependency in pyproject.toml to its lower bound.
 
-The tools for development and documentation are not pinned: they are no part of what is tested.
+The tools for development and documentation, and the clients that tests use, are not pinned: they are no part of what
+is tested.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "pyproject.toml"
 project = tomllib.loads(path.read_text("utf-8"))["project"]
 extras = project["optional-dependencies"]
-optional = [each for name, group in extras.items() if name not in ("all", "dev", "docs") for each in group]
+optional = [each for name, group in extras.items() if name not in ("all", "dev", "clients", "docs") for each in group]
 for requirement in [*project["dependencies"], *optional]:
     found = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)", requirement)
     if found is None:
