@@ -63,7 +63,10 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
     [
         (["run", ""], r"The question is empty\. Try: closeout run"),
         (["run", "  \n"], r"The question is empty"),
-        (["run", "Q", "-m", "gpt-5"], r"'gpt-5' is not a model name\. Use one of: openai:NAME"),
+        (
+            ["run", "Q", "-m", "gpt-5"],
+            r"'gpt-5' is not a model name\. Did you mean 'openai:gpt-5'\? Use one of: openai:NAME",
+        ),
         (["run", "Q", "-m", "openai:x", "--base-url", "nowhere"], r"'nowhere\S*' is not the address of a server"),
         (["run", "Q", "-m", "local:huge"], r"'local:huge' is not an embedded model\. Use one of local"),
         (["run", "Q", "-m", "local:none.gguf"], r"No such model file: none\.gguf"),
@@ -78,7 +81,7 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
         (["run", "Q", "--mcp", "'unclosed"], r"cannot be split: No closing quotation"),
         (["run", "Q", "--tool", "rm"], r"Unknown built-in tool 'rm'\. --tool takes fetch_url, run_python, ask_user"),
         (["run", "Q", "--file", "none.pdf"], r"No file none\.pdf"),
-        (["run", "Q", "--dialect", "klingon"], r"No dialect is called 'klingon'\. Choose one of cot_chat"),
+        (["run", "Q", "--dialect", "klingon"], r"No dialect is called 'klingon'\. Choose one of code, cot_chat"),
         (["run", "Q", "-m", "anthropic:x", "--dialect", "cot_completion"], r"cot_completion needs a text completion"),
         (["run", "Q", "-m", ""], r"-m is empty\. Give it a value, or leave it out"),
         (["run", "Q", "-m", "openai:x", "--base-url", ""], r"--base-url is empty"),
@@ -90,7 +93,7 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
         ),
         (
             ["run", "Q", "-C", "prompts.cot_caht=x"],
-            r"No prompt template is called 'cot_caht'\. Use one of cot_chat,",
+            r"No prompt template is called 'cot_caht'\. Use one of code, cot_chat,",
         ),
         (["run", "Q", "-C", "llm.extra_body={"], r"'llm\.extra_body' must be a mapping such as"),
         (["resume", "nobody"], r"No run nobody in \S+\. `closeout runs` lists them"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from closeout import Agent, Boxed, tool
-from closeout.dialects.protocol import DIALECTS
 from closeout.errors import BadRequest
 from closeout.messages import Capabilities
 from closeout.models.openai import OpenAIClient
@@ -31,6 +30,7 @@ def times(number: int, factor: int) -> int:
     return number * factor
 
 
+DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")  # programs have tests of their own
 SINGLE = {f"How many {item}?": [call("stock", item=item), answer(str(count))] for item, count in STOCK.items()}
 DOUBLE = {
     f"What are the {item} worth at 3 each?": [

@@ -261,7 +261,7 @@ async def test_a_tool_manager_is_used_as_it_is_and_offers_read_result() -> None:
     [
         ({"model": "gpt-5"}, "openai:NAME"),
         ({"model": "openai:x", "base_url": "ftp://x"}, "ftp://x"),
-        ({"dialect": "cot_chta"}, "Choose one of cot_chat"),
+        ({"dialect": "cot_chta"}, "Choose one of code, cot_chat"),
         ({"dialect": FunctionCall}, "A Dialect has name, parallel_calls, render()"),
         ({"mcp_servers": [5]}, "5"),
         ({"context": 5}, "decide(state)"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from closeout import Agent, ResponseBox, tool
+from closeout import Agent, Boxed, ResponseBox, tool
 from closeout.codec import decode_json, encode_json
 from closeout.config import LLMSettings
 from closeout.errors import BadRequest, ConfigError, UsageError
@@ -209,10 +209,10 @@ def test_a_setting_says_what_is_not_known_of_a_server_or_not_true_of_its_model()
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("gpt-5", r"'gpt-5' is not a model name\. Use one of: openai:NAME"),
+        ("gpt-5", r"'gpt-5' is not a model name\. Did you mean 'openai:gpt-5'\? Use one of: openai:NAME"),
         ("openai:", "is not a model name"),
         ("mistral:x", "is not a model name"),
-        (None, r"No model is named\. Use one of"),
+        (None, r"No model is named\. Available here: .*local.* Name one"),
         ("openai:gpt-5", r"No API key for openai:gpt-5\. Set OPENAI_API_KEY.*base_url.*'local'"),
         ("anthropic:x", "Set ANTHROPIC_API_KEY"),
     ],
@@ -336,7 +336,7 @@ async def test_a_client_with_create_message_runs_an_agent() -> None:
         ResponseBox({"text": "I look.", "calls": [call]}, {"warning_msg": "low on credit"}),
         {"text": r"It is \boxed{42}."},
     )
-    result = await Agent(vendor, [look], home=False).run("What is a?")
+    result = await Agent(vendor, [look], home=False, answer=Boxed()).run("What is a?")
     assert (result.answer, result.usage.requests) == ("42", 2)
     first, second = vendor.seen
     assert first["tool_definitions"][0]["tools"][0]["name"] == "look"

@@ -71,6 +71,7 @@ async def test_results_come_in_the_order_of_the_tasks() -> None:
 async def test_no_more_than_the_limit_run_at_a_time() -> None:
     now: list[int] = []
     most = 0
+    full = asyncio.Event()
 
     @tool(read_only=True)
     async def keep(number: int) -> str:
@@ -78,6 +79,10 @@ async def test_no_more_than_the_limit_run_at_a_time() -> None:
         nonlocal most
         now.append(number)
         most = max(most, len(now))
+        if len(now) == 3:
+            full.set()
+        async with asyncio.timeout(30):
+            await full.wait()
         for _ in range(5):
             await asyncio.sleep(0)
         now.remove(number)

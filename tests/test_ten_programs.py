@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,10 @@ def test_a_program_does_its_work(
     typed = iter(["My name is Anna.", "", "Who am I?", ""])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
 
+    if program.stem == "08_tracing":  # its exporter keeps the standard output of the process that imports it
+        done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+        assert RUNNER["EXPECTED"][program.stem] in done.stdout
+        return
     for _ in range(2 if program.stem == "03_chat" else 1):  # the conversation continues in another process
         names = runpy.run_path(str(program), run_name="__main__")
     if program.stem == "09_test":

@@ -78,7 +78,7 @@ REQUESTS = (
 def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
     """Print the latest runs that match, newest first. Return the exit code."""
     with open_to_read(home_folder()) as store:
-        found = list(islice(wanted.select(store), limit + 1))
+        found = list(islice(wanted.select(store), min(limit, sys.maxsize - 1) + 1))
     records = found[:limit]
     if as_json:
         print_json([asdict(record) for record in records])

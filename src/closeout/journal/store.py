@@ -612,7 +612,12 @@ class Store:
     def _event(self, kind: str, values: dict[str, Any], refs: Mapping[str, str] = _NO_REFS) -> Event:
         try:
             for name, digest in refs.items():
-                values[name] = self._body(bytes.fromhex(digest))
+                field, _, place = name.partition("/")
+                if place:
+                    number, _, key = place.partition("/")
+                    values[field][int(number)][key] = self._body(bytes.fromhex(digest))
+                else:
+                    values[field] = self._body(bytes.fromhex(digest))
             return read_event(kind, values)
         except (ValueError, KeyError, AttributeError, TypeError):
             return unreadable(kind)
@@ -749,7 +754,24 @@ def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
             digest = hashlib.sha256(body).digest()
             bodies[digest] = body
             values[name], refs[name] = "", digest.hex()
+    if added := values.get("added"):  # the messages of a request, each with a text of its own
+        values["added"] = [_message_apart(message, number, bodies, refs) for number, message in enumerate(added)]
     return (values, refs) if refs else (values,)
+
+
+def _message_apart(
+    message: Mapping[str, Any], number: int, bodies: dict[bytes, bytes], refs: dict[str, str]
+) -> Mapping[str, Any]:
+    """A message, or one without its large text, whose hash is then among `refs` as "added/NUMBER/KEY"."""
+    for key in ("content", "prompt"):
+        text = message.get(key)
+        if isinstance(text, str) and len(text) > BODY_LIMIT:
+            body = text.encode("utf-8", "surrogatepass")
+            digest = hashlib.sha256(body).digest()
+            bodies[digest] = body
+            refs[f"added/{number}/{key}"] = digest.hex()
+            message = {**message, key: ""}
+    return message
 
 
 def _has_ended(rows: Sequence[Row]) -> bool:

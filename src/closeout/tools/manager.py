@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -103,7 +103,6 @@ class ToolManager:
         self._local: dict[str, _Route] = {}
         for tool in tools:
             self._add(tool)
-        self._search = {tool.spec.name: _Route(tool.spec, tool.name, tool) for tool in make_search_tools(self.specs)}
         self._routes: dict[str, _Route] = {}
         self._specs: tuple[ToolSpec, ...] = ()
         self._name_all()
@@ -125,6 +124,11 @@ class ToolManager:
     def local_tools(self) -> tuple[Any, ...]:
         """The tools that were passed in code, not those of servers."""
         return tuple(route.home for route in self._local.values())
+
+    @cached_property
+    def _search(self) -> dict[str, _Route]:
+        """The tools that find and call the others. Made when they are needed: their schemas have to be compiled."""
+        return {tool.spec.name: _Route(tool.spec, tool.name, tool) for tool in make_search_tools(self.specs)}
 
     @property
     def search_specs(self) -> tuple[ToolSpec, ...]:
