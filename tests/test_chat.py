@@ -151,6 +151,15 @@ class Terminal:
     def send(self, keys: str) -> None:
         os.write(self._side, keys.encode())
 
+    def send_until(self, keys: str, text: str) -> None:
+        """Send keys until the screen was sent the text: a Ctrl-C that comes just as `input()` begins to wait is lost."""
+        deadline = time.monotonic() + 40
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"{text!r} did not come: {self.shown}"
+            self.send(keys)
+            while text not in self.shown and select.select([self._side], [], [], 1)[0]:
+                assert self._read(), f"{text!r} did not come: {self.shown}"
+
     def wait_for(self, text: str, times: int = 1, *, after: str = "") -> None:
         """Read until the screen was sent the text so many times, after the first occurrence of another text."""
         deadline = time.monotonic() + 40
@@ -199,8 +208,7 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(home: Path) -> None:
         screen.wait_for("Stopped. /retry continues.")
         screen.send("/retry\n")
         screen.wait_for("> ", after="你好 / Wait \\boxed{2}")
-        screen.send("\x03")
-        screen.wait_for("Ctrl-D or /exit leaves.\n\n> ")
+        screen.send_until("\x03", "Ctrl-D or /exit leaves.\n\n> ")
         screen.send("\x04")
         screen.wait_for("To continue:")
         assert screen.finish() == 0
