@@ -152,7 +152,7 @@ class Terminal:
         os.write(self._side, keys.encode())
 
     def send_until(self, keys: str, text: str) -> None:
-        """Send keys until the screen was sent the text: a Ctrl-C that comes just as `input()` begins to wait is lost."""
+        """Send keys until the screen was sent the text. Ctrl-C just as `input()` begins to wait is lost."""
         deadline = time.monotonic() + 40
         while text not in self.shown:
             assert time.monotonic() < deadline, f"{text!r} did not come: {self.shown}"
