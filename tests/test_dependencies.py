@@ -10,7 +10,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS = {name: group for name, group in PROJECT["optional-dependencies"].items() if name not in ("all", "dev", "docs")}
+EXTRAS = {
+    name: group
+    for name, group in PROJECT["optional-dependencies"].items()
+    if name not in ("all", "dev", "clients", "docs")
+}
 REQUIREMENTS = [*PROJECT["dependencies"], *(each for group in EXTRAS.values() for each in group)]
 
 
