@@ -23,6 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in which this test's runs are kept."""
     folder = tmp_path / "home"
     monkeypatch.setenv("CLOSEOUT_HOME", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # search keeps its index of a read-only home there
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "DEMO_MODE", *SEARCH):
         monkeypatch.delenv(name, raising=False)
     yield folder
