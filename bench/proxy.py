@@ -37,15 +37,15 @@ PAUSE = 0.05  # seconds between two requests whose time is taken: records are wr
 ANSWER = "4711"
 PARAMETERS = {
     "type": "object",
-    "properties": {"key": {"type": "string"}, "limit": {"type": "integer"}},
-    "required": ["key"],
+    "properties": {"search_term": {"type": "string"}, "limit": {"type": "integer"}},
+    "required": ["search_term"],
     "additionalProperties": False,
 }
 TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look up", "parameters": PARAMETERS}}]
 
 
 def script(calls: int) -> list[Turn]:
-    turns = [Turn("", calls=[call("lookup", key=f"key {n}", limit=5)]) for n in range(calls)]
+    turns = [Turn("", calls=[call("lookup", search_term=f"key {n}", limit=5)]) for n in range(calls)]
     return [*turns, answer(ANSWER, "All keys are known now.")]
 
 
@@ -79,8 +79,10 @@ def problem(called: dict[str, Any]) -> str:
         arguments = json.loads(called["arguments"])
     except ValueError:
         return "not JSON"
-    wrong = not isinstance(arguments, dict) or not isinstance(arguments.get("key"), str)
-    wrong = wrong or not isinstance(arguments.get("limit", 0), int) or not {"key", "limit"}.issuperset(arguments)
+    wrong = not isinstance(arguments, dict) or not isinstance(arguments.get("search_term"), str)
+    wrong = (
+        wrong or not isinstance(arguments.get("limit", 0), int) or not {"search_term", "limit"}.issuperset(arguments)
+    )
     return "wrong arguments" if wrong else "" if called["name"] == "lookup" else "no such tool"
 
 
@@ -102,7 +104,7 @@ async def task(http: aiohttp.ClientSession, url: str, calls: int) -> bool:
         for each in said["tool_calls"]:
             wrong = problem(each["function"])
             if not wrong:
-                made.add(json.loads(each["function"]["arguments"])["key"])
+                made.add(json.loads(each["function"]["arguments"])["search_term"])
             content = f"Error: {wrong}" if wrong else "The value is 5."
             messages.append({"role": "tool", "tool_call_id": each["id"], "content": content})
     return False

@@ -25,8 +25,8 @@ from closeout.testing import RequestView, ScriptedServer, Turn, always, answer, 
 
 PARAMETERS = {
     "type": "object",
-    "properties": {"key": {"type": "string"}, "limit": {"type": "integer"}},
-    "required": ["key"],
+    "properties": {"search_term": {"type": "string"}, "limit": {"type": "integer"}},
+    "required": ["search_term"],
     "additionalProperties": False,
 }
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "lookup", "description": "", "parameters": PARAMETERS}}]
@@ -34,7 +34,7 @@ RESPONSE_TOOLS: Any = [{"type": "function", "name": "lookup", "parameters": PARA
 MESSAGE_TOOLS: Any = [{"name": "lookup", "description": "", "input_schema": PARAMETERS}]
 REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
 WRONG_REPLIES = ("empty", "truncated", "hallucinated_observation")
-RIGHT = {"key": "k1", "limit": 5}
+RIGHT = {"search_term": "k1", "limit": 5}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ async def proxied(home: Path, script: Any, *, misbehave: Any = (), **options: An
 
 
 def one_call(view: RequestView) -> Turn:
-    return Turn("I look it up.", calls=[call("lookup", key="k1", limit=5)])
+    return Turn("I look it up.", calls=[call("lookup", search_term="k1", limit=5)])
 
 
 async def chat_calls(client: openai.AsyncOpenAI, *, stream: bool, messages: Sequence[Any] = ()) -> list[Any]:
@@ -222,7 +222,7 @@ async def test_text_is_streamed_while_the_model_writes(home: Path) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("fault", [*WRONG_REPLIES, "error_in_200", "garbage_body"])
 async def test_what_cannot_be_repaired_is_asked_for_again(home: Path, fault: str, stream: bool) -> None:
-    silent = [call("lookup", key="k1", limit=5)]  # no text that a client would get before the reply breaks
+    silent = [call("lookup", search_term="k1", limit=5)]  # no text that a client would get before the reply breaks
     async with proxied(home, one_call if fault in WRONG_REPLIES else silent, misbehave=once(fault)) as server:
         assert await calls_in(server, "chat", stream=stream) == [("lookup", RIGHT)]
         assert len(server.model.requests) == 2
@@ -248,7 +248,7 @@ async def test_it_is_asked_at_most_twice_and_the_last_reply_is_passed_on(home: P
 async def test_record_only_changes_nothing_and_says_what_it_would_have_done(home: Path) -> None:
     async with proxied(home, one_call, misbehave=always("wrong_parameter"), record_only=True) as server:
         for stream in (False, True):
-            assert await calls_in(server, "chat", stream=stream) == [("lookup", {"keys": "k1", "limit": 5})]
+            assert await calls_in(server, "chat", stream=stream) == [("lookup", {"search_terms": "k1", "limit": 5})]
         for events in await server.records():
             assert [event.kind for event in events if isinstance(event, Repaired)] == ["argument_synonym"]
             started = events[0]
@@ -294,7 +294,7 @@ async def test_a_server_that_refuses_tools_gets_them_as_text_from_then_on(home: 
         if "tools" in body:
             error = {"error": {"message": "this model does not support tools"}}
             return web.json_response(error, status=400)
-        text = 'Thought: I look.\nAction: {"action": "lookup", "action_input": {"key": "k1", "limit": 5}}'
+        text = 'Thought: I look.\nAction: {"action": "lookup", "action_input": {"search_term": "k1", "limit": 5}}'
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return web.json_response({"id": "c", "choices": [choice]})
 
@@ -358,7 +358,7 @@ async def test_the_clients_key_goes_upstream_unless_the_proxy_has_its_own(home: 
 
 
 async def test_requests_without_tools_pass_unchanged(home: Path) -> None:
-    written = '<tool_call>{"name": "lookup", "arguments": {"key": "k1"}}</tool_call>'
+    written = '<tool_call>{"name": "lookup", "arguments": {"search_term": "k1"}}</tool_call>'
     async with proxied(home, lambda _: Turn(text=written)) as server, server.openai() as client:
         completion = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
         assert completion.choices[0].message.content == written

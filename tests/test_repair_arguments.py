@@ -454,15 +454,3 @@ def test_what_the_plainest_schemas_accept_is_what_the_validator_accepts(schema: 
     except (ValueError, TypeError):  # no JSON: a lone surrogate, a number without a value
         expected = False
     assert SchemaRules.of(schema).accepts(call) == expected
-
-
-def test_one_value_under_the_plural_of_the_missing_argument_is_meant_for_it() -> None:
-    one = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
-    assert repair_arguments({"keys": "k1"}, one).arguments == {"key": "k1"}
-    assert not repair_arguments({"keys": "k1"}, one, slips=False).ok
-    two = {
-        "type": "object",
-        "properties": {"key": {"type": "string"}, "n": {"type": "integer"}},
-        "required": ["key", "n"],
-    }
-    assert not repair_arguments({"keys": "k1"}, {**two, "additionalProperties": False}).ok

@@ -118,8 +118,7 @@ def match_names(
         written, parameter = fold(unknown[0]), fold(missing[0])
         synonyms = any(written in group and parameter in group for group in _SYNONYMS)
         nameless = written in _PLACEHOLDERS and len(shape.properties) == 1
-        singular = slips and unknown[0] == f"{missing[0]}s" and not takes_list(missing[0])  # of one value
-        if (synonyms or nameless or singular) and fits(arguments[unknown[0]], missing[0]):
+        if (synonyms or nameless) and fits(arguments[unknown[0]], missing[0]):
             take(unknown[0], missing[0], "argument_synonym")
     return renames
 
