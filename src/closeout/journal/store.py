@@ -750,13 +750,18 @@ def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
     for name in event.bodies:
         text = values[name]
         if text and len(text) > BODY_LIMIT:
-            body = text.encode("utf-8", "surrogatepass")
-            digest = hashlib.sha256(body).digest()
-            bodies[digest] = body
-            values[name], refs[name] = "", digest.hex()
+            values[name], refs[name] = "", _put_body(text, bodies)
     if added := values.get("added"):  # the messages of a request, each with a text of its own
         values["added"] = [_message_apart(message, number, bodies, refs) for number, message in enumerate(added)]
     return (values, refs) if refs else (values,)
+
+
+def _put_body(text: str, bodies: dict[bytes, bytes]) -> str:
+    """Add a text to those that are stored by hash. Returns its hash in hexadecimal."""
+    body = text.encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(body).digest()
+    bodies[digest] = body
+    return digest.hex()
 
 
 def _message_apart(
@@ -766,10 +771,7 @@ def _message_apart(
     for key in ("content", "prompt"):
         text = message.get(key)
         if isinstance(text, str) and len(text) > BODY_LIMIT:
-            body = text.encode("utf-8", "surrogatepass")
-            digest = hashlib.sha256(body).digest()
-            bodies[digest] = body
-            refs[f"added/{number}/{key}"] = digest.hex()
+            refs[f"added/{number}/{key}"] = _put_body(text, bodies)
             message = {**message, key: ""}
     return message
 
