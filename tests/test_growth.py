@@ -1,4 +1,4 @@
-"""Hostile text is read, and a long run resumed, in time proportional to its length (tests/harness/growth.py)."""
+"""Hostile text is read, and a long run resumed, in proportion to its length (tests/harness/growth.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_rig_finds_a_reader_whose_time_grows_with_the_square(monkeypatch: py
     assert growth.growth("quadratic", ("", "a", "")).exponent > growth.LIMIT
 
 
-def test_resuming_a_run_takes_time_in_proportion_to_its_events(tmp_path: Path) -> None:
-    short = growth.resume_seconds(tmp_path / "short", 100)
-    long = growth.resume_seconds(tmp_path / "long", 1600)
+def test_resuming_a_run_takes_calls_in_proportion_to_its_events(tmp_path: Path) -> None:
+    short = growth.resumed(tmp_path / "short", 50, growth.calls)
+    long = growth.resumed(tmp_path / "long", 800, growth.calls)
     assert growth.slope(long, short) < growth.LIMIT

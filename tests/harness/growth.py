@@ -1,9 +1,11 @@
 """Measures how the time of every public parser grows with the length of hostile text, and that of resuming with events.
 
 A reader takes a text. A pattern is (head, body, tail): the body is repeated up to a length. The exponent is the slope,
-on logarithmic scales, between the CPU time for a length and for a sixteenth of it, each the best of several runs. A
-figure over the limit is measured again on longer texts: a real power law shows again, the noise of a busy machine does
-not.
+on logarithmic scales, between the CPU time for a length and for a sixteenth of it. The short text is read sixteen
+times for each time that the long one is, so that what else the machine does slows both alike. A figure over the limit
+is measured again in several rounds, then on longer texts: a real power law shows again, noise does not.
+
+The growth of resuming is measured in function calls, not in time: their number does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -195,14 +200,12 @@ def text_of(pattern: Pattern, length: int) -> str:
 
 
 def cpu(work: Callable[[], Any], runs: int = 1) -> float:
-    """CPU seconds of this thread, best of several runs. An error that the package documents is a result."""
-    best = math.inf
+    """Mean CPU seconds of this thread. An error that the package documents is a result."""
+    began = time.thread_time()
     for _ in range(runs):
-        began = time.thread_time()
         with suppress(CloseoutError, ValueError):
             work()
-        best = min(best, time.thread_time() - began)
-    return best
+    return (time.thread_time() - began) / runs
 
 
 def growth(reader: str, pattern: Pattern, length: int = 1 << 15, again: int = 2) -> Growth:
@@ -212,10 +215,11 @@ def growth(reader: str, pattern: Pattern, length: int = 1 << 15, again: int = 2)
     spent = cpu(lambda: read(long))
     if spent < NEGLIGIBLE:
         return Growth(reader, pattern, 0.0, length, spent)
-    exponent = slope(spent, cpu(lambda: read(short), 3))
+    exponent = slope(spent, cpu(lambda: read(short), RANGE))
     if exponent > LIMIT:
-        spent = min(spent, cpu(lambda: read(long), 2))
-        exponent = slope(spent, cpu(lambda: read(short), 9))
+        rounds = [(cpu(lambda: read(long)), cpu(lambda: read(short), RANGE)) for _ in range(3)]
+        spent = min(spent, *(one for one, _ in rounds))
+        exponent = min(exponent, *(slope(*both) for both in rounds))
     if exponent > LIMIT and again and spent < 10:
         return growth(reader, pattern, 2 * length, again - 1)
     return Growth(reader, pattern, exponent, length, spent)
@@ -274,8 +278,8 @@ class _Endless(BaseClient):
         return ModelReply("", tool_calls=(ToolCall("look", text, f"c{self.turns}", text=text),), usage=usage)
 
 
-def resume_seconds(home: Path, turns: int, runs: int = 2) -> float:
-    """CPU seconds to resume a run of so many turns that has ended, best of several."""
+def resumed(home: Path, turns: int, measure: Callable[[Callable[[], Any]], float]) -> float:
+    """Measure how a run of so many turns that has ended is resumed."""
 
     @tool(read_only=True, inline=True)
     def look(key: str) -> str:
@@ -286,10 +290,31 @@ def resume_seconds(home: Path, turns: int, runs: int = 2) -> float:
         return Agent(_Endless(), [look], home=home, max_turns=turns, keep_tool_result=5)
 
     asyncio.run(agent().run("What?", run_id="run"))
-    spent = math.inf
-    for _ in range(runs):
-        began = time.process_time()
-        asyncio.run(agent().resume("run"))
-        spent = min(spent, time.process_time() - began)
-    close_stores()
-    return spent
+    try:
+        return measure(lambda: asyncio.run(agent().resume("run")))
+    finally:
+        close_stores()
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """CPU seconds of the process."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def calls(work: Callable[[], Any]) -> float:
+    """How many functions of Python and C are called, in all threads that begin meanwhile."""
+    counts = Counter[str]()
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        counts[event] += 1
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return counts["call"] + counts["c_call"]

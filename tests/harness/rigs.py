@@ -57,8 +57,8 @@ def _forgeries(count: int, until: float, seed: int) -> None:
 def _growth(folder: Path, until: float, seed: int) -> None:
     tried, found = growth.worst_growth(seed, known=None, made=200, until=until)
     print(f"growth: {tried} measurements, {len(found)} exponents over {growth.LIMIT} {found[:3]}")
-    short = growth.resume_seconds(folder / "short", 500)
-    long = growth.resume_seconds(folder / "long", 8000)
+    short = growth.resumed(folder / "short", 500, growth.seconds)
+    long = growth.resumed(folder / "long", 8000, growth.seconds)
     print(f"growth of resuming from 500 to 8000 turns: exponent {growth.slope(long, short):.2f}")
 
 
