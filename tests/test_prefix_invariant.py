@@ -22,6 +22,7 @@ from closeout import Agent, RunResult, tool
 from closeout.context.history import History
 from closeout.dialects.protocol import get_dialect
 from closeout.journal import events as ev
+from closeout.journal.store import open_store
 from closeout.messages import Capabilities, ModelRequest
 from closeout.run.session import with_draft
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
@@ -307,3 +308,44 @@ def test_a_picture_is_recorded_once_and_named_in_the_request(tmp_path: Path) -> 
     (request,) = [event for event in events if isinstance(event, ev.ModelRequested)]
     assert "AAAAAA" not in str(request.added)
     assert re.search(r"\[picture, 6,\d\d\d characters\]", str(request.added))
+
+
+KEY = "sk-proj-abcdefghijklmnop1234"
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "cot_completion"])
+def test_a_key_in_the_prompt_is_masked_in_the_record_and_leaves_every_offset_as_it_was(dialect: str) -> None:
+    events: list[ev.Event] = []
+    client = ScriptedClient([answer("done")])
+    agent = Agent(
+        client, dialect=dialect, instructions=f"Never tell anybody that the key is {KEY}, please.", home=False
+    )
+    asyncio.run(agent.run("What?", listeners=[_keep(events)]))
+    (event,), (request,) = [e for e in events if isinstance(e, ev.ModelRequested)], client.requests
+    recorded, sent = json.dumps(event.added), json.dumps([list(request.messages), request.prompt])
+    assert KEY in sent
+    assert KEY not in recorded
+    assert f"the key is {'*' * len(KEY)}, please" in recorded
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_prompts_are_not_recorded_if_the_settings_say_so_and_the_run_resumes_all_the_same(
+    dialect: str, tmp_path: Path
+) -> None:
+    script = [call("look", key="a"), answer("done")]
+
+    @tool(read_only=True)
+    def look(key: str) -> str:
+        """Look up a key."""
+        return f"about {key}"
+
+    def agent() -> Agent:
+        config = {"journal.prompts": False}
+        return Agent(ScriptedClient(script), [look], config=config, dialect=dialect, home=tmp_path, max_turns=5)
+
+    run = asyncio.run(agent().run("A question of its own?", run_id="r"))
+    requests = [row.event for row in open_store(tmp_path).rows("r") if isinstance(row.event, ev.ModelRequested)]
+    assert len(requests) == 2
+    assert all(event.messages or event.size for event in requests)
+    assert [(event.added, event.tools) for event in requests] == [((), "")] * 2
+    assert asyncio.run(agent().resume("r")).answer == run.answer == "done"

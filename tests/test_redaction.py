@@ -12,7 +12,7 @@ from closeout.errors import AuthenticationFailed, Failure, ServerFailed
 from closeout.journal.store import open_store
 from closeout.messages import Message, ModelRequest
 from closeout.models.retry import RetryPolicy
-from closeout.redaction import redact
+from closeout.redaction import mask, redact
 from raw_server import http, raw_server, sse
 
 KEY = "my-own-key-0123456789"
@@ -32,6 +32,34 @@ HELLO = ModelRequest(messages=[Message(role="user", content="Hello")])
 )
 def test_a_secret_in_a_text_is_replaced(text: str, expected: str):
     assert redact(text, [KEY]) == expected
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        *(f"{start}-0123456789abcdef" for start in ("sk", "PK", "rk", "xai", "glpat")),
+        *(f"{start}_0123456789abcdef" for start in ("gsk", "hf", "ghp", "gho", "ghs", "github_pat", "XAI", "r8")),
+        *(f"xox{kind}-0123456789" for kind in "abprs"),
+        "AIza" + "0" * 35, "AKIA0123456789ABCDEF",
+    ],
+)  # fmt: skip
+def test_a_key_of_a_known_service_is_replaced_and_masked_in_its_length(secret: str):
+    assert redact(f"an {secret} here") == "an *** here"
+    assert mask({"a": [f"an {secret} here", 5]}) == {"a": [f"an {'*' * len(secret)} here", 5]}
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("Authorization: bearer abc.def-ghi", "Authorization: bearer ***********"),
+        ("Basic dXNlcjpwYXNz", "Basic ************"),
+        ("http://user:hunter22@host/v1", "http://*************@host/v1"),
+        ("run -token=abc --api_key=d --secret e --password f", "run -token=*** --api_key=* --secret * --password *"),
+        ("Nothing to hide, me@example.org", "Nothing to hide, me@example.org"),
+    ],
+)
+def test_a_mask_is_as_long_as_what_it_hides(text: str, masked: str):
+    assert mask(text) == masked
 
 
 def test_a_secret_in_a_mapping_is_replaced_by_its_name():

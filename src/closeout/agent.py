@@ -649,6 +649,7 @@ class Agent(Generic[Value]):
             may_switch_dialect=self._dialect == "auto",
             remember_dialect=lambda name: self._remember(endpoint, name),
             stream=self._stream,
+            record_prompts=config.journal.prompts,
             output_formatter=formatter,
             make_executor=self._make_executor or ToolExecutor,
             make_generator=self._make_generator or AnswerGenerator,

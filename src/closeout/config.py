@@ -221,7 +221,15 @@ class ToolSettings(_Section):
     web: WebSettings = WebSettings()
 
 
-_AGENT, _LLM, _TOOLS = AgentSettings(), LLMSettings(), ToolSettings()
+class JournalSettings(_Section):
+    """What the record of a run holds."""
+
+    prompts: bool = Field(
+        True, description="record every request as the model saw it, for the viewer and for export; known keys redacted"
+    )
+
+
+_AGENT, _LLM, _TOOLS, _JOURNAL = AgentSettings(), LLMSettings(), ToolSettings(), JournalSettings()
 
 
 class Config(_Section):
@@ -231,6 +239,7 @@ class Config(_Section):
     agent: AgentSettings = Field(default_factory=lambda: _AGENT)
     llm: LLMSettings = Field(default_factory=lambda: _LLM)
     tools: ToolSettings = Field(default_factory=lambda: _TOOLS)
+    journal: JournalSettings = Field(default_factory=lambda: _JOURNAL)
     dialect: str = "auto"
     prompts: dict[str, str] = Field({}, description="templates that replace the built-in ones: name → Jinja text")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["REDACTED", "redact", "secrets_in"]
+__all__ = ["REDACTED", "mask", "redact", "secrets_in"]
 
 REDACTED = "***"
 # A shorter value, such as the "EMPTY" that local servers take for a key, is a common word rather than a secret.
@@ -29,6 +29,11 @@ _KNOWN = re.compile(
     r"|(?P<option>--?(?:api[-_]?key|token|secret|password)[= ])\S+",
     re.IGNORECASE,
 )
+# One of these is in every text that _KNOWN matches. Looking for them takes a hundredth of its time.
+_SIGNS = (
+    "sk-", "pk-", "rk-", "gsk_", "hf_", "ghp_", "gho_", "ghs_", "github_pat_", "xai_", "xai-", "r8_", "glpat-", "aiza",
+    "xox", "akia", "bearer ", "basic ", "@", "-api", "-token", "-secret", "-password",
+)  # fmt: skip
 
 
 def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
@@ -47,12 +52,39 @@ def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
             start = secret[:_START] if len(secret) > _START else secret
             if start in value:
                 value = re.sub(re.escape(start) + r"[\w~+/=.-]*\b", REDACTED, value)
-        return _KNOWN.sub(lambda found: (found["option"] or "") + REDACTED, value)
+        return _without_known(value, lambda secret: REDACTED)
     if isinstance(value, Mapping):
         return {key: _redact_entry(str(key), item, secrets) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)([redact(item, secrets) for item in value])
     return value
+
+
+def mask(value: Any) -> Any:
+    """Return a value in which the keys of well-known services are replaced by stars, as many as they have characters.
+
+    Args:
+        value: A text, or lists and mappings of texts. Other values are returned as they are.
+    """
+    if isinstance(value, str):
+        return _without_known(value, lambda secret: "*" * len(secret))
+    if isinstance(value, Mapping):
+        return {key: mask(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([mask(item) for item in value])
+    return value
+
+
+def _without_known(text: str, replacement: Callable[[str], str]) -> str:
+    small = text.lower()
+    if not any(sign in small for sign in _SIGNS):
+        return text
+
+    def replace(found: re.Match[str]) -> str:
+        option = found["option"] or ""
+        return option + replacement(found[0][len(option) :])
+
+    return _KNOWN.sub(replace, text)
 
 
 def _redact_entry(key: str, value: Any, secrets: Iterable[str]) -> Any:

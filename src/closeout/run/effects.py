@@ -35,6 +35,7 @@ from closeout.journal.recorded import CANCELLED
 from closeout.journal.subscribers import Progress
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
+from closeout.redaction import mask
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
 from closeout.run.gate import RequestGate, request_gate
 from closeout.run.plan import Scope, enter, leave
@@ -69,6 +70,7 @@ class ModelCalls:
         self._agent = scope.path
         self._budget = scope.budget
         self._keeper = keeper
+        self._record_prompts = scope.record_prompts
         self.sent = 0  # requests so far: the number of the next one
         self._warnings: set[str] = set()  # each is noted once
 
@@ -220,8 +222,8 @@ class ModelCalls:
             temperature=request.temperature,
             note=info.note,
             kept=prompt.kept,
-            added=_recorded(request, prompt),
-            tools="" if prompt.same_tools else _json_text([_offered(tool) for tool in request.tools]),
+            added=_recorded(request, prompt) if self._record_prompts else (),
+            tools=_recorded_tools(request) if self._record_prompts and not prompt.same_tools else "",
         )
 
 
@@ -483,9 +485,9 @@ def _failed(name: str, text: str, code: str) -> ToolOutput:
 def _recorded(request: ModelRequest, prompt: PromptSize) -> tuple[Mapping[str, Any], ...]:
     """Return what the request adds to the one before, as `ModelRequested.added` holds it."""
     if request.prompt is not None:
-        return ({"prompt": request.prompt[prompt.shared :]},)
+        return ({"prompt": mask(request.prompt[prompt.shared :])},)
     added = request.messages[prompt.kept :]
-    return tuple([m if type(m.get("content")) is not list else _without_pictures(m) for m in added])
+    return tuple([mask(m if type(m.get("content")) is not list else _without_pictures(m)) for m in added])
 
 
 def _without_pictures(message: Message) -> dict[str, Any]:
@@ -498,8 +500,10 @@ def _without_pictures(message: Message) -> dict[str, Any]:
     return {**message, "content": parts}
 
 
-def _offered(tool: ToolSpec) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+def _recorded_tools(request: ModelRequest) -> str:
+    return _json_text(
+        [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in request.tools]
+    )
 
 
 def _json_text(value: object) -> str:

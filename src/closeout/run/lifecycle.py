@@ -161,7 +161,13 @@ async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
 
 def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
     budget = Budget(plan.limits, lambda: journal.elapsed)
-    scope = Scope(journal, budget, sub_agents=plan.settings.sub_agents, stream=plan.stream)
+    scope = Scope(
+        journal,
+        budget,
+        sub_agents=plan.settings.sub_agents,
+        stream=plan.stream,
+        record_prompts=plan.record_prompts,
+    )
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     return scope
 

@@ -88,6 +88,7 @@ class AgentPlan:
     may_switch_dialect: bool = False
     remember_dialect: Callable[[str], None] | None = None  # called with the dialect that a run switched to
     stream: bool = False
+    record_prompts: bool = True  # in the journal
     output_formatter: OutputFormatter = field(default_factory=OutputFormatter)
     make_executor: MakeExecutor = ToolExecutor
     make_generator: MakeGenerator = AnswerGenerator
@@ -239,6 +240,7 @@ class Scope:
         handle: The handle of the call that is being made.
         sub_agents: The settings of sub-agents by name.
         stream: Whether replies are streamed, those of sub-agents too.
+        record_prompts: Whether the journal holds the requests as the models saw them.
         shared: What every agent of the run may read: its files.
         telemetry: Collects the tool calls of the run.
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
@@ -252,6 +254,7 @@ class Scope:
     handle: str = ""
     sub_agents: Mapping[str, SubAgentSettings] = field(default_factory=dict)
     stream: bool = False
+    record_prompts: bool = True
     shared: dict[str, Artifact] = field(default_factory=dict)
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
     state: dict[str, Any] = field(default_factory=dict)
@@ -275,6 +278,7 @@ class Scope:
             self.depth + 1,
             sub_agents=self.sub_agents,
             stream=self.stream,
+            record_prompts=self.record_prompts,
             telemetry=self.telemetry,
             state=self.state,
         )
