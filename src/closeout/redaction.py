@@ -66,6 +66,8 @@ def mask(value: Any) -> Any:
     Args:
         value: A text, or lists and mappings of texts. Other values are returned as they are.
     """
+    if not _may_hold_known(value if isinstance(value, str) else repr(value)):
+        return value
     if isinstance(value, str):
         return _without_known(value, lambda secret: "*" * len(secret))
     if isinstance(value, Mapping):
@@ -76,8 +78,7 @@ def mask(value: Any) -> Any:
 
 
 def _without_known(text: str, replacement: Callable[[str], str]) -> str:
-    small = text.lower()
-    if not any(sign in small for sign in _SIGNS):
+    if not _may_hold_known(text):
         return text
 
     def replace(found: re.Match[str]) -> str:
@@ -85,6 +86,11 @@ def _without_known(text: str, replacement: Callable[[str], str]) -> str:
         return option + replacement(found[0][len(option) :])
 
     return _KNOWN.sub(replace, text)
+
+
+def _may_hold_known(text: str) -> bool:
+    small = text.lower()
+    return any(sign in small for sign in _SIGNS)
 
 
 def _redact_entry(key: str, value: Any, secrets: Iterable[str]) -> Any:

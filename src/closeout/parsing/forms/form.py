@@ -76,7 +76,7 @@ class Found:
         return tuple(call for block in self.blocks for call in block.calls)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # hashed by identity: tuples of forms are looked up in every turn
 class Form:
     """One way in which models write tool calls as text.
 
