@@ -33,6 +33,7 @@ __all__ = [
     "ModelRetried",
     "Noted",
     "Repaired",
+    "ReplyStreamed",
     "RunEnded",
     "RunResumed",
     "RunStarted",
@@ -243,6 +244,21 @@ class ModelRetried(Event):
     reason: str
     _: KW_ONLY
     wait: float = 0.0
+
+
+@record
+class ReplyStreamed(Event):
+    """A piece of the text of a reply that the model is writing, recorded before clients of `closeout serve` get it.
+
+    Attributes:
+        call: the number of the request.
+        offset: where in the text the piece begins, in characters. 0 replaces what was streamed before.
+    """
+
+    momentary = True
+    call: int
+    offset: int
+    text: str
 
 
 @record

@@ -78,7 +78,7 @@ class Journal:
         self._timer: asyncio.TimerHandle | None = None  # of the next commit
         self._commit: Future[None] | None = None  # the last one that was begun
         self._failure: JournalError | None = None
-        run = RunInfo(run_id, self.started, resumed=bool(rows) and not replay_only)
+        run = RunInfo(run_id, self.started, resumed=bool(rows) and not replay_only, add=self.append)
         self.subscribers = Subscribers(run, self._note_listener)
 
     # ------------------------------------------------------------------------------------------ making

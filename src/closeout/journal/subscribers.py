@@ -34,6 +34,10 @@ class Progress:
     total: float | None = None
 
 
+def _ignore(_: Event) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class RunInfo:
     """The run that a callback receives events of.
@@ -44,12 +48,14 @@ class RunInfo:
         resumed: whether the run continues from a record.
         from_record: True while callbacks receive an event that was read from the record. The effect it describes took
             place earlier and is not repeated.
+        add: adds an event to the record. Only for momentary events: a resumed run does not repeat it.
     """
 
     run_id: str
     started: RunStarted | None = None
     resumed: bool = False
     from_record: bool = False
+    add: Callable[[Event], object] = _ignore
 
 
 Callback: TypeAlias = Callable[[Event | Progress], Any]

@@ -24,6 +24,7 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.AttemptEnded: ("attempt", "reason", "turns"),
     ev.ModelRequested: ("call", "attempt", "turn", "purpose", "messages", "size", "shared", "temperature"),
     ev.ModelRetried: ("call", "reason", "wait"),
+    ev.ReplyStreamed: ("call", "offset"),
     ev.ModelReplied: ("call", "finish_reason", "model", "ms", "usage"),
     ev.ModelFailed: ("call", "kind", "error", "status", "ms", "usage"),
     ev.ServerAsked: ("what",),
@@ -48,6 +49,7 @@ _CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.AgentStarted: ("task",),
     ev.AgentEnded: ("report",),
     ev.AttemptEnded: ("answer", "experience"),
+    ev.ReplyStreamed: ("text",),
     ev.ModelReplied: ("text", "reasoning", "tool_calls"),
     ev.ToolStarted: ("arguments",),
     ev.ToolFinished: ("note", "record"),
@@ -59,7 +61,7 @@ _CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.AnswerSeen: ("answer",),
     ev.Compacted: ("summary",),
 }
-_QUIET = (ev.ModelRequested, ev.ServerAsked, ev.ToolStarted, ev.AttemptStarted)
+_QUIET = (ev.ModelRequested, ev.ReplyStreamed, ev.ServerAsked, ev.ToolStarted, ev.AttemptStarted)
 _WARNINGS = (ev.ModelRetried, ev.ModelFailed, ev.TurnRolledBack)
 
 

@@ -10,13 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from closeout.answers.contracts import Text
 from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
 from closeout.journal.events import ModelReplied, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.journal import Journal, new_run_id
 from closeout.journal.store import Row, Store
+from closeout.journal.subscribers import RunInfo
 from closeout.messages import Usage
 from closeout.run.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.following import Wakeup, follow
+from closeout.server.reply_text import ReplyRecorder
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
@@ -86,6 +89,7 @@ class AgentHost:
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
         self._failures: dict[str, str] = {}  # why a run could not be executed
+        self._recorder = ReplyRecorder(self._streams_text)
 
     # ------------------------------------------------------------------------------------------ lifetime
 
@@ -140,6 +144,12 @@ class AgentHost:
                 continue
             self.store.note(_resume_note(record.run_id), "")
             self._launch(record.run_id)
+
+    def _streams_text(self, run: RunInfo) -> bool:
+        """Return whether a client follows a run as a stream, and its replies may be shown before they are accepted."""
+        if not isinstance(self.agent.plan().contract, Text):
+            return False  # the answer is only a part of the reply
+        return run.started is not None and bool(run.started.origin.get(ORIGIN, {}).get("stream"))
 
     def _is_own(self, rows: Sequence[Row]) -> bool:
         started = rows[0].event if rows else None
@@ -197,7 +207,7 @@ class AgentHost:
                 if self.stopping:
                     return  # it waits in the journal
                 self._executing.add(run_id)
-                result = await self.agent.resume(run_id, listeners=[self._wakeups[run_id]])
+                result = await self.agent.resume(run_id, listeners=[self._wakeups[run_id], self._recorder])
             self.ended[result.status] += 1
             self.usage += result.usage
         except asyncio.CancelledError:

@@ -16,6 +16,7 @@ from closeout.messages import Usage
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation
+from closeout.server.reply_text import ReplyText
 from closeout.server.response_view import Outcome
 from closeout.server.responses import check_model, check_tools, run_headers
 from closeout.server.sse import event_bytes, send_events
@@ -52,7 +53,7 @@ class _Chat:
         if body.get("n", 1) != 1:
             raise ApiError(400, "This agent gives one answer: leave out n.", param="n")
         conversation = chat_conversation(body.get("messages"))
-        notes = {"api": "chat"}
+        notes = {"api": "chat", "stream": bool(body.get("stream"))}
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
         try:
             if body.get("stream"):
@@ -97,23 +98,27 @@ class _Chat:
     # ------------------------------------------------------------------------------------------ streamed
 
     async def _chunks(self, run_id: str, with_usage: bool) -> AsyncIterator[bytes]:
-        head, reader = self._head(run_id, "chat.completion.chunk"), _Reader()
+        head, reader, reply = self._head(run_id, "chat.completion.chunk"), _Reader(), ReplyText()
 
         def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
             choice = {"index": 0, "delta": dict(delta), "logprobs": None, "finish_reason": finish_reason}
             return event_bytes({**head, "choices": [choice]})
 
         yield chunk({"role": "assistant", "content": ""})
+        gap = ""  # after a text that does not count: it cannot be taken from the client
         async for row in self._host.follow(run_id):
+            for change in reply.feed(row.event) if row.event.agent == "main" else ():
+                if change.text:
+                    yield chunk({"content": gap + change.text})
+                gap = "\n\n" if change.withdrawn else ""
             text = reader.activity(row.event)
             if text:
                 yield chunk({"reasoning_content": text})
         try:
-            answer = self._answer(run_id, reader)
+            self._answer(run_id, reader)
         except ApiError as error:
             yield event_bytes(error_body(error))
             return
-        yield chunk({"content": answer})
         yield chunk({}, "stop")
         if with_usage:
             yield event_bytes({**head, "choices": [], "usage": _usage(reader.totals.usage)})

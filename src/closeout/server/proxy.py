@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 
 from aiohttp import web
 
-from closeout.answers.replies import invents_result
 from closeout.codec import decode_json, encode_json
 from closeout.dialects.cot import CotChat
 from closeout.dialects.protocol import HistoryView
@@ -26,12 +25,12 @@ from closeout.models.base import BaseClient
 from closeout.models.http_errors import error_from_body, refuses_tools
 from closeout.models.openai import OpenAIClient
 from closeout.models.streaming import EventReader, ReplyBuilder
-from closeout.parsing.forms import FormDetector
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.formats import FORMATS, Format, OfferedTools, Writer, decoded, with_hint
 from closeout.server.governing import Governor, Verdict
 from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
+from closeout.server.text_gate import TextGate
 
 __all__ = ["Proxy", "UpstreamKind"]
 
@@ -202,29 +201,6 @@ def _api_error(error: ModelError) -> ApiError:
     return ApiError(error.status or 502, str(error), code=type(error).__name__)
 
 
-class _TextGate:
-    """Holds back the text of a streamed reply from where it may be a written call, or a result that was made up."""
-
-    def __init__(self) -> None:
-        self._detector = FormDetector()
-        self._tail = ""
-        self._closed = False
-
-    def feed(self, piece: str) -> str:
-        """Take a piece of text. Returns what may be shown now, which may be text that was held before."""
-        if self._closed:
-            return ""
-        shown = self._detector.feed(piece)
-        self._tail = (self._tail + shown)[-200:]
-        self._closed = self._detector.family is not None or invents_result(self._tail)
-        return shown
-
-    @property
-    def holds(self) -> bool:
-        """Whether any text is held back."""
-        return self._closed or bool(self._detector.held)
-
-
 class _Failed(Exception):
     """An upstream reply that failed after the client got a part of it."""
 
@@ -359,7 +335,7 @@ class _Exchange:
         """Read a stream and pass on what is certainly a part of a valid reply. Returns the reply and what was held."""
         deltas: list[Delta] = []
         builder = ReplyBuilder(deltas.append)
-        reader, gate, pieces = self._form.reader(builder), _TextGate(), EventReader()
+        reader, gate, pieces = self._form.reader(builder), TextGate(), EventReader()
         closed = self._again > 0  # such a reply is shown when it is known to be of use
         held: list[bytes] = []
         held_events: list[dict[str, Any]] = []
@@ -454,7 +430,7 @@ class _Exchange:
         if not (self._streams and live and self._again == 0):
             return await client.complete(request)
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        gate = _TextGate()
+        gate = TextGate()
 
         def take(delta: Delta) -> None:
             if delta.kind == "text":

@@ -24,6 +24,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.store import Row
 from closeout.journal.totals import RunTotals
+from closeout.server.reply_text import ReplyText
 
 __all__ = ["Outcome", "ResponseView", "response_id", "run_id_of"]
 
@@ -93,6 +94,9 @@ class ResponseView:
         self._calls: dict[str, int] = {}  # open calls of the turn: handle → output index
         self._thought: int | None = None  # the output index of the turn's reasoning item
         self._thinks = False  # whether the last reply has a text or reasoning beside its calls
+        self._reply = ReplyText()
+        self._message: int | None = None  # the output index of the message that is being written
+        self._written = ""  # its text
         self._next = 0  # the next sequence number
 
     def feed(self, row: Row) -> list[dict[str, Any]]:
@@ -108,6 +112,8 @@ class ResponseView:
         return made
 
     def _read(self, event: Event, at: float, made: list[dict[str, Any]]) -> None:
+        if not isinstance(event, RunEnded):
+            self._show_text(event, made)
         match event:
             case RunStarted():
                 self._created_at = at
@@ -209,22 +215,41 @@ class ResponseView:
             return  # the API has no event for this; a run that waits or was interrupted continues
         self._close_turn("", made)
         self._completed_at = at
-        if self.outcome.status == "completed":
-            self._write_message(event.answer or "", made)
+        self._show_text(event, made)
         made.append({"type": f"response.{self.outcome.status}", "response": self.response()})
 
+    # ------------------------------------------------------------------------------------------ the message
+
+    def _show_text(self, event: Event, made: list[dict[str, Any]]) -> None:
+        for change in self._reply.feed(event):
+            if change.withdrawn:
+                self._end_message(made, content=[], status="incomplete")
+                continue
+            self._write_message(change.text, made)
+            if change.ends:
+                self._end_message(made, content=[_text_part(self._written)], status="completed")
+
     def _write_message(self, text: str, made: list[dict[str, Any]]) -> None:
-        item = {"type": "message", "role": "assistant", "phase": "final_answer", "content": [], "status": "in_progress"}
-        index = self._add(item, made)
-        about = {**self._about(index), "content_index": 0}
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        made += [
-            {"type": "response.content_part.added", **about, "part": {**part, "text": ""}},
-            {"type": "response.output_text.delta", **about, "delta": text, "logprobs": []},
-            {"type": "response.output_text.done", **about, "text": text, "logprobs": []},
-            {"type": "response.content_part.done", **about, "part": part},
-        ]
-        self._done(index, made, content=[part], status="completed")
+        if self._message is None:
+            item = {"type": "message", "role": "assistant", "phase": "final_answer", "content": []}
+            self._message = self._add({**item, "status": "in_progress"}, made)
+            self._written = ""
+            made.append({"type": "response.content_part.added", **self._place(), "part": _text_part("")})
+        if text:
+            made.append({"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": []})
+            self._written += text
+
+    def _place(self) -> dict[str, Any]:
+        assert self._message is not None
+        return {**self._about(self._message), "content_index": 0}
+
+    def _end_message(self, made: list[dict[str, Any]], **changes: Any) -> None:
+        """Complete the message, or withdraw it: it is left without content."""
+        place, text = self._place(), self._written
+        made.append({"type": "response.output_text.done", **place, "text": text, "logprobs": []})
+        made.append({"type": "response.content_part.done", **place, "part": _text_part(text)})
+        self._done(place["output_index"], made, **changes)
+        self._message = None
 
     # ------------------------------------------------------------------------------------------ the object
 
@@ -284,6 +309,10 @@ class ResponseView:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.total_tokens,
         }
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 _PREFIXES = {"reasoning": "rs", "mcp_call": "mcp", "message": "msg"}

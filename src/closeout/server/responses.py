@@ -68,6 +68,7 @@ class _Responses:
         notes = {
             "api": "responses",
             "background": background,
+            "stream": bool(body.get("stream")),
             "metadata": metadata,
             "instructions": body.get("instructions"),
             "previous_response_id": previous,

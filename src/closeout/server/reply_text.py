@@ -1,0 +1,141 @@
+"""The text of a reply while the model writes it: recorded in pieces, and read back from the record.
+
+A piece is in the journal before a client gets it. Therefore a stream is the same when it is read again, also after the
+server was killed while the model wrote.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from closeout.journal.events import (
+    AttemptEnded,
+    Event,
+    ModelFailed,
+    ModelRequested,
+    ModelRetried,
+    ReplyStreamed,
+    RunEnded,
+    RunResumed,
+    ToolStarted,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.journal.subscribers import Callback, Progress, RunInfo
+from closeout.server.text_gate import TextGate
+
+__all__ = ["ReplyRecorder", "ReplyText", "TextChange"]
+
+# What was streamed cannot be withdrawn from every client, and the text before a tool call is usually a sentence or two.
+MIN_TEXT = 200  # characters that a reply must have before its text is streamed
+PIECE_SECONDS = 0.1  # between two recorded pieces of a reply
+
+
+class ReplyRecorder:
+    """A listener that records the text of the main agent's replies while they are written.
+
+    Args:
+        wanted: Returns whether a client follows this run as a stream.
+    """
+
+    def __init__(self, wanted: Callable[[RunInfo], bool]) -> None:
+        self._wanted = wanted
+
+    def for_run(self, run: RunInfo) -> Callback:
+        """Return the callback for one run."""
+        return _Recording(run.add) if self._wanted(run) else _ignore
+
+
+def _ignore(_: Event | Progress) -> None:
+    pass
+
+
+class _Recording:
+    """Records the replies of one run."""
+
+    def __init__(self, add: Callable[[Event], object]) -> None:
+        self._add = add
+        self._call = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._gate = TextGate()
+        self._text = ""  # not recorded yet
+        self._recorded = 0  # characters
+        self._next = 0.0  # when the next piece is due
+
+    def __call__(self, event: Event | Progress) -> None:
+        if event.agent != "main":
+            return
+        if isinstance(event, ModelRequested):
+            self._call = event.call
+            self._begin()
+        elif isinstance(event, Progress) and event.kind in ("text", "answer"):
+            self._text += self._gate.feed(event.text)
+            self._record()
+        elif isinstance(event, Progress) and event.kind == "discard":
+            self._begin()
+
+    def _record(self) -> None:
+        # An answer has no blanks at its ends.
+        text = self._text.rstrip() if self._recorded else self._text.strip()
+        if len(text) < (1 if self._recorded else MIN_TEXT) or time.monotonic() < self._next:
+            return
+        self._text = self._text[self._text.index(text) + len(text) :]
+        self._add(ReplyStreamed("main", self._call, self._recorded, text))
+        self._recorded += len(text)
+        self._next = time.monotonic() + PIECE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class TextChange:
+    """What becomes of the streamed text.
+
+    Attributes:
+        text: The next piece of it.
+        withdrawn: What was streamed before does not count: it was not the answer.
+        ends: The text is the answer, and this was its last piece.
+    """
+
+    text: str = ""
+    withdrawn: bool = False
+    ends: bool = False
+
+
+_NO_ANSWER = (RunResumed, ModelRequested, ModelRetried, ModelFailed, TurnRolledBack, TurnAccepted, ToolStarted)
+
+
+class ReplyText:
+    """Reads the streamed text from a run's events."""
+
+    def __init__(self) -> None:
+        self.shown = ""  # of the current reply
+
+    def feed(self, event: Event) -> list[TextChange]:
+        """Read the next event of the main agent. Returns what a client is to be told, in order."""
+        match event:
+            case ReplyStreamed(offset=offset, text=text):
+                changes = self._withdraw() if offset == 0 else []
+                self.shown += text
+                return [*changes, TextChange(text)]
+            case RunEnded(status="answered", answer=answer):
+                return self._end(answer or "")
+            case RunEnded(status="cancelled" | "waiting"):
+                return []  # the run may continue
+            case AttemptEnded(answer=None) | RunEnded():
+                return self._withdraw()
+        return self._withdraw() if isinstance(event, _NO_ANSWER) else []
+
+    def _end(self, answer: str) -> list[TextChange]:
+        changes = [] if answer.startswith(self.shown) else self._withdraw()
+        rest = answer[len(self.shown) :]
+        self.shown = ""
+        return [*changes, TextChange(rest, ends=True)]
+
+    def _withdraw(self) -> list[TextChange]:
+        if not self.shown:
+            return []
+        self.shown = ""
+        return [TextChange(withdrawn=True)]

@@ -1,0 +1,33 @@
+"""Hold back the text of a streamed reply from where it may be a tool call, or a result that the model made up."""
+
+from __future__ import annotations
+
+from closeout.answers.replies import invents_result
+from closeout.parsing.forms import FormDetector
+
+__all__ = ["TextGate"]
+
+TAIL = 200  # characters of the shown text in which the beginning of a made-up result is looked for
+
+
+class TextGate:
+    """Lets the text of one reply pass up to where it may be something else than text."""
+
+    def __init__(self) -> None:
+        self._detector = FormDetector()
+        self._tail = ""
+        self._closed = False
+
+    def feed(self, piece: str) -> str:
+        """Take a piece of text. Returns what may be shown now, which may be text that was held before."""
+        if self._closed:
+            return ""
+        shown = self._detector.feed(piece)
+        self._tail = (self._tail + shown)[-TAIL:]
+        self._closed = self._detector.family is not None or invents_result(self._tail)
+        return shown
+
+    @property
+    def holds(self) -> bool:
+        """Whether any text is held back."""
+        return self._closed or bool(self._detector.held)
