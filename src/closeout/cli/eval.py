@@ -51,7 +51,8 @@ Concurrency = Annotated[str, typer.Option(help="Trials at the same time, or auto
 @guarded
 def run(
     tasks: Annotated[
-        str, typer.Argument(help="A .jsonl, .json, .csv, .tsv or .parquet file; or math, multihop, retail")
+        str,
+        typer.Argument(help="A .jsonl, .json, .csv, .tsv or .parquet file; or math, multihop, retail, bfcl:CATEGORY"),
     ],
     agent: Agent = None,
     scorer: Scorer = None,

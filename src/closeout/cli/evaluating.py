@@ -20,10 +20,10 @@ from closeout.answers.typed import named_contract
 from closeout.cli.agents import load_agent
 from closeout.cli.eval_display import EvalDisplay
 from closeout.cli.exits import OK, UNANSWERED
-from closeout.cli.options import RunOptions, read_settings
+from closeout.cli.options import RunOptions
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import Column, fit_table, make_console, print_json, say_error, width_of
-from closeout.config import home_folder
+from closeout.config import home_folder, load_config
 from closeout.errors import UsageError
 from closeout.evaluate.benchmarks import Benchmark, find_benchmark
 from closeout.evaluate.evaluation import default_name, evaluate, rescore, retry
@@ -195,7 +195,7 @@ def _run(
 
 def _with_tools(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> Callable[[EvalTask], Agent[Any]]:
     """Return a function from a task of a benchmark to its agent: the model and the settings of another, its tools."""
-    config, client = read_settings(options.config), agent.plan().client
+    config, client = load_config(agent.config, values=benchmark.settings), agent.plan().client
     answer = None if options.answer is None else named_contract(options.answer)
 
     def agent_for(task: EvalTask) -> Agent[Any]:

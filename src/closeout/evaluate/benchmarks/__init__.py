@@ -8,12 +8,21 @@ from closeout.evaluate.benchmarks.benchmark import Benchmark
 
 __all__ = ["BENCHMARKS", "Benchmark", "find_benchmark"]
 
-BENCHMARKS = ("math", "multihop", "retail")
+BENCHMARKS = ("math", "multihop", "retail")  # and bfcl:CATEGORIES
 _MODULES = {"math": "math_problems", "multihop": "multihop_questions", "retail": "retail_desk"}
 
 
 def find_benchmark(name: str) -> Benchmark | None:
-    """Return the benchmark of a name, None if there is none."""
+    """Return the benchmark of a name, None if there is none.
+
+    Raises:
+        UsageError: The name is `bfcl:…` with an unknown category.
+    """
+    prefix, _, categories = name.partition(":")
+    if prefix == "bfcl":
+        from closeout.evaluate.benchmarks.bfcl import make_benchmark
+
+        return make_benchmark(categories)
     if name not in _MODULES:
         return None
     found: Benchmark = import_module(f"closeout.evaluate.benchmarks.{_MODULES[name]}").BENCHMARK

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Benchmark:
         scorer: What scores them.
         tools: Makes the tools for a task: new ones for each trial if they have state.
         instructions: What its agent should know.
+        settings: Settings that its agent needs, by dotted key.
     """
 
     about: str
@@ -36,3 +37,4 @@ class Benchmark:
     scorer: ScorerSource
     tools: Callable[[EvalTask], Sequence[Any]] = _no_tools
     instructions: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
