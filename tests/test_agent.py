@@ -666,11 +666,11 @@ async def test_sub_agents_run_together_and_their_events_are_nested(home: Path) -
                       api_key="k", dialect="function_call")  # fmt: skip
         result = await chief.run("How many fruits are there?")
     assert result.answer == "7"
-    assert result.usage.requests == 6, "the bill holds the sub-agents' requests"
+    assert result.usage.requests == 6, "the usage includes the sub-agents' requests"
     events = events_of(result, home)
     assert {e.agent for e in kinds(events, ev.AgentStarted)} == {"main/r1:clerk", "main/r2:clerk"}
     again = await chief.resume(result.run_id)
-    assert (again.answer, again.usage) == ("7", result.usage), "sub-agents that ended are on the bill of a resumed run"
+    assert (again.answer, again.usage) == ("7", result.usage), "a resumed run counts sub-agents that ended"
     assert len(events_of(result, home)) == len(events) + 2, "resumed and ended, and nothing else is written"
     reports = [m["content"] for m in w.server.requests[-1].json["messages"] if m["role"] == "tool"]
     assert ["3 apples" in reports[0], "4 pears" in reports[1]] == [True, True]

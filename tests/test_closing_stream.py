@@ -30,7 +30,7 @@ async def look(key: str) -> str:
 
 
 class Screen:
-    """What a person has before them: the pieces, without those that were taken back."""
+    """What a person sees: the pieces, without those that were rolled back."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[str, int, str]] = []

@@ -140,7 +140,7 @@ def test_by_count_k_results_stay_and_the_prefix_is_left_alone_between_batches(
 @pytest.mark.parametrize("keep", [1, 3, 5, 10])
 def test_the_best_batch_costs_least(keep: int, ratio: float) -> None:
     def cost(batch: int) -> float:
-        """Of a turn, in results: what is read from the cache, and K results anew once in B turns."""
+        """Of a turn, in results: what is read from the cache, and K results again once in B turns."""
         return ratio * (keep + batch / 2) + (1 - ratio) * keep / batch
 
     best = best_batch(keep, ratio)

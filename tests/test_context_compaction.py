@@ -20,7 +20,7 @@ async def page(number: int) -> str:
     return f"page {number}: " + "word " * 300
 
 
-async def lead(summing_up: Any, turns: int = 20, **settings: Any) -> tuple[RunResult, ScriptedClient, list[Any]]:
+async def run_agent(summing_up: Any, turns: int = 20, **settings: Any) -> tuple[RunResult, ScriptedClient, list[Any]]:
     def script(view: RequestView) -> Any:
         if "about to be shortened" in view.text:
             return summing_up
@@ -39,7 +39,7 @@ def made(seen: list[Any], kind: type[ev.Event]) -> list[Any]:
 
 
 async def test_a_summary_replaces_the_oldest_turns() -> None:
-    result, client, seen = await lead(say(SUMMARY))
+    result, client, seen = await run_agent(say(SUMMARY))
     compacted = made(seen, ev.Compacted)
     assert result.answer == "42"
     assert compacted
@@ -50,7 +50,7 @@ async def test_a_summary_replaces_the_oldest_turns() -> None:
 
 
 async def test_the_request_for_a_summary_extends_the_conversation_and_may_call_no_tools() -> None:
-    _, client, seen = await lead(say(SUMMARY))
+    _, client, seen = await run_agent(say(SUMMARY))
     asked = [event for event in seen if isinstance(event, ev.ModelRequested)]
     first = next(number for number, event in enumerate(asked) if event.purpose == "compact")
     before, request = client.requests[first - 1], client.requests[first]
@@ -70,14 +70,14 @@ async def test_the_request_for_a_summary_extends_the_conversation_and_may_call_n
     ],
 )
 async def test_without_a_summary_results_are_left_out(instead: Any) -> None:
-    result, _, seen = await lead(instead)
+    result, _, seen = await run_agent(instead)
     assert result.answer == "42"
     assert not made(seen, ev.Compacted)
     assert {event.reason for event in made(seen, ev.Evicted)} == {"budget"}
 
 
 async def test_no_summary_is_asked_for_with_what_closing_needs() -> None:
-    result, _, seen = await lead(say(SUMMARY), max_tokens=9000)
+    result, _, seen = await run_agent(say(SUMMARY), max_tokens=9000)
     assert (result.answer, result.stop_reason) == ("42", "max_tokens")
     assert result.usage.total_tokens <= 9000
     purposes = [event.purpose for event in made(seen, ev.ModelRequested)]

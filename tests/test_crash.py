@@ -1,4 +1,4 @@
-"""A run that is killed at any of its events is led on to the same end, and nothing is done twice or left out."""
+"""A run that is killed at any of its events resumes to the same end, and nothing is done twice or left out."""
 
 from __future__ import annotations
 

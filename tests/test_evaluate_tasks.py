@@ -1,4 +1,4 @@
-"""Tasks are read from files and iterables; what is wrong with one is said with its place."""
+"""Tasks are read from files and iterables; an error names the place of the faulty one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every exit of a run is a RunResult with the best answer and the bill, whatever tools, model or disk do."""
+"""Every exit of a run is a RunResult with the best answer and the usage, whatever tools, model or disk do."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_a_listener_that_fails_is_noted_and_the_run_continues() -> None:
     others: list[Any] = []
     result = await run([call("look", key="a"), answer("42")], listeners=[fails, others.append])
     assert result.answer == "42"
-    assert not any(isinstance(event, ev.RunEnded) for event in heard), "it is told no more"
+    assert not any(isinstance(event, ev.RunEnded) for event in heard), "it receives no more events"
     assert isinstance(others[-1], ev.RunEnded)
     notes = [event for event in others if isinstance(event, ev.Noted)]
     assert ["my own bug" in note.message for note in notes] == [True]
@@ -330,7 +330,7 @@ async def test_a_disk_that_fills_in_the_middle_fails_that_run_and_keeps_its_best
     assert "full" in result.error
     assert result.answer in {None, "5", "42"}
     assert result.answer is not None or room < 9
-    assert result.usage.requests >= 1, "what happened is on the bill although it could not be kept"
+    assert result.usage.requests >= 1, "what happened is counted although it could not be recorded"
     store.room = 10**9
     assert (await run([answer("1")], home=home)).status == "answered"
     assert store.run(before.run_id).status == "answered"

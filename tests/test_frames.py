@@ -26,7 +26,7 @@ def our_frames() -> list[str]:
 
 @pytest.fixture
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The frames at each POST, filled while a run goes on."""
+    """The frames at each POST, filled while a run continues."""
     found: list[list[str]] = []
     send = aiohttp.ClientSession._request
 

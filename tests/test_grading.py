@@ -158,7 +158,7 @@ def test_an_expression_too_long_to_compare_is_not_judged() -> None:
 
 
 class Judge:
-    """A client that says what it is told to."""
+    """A client that replies as scripted."""
 
     def __init__(self, reply: str | Exception) -> None:
         self.reply = reply

@@ -1,4 +1,4 @@
-"""The journal: what is written stands, what is recorded is handed back, and nothing is repeated."""
+"""The journal: what is written is kept, what is recorded is returned, and nothing is repeated."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ async def test_failures_are_errors_with_a_type(backend: Backend) -> None:
         assert span.status.status_code is StatusCode.ERROR
         assert attributes(span)["error.type"] == kind
         assert span.status.description is None
-    assert attributes(failed)["gen_ai.usage.input_tokens"] == 40, "a failed request is on the bill too"
+    assert attributes(failed)["gen_ai.usage.input_tokens"] == 40, "a failed request counts too"
 
 
 async def test_rollbacks_and_repairs_are_events_of_the_agent_span(backend: Backend) -> None:

@@ -1,6 +1,6 @@
 """The request grows at its end, byte for byte, unless the journal says why not; and the journal alone gives the prompt.
 
-Random runs: calls, parallel calls, faults that are taken back, contexts that fill, compaction, every dialect.
+Random runs: calls, parallel calls, faults that are rolled back, contexts that fill, compaction, every dialect.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Run:
         return found
 
 
-def lead(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
+def run_agent(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
     lengths = cycle((1, 0, 2))  # of the summaries, in sentences; where one is empty, results are evicted
 
     def turn(view: RequestView) -> Any:
@@ -171,7 +171,7 @@ SETTINGS = st.fixed_dictionaries(
 def test_each_request_extends_the_one_before_unless_the_journal_says_why_not(
     actions: list[str], dialect: str, settings: dict[str, Any]
 ) -> None:
-    run = lead(actions, dialect, **settings)
+    run = run_agent(actions, dialect, **settings)
     asked = run.asked
     assert len(asked) == len(run.requests), "every request is in the journal"
     seen: list[ev.Event] = []
@@ -197,7 +197,7 @@ def test_each_request_extends_the_one_before_unless_the_journal_says_why_not(
 def test_the_history_is_a_pure_function_of_the_journal(
     actions: list[str], dialect: str, settings: dict[str, Any]
 ) -> None:
-    run = lead(actions, dialect, **settings)
+    run = run_agent(actions, dialect, **settings)
     plan = run.agent.plan()
     started = next(event for event in run.events if isinstance(event, ev.RunStarted))
     seen: list[ev.Event] = []
@@ -228,7 +228,7 @@ def test_the_history_is_a_pure_function_of_the_journal(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_by_count_evictions_are_rare_and_the_prefix_stays_between_them(dialect: str) -> None:
-    run = lead(["look"] * 40, dialect, keep_tool_result=2)
+    run = run_agent(["look"] * 40, dialect, keep_tool_result=2)
     evictions = [event for event in run.events if isinstance(event, ev.Evicted)]
     assert 1 <= len(evictions) <= 8, "not one every turn"
     borders = [0, *(event.before for event in evictions)]
@@ -239,7 +239,7 @@ def test_by_count_evictions_are_rare_and_the_prefix_stays_between_them(dialect: 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("compaction", [False, True])
 def test_a_context_that_fills_is_kept_within_its_size(dialect: str, compaction: bool) -> None:
-    run = lead(["look"] * 40, dialect, max_context_length=4000, compaction=compaction)
+    run = run_agent(["look"] * 40, dialect, max_context_length=4000, compaction=compaction)
     assert run.result.answer == "the Grand Canal"
     made = [event for event in run.events if isinstance(event, ev.Evicted | ev.Compacted)]
     assert 2 <= len(made) <= 20
@@ -251,7 +251,7 @@ def test_a_context_that_fills_is_kept_within_its_size(dialect: str, compaction: 
 
 
 def test_every_request_after_a_compaction_holds_the_task_and_the_summary() -> None:
-    run = lead(["look"] * 30, "function_call", max_context_length=4000, compaction=True)
+    run = run_agent(["look"] * 30, "function_call", max_context_length=4000, compaction=True)
     first = next(i for i, event in enumerate(run.events) if isinstance(event, ev.Compacted))
     number = sum(isinstance(event, ev.ModelRequested) for event in run.events[:first])
     for request in run.requests[number:]:
@@ -284,7 +284,7 @@ async def test_an_evicted_result_is_read_again_through_read_result() -> None:
 @settings(max_examples=6)
 @given(actions=ACTIONS)
 def test_the_journal_holds_every_request_as_it_was_sent(dialect: str, actions: list[str]) -> None:
-    run = lead(actions, dialect, keep_tool_result=2)
+    run = run_agent(actions, dialect, keep_tool_result=2)
     messages: list[Any] = []
     prompt, tools = "", ""
     for event, request, _ in run.asked:

@@ -1,4 +1,4 @@
-"""A home in which nothing may be written: its runs are shown, nothing is said of it, and it stays as it is."""
+"""A home in which nothing may be written: its runs are shown without a warning, and it is left unchanged."""
 
 from __future__ import annotations
 

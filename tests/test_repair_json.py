@@ -1,4 +1,4 @@
-"""Text that should be JSON: what is put right, under which name, and what is left alone."""
+"""Text that should be JSON: what is repaired, under which name, and what is left alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kinds(read: RepairedJson) -> list[str]:
     return [repair.kind for repair in read.repairs]
 
 
-# -------------------------------------------------------------------------------------- what is put right
+# -------------------------------------------------------------------------------------- what is repaired
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs that were cut off are led on: in a batch, after lost rows, by one leader; replays say where they depart."""
+"""Interrupted runs are resumed: in a batch, after lost rows, by one process; replays say where they differ."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def look(key: str) -> str:
     "Look up."
     return "about " + key
 
-def lead(turns):
+def run_agent(turns):
     agent = Agent(Endless(), [look], home=Path(sys.argv[1]), max_turns=turns, keep_tool_result=5)
     return asyncio.run(agent.run("What?"))
 
@@ -239,7 +239,7 @@ def calls(turns):
         count += event == "call"
     sys.setprofile(trace)
     try:
-        result = lead(turns)
+        result = run_agent(turns)
     finally:
         sys.setprofile(None)
     assert result.turns == turns, result
@@ -248,12 +248,12 @@ def calls(turns):
 def memory(turns):
     gc.collect()
     tracemalloc.start()
-    lead(turns)
+    run_agent(turns)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
 
-lead(50)
+run_agent(50)
 print(json.dumps({"calls": [calls(n) for n in (100, 300, 1000)], "memory": [memory(n) for n in (250, 1000)]}))
 """
 

@@ -1,4 +1,4 @@
-"""A turn that is taken back changes what the model is asked next, is counted, and comes to an end."""
+"""A turn that is rolled back changes the next request, is counted, and comes to an end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_in_a_row_asks_something_else_than_the_one_before(base: float | Non
     policy = RollbackPolicy(temperature=base)
     asked = [("", base)]
     for _ in range(5):
-        assert policy.roll_back(EMPTY), "the journal is told what changes"
+        assert policy.roll_back(EMPTY), "the journal records what changes"
         asked.append((policy.note, policy.adjust(ModelRequest(temperature=base)).temperature))
     assert len(set(asked)) == len(asked)
     heats = [heat for _, heat in asked if heat is not None]
@@ -126,7 +126,7 @@ async def test_each_kind_is_rolled_back_with_its_reason_and_its_cost(bad: Any, r
     assert backs[0].tokens > 0
     assert backs[0].change == "hint"
     first, second, third = (list(request.messages) for request in requests[:3])
-    assert second[: len(first)] == first, "the hint stands behind the stable prefix"
+    assert second[: len(first)] == first, "the hint follows the stable prefix"
     assert len(second) == len(first) + (2 if backs[0].draft else 1)
     assert second[-1].text not in "".join(message.text for message in third), "and is dropped once a turn succeeds"
 
@@ -147,7 +147,7 @@ async def test_a_tool_that_came_to_nothing_three_times_is_not_offered_the_fourth
     def offered(requests: list[ModelRequest]) -> list[bool]:
         return [any(spec.name == "search" for spec in request.tools) for request in requests]
 
-    # An empty result is evidence after one reformulation, so only a tool whose failures are its own goes on failing.
+    # An empty result is evidence after one reformulation, so only a tool whose failures are its own keeps failing.
     @tool(read_only=True)
     async def search(q: str) -> str:
         """Search."""

@@ -14,7 +14,7 @@ from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, on
 from closeout.tools.builtin import calculate
 
 
-async def lead(script: Any, agent: Any = None, **client: Any) -> list[dict[str, Any]]:
+async def run_agent(script: Any, agent: Any = None, **client: Any) -> list[dict[str, Any]]:
     @tool(read_only=True)
     async def look(key: str) -> str:
         """Look up a key."""
@@ -31,7 +31,7 @@ def of(heard: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 async def test_a_run_is_published_in_pairs_that_open_and_close() -> None:
-    heard = await lead([Turn("I look.", calls=[call("look", key="a")]), answer("42")])
+    heard = await run_agent([Turn("I look.", calls=[call("look", key="a")]), answer("42")])
     names = [event["event"] for event in heard]
     assert names[0] == "start_of_workflow"
     assert names[-1] == "end_of_workflow"
@@ -42,14 +42,14 @@ async def test_a_run_is_published_in_pairs_that_open_and_close() -> None:
 
 
 async def test_the_models_text_is_published_while_it_is_written() -> None:
-    heard = await lead([answer("42", "All is known.")])
+    heard = await run_agent([answer("42", "All is known.")])
     pieces = [data["delta"]["content"] for data in of(heard, "message")]
     assert len(pieces) > 3
     assert "".join(pieces) == "All is known.\n\nThe answer is \\boxed{42}."
 
 
 async def test_a_call_is_published_with_its_name_arguments_and_result() -> None:
-    told = of(await lead([call("look", key="a"), answer("42")]), "tool_call")
+    told = of(await run_agent([call("look", key="a"), answer("42")]), "tool_call")
     assert {data.get("tool_name") for data in told} >= {"look"}
     assert any("key" in json.dumps(data, default=str) for data in told)
 
@@ -59,7 +59,7 @@ DIALECTS = ["function_call", "cot_chat", "mcp_xml"]
 
 async def test_a_call_that_the_server_passed_on_as_text_is_announced_under_the_id_that_it_runs_under() -> None:
     written = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"key": "a"}}\n</tool_call>'
-    named, started, ended = of(await lead([Turn(written), answer("42")]), "tool_call")
+    named, started, ended = of(await run_agent([Turn(written), answer("42")]), "tool_call")
     assert {data["tool_call_id"] for data in (named, started, ended)} == {"main:0.0"}
     assert (named["tool_name"], started["tool_name"], ended["ok"]) == ("look", "look", True)
     assert "handle" not in named
@@ -68,7 +68,7 @@ async def test_a_call_that_the_server_passed_on_as_text_is_announced_under_the_i
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_call_has_one_id_from_its_first_letter_to_its_result(dialect: str) -> None:
     script = [call("look", key="a"), call("look", key="b"), answer("42")]
-    told = of(await lead(script, {"dialect": dialect}), "tool_call")
+    told = of(await run_agent(script, {"dialect": dialect}), "tool_call")
     calls: dict[str, list[dict[str, Any]]] = {}
     for data in told:
         calls.setdefault(data["tool_call_id"], []).append(data)
@@ -83,7 +83,7 @@ async def test_a_call_has_one_id_from_its_first_letter_to_its_result(dialect: st
 
 async def test_concurrent_calls_of_one_reply_have_their_own_ids() -> None:
     script = [Turn("Both.", calls=[call("look", key="a"), call("look", key="b")]), answer("42")]
-    told = of(await lead(script), "tool_call")
+    told = of(await run_agent(script), "tool_call")
     written: dict[str, str] = {}
     for data in told:
         written[data["tool_call_id"]] = written.get(data["tool_call_id"], "") + data.get("delta_input", "")
@@ -108,7 +108,7 @@ async def test_a_server_that_counts_its_text_in_gives_the_calls_no_other_names()
 
 async def test_a_call_that_is_not_run_has_an_end_too() -> None:
     script = [Turn("", calls=[call("look", key="a"), call("nosuch", key="b")]), answer("42")]
-    last = {data["tool_call_id"]: data for data in of(await lead(script), "tool_call")}
+    last = {data["tool_call_id"]: data for data in of(await run_agent(script), "tool_call")}
     refused = last["main:0.1"]
     assert (refused["tool_name"], refused["ok"], refused["run"]) == ("nosuch", False, False)
     assert 'No tool is named "nosuch"' in refused["result"]
@@ -117,7 +117,7 @@ async def test_a_call_that_is_not_run_has_an_end_too() -> None:
 
 
 async def test_a_call_that_is_written_again_has_another_id() -> None:
-    heard = await lead([call("look", key="a"), answer("42")], misbehave=once("truncated"))
+    heard = await run_agent([call("look", key="a"), answer("42")], misbehave=once("truncated"))
     told = of(heard, "tool_call")
     ids = {data["tool_call_id"]: data.get("message_id", "") for data in told if "message_id" in data}
     assert [*ids] == ["main:0.0", "main:1.0"]
@@ -140,7 +140,7 @@ async def test_a_resumed_runs_calls_have_the_ids_that_they_had(home: Path) -> No
 
 
 async def test_a_reply_that_does_not_count_is_discarded() -> None:
-    heard = await lead([call("look", key="a"), answer("42")], misbehave=once("empty"))
+    heard = await run_agent([call("look", key="a"), answer("42")], misbehave=once("empty"))
     assert [data["reason"] for data in of(heard, "discard")] == ["empty"]
 
 

@@ -1,4 +1,4 @@
-"""Reasoning tags in text: what is thought, what is said, and tags that an answer only talks about."""
+"""Reasoning tags in text: what is reasoning, what is the reply, and tags that an answer only talks about."""
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +27,7 @@ QUOTED = {
     "in Chinese": "模型先写 `<think>`，再写 `</think>`。",
 }
 
-# What is thought, and what is said.
+# The reasoning, and the reply.
 THOUGHT = {
     "plain": ("<think>hm</think>42", "hm", "42"),
     "code behind it": ("<think>hm</think>`42`", "hm", "`42`"),

@@ -1,4 +1,4 @@
-"""Every family's way of writing tool calls: what is a call, what is thought, what is said, and what a value means."""
+"""Every way of writing tool calls: what is a call, what is reasoning, what is the reply, and what a value means."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def calls(read: ToolCallsRead) -> list[list[Any]]:
 
 FORMS = rows("forms.jsonl")
 SAMPLE = rows("sample.jsonl")
-# These have marks of their own for what is thought and what is said, or are the whole text.
+# These have marks of their own for reasoning and reply, or are the whole text.
 ALONE = ("harmony", "muse", "beam", "kimi_k3", "glm4")
 BEHIND = [row for row in FORMS if row["family"] not in ALONE]
 

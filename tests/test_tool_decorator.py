@@ -1,4 +1,4 @@
-"""`@tool`: what a model is told of a function, how its arguments reach the function, and what is refused."""
+"""`@tool`: what a model sees of a function, how its arguments reach the function, and what is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parameters_of(made: Tool[..., Any]) -> Mapping[str, Any]:
     return made.spec.parameters
 
 
-# ------------------------------------------------------------------------------------------------ what a model is told
+# ------------------------------------------------------------------------------------------------ what a model sees
 
 
 def test_a_function_becomes_a_spec_of_its_hints_and_docstring() -> None:

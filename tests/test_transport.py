@@ -86,7 +86,7 @@ async def test_cancelling_closes_the_connection():
         await asyncio.wait_for(seen.hung_up.wait(), 5)
 
 
-# A body whose length is told piece by piece, after the first of them.
+# A body whose length is given piece by piece, after the first of them.
 BEGUN = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n'
 
 

@@ -217,7 +217,7 @@ class Agent(Generic[Value]):
             task_id: A name for graders, kept in the log and never shown to the model.
             ground_truth: The right answer, likewise.
             run_id: A name for the run, new in its home.
-            origin: JSON-able notes for whoever resumes the run.
+            origin: JSON-able notes for the person who resumes the run.
             listeners: Callables that receive each journal event and each piece of progress, such as a `StreamHandler`.
             settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost`, `temperature` for this run, as of `Agent`.
 
@@ -505,7 +505,7 @@ class Agent(Generic[Value]):
             set_results: Other results for calls of the last turn before that point, by handle.
             note: A hint for the model, shown with every request from there on.
             new_run_id: A name for the new run, new in its home.
-            origin: JSON-able notes for whoever resumes it; those of the run if None.
+            origin: JSON-able notes for the person who resumes it; those of the run if None.
             listeners: As for `run`.
 
         Raises:

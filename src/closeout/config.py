@@ -185,7 +185,7 @@ class AskSettings(_Section):
     max_wait: float | None = Field(None, ge=0, description="seconds; 0: never wait; unset: wait for ever")
     default: str = Field(
         "Nobody answered. Decide by yourself and say what you assumed.",
-        description="what the model is told if nobody answered in time",
+        description="the answer that the model gets if nobody answers in time",
     )
 
 

@@ -272,7 +272,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, message: str = "") -> Failure:
-        """Return the failure that an exception stands for, with its own message or the one given."""
+        """Return the failure for an exception, with its own message or the one given."""
         return cls(
             type(error).__name__,
             redact(message or str(error)),

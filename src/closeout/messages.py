@@ -76,7 +76,7 @@ class Message(dict[str, Any]):
         )
 
     def wire(self, protocol: str, encode: Callable[[Message], bytes]) -> bytes:
-        """The message's bytes in a protocol; `encode` is called only where it was last asked for in another one."""
+        """The message's bytes in a protocol; `encode` is called only if it was last encoded for another one."""
         if self._protocol != protocol:
             self._wire, self._protocol = encode(self), protocol
         return self._wire
@@ -85,7 +85,7 @@ class Message(dict[str, Any]):
     def joined(messages: Sequence[Message], protocol: str, encode: Callable[[Message], bytes]) -> bytes:
         """The bytes of messages, with commas between them.
 
-        What was joined is kept with the last of them, so that a conversation that goes on is only added to.
+        What was joined is kept with the last of them, so that a longer conversation is only added to.
         """
         conversation = list(messages)
         start, parts = _joined_before(conversation, protocol)

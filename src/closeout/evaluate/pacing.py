@@ -196,7 +196,7 @@ class SweepGate:
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         try:
-            await place  # whoever wakes it has counted it as in flight
+            await place  # the one that wakes it has counted it as in flight
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
                 self._give_back()

@@ -109,7 +109,7 @@ class StreamHandler:
         return call_id
 
     async def show_error(self, error: str) -> None:
-        """An error for people to see. The stream goes on."""
+        """An error for people to see. The stream continues."""
         self.send("show_error", {"error": error})
 
     def for_run(self, run: RunInfo) -> _RunStream:

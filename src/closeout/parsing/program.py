@@ -129,7 +129,7 @@ class ProgramReader:
         return None
 
     def _block(self, text: str, begins: int, before: int, mark: str) -> _Block:
-        """The block whose code begins there. A fence that leaves the code incomplete stands in a string."""
+        """The block whose code begins there. A fence that leaves the code incomplete is inside a string."""
         first: _Block | None = None
         tried = 0
         for line, start, end in _lines(text[begins:]):

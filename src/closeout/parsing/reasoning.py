@@ -47,7 +47,7 @@ _BEGINNINGS = sorted({mark[:size] for pair in _PAIRS for mark in pair for size i
 _PART = re.compile(rf"(?:</?[a-z:_]{{0,14}}\s?|{'|'.join(map(re.escape, _BEGINNINGS))})\Z", re.IGNORECASE)
 _LONGEST = max(map(len, (*THINKING_TAGS, *(mark for pair in _PAIRS for mark in pair)))) + 4
 
-# What ends a turn or names its speaker in the common chat templates; never part of what is said.
+# What ends a turn or names its speaker in the common chat templates; never part of the reply.
 _TURN_END = re.compile(
     r"(?:</s>|<\|(?:im_end|eot_id|eom_id|eot|eom|end|return|call|endoftext|end_of_text|role_end|observation|user|eos"
     r"|END_OF_TURN_TOKEN|message_sep)\|>|<｜end▁of▁sentence｜>|<turn\|>|<end_of_turn>|\[e~\[|<eos>)\Z"
@@ -358,13 +358,13 @@ def _taken_apart(splitter: ThinkingSplitter, pieces: Sequence[tuple[bool, str]])
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """(reasoning, what is said, stripped); a text without reasoning is returned unchanged."""
+    """(reasoning, reply, stripped); a text without reasoning is returned unchanged."""
     reasoning, said, _ = split_reasoning(text)
     return reasoning, said if said == text else said.strip()
 
 
 def split_until(text: str, tag: str) -> tuple[str, str, str | None]:
-    """(reasoning, what is said, the text after the tag) up to a tag that is neither quoted nor in reasoning."""
+    """(reasoning, reply, the text after the tag) up to a tag that is neither quoted nor in reasoning."""
     splitter = ThinkingSplitter(stop=tag)
     thinking = _taken_apart(splitter, splitter.read(text))
     said = thinking.content if splitter.rest is None and not splitter.tagged else thinking.content.strip()
@@ -378,7 +378,7 @@ def _stripped(text: str, stop: int) -> int:
 
 
 def plain_content(text: str, unfence: bool = False) -> str:
-    """What is said, without the marks of turns, responses and citations around it, stripped.
+    """The reply, without the marks of turns, responses and citations around it, stripped.
 
     `unfence`: and without the code fence that holds all of it.
     """

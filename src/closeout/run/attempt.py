@@ -201,7 +201,7 @@ class Attempt:
             return Stop(reason=self._budget.reached(self.turns) or late, failure=Failure.of(error))
 
     def _hints(self) -> str:
-        """Return what the next request ends with: the notes of whoever forked the run, and the hint of a rollback."""
+        """Return what the next request ends with: the note of a fork, and the hint of a rollback."""
         started, hint = self._journal.started, self._rollbacks.note
         if started is None or not started.notes or self._path != "main":
             return hint

@@ -63,7 +63,7 @@ async def fork_run(
         set_results: Other results for calls of the last turn, by handle.
         note: A hint for the model, shown with every request from the fork on.
         new_id: The name of the new run.
-        origin: Notes for whoever resumes it; those of the run if None.
+        origin: Notes for the person who resumes it; those of the run if None.
 
     Returns:
         The name of the new run.

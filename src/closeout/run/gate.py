@@ -24,4 +24,4 @@ class RequestGate(Protocol):
 
 
 request_gate: ContextVar[RequestGate | None] = ContextVar("closeout_request_gate", default=None)
-"""The gate of the runs that are started in this context. It is set by whoever starts many of them."""
+"""The gate of the runs that are started in this context. Code that starts many runs sets it."""

@@ -142,7 +142,7 @@ class Budget:
         return self._spent(tokens, cost, (2 if tokens else 1) * self.seconds_of_last)
 
     def exhausted(self) -> str:
-        """Return the limit that is spent completely, empty if none is."""
+        """Return the limit that is reached, empty if none is."""
         return self._spent(0, 0.0, 0.0)
 
     def forbids(self, tokens: int) -> str:

@@ -106,7 +106,7 @@ class LoopWatch:
             return ""
         recent = self._recent(SAME_RESULT)
         if recent and all(turn.result == recent[0].result for turn in recent):
-            return f"Your last {len(recent)} calls of {recent[0].name} all brought the same result."
+            return f"Your last {len(recent)} calls of {recent[0].name} all returned the same result."
         return ""
 
     def _paraphrase(self) -> str:

@@ -67,7 +67,7 @@ class Decision:
         verdict: "approve" or "deny" a call; "answer" a question.
         arguments: For "approve": the arguments to call the tool with instead.
         text: The answer; for "deny" the reason, which the model is shown.
-        hash: The hash of what was shown to whoever decides, to make sure that it is still that.
+        hash: The hash of what the person who decides was shown, to make sure that it has not changed.
         by: Who decided, for the record.
     """
 

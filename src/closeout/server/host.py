@@ -58,7 +58,7 @@ class AgentHost:
         name: The name under which clients know it.
         max_runs: How many runs are executed at the same time.
         max_queue: How many more may wait.
-        origin: Notes for whoever resumes a run by hand.
+        origin: Notes for the person who resumes a run by hand.
         drain_seconds: How long running runs may continue when the host is left, before they are interrupted.
     """
 

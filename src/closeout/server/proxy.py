@@ -43,7 +43,7 @@ TIMEOUT = 600.0  # seconds for one reply
 GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
 ENDPOINTS_KEPT = 256
 
-# Headers that concern one connection, or that are written anew.
+# Headers that concern one connection, or that the proxy writes.
 _NOT_FORWARDED = frozenset({
     "host", "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade",
     "transfer-encoding", "content-length", "content-encoding", "accept-encoding", "origin", "referer", "cookie",
@@ -164,7 +164,7 @@ class Proxy:
         return headers.get("x-api-key") or headers.get("Authorization", "").removeprefix("Bearer ").strip()
 
     def client(self, model: str, headers: Mapping[str, str]) -> BaseClient:
-        """Return the client for requests that are written anew for the upstream server."""
+        """Return the client for requests that are rewritten for the upstream server."""
         key = self.upstream_key(headers)
         found = self._clients.get((model, key))
         if found is None:
@@ -395,7 +395,7 @@ class _Exchange:
     # ------------------------------------------------------------------------------------------ another format
 
     async def _convert(self) -> web.StreamResponse:
-        """Write the request for the upstream server anew, and the reply for the client."""
+        """Rewrite the request for the upstream server, and the reply for the client."""
         request = self._form.request(self._body, self._offered)
         client = self._proxy.client(self._model, self._request.headers)
         dialect = CotChat() if self._writes_text else None

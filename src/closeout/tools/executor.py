@@ -95,7 +95,7 @@ class _Plan:
     earlier: CallOutcome | None = None
     twin: int = -1  # index of the same call in the same reply
     handle: str = ""
-    note: str = ""  # what the model is told beside the result
+    note: str = ""  # what the model sees beside the result
 
     def is_to_run(self, allow_duplicates: bool) -> bool:
         if self.refusal or self.spec is None or self.twin >= 0:

@@ -16,7 +16,7 @@ def ask_tool(*, max_wait: float | None = None, default: str = AskSettings().defa
 
     Args:
         max_wait: Seconds after which `default` is the answer; 0 never waits. None waits for ever.
-        default: What the model is told if nobody answered in time.
+        default: The answer that the model gets if nobody answers in time.
     """
 
     @tool(name="ask_user", read_only=True, timeout=None)
