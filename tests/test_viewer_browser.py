@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +19,22 @@ from closeout.journal.store import open_store
 from closeout.messages import ModelReply, Usage
 from closeout.testing import ScriptedClient, Turn, call, say
 from many_runs import short_run, write_runs
-from viewer_server import find_chromium, serve_viewer
+from viewer_pages import Viewer, needs_chromium, open_chromium, run_apart, texts, watched_viewer
 
-CHROMIUM = find_chromium()
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM, reason="no Chromium: install the system's package `chromium`, or set CHROME_PATH"
-)
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    with open_chromium() as browser:
         yield browser
-        browser.close()
-
-
-@dataclass
-class Viewer:
-    """The viewer's address and what browsers complained about."""
-
-    address: str
-    browser: Any
-    problems: list[str] = field(default_factory=list)
-    contexts: list[Any] = field(default_factory=list)
-
-    def open(self, path: str = "", *, address: str | None = None, **options: Any) -> Any:
-        options = {"viewport": {"width": 1200, "height": 800}, "locale": "en-US", **options}
-        context = self.browser.new_context(accept_downloads=True, **options)
-        self.contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda m: self.problems.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("dialog", lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: self.foreign(request.url))
-        page.goto((self.address if address is None else address) + path)
-        return page
-
-    def foreign(self, url: str) -> None:
-        if not url.startswith((self.address.removesuffix("viewer/"), "file:", "data:", "blob:")):
-            self.problems.append(f"request to {url}")
 
 
 @pytest.fixture
 def viewer(home: Path, browser: Any) -> Iterator[Viewer]:
-    with serve_viewer(home) as address:
-        viewer = Viewer(address, browser)
-        try:
-            yield viewer
-        finally:
-            for context in viewer.contexts:
-                context.close()
-        assert viewer.problems == []
+    with watched_viewer(home, browser) as viewer:
+        yield viewer
 
 
 @tool(read_only=True)
@@ -104,16 +64,6 @@ def recorded(home: Path, answer: str = "82") -> str:
     tools = [search, fetch, helper.as_tool(name="research", description="Ask a researcher.")]
     agent = Agent(ScriptedClient(script, name="openai:m"), tools=tools, home=home, answer=Number())
     return run_apart(agent, "How many years passed between the two openings?")
-
-
-def run_apart(agent: Agent[Any], task: str) -> str:
-    """Run an agent in a thread of its own: Playwright's event loop runs in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(agent.run_sync, task).result().run_id
-
-
-def texts(page: Any, selector: str) -> list[str]:
-    return [text.strip() for text in page.locator(selector).all_inner_texts()]
 
 
 # ------------------------------------------------------------------------------------------------ the list of runs
@@ -431,8 +381,7 @@ def test_outcomes_without_their_beginnings_are_shown(viewer: Viewer, home: Path)
 def test_a_run_that_is_not_there_is_an_error_that_says_so(viewer: Viewer, home: Path, path: str) -> None:
     page = viewer.open(path)
     page.wait_for_selector("text=No run none in")
-    # Chromium itself reports the response with status 404.
-    viewer.problems = [problem for problem in viewer.problems if "404" not in problem]
+    viewer.expect_status(404)
 
 
 @pytest.mark.parametrize("width", [400, 1200, 2000])

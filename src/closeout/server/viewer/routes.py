@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
 from itertools import islice
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from aiohttp import web
 
 from closeout.codec import encode_json
-from closeout.errors import JournalError, RunNotFound, UsageError
+from closeout.errors import DecisionRefused, JournalError, JournalLocked, RunNotFound, UsageError
 from closeout.journal.events import ModelRequested
 from closeout.journal.readonly import open_to_read
 from closeout.journal.search import SearchIndex
-from closeout.journal.store import RunRecord, Store
-from closeout.server.app import HOME
+from closeout.journal.store import RunRecord, Store, open_store
+from closeout.run.waiting import pending_decisions, record_decisions
+from closeout.server.app import HOME, error_response
 from closeout.server.following import follow
+from closeout.server.viewer.deciding import check_own_page, pending_shape, read_decision
 from closeout.server.viewer.export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut_event, event_shape, hit_shape, run_shape
+
+if TYPE_CHECKING:
+    from closeout.server.host import AgentHost
 
 __all__ = ["add_viewer"]
 
@@ -41,9 +47,14 @@ POLICY = (
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
-def add_viewer(app: web.Application) -> None:
-    """Add the viewer's pages under /viewer/, and a redirect from / to them."""
-    viewer = _Viewer(app)
+def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
+    """Add the viewer's pages under /viewer/, and a redirect from / to them.
+
+    Args:
+        app: The application, from `create_app`.
+        host: Continues its own runs when what they wait for is decided. Without it decisions are only recorded.
+    """
+    viewer = _Viewer(app, host)
     app.on_shutdown.append(viewer.stop)
     app.on_cleanup.append(viewer.close)
     route = app.router
@@ -55,21 +66,14 @@ def add_viewer(app: web.Application) -> None:
     route.add_get("/viewer/api/runs/{run_id}/events/{seq}", viewer.show_event)
     route.add_get("/viewer/api/runs/{run_id}/follow", viewer.follow_run)
     route.add_get("/viewer/api/runs/{run_id}/requests", viewer.list_requests)
+    route.add_get("/viewer/api/runs/{run_id}/waiting", viewer.list_waiting)
+    route.add_post("/viewer/api/runs/{run_id}/decisions", viewer.decide)
     route.add_get("/viewer/api/runs/{run_id}/export", viewer.export)
-    route.add_get("/viewer/{name:[a-z]*(?:\\.[a-z]+)?}", _send_file)
+    route.add_get("/viewer/{name:[a-z]*(?:\\.[a-z]+)?}", viewer.send_file)
 
 
 async def _redirect(request: web.Request) -> web.StreamResponse:
     raise web.HTTPFound("/viewer/")
-
-
-async def _send_file(request: web.Request) -> web.Response:
-    name = request.match_info["name"] or "index.html"
-    if (body := _file(name)) is None:
-        raise web.HTTPNotFound(text=f"The viewer has no file {name}.")
-    kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
-    headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-    return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
 
 @lru_cache
@@ -84,8 +88,10 @@ def _file(name: str) -> bytes | None:
 class _Viewer:
     """Answers the pages' requests. The journal is read in threads, so that a slow disk holds up nobody else."""
 
-    def __init__(self, app: web.Application) -> None:
+    def __init__(self, app: web.Application, host: AgentHost | None) -> None:
         self._app = app
+        self._host = host
+        self._token = secrets.token_urlsafe(24)  # known to the pages of this server only
         self._readers = ThreadPoolExecutor(4, "closeout-viewer")
         self._searcher = ThreadPoolExecutor(1, "closeout-search")  # a list waits for the index to be updated once
         self._index: tuple[Store, SearchIndex] | None = None
@@ -108,6 +114,17 @@ class _Viewer:
     async def _read(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, lambda: act(*args, **kwargs))
+
+    async def send_file(self, request: web.Request) -> web.Response:
+        """A file of the pages. The first one carries the token that decisions must have."""
+        name = request.match_info["name"] or "index.html"
+        if (body := _file(name)) is None:
+            raise web.HTTPNotFound(text=f"The viewer has no file {name}.")
+        if name == "index.html":
+            body = body.replace(b"TOKEN", self._token.encode())
+        kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+        headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
     # -------------------------------------------------------------------------------------------- runs
 
@@ -163,6 +180,43 @@ class _Viewer:
             return run_shape(store.run(run_id), None)
 
         return _json(await self._in_store(read, request))
+
+    # -------------------------------------------------------------------------------------------- decisions
+
+    async def list_waiting(self, request: web.Request) -> web.Response:
+        """What the run waits for, and whether this server continues it once that is decided."""
+
+        def read(store: Store, run_id: str) -> list[dict[str, Any]]:
+            return [pending_shape(each) for each in pending_decisions(store.rows(run_id))]
+
+        waiting = await self._in_store(read, request)
+        return _json({"waiting": waiting, "continues": await self._host_of(request) is not None})
+
+    async def decide(self, request: web.Request) -> web.Response:
+        """Record a decision on what was shown. The run continues by itself if this server has its agent."""
+        check_own_page(request, self._token)
+        run_id = request.match_info["run_id"]
+        name, decision = read_decision(await request.read())
+        host = await self._host_of(request)
+        try:
+            if host is not None:
+                left = await host.decide(run_id, {name: decision})
+            else:
+                store = await self._read(open_store, self._app[HOME])
+                left = await self._read(record_decisions, store, run_id, {name: decision})
+        except (DecisionRefused, JournalLocked) as error:
+            return error_response(409, str(error), "decision_refused")
+        return _json({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
+
+    async def _host_of(self, request: web.Request) -> AgentHost | None:
+        """Return what executes the run, if this server does."""
+        if self._host is None:
+            return None
+        try:
+            await self._host.find(request.match_info["run_id"])
+        except RunNotFound:
+            return None
+        return self._host
 
     # -------------------------------------------------------------------------------------------- events
 

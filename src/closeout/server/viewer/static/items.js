@@ -216,6 +216,8 @@ const ITEMS = {
     textOf(event.text) ? longText(event.text) : null,
     event.arguments == null ? null : argumentList(event.arguments, null)]],
   note: ({ event }) => [textOf(event.name), h("p", { class: `note-${plainWord(event.level)}`, dir: "auto" }, textOf(event.message))],
+  stopped: ({ event }) => [`${t("The run stopped here")}: ${t(textOf(event.status))}`,
+    textOf(event.error) ? line("error", textOf(event.error_kind), textOf(event.error)) : null],
   answer({ event }, page) {
     const answer = textOf(event.answer);
     const closing = textOf(event.closing_text);

@@ -1,5 +1,6 @@
 // The page of one run: its summary, its tokens, and its story, live while it runs.
 
+import { DecisionPanel } from "./deciding.js";
 import { h, replaceChildren } from "./dom.js";
 import { cost, count, duration, moment, percent, short } from "./format.js";
 import { itemElement } from "./items.js";
@@ -12,6 +13,8 @@ import { Story, totalsOf, usageOf } from "./story.js";
 const FIRST_EVENTS = 60; // enough for the first screen
 const MORE_EVENTS = 5000;
 const MOST_BARS = 240;
+const LOOK_MS = 2000; // between two looks at a run that somebody may continue
+const RESUMABLE = ["waiting", "interrupted"];
 const LANDMARKS = { repair: "Repairs", rollback: "Rollbacks", failure: "Failures", eviction: "Evictions", agent: "Sub-agents", decision: "Decisions" };
 
 /** Show a run in `main`. `route` has id and event (a number to go to, or null). Returns a function that stops. */
@@ -34,6 +37,9 @@ class RunPage {
     this.closed = false;
     this.complete = false;
     this.stopFollowing = () => {};
+    this.looking = 0;
+    this.shownAt = -1; // the number of events when the decisions were shown
+    this.decisions = new DecisionPanel(route.id, () => this.look());
     this.list = new LongList((item) => this.element(item));
     this.head = h("section.run-head");
     this.chart = h("section.chart");
@@ -45,7 +51,7 @@ class RunPage {
     const { run, events } = await listEvents(this.runId, 0, FIRST_EVENTS);
     if (this.closed) return;
     this.record = run;
-    replaceChildren(this.main, h("div.run-page", null,
+    replaceChildren(this.main, h("div.run-page", null, this.decisions.element,
       h("aside.run-side", null, this.head, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot)));
     this.add(events);
     this.draw();
@@ -76,7 +82,37 @@ class RunPage {
     if (this.closed) return;
     this.draw();
     if (this.target !== null) this.goToEvent(this.target);
+    this.watch();
+  }
+
+  /** Follow a run that runs. Look now and then at one that waits or was interrupted: somebody may continue it. */
+  watch() {
+    if (this.closed || exportedRun()) return;
     if (this.record.status === "running") this.follow();
+    else if (RESUMABLE.includes(this.record.status)) {
+      clearTimeout(this.looking);
+      this.looking = setTimeout(() => this.look(), LOOK_MS);
+    }
+    if (this.shownAt === this.story.count) return;
+    this.shownAt = this.story.count;
+    this.decisions.update(this.record.status === "waiting");
+  }
+
+  async look() {
+    clearTimeout(this.looking);
+    let found = { run: this.record, events: [] };
+    try {
+      if (!document.hidden) found = await listEvents(this.runId, this.story.count, MORE_EVENTS);
+    } catch {
+      // the server may be back at the next look
+    }
+    if (this.closed) return;
+    if (found.events.length || found.run.status !== this.record.status) {
+      this.record = found.run;
+      this.add(found.events);
+      this.draw();
+    }
+    this.watch();
   }
 
   follow() {
@@ -95,6 +131,7 @@ class RunPage {
       (record) => {
         this.record = record;
         this.draw();
+        this.watch();
       },
     );
   }
@@ -148,7 +185,6 @@ class RunPage {
         h("a.button", { href: `#/run/${encodeURIComponent(this.runId)}/prompts` }, t("Prompts")),
         exportedRun() ? null : h("a.button", { href: `#/compare/${encodeURIComponent(this.runId)}` }, t("Compare")),
         exportedRun() ? null : h("a.button", { href: exportAddress(this.runId), download: `${this.runId}.html` }, t("Export"))),
-      // The buttons that decide a waiting call belong here.
     );
   }
 
@@ -195,7 +231,7 @@ class RunPage {
       return h("button.jump", { type: "button", class: `jump-${name}`, click: () => this.goToNext(found) },
         t(label), h("b", null, count(found.length)));
     });
-    const last = h("button.jump", { type: "button", click: () => this.select(this.items.length - 1) }, this.story.ended ? t("Answer") : t("Latest"));
+    const last = h("button.jump", { type: "button", click: () => this.select(this.items.length - 1) }, this.story.ended?.kind === "answer" ? t("Answer") : t("Latest"));
     replaceChildren(this.jumps, buttons, last);
   }
 
@@ -279,6 +315,7 @@ class RunPage {
 
   close() {
     this.closed = true;
+    clearTimeout(this.looking);
     this.stopFollowing();
     this.list.close();
   }

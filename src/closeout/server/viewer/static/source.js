@@ -8,9 +8,9 @@ export function exportedRun() {
   return exportedData?.run ?? null;
 }
 
-async function fetchJson(path, parameters = {}, signal = undefined) {
+async function fetchJson(path, parameters = {}, options = {}) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
-  const response = await fetch(`api/${path}?${query}`, { signal });
+  const response = await fetch(`api/${path}?${query}`, options);
   const body = await response.json();
   if (!response.ok) throw new Error(body.error?.message ?? `HTTP ${response.status}`);
   return body;
@@ -20,7 +20,7 @@ const runPath = (id) => `runs/${encodeURIComponent(id)}`;
 
 /** A page of runs: {runs, more, indexed, total}. Parameters: text, status, model, before, limit. */
 export function listRuns(parameters, signal) {
-  return fetchJson("runs", parameters, signal);
+  return fetchJson("runs", parameters, { signal });
 }
 
 /** Events of a run from number `start` on: {run, events}. */
@@ -57,6 +57,18 @@ export function followRun(id, start, onEvent, onEnd) {
     onEnd(JSON.parse(message.data));
   });
   return () => stream.close();
+}
+
+/** What a run waits for: {waiting, continues}. `continues`: the server continues it when all is decided. */
+export function listWaiting(id) {
+  return fetchJson(`${runPath(id)}/waiting`);
+}
+
+/** Decide on what was shown: {id, hash, verdict, text?, arguments?}. Returns what the run still waits for. */
+export function sendDecision(id, decision) {
+  const token = document.querySelector("meta[name=closeout-token]")?.content ?? "";
+  const headers = { "Content-Type": "application/json", "X-Closeout-Token": token };
+  return fetchJson(`${runPath(id)}/decisions`, {}, { method: "POST", headers, body: JSON.stringify(decision) });
 }
 
 export function exportAddress(id) {

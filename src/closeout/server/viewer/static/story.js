@@ -17,7 +17,7 @@ export class Story {
     this.requests = []; // turns that asked the model, in the order of asking
     this.landmarks = { repair: [], rollback: [], failure: [], eviction: [], agent: [], decision: [] };
     this.started = null;
-    this.ended = null;
+    this.ended = null; // the item of the run's end
     this.count = 0;
     this.lastTime = 0;
     this.version = 0;
@@ -140,6 +140,8 @@ const HANDLERS = {
     story.item(agent, event, "task");
   },
   RunResumed(story, event, agent) {
+    if (story.ended) Object.assign(story.ended, { kind: "stopped", changed: true }); // it was not the end
+    story.ended = null;
     story.item(agent, event, "resumed");
   },
   AgentStarted(story, event, agent) {
@@ -238,8 +240,7 @@ const HANDLERS = {
     story.item(agent, event, "note");
   },
   RunEnded(story, event, agent) {
-    story.ended = event;
-    story.item(agent, event, "answer");
+    story.ended = story.item(agent, event, event.status === "waiting" ? "stopped" : "answer");
   },
 };
 

@@ -1,0 +1,100 @@
+"""What a run waits for, as its page shows it, and the decisions that the page sends."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from closeout.codec import decode_json
+from closeout.errors import UsageError
+from closeout.run.waiting import Decision, PendingDecision
+
+__all__ = ["TOKEN_HEADER", "check_own_page", "pending_shape", "read_decision"]
+
+TOKEN_HEADER = "X-Closeout-Token"  # noqa: S105 - the header's name
+BY = "viewer"
+
+
+def check_own_page(request: web.Request, token: str) -> None:
+    """Refuse a request that no page of this server sent: other web pages can send requests to this computer, too.
+
+    Raises:
+        HTTPForbidden: It names another origin, or has not the token that the server wrote into its page.
+        HTTPUnsupportedMediaType: It is not JSON, which a page elsewhere may not send.
+    """
+    origin = request.headers.get("Origin")
+    if (origin is not None and urlsplit(origin).netloc != request.host) or request.headers.get(
+        "Sec-Fetch-Site", "same-origin"
+    ) != "same-origin":
+        raise web.HTTPForbidden(text="Decisions are taken from the viewer's own page only.")
+    if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
+        raise web.HTTPForbidden(text="This page is of an earlier start of the viewer. Reload it.")
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="Send the decision as application/json.")
+
+
+def pending_shape(pending: PendingDecision) -> dict[str, Any]:
+    """Return what a run waits for. Values are texts: JavaScript would round the numbers that it cannot hold."""
+    options = pending.arguments.get("options") or ()
+    return {
+        "id": pending.id,
+        "kind": pending.kind,
+        "tool": pending.tool,
+        "hash": pending.hash,
+        "reason": pending.reason,
+        "default": pending.default,
+        "expires": pending.expires,
+        "arguments": [[name, _shown(value)] for name, value in pending.arguments.items()],
+        "json": _visible(json.dumps(pending.arguments, ensure_ascii=False, indent=2)),
+        "question": str(pending.arguments.get("question", "")),
+        "options": [str(option) for option in options] if isinstance(options, list | tuple) else [],
+    }
+
+
+def _visible(text: str) -> str:
+    """Return JSON in which characters that are not seen, or that reorder the others, are escaped."""
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def _shown(value: Any) -> str:
+    """Return a text as it is, unless it looks like another value; anything else as JSON."""
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False, indent=2)
+    try:
+        decode_json(value)
+    except ValueError:
+        return value if value.strip() == value and value else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_decision(body: bytes) -> tuple[str, Decision]:
+    """Return the id of what is decided, and the decision.
+
+    Raises:
+        UsageError: The body is not a decision.
+    """
+    found = _object(body, "The decision")
+    texts = {name: found.get(name, "") for name in ("id", "verdict", "hash", "text", "arguments")}
+    if not all(isinstance(text, str) for text in texts.values()) or not texts["id"] or not texts["hash"]:
+        raise UsageError("A decision has id, verdict and hash, and may have text and arguments; all are texts.")
+    arguments = _object(texts["arguments"], "The arguments") if texts["arguments"] else None
+    decision = Decision(
+        verdict=texts["verdict"],  # type: ignore[arg-type]  # checked where it is recorded
+        arguments=arguments, text=texts["text"], hash=texts["hash"], by=BY,
+    )  # fmt: skip
+    return texts["id"], decision
+
+
+def _object(text: bytes | str, name: str) -> Mapping[str, Any]:
+    try:
+        value = decode_json(text)
+    except ValueError as error:
+        raise UsageError(f"{name} must be a JSON object, but it is not JSON: {str(error)[:200]}.") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} must be a JSON object.")
+    return value

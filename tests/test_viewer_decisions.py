@@ -1,0 +1,280 @@
+"""Decisions in the viewer: what a run waits for is shown as it is, and only the viewer's own page decides it, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from closeout import Agent, tool
+from closeout.journal import events as ev
+from closeout.journal.store import open_store
+from closeout.run.waiting import pending_decisions
+from closeout.server.app import create_app
+from closeout.server.host import AgentHost
+from closeout.server.viewer.deciding import TOKEN_HEADER
+from closeout.server.viewer.routes import add_viewer
+from closeout.testing import ScriptedClient, Turn, answer, call
+from closeout.tools.builtin import ask_user
+from viewer_pages import Viewer, needs_chromium, open_chromium, run_apart, texts, watched_viewer
+
+HIDDEN = "\u202egnp.exe <img src=x onerror=alert(1)>\u200b"
+
+
+class Bank:
+    """An agent that pays, and what it paid."""
+
+    def __init__(self, home: Path, *calls: Any) -> None:
+        self.paid: list[tuple[str, int]] = []
+
+        @tool(approval="always")
+        def pay(key: str, amount: int = 1, note: str = "") -> str:
+            """Pay a bill."""
+            self.paid.append((key, amount))
+            return "paid"
+
+        script = [Turn(calls=list(calls)), answer("done")] * 2
+        self.agent = Agent(ScriptedClient(script), [pay, ask_user], home=home)
+
+
+async def decide(client: TestClient, run_id: str, decision: Any, **headers: str) -> tuple[int, Any]:
+    page = await (await client.get("/viewer/")).text()
+    token = page.partition('name="closeout-token" content="')[2].partition('"')[0]
+    assert len(token) > 20
+    sent = {TOKEN_HEADER: token, "Content-Type": "application/json", **headers}
+    body = decision if isinstance(decision, bytes) else json.dumps(decision).encode()
+    response = await client.post(f"/viewer/api/runs/{run_id}/decisions", data=body, headers=sent)
+    return response.status, await response.json()
+
+
+@pytest.fixture
+async def client(home: Path) -> AsyncIterator[TestClient]:
+    app = create_app(home)
+    add_viewer(app)
+    async with TestClient(TestServer(app)) as found:
+        yield found
+
+
+async def waiting_of(client: TestClient, run_id: str) -> list[dict[str, Any]]:
+    found = await (await client.get(f"/viewer/api/runs/{run_id}/waiting")).json()
+    return list(found["waiting"])
+
+
+# ------------------------------------------------------------------------------------------------ the server
+
+
+async def test_a_decision_is_recorded_and_a_second_one_refused(client: TestClient, home: Path) -> None:
+    bank = Bank(home, call("pay", key="a"), call("pay", key="b"))
+    run = await bank.agent.run("Pay.")
+    first, second = await waiting_of(client, run.run_id)
+    status, found = await decide(client, run.run_id, {"id": "r1", "verdict": "approve", "hash": first["hash"]})
+    assert (status, [each["id"] for each in found["waiting"]], found["continues"]) == (200, ["r2"], False)
+    status, found = await decide(client, run.run_id, {"id": "r1", "verdict": "deny", "hash": first["hash"]})
+    assert status == 409
+    assert "was decided before: approve. A decision cannot be changed." in found["error"]["message"]
+    await decide(client, run.run_id, {"id": "r2", "verdict": "deny", "hash": second["hash"], "text": "too much"})
+    result = await bank.agent.resume(run.run_id)
+    assert (result.answer, bank.paid) == ("done", [("a", 1)])
+    made = [row.event for row in open_store(home).rows(run.run_id) if isinstance(row.event, ev.DecisionMade)]
+    assert [(each.verdict, each.text, each.by) for each in made] == [
+        ("approve", "", "viewer"),
+        ("deny", "too much", "viewer"),
+    ]
+
+
+async def test_values_are_shown_and_executed_as_they_are(client: TestClient, home: Path) -> None:
+    big = 12345678901234567890123
+    bank = Bank(home, call("pay", key="5", amount=big, note="\u202e"))
+    run = await bank.agent.run("Pay.")
+    (shown,) = await waiting_of(client, run.run_id)
+    assert shown["arguments"] == [["key", '"5"'], ["amount", str(big)], ["note", "\u202e"]]
+    assert "\\u202e" in shown["json"]
+    edited = shown["json"].replace(str(big), str(big + 1))
+    decision = {"id": "r1", "verdict": "approve", "hash": shown["hash"], "arguments": edited}
+    assert (await decide(client, run.run_id, decision))[0] == 200
+    await bank.agent.resume(run.run_id)
+    assert bank.paid == [("5", big + 1)]
+
+
+async def test_a_served_run_continues_by_itself(home: Path) -> None:
+    bank = Bank(home, call("pay", key="a"))
+    host = AgentHost(bank.agent, drain_seconds=0)
+    app = create_app(home)
+    add_viewer(app, host=host)
+    async with host, TestClient(TestServer(app)) as client:
+        run_id = await host.submit("Pay.")
+        await host.wait(run_id)
+        (shown,) = await waiting_of(client, run_id)
+        _, found = await decide(client, run_id, {"id": "r1", "verdict": "approve", "hash": shown["hash"]})
+        assert found == {"waiting": [], "continues": True}
+        await host.wait(run_id)
+        other = await bank.agent.run("Pay by yourself.")  # not a run of the server
+        (shown,) = await waiting_of(client, other.run_id)
+        _, found = await decide(client, other.run_id, {"id": "r1", "verdict": "approve", "hash": shown["hash"]})
+        assert found == {"waiting": [], "continues": False}
+    assert bank.paid == [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "said"),
+    [
+        ({"Origin": "https://evil.example"}, 403, "viewer's own page"),
+        ({"Origin": "null"}, 403, "viewer's own page"),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, "viewer's own page"),
+        ({"Sec-Fetch-Site": "same-site"}, 403, "viewer's own page"),
+        ({TOKEN_HEADER: ""}, 403, "Reload it"),
+        ({TOKEN_HEADER: "wrong"}, 403, "Reload it"),
+        ({"Content-Type": "text/plain"}, 415, "application/json"),
+        ({"Host": "evil.example"}, 403, "evil.example"),
+    ],
+)
+async def test_other_pages_cannot_decide(
+    client: TestClient, home: Path, headers: dict[str, str], status: int, said: str
+) -> None:
+    bank = Bank(home, call("pay", key="a"))
+    run = await bank.agent.run("Pay.")
+    (shown,) = await waiting_of(client, run.run_id)
+    decision = {"id": "r1", "verdict": "approve", "hash": shown["hash"]}
+    found = await decide(client, run.run_id, decision, **headers)
+    assert found[0] == status
+    assert said in found[1]["error"]["message"]
+    assert len(await waiting_of(client, run.run_id)) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"[]", 400, "must be a JSON object"),
+        ({"verdict": "approve", "hash": "HASH"}, 400, "id, verdict and hash"),
+        ({"id": "r1", "verdict": "approve"}, 400, "id, verdict and hash"),
+        ({"id": "r1", "verdict": "approve", "hash": "HASH", "text": 5}, 400, "all are texts"),
+        ({"id": "r1", "verdict": "approve", "hash": "HASH", "arguments": "[1]"}, 400, "must be a JSON object"),
+        ({"id": "r1", "verdict": "approve", "hash": "HASH", "arguments": "{'a'}"}, 400, "not JSON"),
+        ({"id": "r1", "verdict": "approve", "hash": "of another call"}, 409, "made on something else"),
+        ({"id": "r1", "verdict": "answer", "hash": "HASH", "text": "x"}, 409, "approve or deny it"),
+        ({"id": "r1", "verdict": "maybe", "hash": "HASH"}, 409, "must be True"),
+        ({"id": "r9", "verdict": "approve", "hash": "HASH"}, 409, "does not wait for a decision on 'r9'"),
+    ],
+)
+async def test_a_decision_that_does_not_fit_is_refused(
+    client: TestClient, home: Path, body: Any, status: int, said: str
+) -> None:
+    bank = Bank(home, call("pay", key="a"))
+    run = await bank.agent.run("Pay.")
+    (shown,) = await waiting_of(client, run.run_id)
+    sent = body if isinstance(body, bytes) else json.dumps(body).replace("HASH", shown["hash"]).encode()
+    found = await decide(client, run.run_id, sent)
+    assert found[0] == status, found
+    assert said in found[1]["error"]["message"]
+    assert len(await waiting_of(client, run.run_id)) == 1
+
+
+async def test_a_run_that_is_not_there_waits_for_nothing(client: TestClient, home: Path) -> None:
+    assert (await client.get("/viewer/api/runs/none/waiting")).status == 404
+    status, found = await decide(client, "none", {"id": "r1", "verdict": "approve", "hash": "x"})
+    assert (status, "No run none" in found["error"]["message"]) == (404, True)
+
+
+# ------------------------------------------------------------------------------------------------ the pages
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
+    with open_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def viewer(home: Path, browser: Any) -> Iterator[Viewer]:
+    with watched_viewer(home, browser) as viewer:
+        yield viewer
+
+
+def made(home: Path, run_id: str) -> list[tuple[str, str, str | None, str]]:
+    rows = open_store(home).rows(run_id)
+    found = [row.event for row in rows if isinstance(row.event, ev.DecisionMade)]
+    return [(each.request, each.verdict, each.arguments, each.text) for each in found]
+
+
+def resume_apart(agent: Agent[Any], run_id: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, agent.resume(run_id)).result()
+
+
+@needs_chromium
+def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer: Viewer, home: Path) -> None:
+    question = call("ask_user", question="Which account?", options=["giro", HIDDEN])
+    bank = Bank(home, call("pay", key="a"), call("pay", key="b", amount=90), call("pay", key=HIDDEN), question)
+    run_id = run_apart(bank.agent, "Pay.")
+    page = viewer.open(f"#/run/{run_id}")
+    page.wait_for_selector("text=This run waits for 4 decisions")
+    of = lambda name: page.locator(f".request[data-id='{name}']")  # noqa: E731
+    assert "U+202E" in of("r3").inner_text()
+    assert "\u202e" not in of("r3").inner_text()
+    of("r1").get_by_role("button", name="Approve", exact=True).click()
+    page.wait_for_selector("text=This run waits for 3 decisions")
+    of("r2").get_by_role("button", name="Edit arguments").click()
+    edit = of("r2").locator("textarea")
+    assert json.loads(edit.input_value()) == {"key": "b", "amount": 90}
+    edit.fill('{"key": "b", "amount": 9')
+    of("r2").get_by_role("button", name="Approve with these arguments").click()
+    of("r2").get_by_role("alert").get_by_text("The arguments must be a JSON object").wait_for()
+    viewer.expect_status(400)
+    edit.fill('{"key": "b", "amount": 9}')
+    of("r2").get_by_role("button", name="Approve with these arguments").click()
+    page.wait_for_selector("text=This run waits for 2 decisions")
+    of("r3").get_by_role("button", name="Deny").click()
+    of("r3").locator("input").fill("not that one")
+    of("r3").get_by_role("button", name="Deny").click()
+    page.wait_for_selector("text=This run waits for a decision")
+    of("r4").locator(".option").first.click()
+    page.wait_for_selector(f"text=closeout resume {run_id}")
+    assert made(home, run_id) == [
+        ("r1", "approve", None, ""),
+        ("r2", "approve", '{"key": "b", "amount": 9}', ""),
+        ("r3", "deny", None, "not that one"),
+        ("r4", "answer", None, "giro"),
+    ]
+    assert page.locator("main img").count() == 0
+
+
+@needs_chromium
+def test_the_page_shows_how_a_decided_run_continues_elsewhere(viewer: Viewer, home: Path) -> None:
+    bank = Bank(home, call("pay", key="a"))
+    run_id = run_apart(bank.agent, "Pay.")
+    page = viewer.open(f"#/run/{run_id}")
+    page.get_by_role("button", name="Approve", exact=True).click()
+    page.wait_for_selector("text=Everything is decided")
+    resume_apart(bank.agent, run_id)
+    page.wait_for_selector(".item.answer")
+    assert texts(page, ".item.answer .final") == ["done"]
+    assert page.locator(".decisions").is_hidden()
+
+
+@needs_chromium
+def test_a_second_decision_from_another_page_is_refused_with_its_reason(viewer: Viewer, home: Path) -> None:
+    bank = Bank(home, call("pay", key="a"), call("pay", key="b"))
+    run_id = run_apart(bank.agent, "Pay.")
+    first, second = viewer.open(f"#/run/{run_id}"), viewer.open(f"#/run/{run_id}")
+    for page in (first, second):
+        page.wait_for_selector(".request[data-id=r1]")
+        page.evaluate("Object.defineProperty(document, 'hidden', { value: true })")  # it does not look again
+    first.locator(".request[data-id=r1]").get_by_role("button", name="Approve", exact=True).click()
+    first.wait_for_selector("text=This run waits for a decision")
+    late = second.locator(".request[data-id=r1]")
+    late.get_by_role("button", name="Deny").click()
+    late.get_by_role("button", name="Deny").click()
+    late.get_by_text("r1 of run").wait_for()
+    assert "was decided before: approve. A decision cannot be changed." in late.get_by_role("alert").inner_text()
+    viewer.expect_status(409)
+    assert [each[1] for each in made(home, run_id)] == ["approve"]
+    assert len(pending_decisions(open_store(home).rows(run_id))) == 1
