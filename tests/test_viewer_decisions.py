@@ -18,6 +18,7 @@ from closeout.journal.store import open_store
 from closeout.run.waiting import pending_decisions
 from closeout.server.app import create_app
 from closeout.server.host import AgentHost
+from closeout.server.serving import agent_app
 from closeout.server.viewer.deciding import TOKEN_HEADER
 from closeout.server.viewer.routes import add_viewer
 from closeout.testing import ScriptedClient, Turn, answer, call
@@ -105,9 +106,7 @@ async def test_values_are_shown_and_executed_as_they_are(client: TestClient, hom
 async def test_a_served_run_continues_by_itself(home: Path) -> None:
     bank = Bank(home, call("pay", key="a"))
     host = AgentHost(bank.agent, drain_seconds=0)
-    app = create_app(home)
-    add_viewer(app, host=host)
-    async with host, TestClient(TestServer(app)) as client:
+    async with TestClient(TestServer(agent_app(host))) as client:
         run_id = await host.submit("Pay.")
         await host.wait(run_id)
         (shown,) = await waiting_of(client, run_id)

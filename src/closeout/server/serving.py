@@ -45,7 +45,7 @@ def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str
     add_chat(app, host)
     add_runs_api(app, host)
     _add_health(app, host)
-    _add_pages(app, address, keys)
+    _add_pages(app, address, keys, host)
 
     async def run_host(_: web.Application) -> AsyncIterator[None]:
         async with host:
@@ -88,10 +88,10 @@ def proxy_app(proxy: Proxy, *, address: str = "127.0.0.1", keys: Sequence[str] =
     return app
 
 
-def _add_pages(app: web.Application, address: str, keys: Sequence[str]) -> None:
+def _add_pages(app: web.Application, address: str, keys: Sequence[str], host: AgentHost | None = None) -> None:
     """Add the viewer where everybody who can reach it may see all runs."""
     if is_loopback(address) and not keys:
-        add_viewer(app)
+        add_viewer(app, host=host)
 
 
 def check_address(address: str, keys: Sequence[str]) -> None:

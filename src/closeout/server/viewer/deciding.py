@@ -83,11 +83,8 @@ def read_decision(body: bytes) -> tuple[str, Decision]:
     if not all(isinstance(text, str) for text in texts.values()) or not texts["id"] or not texts["hash"]:
         raise UsageError("A decision has id, verdict and hash, and may have text and arguments; all are texts.")
     arguments = _object(texts["arguments"], "The arguments") if texts["arguments"] else None
-    decision = Decision(
-        verdict=texts["verdict"],  # type: ignore[arg-type]  # checked where it is recorded
-        arguments=arguments, text=texts["text"], hash=texts["hash"], by=BY,
-    )  # fmt: skip
-    return texts["id"], decision
+    verdict, text, digest = texts["verdict"], texts["text"], texts["hash"]  # the verdict is checked when it is recorded
+    return texts["id"], Decision(verdict=verdict, arguments=arguments, text=text, hash=digest, by=BY)
 
 
 def _object(text: bytes | str, name: str) -> Mapping[str, Any]:

@@ -80,6 +80,7 @@ function turn(item, page) {
   for (const call of item.calls) body.push(callElement(call, item, page));
   for (const seen of item.answers) body.push(line("good", t("Answer seen on the way"), textOf(seen.answer)));
   if (rolledBack) body.push(rollback(rolledBack));
+  if (!reply && item.partial) body.push(longText(item.partial, { tag: "div.says" }));
   if (!reply && !failure && !page.isOver()) body.push(h("p.waiting", null, t("The model is writing …")));
   return [turnName(item), body];
 }

@@ -98,6 +98,7 @@ function newTurn(story, event, agent) {
     number: event.turn ?? 0,
     purpose: event.purpose ?? "act",
     retries: [],
+    partial: "", // of a reply that is still written
     reply: null,
     failure: null,
     calls: [],
@@ -165,6 +166,10 @@ const HANDLERS = {
   },
   ModelRetried(story, event, agent) {
     currentTurn(story, event, agent).retries.push(event);
+  },
+  ReplyStreamed(story, event, agent) {
+    const turn = currentTurn(story, event, agent);
+    turn.partial = turn.partial.slice(0, event.offset) + textOf(event.text);
   },
   ModelReplied(story, event, agent) {
     const turn = currentTurn(story, event, agent);
