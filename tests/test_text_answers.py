@@ -212,3 +212,10 @@ async def test_every_fault_is_survived(kind: str, dialect: str) -> None:
         )  # fmt: skip
         result = await agent.run("What is a?")
     assert (result.answer, result.status) == ("4711", "answered")
+
+
+async def test_an_agent_without_tools_may_write_an_observation() -> None:
+    report = "Lab report\n\nObservation: the liquid turned blue.\nConclusion: it is a base."
+    client = ScriptedClient([say(report)])
+    result = await Agent(client, dialect="function_call", home=False).run("Write a lab report.")
+    assert (result.answer, result.usage.requests) == (report, 1)

@@ -251,7 +251,8 @@ class ModelSession:
             self._salvaged_in_a_row = 0
             return reading
         reading = self._salvage(reading, reply) or reading
-        if not reading.calls and invents_result(reading.answer or ""):
+        # Without tools, "Observation: …" is a line like any other.
+        if not reading.calls and self._offered.specs and invents_result(reading.answer or ""):
             return replace(reading, answer=None, defects=(INVENTED, *reading.defects))
         return reading
 
