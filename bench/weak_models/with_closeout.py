@@ -1,0 +1,17 @@
+"""Closeout over HTTP, in the form of calls that the server's own chat template has."""
+
+from bridge import API_KEY, BASE_URL, INSTRUCTIONS, MAX_REQUESTS, MAX_TOKENS, MODEL, TOOLS, answer_questions
+
+from closeout import Agent
+
+settings = {"base_url": BASE_URL, "api_key": API_KEY, "temperature": 0, "max_tokens": MAX_TOKENS}
+agent = Agent(
+    f"openai:{MODEL}",
+    TOOLS,
+    instructions=INSTRUCTIONS,
+    max_turns=MAX_REQUESTS - 1,  # the last request closes the run
+    config={"llm": settings},
+    home=False,
+)
+
+answer_questions(lambda question: agent.run_sync(question).answer, "closeout")
