@@ -17,6 +17,7 @@ from closeout.server.host import MAX_RESUMES, AgentHost
 from closeout.server.safety import is_loopback
 from closeout.server.serving import agent_app
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from closeout.tools.builtin import ask_tool
 from serving import Served, serving
 from test_serve_openai import Gate, lookup, turns
 
@@ -242,10 +243,6 @@ async def test_a_run_that_waits_for_a_decision_continues_with_it() -> None:
         _, found = await fetch(served, "GET", f"{path}?wait=30")
         (pending,) = found["waiting"]
         assert (found["status"], pending["tool"], pending["arguments"], paid) == ("waiting", "pay", {"key": "k1"}, [])
-        response = f"{served.base_url}/responses/resp_{run['run_id']}"
-        async with served.http.get(response) as reply:
-            assert (await reply.json())["status"] == "incomplete"
-
         wrong = {"decisions": {pending["id"]: {"verdict": "approve", "hash": "0" * 64}}}
         assert (await fetch(served, "POST", f"{path}/decisions", json=wrong))[0] == 400
         for useless in ({}, {"decisions": []}, {"decisions": {"r99": True}}):
@@ -254,8 +251,25 @@ async def test_a_run_that_waits_for_a_decision_continues_with_it() -> None:
         assert (await fetch(served, "POST", f"{path}/decisions", json=right))[0] == 202
         _, found = await fetch(served, "GET", f"{path}?wait=30")
         assert (found["status"], found["answer"], found["waiting"], paid) == ("answered", "done", [], ["k1"])
-        async with served.http.get(response) as reply:
-            assert (await reply.json())["status"] == "completed"
+
+
+async def test_a_question_is_answered() -> None:
+    def play(view: RequestView) -> Turn:
+        return answer("blue") if "the blue one" in view.text else call("ask_user", question="Which?")
+
+    async with serving(Agent(ScriptedClient(play), [ask_tool()], name="helper")) as served:
+        _, run = await fetch(served, "POST", "/v1/runs", json={"task": "Pay."})
+        path = f"/v1/runs/{run['run_id']}"
+        _, found = await fetch(served, "GET", f"{path}?wait=30")
+        (pending,) = found["waiting"]
+        assert (pending["kind"], pending["arguments"]["question"]) == ("question", "Which?")
+        await fetch(served, "POST", f"{path}/decisions", json={"decisions": {pending["id"]: "the blue one"}})
+        seen = await events(served, f"{path}/events")
+        assert [event["type"] for event in seen if event["type"].startswith("Decision")] == [
+            "DecisionRequested",
+            "DecisionMade",
+        ]
+        assert seen[-1]["answer"] == "blue"
 
 
 async def test_the_viewer_is_there_for_this_computer_alone() -> None:

@@ -27,11 +27,14 @@ dialect: function_call
 
 
 @asynccontextmanager
-async def process(file: Path, *arguments: str) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
+async def process(
+    source: Path | str, *arguments: str, cwd: Path | None = None, **variables: str
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
     """`closeout serve`, and the URL for clients."""
-    command = [*COMMAND, "serve", str(file), "--port", "0", "--drain", "0", *arguments]
+    command = [*COMMAND, "serve", str(source), "--port", "0", "--drain", "0", *arguments]
+    cwd = cwd or Path(source).parent
     serving = await asyncio.to_thread(
-        subprocess.Popen, command, stderr=subprocess.PIPE, env=environment(), cwd=file.parent
+        subprocess.Popen, command, stderr=subprocess.PIPE, env={**environment(), **variables}, cwd=cwd
     )
     try:
         assert serving.stderr is not None

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from closeout.answers.contracts import Text
 from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
-from closeout.journal.events import ModelReplied, RunEnded, RunResumed, RunStarted, ToolFinished
+from closeout.journal.events import ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.journal import Journal, new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo
 from closeout.messages import Usage
-from closeout.run.waiting import Decisions, PendingDecision, record_decisions
+from closeout.run.waiting import Decisions, PendingDecision, pending_decisions, record_decisions
 from closeout.server.following import Wakeup, follow
 from closeout.server.reply_text import ReplyRecorder
+from closeout.server.response_view import RESPONSE_NOTE
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
@@ -89,6 +90,7 @@ class AgentHost:
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
         self._failures: dict[str, str] = {}  # why a run could not be executed
+        self._streamed: set[str] = set()  # runs that a client follows as a stream
         self._recorder = ReplyRecorder(self._streams_text)
 
     # ------------------------------------------------------------------------------------------ lifetime
@@ -126,7 +128,7 @@ class AgentHost:
     async def _resume_interrupted(self) -> None:
         for record in reversed(await asyncio.to_thread(self.store.runs, MAX_SCANNED)):
             stopped_here = record.status == "cancelled" and bool(self.store.noted(_resume_note(record.run_id)))
-            if record.status != "interrupted" and not stopped_here:
+            if record.status not in ("interrupted", "waiting") and not stopped_here:
                 continue
             try:
                 rows = await asyncio.to_thread(self.store.rows_from, record.run_id, 0)
@@ -134,6 +136,8 @@ class AgentHost:
                 log.warning("Run %s cannot be read: %s", record.run_id, error)
                 continue
             if not self._is_own(rows) or not _is_awaited(rows):
+                continue
+            if record.status == "waiting" and pending_decisions(rows):
                 continue
             if _resumes_in_vain(rows) > MAX_RESUMES:
                 self._failures[record.run_id] = (
@@ -143,13 +147,11 @@ class AgentHost:
                 log.warning("%s", self._failures[record.run_id])
                 continue
             self.store.note(_resume_note(record.run_id), "")
-            self._launch(record.run_id)
+            self._launch(record.run_id, streamed=bool(_notes(rows).get("stream")))
 
     def _streams_text(self, run: RunInfo) -> bool:
-        """Return whether a client follows a run as a stream, and its replies may be shown before they are accepted."""
-        if not isinstance(self.agent.plan().contract, Text):
-            return False  # the answer is only a part of the reply
-        return run.started is not None and bool(run.started.origin.get(ORIGIN, {}).get("stream"))
+        """Return whether a client follows a run as a stream, and the whole of a reply is the answer."""
+        return run.run_id in self._streamed and isinstance(self.agent.plan().contract, Text)
 
     def _is_own(self, rows: Sequence[Row]) -> bool:
         started = rows[0].event if rows else None
@@ -174,10 +176,7 @@ class AgentHost:
             Busy: Too many runs are queued, or the server is stopping.
             UsageError: The task or the history cannot be used.
         """
-        if self.stopping:
-            raise Busy("The server is stopping. Try again later.")
-        if len(self._tasks) >= self._max_active:
-            raise Busy(f"{len(self._tasks)} runs are executed or queued, which is the limit. Try again later.")
+        self._check_room()
         run_id = new_run_id()
         self._tasks[run_id] = asyncio.Future()  # type: ignore[assignment]  # takes its place in the queue
         try:
@@ -186,17 +185,26 @@ class AgentHost:
         except BaseException:
             del self._tasks[run_id]
             raise
-        self._launch(run_id)
+        self._launch(run_id, streamed=bool((notes or {}).get("stream")))
         return run_id
 
-    def _launch(self, run_id: str) -> None:
+    def _check_room(self) -> None:
+        if self.stopping:
+            raise Busy("The server is stopping. Try again later.")
+        if len(self._tasks) >= self._max_active:
+            raise Busy(f"{len(self._tasks)} runs are executed or queued, which is the limit. Try again later.")
+
+    def _launch(self, run_id: str, *, streamed: bool) -> None:
         self._wakeups[run_id] = Wakeup()
+        if streamed:
+            self._streamed.add(run_id)
         task = self._tasks[run_id] = asyncio.create_task(self._execute(run_id), name=f"run {run_id}")
         task.add_done_callback(lambda _: self._forget(run_id))
 
     def _forget(self, run_id: str) -> None:
         self._tasks.pop(run_id, None)
         self._executing.discard(run_id)
+        self._streamed.discard(run_id)
         wakeup = self._wakeups.pop(run_id, None)
         if wakeup is not None:
             wakeup.wake()
@@ -236,8 +244,15 @@ class AgentHost:
         await asyncio.wait([task])
         return True
 
-    async def decide(self, run_id: str, decisions: Decisions) -> tuple[PendingDecision, ...]:
+    async def decide(
+        self, run_id: str, decisions: Decisions, *, notes: Mapping[str, Any] | None = None
+    ) -> tuple[PendingDecision, ...]:
         """Record decisions that a run waits for. It continues when it waits for no others.
+
+        Args:
+            run_id: The run.
+            decisions: By the ids of what it waits for.
+            notes: What the server wants to know about the response with which the run continues.
 
         Returns:
             What it still waits for.
@@ -245,13 +260,17 @@ class AgentHost:
         Raises:
             DecisionRefused: A decision does not fit.
             JournalLocked: The run is being executed.
-            Busy: The server is stopping.
+            Busy: Too many runs are queued, or the server is stopping.
         """
-        if self.stopping:
-            raise Busy("The server is stopping. Try again later.")
+        self._check_room()
+        if isinstance((await self.rows(run_id))[-1].event, RunEnded):
+            await self.wait(run_id)  # it has ended to wait, but its task may still be at it
         pending = await self.store.off_loop(record_decisions, self.store, run_id, decisions, by="api")
+        if notes is not None:
+            noted = Noted("main", "info", RESPONSE_NOTE, message="Decided by a client.", metadata=notes)
+            await self.store.off_loop(self.store.add_events, run_id, lambda *_: [noted])
         if not pending and run_id not in self._tasks:
-            self._launch(run_id)
+            self._launch(run_id, streamed=bool((notes or {}).get("stream")))
         return pending
 
     async def wait(self, run_id: str, timeout: float | None = None) -> None:
@@ -325,6 +344,17 @@ class AgentHost:
 
 def _resume_note(run_id: str) -> str:
     return f"serve resume {run_id}"
+
+
+def _notes(rows: Sequence[Row]) -> Mapping[str, Any]:
+    """Return the server's notes on the last response of a run."""
+    notes: Mapping[str, Any] = {}
+    for row in rows:
+        if isinstance(row.event, RunStarted):
+            notes = row.event.origin[ORIGIN]
+        elif isinstance(row.event, Noted) and row.event.name == RESPONSE_NOTE:
+            notes = row.event.metadata
+    return notes
 
 
 def _is_awaited(rows: Sequence[Row]) -> bool:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from closeout.run.waiting import Decision, PendingDecision
 from closeout.server.api_errors import ApiError
 
-__all__ = ["Conversation", "chat_conversation", "response_conversation"]
+__all__ = [
+    "Approval",
+    "Conversation",
+    "approval_responses",
+    "chat_conversation",
+    "decisions_in",
+    "response_conversation",
+]
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # Items of an earlier response that a client sends back: the server's own activity, which its answer has taken up.
-ACTIVITY = ("reasoning", "mcp_call", "mcp_list_tools", "item_reference")
+ACTIVITY = ("reasoning", "mcp_call", "mcp_list_tools", "mcp_approval_request", "item_reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,83 @@ def response_conversation(given: Any, earlier: Sequence[Mapping[str, Any]], inst
     ]
     first = [{"role": "system", "content": instructions}] if instructions else []
     return _conversation([*first, *map(dict, earlier), *messages], "input")
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """An input item of the type `mcp_approval_response`: whether a call may be made.
+
+    Attributes:
+        request: The id of the `mcp_approval_request` item.
+        approve: Whether the call may be made.
+        reason: Why not; the agent's model reads it.
+    """
+
+    request: str
+    approve: bool
+    reason: str
+
+
+def approval_responses(given: Any) -> list[Approval]:
+    """Return the approvals in the `input` of a Responses request.
+
+    Raises:
+        ApiError: One of them is not complete, or they are about different responses.
+    """
+    found = []
+    for i, item in enumerate(given if isinstance(given, list) else ()):
+        if isinstance(item, dict) and item.get("type") == "mcp_approval_response":
+            request, approve, reason = item.get("approval_request_id"), item.get("approve"), item.get("reason")
+            if not (isinstance(request, str) and isinstance(approve, bool) and isinstance(reason, str | None)):
+                text = f"input[{i}] must have an approval_request_id, and approve: true or false."
+                raise ApiError(400, text, param="input")
+            found.append(Approval(request, approve, reason or ""))
+    return found
+
+
+def decisions_in(
+    given: Any, approvals: Sequence[Approval], pending: Mapping[str, PendingDecision]
+) -> dict[str, Decision]:
+    """Return the decisions that a request makes: approvals of calls, and a message that answers a question.
+
+    Args:
+        given: The request's input.
+        approvals: The approvals in it.
+        pending: What the run waits for, by the ids of the items that show it.
+
+    Raises:
+        ApiError: They are not about what the run waits for, or about a part of it.
+    """
+    made: dict[str, Decision] = {}
+    for approval in approvals:
+        asked = pending.get(approval.request)
+        if asked is None or asked.kind != "approval":
+            raise ApiError(400, f"Nothing waits for an approval with the id {approval.request:.80}.", param="input")
+        verdict: Literal["approve", "deny"] = "approve" if approval.approve else "deny"
+        made[asked.id] = Decision(verdict=verdict, text=approval.reason, hash=asked.hash)
+    questions = [asked for asked in pending.values() if asked.kind == "question"]
+    if len(questions) == 1 and (answer := _last_words(given)):
+        made[questions[0].id] = Decision(verdict="answer", text=answer, hash=questions[0].hash)
+    if left := [name for name, asked in pending.items() if asked.id not in made]:
+        text = (
+            "The run waits for decisions. Send an mcp_approval_response for each approval, and a message that answers "
+            f"the question; or use /v1/runs/ID/decisions. Left open: {', '.join(left)[:300]}."
+        )
+        raise ApiError(400, text, code="decision_required", param="input")
+    return made
+
+
+def _last_words(given: Any) -> str:
+    """The text of the last message of an input, if it is the user's."""
+    if isinstance(given, str):
+        return given.strip()
+    items = given if isinstance(given, list) else []
+    messages = [
+        _message(item, f"input[{i}]")
+        for i, item in enumerate(items)
+        if isinstance(item, dict) and item.get("type", "message") == "message"
+    ]
+    return str(messages[-1]["content"]).strip() if messages and messages[-1]["role"] == "user" else ""
 
 
 def _conversation(messages: Sequence[dict[str, Any]], name: str) -> Conversation:

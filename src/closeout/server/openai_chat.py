@@ -90,7 +90,7 @@ class _Chat:
             text = self._host.failure(run_id) or f"The server is stopping. To continue: closeout resume {run_id}"
             raise ApiError(503, text, code="interrupted")
         outcome = Outcome(reader.ended)
-        if outcome.status != "completed":
+        if reader.ended.status != "answered":
             message = outcome.message or f"The run was {outcome.status}."
             raise ApiError(500, f"{message} (run {run_id})", code=outcome.code)
         return reader.ended.answer or ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from closeout.journal.events import (
     AttemptEnded,
+    DecisionRequested,
     Event,
     ModelFailed,
     ModelRequested,
@@ -104,7 +105,16 @@ class TextChange:
     ends: bool = False
 
 
-_NO_ANSWER = (RunResumed, ModelRequested, ModelRetried, ModelFailed, TurnRolledBack, TurnAccepted, ToolStarted)
+_NO_ANSWER = (
+    RunResumed,
+    ModelRequested,
+    ModelRetried,
+    ModelFailed,
+    TurnRolledBack,
+    TurnAccepted,
+    ToolStarted,
+    DecisionRequested,
+)
 
 
 class ReplyText:

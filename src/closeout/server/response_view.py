@@ -2,18 +2,24 @@
 
 Both are computed from the run's committed events alone. They are therefore the same after the server was killed, and a
 client can continue a stream at any sequence number.
+
+A run that waits for a decision has several responses. One ends with what the run waits for, the next begins with the
+decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from closeout.codec import encode_json
 from closeout.journal.events import (
     AttemptEnded,
+    DecisionMade,
+    DecisionRequested,
     Event,
     ModelReplied,
+    Noted,
     RunEnded,
     RunResumed,
     RunStarted,
@@ -24,22 +30,50 @@ from closeout.journal.events import (
 )
 from closeout.journal.store import Row
 from closeout.journal.totals import RunTotals
+from closeout.run.waiting import PendingDecision, pending_of
 from closeout.server.reply_text import ReplyText
 
-__all__ = ["Outcome", "ResponseView", "response_id", "run_id_of"]
+__all__ = ["RESPONSE_NOTE", "Outcome", "ResponseId", "ResponseView"]
+
+RESPONSE_NOTE = "Response"
+"""The name of the `Noted` event with the server's notes on a response that is not the first one of its run."""
 
 PREFIX = "resp_"
 LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds")
 
 
-def response_id(run_id: str) -> str:
-    """Return the id of the response that a run gives."""
-    return PREFIX + run_id
+class ResponseId(NamedTuple):
+    """The id of a response: its run, and which of the run's responses it is.
 
+    `resp_RUN` is the first response of a run, `resp_RUN.1` the one after the first decision that the run waited for.
+    """
 
-def run_id_of(response: str) -> str:
-    """Return the run of a response."""
-    return response.removeprefix(PREFIX)
+    run_id: str
+    part: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> ResponseId:
+        """Read the id of a response. Whether there is such a response is not checked."""
+        return cls.of_place(text.removeprefix(PREFIX))
+
+    @classmethod
+    def of_item(cls, item: str) -> ResponseId:
+        """Return the response that an item belongs to."""
+        return cls.of_place(item.split("_", 2)[-1])
+
+    @classmethod
+    def of_place(cls, place: str) -> ResponseId:
+        """Read a place as `place` writes it."""
+        run_id, dot, part = place.rpartition(".")
+        return cls(run_id, int(part)) if dot and part.isdecimal() and len(part) < 9 else cls(place)
+
+    @property
+    def place(self) -> str:
+        """The run and the part, as ids contain them."""
+        return f"{self.run_id}.{self.part}" if self.part else self.run_id
+
+    def __str__(self) -> str:
+        return PREFIX + self.place
 
 
 class Outcome:
@@ -62,7 +96,7 @@ class Outcome:
         elif ended.status == "cancelled":
             self.status = "cancelled"
         elif ended.status == "waiting":
-            self.status = "incomplete"
+            self.status = "completed"  # with what it waits for
             self.message = "The run waits for a decision, see /v1/runs/ID. It continues when that is made."
         elif ended.stop_reason in LIMITS or ended.stop_reason == "refused":
             self.status = "incomplete"
@@ -74,20 +108,36 @@ class Outcome:
 
 
 class ResponseView:
-    """Reads a run's events one after the other.
+    """Reads a run's events one after the other, and shows one of its responses.
 
     Args:
-        run_id: The run.
+        response: The response.
         model: The name under which clients know the agent.
+
+    Attributes:
+        outcome: How the response ended, None while it is under way.
+        parts: How many of the run's responses came after the first one.
+        pending: What the run waits for at the end of the response, by the ids of the items that show it.
     """
 
-    def __init__(self, run_id: str, model: str) -> None:
-        self.run_id = run_id
-        self.outcome: Outcome | None = None  # None while the run is under way
+    def __init__(self, response: ResponseId, model: str) -> None:
+        self.outcome: Outcome | None = None
+        self.parts = 0
+        self.pending: dict[str, PendingDecision] = {}
+        self._id = response
         self._model = model
-        self._id = response_id(run_id)
         self._notes: Mapping[str, Any] = {}
-        self._created_at = 0.0
+        self._waits = False  # the run has ended to wait for a decision
+        self._next = 0  # the next sequence number
+        self._approvals: dict[str, str] = {}  # of all responses: handle of a call → the item that asks for its approval
+        self._begin(0.0)
+
+    def _begin(self, at: float) -> None:
+        """Begin the first response, or the next one."""
+        self.outcome = None
+        self.pending = {}
+        self._waits = False
+        self._created_at = at
         self._completed_at: float | None = None
         self._totals = RunTotals()
         self._output: list[dict[str, Any]] = []
@@ -97,19 +147,38 @@ class ResponseView:
         self._reply = ReplyText()
         self._message: int | None = None  # the output index of the message that is being written
         self._written = ""  # its text
-        self._next = 0  # the next sequence number
+        self._announced = False
 
     def feed(self, row: Row) -> list[dict[str, Any]]:
-        """Read the next event. Returns the events of the stream that follow from it."""
+        """Read the next event. Returns the events of the response's stream that follow from it."""
         event = row.event
+        if self._waits and isinstance(event, (RunResumed, DecisionMade)):
+            self.parts += 1
+            self._waits = False
+            if self.parts <= self._id.part:
+                self._begin(row.time)
+        if isinstance(event, RunEnded) and event.agent == "main":
+            self._waits = event.status == "waiting"
+        if self.parts > self._id.part:
+            return []
         self._totals(event)
         made: list[dict[str, Any]] = []
         if event.agent == "main":
             self._read(event, row.time, made)
+        if isinstance(event, DecisionRequested):
+            self._ask(pending_of(event), made)
+        if self.parts < self._id.part:
+            return []
         for each in made:
             each["sequence_number"] = self._next
             self._next += 1
         return made
+
+    def _announce(self, made: list[dict[str, Any]]) -> None:
+        if not self._announced:
+            self._announced = True
+            made.append({"type": "response.created", "response": self.response()})
+            made.append({"type": "response.in_progress", "response": self.response()})
 
     def _read(self, event: Event, at: float, made: list[dict[str, Any]]) -> None:
         if not isinstance(event, RunEnded):
@@ -118,10 +187,12 @@ class ResponseView:
             case RunStarted():
                 self._created_at = at
                 self._notes = event.origin.get("serve", {})
-                made.append({"type": "response.created", "response": self.response()})
-                made.append({"type": "response.in_progress", "response": self.response()})
+                self._announce(made)
+            case Noted() if event.name == RESPONSE_NOTE:
+                self._notes = event.metadata
             case RunResumed():
                 self.outcome = self._completed_at = None
+                self._announce(made)
             case ModelReplied():
                 self._thinks = bool(event.text or event.reasoning)
             case ToolStarted():
@@ -138,8 +209,8 @@ class ResponseView:
     # ------------------------------------------------------------------------------------------ items
 
     def _add(self, item: dict[str, Any], made: list[dict[str, Any]]) -> int:
-        index = len(self._output)
-        item = {"id": f"{_PREFIXES[item['type']]}_{index}_{self.run_id}", **item}
+        index, response = len(self._output), ResponseId(self._id.run_id, self.parts)
+        item = {"id": f"{_PREFIXES[item['type']]}_{index}_{response.place}", **item}
         self._output.append(item)
         made.append({"type": "response.output_item.added", "output_index": index, "item": dict(item)})
         return index
@@ -158,8 +229,17 @@ class ResponseView:
     ) -> int:
         if self._thought is None and self._thinks:  # it comes before the calls, although its text is known after them
             self._thought = self._add({"type": "reasoning", "summary": [], "status": "in_progress"}, made)
-        item = {"type": "mcp_call", "name": name, "arguments": arguments, "server_label": server or self._model}
-        index = self._calls[handle] = self._add({**item, "status": "in_progress", "output": None, "error": None}, made)
+        item = {
+            "type": "mcp_call",
+            "name": name,
+            "arguments": arguments,
+            "server_label": server or self._model,
+            "approval_request_id": self._approvals.get(handle),
+            "status": "in_progress",
+            "output": None,
+            "error": None,
+        }
+        index = self._calls[handle] = self._add(item, made)
         made.append({"type": "response.mcp_call.in_progress", **self._about(index)})
         made.append({"type": "response.mcp_call_arguments.done", **self._about(index), "arguments": arguments})
         return index
@@ -211,8 +291,8 @@ class ResponseView:
 
     def _end(self, event: RunEnded, at: float, made: list[dict[str, Any]]) -> None:
         self.outcome = Outcome(event)
-        if event.status in ("cancelled", "waiting"):
-            return  # the API has no event for this; a run that waits or was interrupted continues
+        if event.status == "cancelled":
+            return  # the API has no event for this; a run that was interrupted continues
         self._close_turn("", made)
         self._completed_at = at
         self._show_text(event, made)
@@ -251,6 +331,22 @@ class ResponseView:
         self._done(place["output_index"], made, **changes)
         self._message = None
 
+    # ------------------------------------------------------------------------------------------ decisions
+
+    def _ask(self, pending: PendingDecision, made: list[dict[str, Any]]) -> None:
+        """Show what the run waits for: a call to approve, or a question as a message."""
+        if pending.kind == "approval":
+            arguments = encode_json(dict(pending.arguments)).decode()
+            item = {"type": "mcp_approval_request", "name": pending.tool, "arguments": arguments}
+            index = self._add({**item, "server_label": self._model}, made)
+            self._done(index, made)
+            self._approvals[pending.id] = self._output[index]["id"]
+        else:
+            index = len(self._output)
+            self._write_message(_question_text(pending.arguments), made)
+            self._end_message(made, content=[_text_part(self._written)], status="completed")
+        self.pending[self._output[index]["id"]] = pending
+
     # ------------------------------------------------------------------------------------------ the object
 
     def response(self, *, state: str = "", failure: str = "") -> dict[str, Any]:
@@ -270,7 +366,7 @@ class ResponseView:
             status = outcome.status
             error = {"code": "server_error", "message": outcome.message} if status == "failed" else None
         return {
-            "id": self._id,
+            "id": str(self._id),
             "object": "response",
             "created_at": int(self._created_at),
             "completed_at": None if self._completed_at is None else int(self._completed_at),
@@ -281,7 +377,7 @@ class ResponseView:
             "instructions": self._notes.get("instructions"),
             "metadata": {
                 **self._notes.get("metadata", {}),
-                "run_id": self.run_id,
+                "run_id": self._id.run_id,
                 **({"stop_reason": outcome.code} if outcome is not None else {}),
             },
             "model": self._model,
@@ -311,8 +407,13 @@ class ResponseView:
         }
 
 
+def _question_text(arguments: Mapping[str, Any]) -> str:
+    options = arguments.get("options") or ()
+    return "\n".join((str(arguments.get("question", "")), *(f"- {option}" for option in options)))
+
+
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-_PREFIXES = {"reasoning": "rs", "mcp_call": "mcp", "message": "msg"}
+_PREFIXES = {"reasoning": "rs", "mcp_call": "mcp", "message": "msg", "mcp_approval_request": "mcpr"}

@@ -8,13 +8,14 @@ from typing import Any
 from aiohttp import web
 
 from closeout.codec import encode_json
+from closeout.errors import RunNotFound
 from closeout.journal.events import RunEnded
 from closeout.journal.store import Row
 from closeout.run.result import conversation_of
 from closeout.server.api_errors import ApiError, json_body
 from closeout.server.host import AgentHost
-from closeout.server.messages_in import response_conversation
-from closeout.server.response_view import ResponseView, response_id, run_id_of
+from closeout.server.messages_in import approval_responses, decisions_in, response_conversation
+from closeout.server.response_view import ResponseId, ResponseView
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_responses", "check_model", "check_tools", "run_headers"]
@@ -59,66 +60,96 @@ class _Responses:
         body = await json_body(request)
         check_model(body, self._host)
         check_tools(body)
-        metadata = _metadata(body.get("metadata"))
-        previous, earlier = body.get("previous_response_id"), []
-        if previous is not None:
-            earlier = await self._conversation(previous)
-        conversation = response_conversation(body.get("input"), earlier, body.get("instructions"))
-        background = bool(body.get("background"))
         notes = {
             "api": "responses",
-            "background": background,
+            "background": bool(body.get("background")),
             "stream": bool(body.get("stream")),
-            "metadata": metadata,
+            "metadata": _metadata(body.get("metadata")),
             "instructions": body.get("instructions"),
-            "previous_response_id": previous,
+            "previous_response_id": body.get("previous_response_id"),
         }
-        run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
-        if body.get("stream"):
-            return await send_events(request, self._events(run_id, -1), run_headers(run_id))
-        if not background:
-            await self._host.wait(run_id)
-        return await self._response(run_id)
+        response = await self._decided(body, notes) or ResponseId(await self._submitted(body, notes))
+        if notes["stream"]:
+            return await send_events(request, self._events(response, -1), run_headers(response.run_id))
+        if not notes["background"]:
+            await self._host.wait(response.run_id)
+        return await self._response(response)
+
+    async def _submitted(self, body: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
+        """Begin a run. Returns its id."""
+        previous = notes["previous_response_id"]
+        earlier = [] if previous is None else await self._conversation(previous)
+        conversation = response_conversation(body.get("input"), earlier, body.get("instructions"))
+        return await self._host.submit(conversation.task, history=conversation.history, notes=notes)
+
+    async def _decided(self, body: Mapping[str, Any], notes: Mapping[str, Any]) -> ResponseId | None:
+        """Continue a run with the decisions that it waits for. None if the request is not about one that waits."""
+        approvals = approval_responses(body.get("input"))
+        previous = notes["previous_response_id"]
+        if approvals:
+            earlier = ResponseId.of_item(approvals[0].request)
+        elif isinstance(previous, str):
+            earlier = ResponseId.read(previous)
+        else:
+            return None
+        view = await self._view(earlier)
+        if view.outcome is None or view.outcome.code != "waiting" or view.parts > earlier.part:
+            if approvals:
+                raise ApiError(400, f"The response {earlier} does not wait for an approval.", param="input")
+            return None
+        decisions = decisions_in(body.get("input"), approvals, view.pending)
+        await self._host.decide(earlier.run_id, decisions, notes={**notes, "previous_response_id": str(earlier)})
+        return ResponseId(earlier.run_id, earlier.part + 1)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        run_id = await self._run_id(request)
+        response = ResponseId.read(request.match_info["id"])
         if request.query.get("stream", "").lower() != "true":
-            return await self._response(run_id)
+            return await self._response(response)
         after = request.query.get("starting_after", "-1")
         if not after.removeprefix("-").isdecimal() or len(after) > 18:
             raise ApiError(400, "starting_after must be the sequence number of an event.", param="starting_after")
-        return await send_events(request, self._events(run_id, int(after)), run_headers(run_id))
+        await self._view(response)  # raises if there is none
+        return await send_events(request, self._events(response, int(after)), run_headers(response.run_id))
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        run_id = await self._run_id(request)
-        await self._host.cancel(run_id)
-        return await self._response(run_id)
+        response = ResponseId.read(request.match_info["id"])
+        if (await self._view(response)).outcome is None:
+            await self._host.cancel(response.run_id)
+        return await self._response(response)
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        run_id = await self._run_id(request)
-        await self._host.delete(run_id)
-        return _json({"id": response_id(run_id), "object": "response", "deleted": True})
+        response = ResponseId.read(request.match_info["id"])
+        await self._view(response)
+        await self._host.delete(response.run_id)
+        return _json({"id": str(response), "object": "response", "deleted": True})
 
     # ------------------------------------------------------------------------------------------ reading runs
 
-    async def _run_id(self, request: web.Request) -> str:
-        return (await self._host.find(run_id_of(request.match_info["id"]))).run_id
-
-    async def _response(self, run_id: str) -> web.Response:
-        view = ResponseView(run_id, self._host.name)
-        for row in await self._host.rows(run_id):
+    async def _view(self, response: ResponseId) -> ResponseView:
+        """Read a response. Raises RunNotFound if there is none of this id."""
+        await self._host.find(response.run_id)
+        view = ResponseView(response, self._host.name)
+        for row in await self._host.rows(response.run_id):
             view.feed(row)
-        state, failure = self._host.state(run_id), self._host.failure(run_id)
-        return _json(view.response(state=state, failure=failure), run_headers(run_id))
+        if view.parts < response.part:
+            raise RunNotFound(f"No response {response} here.")
+        return view
 
-    async def _events(self, run_id: str, after: int) -> AsyncIterator[bytes]:
+    async def _response(self, response: ResponseId) -> web.Response:
+        view = await self._view(response)
+        state, failure = self._host.state(response.run_id), self._host.failure(response.run_id)
+        return _json(view.response(state=state, failure=failure), run_headers(response.run_id))
+
+    async def _events(self, response: ResponseId, after: int) -> AsyncIterator[bytes]:
         """The events of a response's stream whose sequence number is greater than `after`."""
-        view = ResponseView(run_id, self._host.name)
-        async for row in self._host.follow(run_id):
+        view = ResponseView(response, self._host.name)
+        async for row in self._host.follow(response.run_id):
             for event in view.feed(row):
                 if event["sequence_number"] > after:
                     yield event_bytes(event, name=event["type"])
-        failure = self._host.failure(run_id)
+            if view.parts == response.part and view.outcome is not None and view.outcome.code == "waiting":
+                return
+        failure = self._host.failure(response.run_id)
         if view.outcome is None and failure:  # not a part of the record: the run may still be resumed by hand
             error = {"type": "error", "code": "server_error", "message": failure, "param": None}
             yield event_bytes(error, name="error")
@@ -127,7 +158,11 @@ class _Responses:
         """The conversation up to the end of an earlier response, without its instructions."""
         if not isinstance(previous, str):
             raise ApiError(400, "previous_response_id must be a text.", param="previous_response_id")
-        run = await self._host.find(run_id_of(previous))
+        response = ResponseId.read(previous)
+        run = await self._host.find(response.run_id)
+        if (await self._view(response)).parts > response.part:
+            text = f"The response {previous} was continued. Continue the last one of its run."
+            raise ApiError(400, text, param="previous_response_id")
         rows = await self._host.rows(run.run_id)
         ended = _end_of(rows)
         if ended is None or ended.status != "answered" or self._host.state(run.run_id):

@@ -1,0 +1,180 @@
+"""Approvals and questions in the Responses API: a response ends with what the run waits for, the next one decides."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from closeout import Agent, tool
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, serve_script
+from closeout.tools.builtin import ask_tool
+from serving import Served, serving
+from test_serve_crash import client_of, process, requested
+from test_serve_openai import lookup
+
+
+class Bank:
+    """An agent that must not pay without approval, and that asks which account to use."""
+
+    def __init__(self) -> None:
+        self.paid: list[str] = []
+
+    def agent(self, *calls: Any, done: str = "done") -> Agent[Any]:
+        @tool(approval="always")
+        def pay(to: str) -> str:
+            """Pay somebody."""
+            self.paid.append(to)
+            return f"{to} was paid"
+
+        def play(view: RequestView) -> Turn:
+            over = view.messages[-1]["role"] == "tool" or "denied" in view.text
+            return answer(done) if over else Turn(calls=calls)
+
+        return Agent(ScriptedClient(play), [pay, lookup, ask_tool()], name="bank")
+
+
+@asynccontextmanager
+async def a_bank(agent: Agent[Any]) -> AsyncIterator[tuple[openai.AsyncOpenAI, Served]]:
+    async with serving(agent) as served, client_of(served.base_url) as client:
+        yield client, served
+
+
+def approvals(response: Any, approve: bool = True, **more: Any) -> list[Any]:
+    """A response to each approval request."""
+    return [
+        {"type": "mcp_approval_response", "approval_request_id": item.id, "approve": approve, **more}
+        for item in response.output
+        if item.type == "mcp_approval_request"
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_approved_call_is_made(stream: bool) -> None:
+    bank = Bank()
+
+    async def respond(**options: Any) -> Any:
+        if not stream:
+            return await client.responses.create(model="bank", **options)
+        async with client.responses.stream(model="bank", **options) as events:
+            return await events.get_final_response()
+
+    async with a_bank(bank.agent(call("pay", to="Ada"))) as (client, _):
+        first = await respond(input="Pay Ada.")
+        assert first.status == "completed"
+        (asked,) = [item for item in first.output if item.type == "mcp_approval_request"]
+        assert (asked.name, asked.arguments, bank.paid) == ("pay", '{"to":"Ada"}', [])
+        second = await respond(input=approvals(first), previous_response_id=first.id)
+        assert (second.output_text, bank.paid) == ("done", ["Ada"])
+        assert second.previous_response_id == first.id
+        assert second.id != first.id
+        (made,) = [item for item in second.output if item.type == "mcp_call"]
+        assert (made.name, made.output, made.approval_request_id) == ("pay", "Ada was paid", asked.id)
+        # Both can be read again, and the conversation continues after the second.
+        for response in (first, second):
+            found = await client.responses.retrieve(response.id)
+            assert [item.id for item in found.output] == [item.id for item in response.output]
+            again = [event async for event in await client.responses.retrieve(response.id, stream=True)]
+            assert [event.sequence_number for event in again] == list(range(len(again)))
+            assert again[-1].response.output == found.output  # type: ignore[union-attr]
+        with pytest.raises(openai.BadRequestError, match="was continued"):
+            await client.responses.create(model="bank", input="And?", previous_response_id=first.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(f"{first.id}.7")
+
+
+async def test_a_denied_call_is_not_made_and_the_model_reads_why() -> None:
+    bank = Bank()
+    async with a_bank(bank.agent(call("pay", to="Ada"))) as (client, served):
+        first = await client.responses.create(model="bank", input="Pay Ada.")
+        # Without previous_response_id: the id of the request names the run.
+        second = await client.responses.create(
+            model="bank", input=approvals(first, approve=False, reason="Too expensive.")
+        )
+        assert bank.paid == []
+        (refused,) = [item for item in second.output if item.type == "mcp_call"]
+        assert refused.status == "failed"
+        assert "Too expensive." in str(refused.error)
+        assert len(served.host.store.runs()) == 1
+
+
+async def test_all_approvals_are_decided_at_once() -> None:
+    bank = Bank()
+    agent = bank.agent(call("pay", to="Ada"), call("lookup", key="k1"), call("pay", to="Bob"))
+    async with a_bank(agent) as (client, _):
+        first = await client.responses.create(model="bank", input="Pay both.")
+        one, two = approvals(first)
+        with pytest.raises(openai.BadRequestError, match="Left open: " + two["approval_request_id"]):
+            await client.responses.create(model="bank", input=[one])
+        with pytest.raises(openai.BadRequestError, match="Nothing waits"):
+            await client.responses.create(model="bank", input=[one, {**two, "approval_request_id": "mcpr_9_x"}])
+        with pytest.raises(openai.BadRequestError, match="true or false"):
+            await client.responses.create(model="bank", input=[{**one, "approve": "yes"}])
+        with pytest.raises(openai.BadRequestError, match="Left open"):
+            await client.responses.create(model="bank", input="Yes.", previous_response_id=first.id)
+        assert bank.paid == []
+        second = await client.responses.create(model="bank", input=[one, two], metadata={"for": "a test"})
+        assert sorted(bank.paid) == ["Ada", "Bob"]
+        assert sorted(item.name for item in second.output if item.type == "mcp_call") == ["lookup", "pay", "pay"]
+        assert second.metadata is not None
+        assert second.metadata["for"] == "a test"
+        with pytest.raises(openai.BadRequestError, match="does not wait"):
+            await client.responses.create(model="bank", input=[one, two])
+        assert len(bank.paid) == 2
+
+
+async def test_a_question_is_a_message_and_the_next_message_answers_it() -> None:
+    agent = Bank().agent(call("ask_user", question="Which account?", options=["blue", "red"]), done="paid")
+    async with a_bank(agent) as (client, served):
+        first = await client.responses.create(model="bank", input="Pay Ada.")
+        assert first.output_text == "Which account?\n- blue\n- red"
+        second = await client.responses.create(model="bank", input="blue", previous_response_id=first.id)
+        assert second.output_text == "paid"
+        assert len(served.host.store.runs()) == 1
+
+
+async def test_a_chat_completion_cannot_wait() -> None:
+    async with a_bank(Bank().agent(call("pay", to="Ada"))) as (client, _):
+        with pytest.raises(openai.InternalServerError, match="waits for a decision"):
+            await client.chat.completions.create(model="bank", messages=[{"role": "user", "content": "Pay Ada."}])
+
+
+async def test_a_decision_survives_kill_9(tmp_path: Path) -> None:
+    (tmp_path / "bank_agent.py").write_text(
+        "from closeout import Agent, tool\n"
+        "@tool(approval='always')\n"
+        "def pay(to: str) -> str:\n"
+        "    'Pay somebody.'\n"
+        "    return to + ' was paid'\n"
+        "def make():\n"
+        "    import os\n"
+        "    llm = {'base_url': os.environ['MODEL_URL'], 'api_key': 'none', 'max_retries': 0}\n"
+        "    return Agent('openai:scripted', [pay], name='bank', dialect='function_call', config={'llm': llm})\n"
+    )
+
+    def play(view: RequestView) -> Turn:
+        return answer("done") if "was paid" in view.text else call("pay", to="Ada")
+
+    async with serve_script(play, misbehave=once("hang", at=2)) as model:
+        options: dict[str, Any] = {"cwd": tmp_path, "MODEL_URL": model.base_url}
+        async with process("bank_agent:make", **options) as (serving_, url), client_of(url) as client:
+            first = await client.responses.create(model="bank", input="Pay Ada.")
+            second = await client.responses.create(
+                model="bank", input=approvals(first), previous_response_id=first.id, background=True
+            )
+            assert second.status in ("queued", "in_progress")
+            await requested(model, 2)
+            serving_.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(serving_.wait)
+        async with process("bank_agent:make", **options) as (_, url), client_of(url) as client:
+            events = [event async for event in await client.responses.retrieve(second.id, stream=True)]
+            last: Any = events[-1]
+            assert last.response.output_text == "done"
+            assert last.response.background is True
+            assert (await client.responses.retrieve(first.id)).output == first.output
