@@ -172,6 +172,12 @@ def test_a_limit_beyond_the_number_of_runs_lists_all(server: ScriptedServer) -> 
     assert len(here("runs", "--limit", "9" * 30, "--json").json) == 1
 
 
+def test_two_runs_cannot_be_shown_at_once() -> None:
+    refused = here("runs", "show", "one")
+    assert refused.code == 2
+    assert "shows one run at a time, got 2 arguments. Pass a RUN_ID alone." in refused.sentence
+
+
 def test_usage_errors_of_the_parser_exit_with_2_too() -> None:
     for arguments in (["run"], ["run", "Q", "--nosuch"], ["nosuch"], ["runs", "--limit", "0"], []):
         assert here(*arguments).code == 2

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout import Agent, Boxed, ResponseBox, tool
+from closeout.cli.options import model_in
 from closeout.codec import decode_json, encode_json
-from closeout.config import LLMSettings
+from closeout.config import Config, LLMSettings
 from closeout.errors import BadRequest, ConfigError, UsageError
 from closeout.messages import Message, ModelReply, ToolCall, ToolSpec, Usage
 from closeout.models.anthropic import AnthropicClient
@@ -199,6 +200,33 @@ def test_settings_then_the_environment_fill_missing_arguments():
         connect("openai:m", "http://given:3/v1", settings=settings, environment=environment).base_url
         == "http://given:3/v1"
     )
+
+
+@pytest.mark.parametrize(
+    ("provider", "name", "client", "on_the_command_line"),
+    [
+        ("local", None, "local", "local"),
+        ("local", "local", "local", "local"),
+        ("local", "small", "local:small", "local:small"),
+        ("local", "local:small", "local:small", "local:small"),
+        (None, "local", "local", "local"),
+        (None, "local:small", "local:small", "local:small"),
+        (None, "openai:m:free", "openai:m:free", "openai:m:free"),
+        ("openai", "m:free", "openai:m:free", "openai:m:free"),
+        (None, "m:free", None, "openai:m:free"),
+        (None, None, None, "local"),
+    ],
+)
+def test_settings_name_the_same_model_in_python_and_on_the_command_line(
+    provider: str | None, name: str | None, client: str | None, on_the_command_line: str
+) -> None:
+    settings = LLMSettings(provider=provider, model_name=name, base_url="http://set:2/v1")
+    assert model_in(Config(llm=settings)) == on_the_command_line
+    if client is None:
+        with pytest.raises(ConfigError):
+            connect(settings=settings, environment={})
+    else:
+        assert connect(settings=settings, environment={}).name == client
 
 
 def test_a_setting_says_what_is_not_known_of_a_server_or_not_true_of_its_model():

@@ -227,6 +227,7 @@ def runs(
     """
     from closeout.cli.runs import list_runs, show_run
     from closeout.cli.selecting import RunFilter
+    from closeout.errors import UsageError
 
     wanted = RunFilter(status=status, model=model, text=text, older_than=older_than, newer_than=newer_than)
     word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
@@ -241,7 +242,7 @@ def runs(
             return managing.delete_runs(rest, as_json=json)
         return managing.prune_runs(wanted, yes=yes, as_json=json)
     if rest:
-        raise typer.BadParameter(f"One run at a time, not {len(rest) + 1}.", param_hint="RUN_ID")
+        raise UsageError(f"closeout runs shows one run at a time, got {len(rest) + 1} arguments. Pass a RUN_ID alone.")
     return show_run(word, as_json=json) if word else list_runs(limit, wanted, as_json=json)
 
 

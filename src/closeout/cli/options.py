@@ -242,11 +242,11 @@ def _check_weights(model: str) -> None:
 
 
 def model_in(config: Config) -> str:
-    """Return the model that the settings name, "local" if they name none."""
-    provider, name = config.llm.provider, config.llm.model_name
-    if provider == "local" or (provider is None and name is None):
-        return f"local:{name}" if name else "local"
-    return f"{provider or 'openai'}:{name or ''}"
+    """Return the model that the settings name, "local" if they name none. A bare name is one of OpenAI's API."""
+    from closeout.models.connect import PROVIDERS, named_model
+
+    name = named_model(config.llm) or "local"
+    return name if name.partition(":")[0] in PROVIDERS else f"openai:{name}"
 
 
 def _without_key(setting: str) -> str:

@@ -15,8 +15,9 @@ from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, T
 from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox
 from closeout.models.retry import RetryPolicy
 
-__all__ = ["CreateMessageClient", "connect"]
+__all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model"]
 
+PROVIDERS = ("openai", "anthropic", "local")
 FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, local:FILE.gguf"
 # What a client of the message-history interface must have.
 METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
@@ -71,17 +72,24 @@ def connect(
     return client
 
 
+def named_model(settings: LLMSettings) -> str | None:
+    """Return the model that the settings name, in the form that `connect` takes; None if they name none."""
+    provider, name = settings.provider, settings.model_name
+    if provider is None:
+        return name
+    if provider == "local" and (name is None or name.partition(":")[0] == "local"):
+        return name or "local"
+    return f"{provider}:{name or ''}"
+
+
 def _name_in(settings: LLMSettings, variables: Mapping[str, str]) -> str:
-    if settings.provider is None and settings.model_name is None:
+    name = named_model(settings)
+    if name is None:
         raise ConfigError(
             f'No model is named. {_available(variables)} Name one, such as Agent("openai:gpt-5") or Agent("local"), or '
             "set llm.provider and llm.model_name in the settings."
         )
-    if settings.provider is None:
-        return str(settings.model_name)
-    if settings.provider == "local" and settings.model_name is None:
-        return "local"
-    return f"{settings.provider}:{settings.model_name or ''}"
+    return name
 
 
 def _available(variables: Mapping[str, str]) -> str:
