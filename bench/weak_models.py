@@ -25,7 +25,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class Counts:
 class Outcome:
     """How one system answered one question. A line of the results."""
 
+    model: str
     system: str
     version: str
     question: str
@@ -250,10 +251,9 @@ def model_server(weights: Path, threads: int) -> Iterator[str]:
 class Program:
     """A framework's program as a process that answers one question after the other."""
 
-    def __init__(self, system: str, python: str, environment: Mapping[str, str], errors: Any) -> None:
-        self.system = system
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], errors: Any) -> None:
         self.version = ""
-        self._command = [python, str(PROGRAMS / f"with_{system}.py")]
+        self._command = command
         self._environment, self._errors = dict(environment), errors
         self._process: asyncio.subprocess.Process | None = None
 
@@ -316,11 +316,12 @@ def python_for(system: str, folder: Path) -> str:
         return sys.executable
     venv = folder / re.sub(r"[^\w.=]+", "-", pinned[0])
     python = venv / "bin" / "python"
-    if not (venv / "done").exists():
+    done = venv / "done"  # what the finished environment has
+    if not done.exists() or done.read_text("utf-8").split() != pinned:
         print(f"Installing {', '.join(pinned)} into {venv}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *pinned], check=True)
-        (venv / "done").touch()
+        done.write_text("\n".join(pinned), "utf-8")
     return str(python)
 
 
@@ -332,13 +333,14 @@ def questions(first: int | None) -> list[Question]:
     return [Question(row["question"], row["answer"]) for row in rows if row["set"] == SET][:first]
 
 
-def read_results(file: Path) -> list[Outcome]:
+def read_results(file: Path, model: str) -> list[Outcome]:
     lines = file.read_text("utf-8").splitlines() if file.exists() else []
-    return [Outcome(**json.loads(line)) for line in lines]
+    outcomes = [Outcome(**json.loads(line)) for line in lines]
+    return [outcome for outcome in outcomes if outcome.model == model]
 
 
-async def measure(options: argparse.Namespace, systems: list[str], upstream: str, weights: str) -> None:
-    done = {(outcome.system, outcome.question) for outcome in read_results(options.results)}
+async def measure(options: argparse.Namespace, systems: list[str], upstream: str) -> None:
+    done = {(outcome.system, outcome.question) for outcome in read_results(options.results, options.model)}
     todo = [(each, name) for each in questions(options.first) for name in systems if (name, each.question) not in done]
     between = Between(upstream, options.log)
     with options.results.with_suffix(".errors").open("ab") as errors:
@@ -348,7 +350,7 @@ async def measure(options: argparse.Namespace, systems: list[str], upstream: str
                 **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
                 "WEAK_MODELS_SERVER": between.address,
             }
-            own = {"WEAK_MODELS_WEIGHTS": weights, "WEAK_MODELS_THREADS": str(options.threads)}
+            own = {"WEAK_MODELS_WEIGHTS": options.model, "WEAK_MODELS_THREADS": str(options.threads)}
             own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             started = time.monotonic()
             for question, system in todo:
@@ -356,23 +358,30 @@ async def measure(options: argparse.Namespace, systems: list[str], upstream: str
                     return
                 if system not in programs:
                     python = await asyncio.to_thread(python_for, system, options.venvs)
-                    programs[system] = Program(system, python, environment | (own if system in OWN else {}), errors)
+                    command = [python, str(PROGRAMS / f"with_{system}.py")]
+                    programs[system] = Program(command, environment | (own if system in OWN else {}), errors)
                     stack.push_async_callback(programs[system].close)
-                await one(programs[system], question, between, options)
+                outcome = await one(options.model, system, programs[system], question, between, options.seconds)
+                with options.results.open("a", encoding="utf-8") as file:
+                    print(json.dumps(asdict(outcome), ensure_ascii=False), file=file)
+                said = (outcome.answer or outcome.error).replace("\n", " ")[:100]
+                took = f"{outcome.verdict:15} {system:18} {outcome.seconds:4.0f} s"
+                print(f"{took}  {question.question}  {said}", flush=True)
 
 
-async def one(program: Program, question: Question, between: Between, options: argparse.Namespace) -> None:
-    """Ask one system one question, and write down how it went."""
+async def one(model: str, system: str, program: Program, question: Question, between: Between, limit: float) -> Outcome:
+    """Ask one system one question."""
     await program.start()
     between.counts = counts = Counts()
     began = time.monotonic()
-    reply = await program.ask(question.question, options.seconds)
+    reply = await program.ask(question.question, limit)
     seconds = time.monotonic() - began
     for name, value in (reply.get("usage") or {}).items():
         setattr(counts, name, value)  # requests that do not pass through here
     answer, error = reply["answer"], reply.get("error", "")
-    outcome = Outcome(
-        system=program.system,
+    return Outcome(
+        model=model,
+        system=system,
         version=program.version,
         question=question.question,
         answer=answer,
@@ -381,10 +390,6 @@ async def one(program: Program, question: Question, between: Between, options: a
         seconds=round(seconds, 1),
         counts=asdict(counts),
     )
-    with options.results.open("a", encoding="utf-8") as file:
-        print(json.dumps(asdict(outcome), ensure_ascii=False), file=file)
-    said = (answer or error).replace("\n", " ")[:100]
-    print(f"{outcome.verdict:15} {program.system:18} {seconds:4.0f} s  {question.question}  {said}", flush=True)
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -431,18 +436,20 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the table of the results")
     options = parser.parse_args()
     systems = options.only or list(TITLES)
-    if options.table:
-        pass
-    elif options.base_url:
-        systems = [system for system in systems if system != "closeout_embedded"]
-        asyncio.run(measure(options, systems, options.base_url, ""))
-    else:
-        from closeout.models.weights import find_weights, pull_weights
+    with contextlib.suppress(KeyboardInterrupt):
+        if options.table:
+            pass
+        elif options.base_url:
+            options.model = options.base_url
+            systems = [system for system in systems if system != "closeout_embedded"]
+            asyncio.run(measure(options, systems, options.base_url))
+        else:
+            from closeout.models.weights import find_weights, pull_weights
 
-        weights = find_weights(options.model) or pull_weights(options.model)
-        with model_server(weights, options.threads) as address:
-            asyncio.run(measure(options, systems, address, options.model))
-    print(table(read_results(options.results)))
+            weights = find_weights(options.model) or pull_weights(options.model)
+            with model_server(weights, options.threads) as address:
+                asyncio.run(measure(options, systems, address))
+    print(table(read_results(options.results, options.model)))
 
 
 if __name__ == "__main__":

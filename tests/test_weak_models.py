@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import runpy
@@ -58,6 +59,29 @@ def test_a_question_is_asked_counted_judged_and_not_asked_again(tmp_path: Path) 
     assert (counts["requests"], counts["tool_calls"], counts["tool_errors"], counts["refused"]) == (3, 2, 0, 0)
     assert counts["input"] > counts["cached"] > 0
     assert table.startswith(f"| Closeout | {outcome['version']} | 1 of 1 |")
+
+
+def test_a_program_that_takes_too_long_is_ended_and_started_again(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys, time\n"
+        'print(json.dumps({"version": "1"}), flush=True)\n'
+        "for line in sys.stdin:\n"
+        '    time.sleep(600) if "slow" in line else None\n'
+        '    print(json.dumps({"answer": line.strip()}), flush=True)\n',
+        "utf-8",
+    )
+
+    async def replies() -> list[Any]:
+        asked = BENCH["Program"]([sys.executable, str(program)], os.environ, None)
+        found = []
+        for question, limit in (("one", 60), ("slow", 0.2), ("two", 60)):
+            await asked.start()
+            found.append(await asked.ask(question, limit))
+        await asked.close()
+        return found
+
+    assert asyncio.run(replies()) == [{"answer": '"one"'}, {"answer": None, "error": "timeout"}, {"answer": '"two"'}]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)

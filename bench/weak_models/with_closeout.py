@@ -14,4 +14,12 @@ agent = Agent(
     home=False,
 )
 
-answer_questions(lambda question: agent.run_sync(question).answer, "closeout")
+
+def ask(question: str) -> str | None:
+    result = agent.run_sync(question)
+    if result.status == "failed":
+        raise RuntimeError(result.failure)
+    return result.answer
+
+
+answer_questions(ask, "closeout")

@@ -23,6 +23,8 @@ agent = Agent(
 
 def ask(question: str) -> tuple[Any, dict[str, int]]:
     result = agent.run_sync(question)
+    if result.status == "failed":
+        raise RuntimeError(result.failure)
     usage = result.usage
     counts = {"requests": usage.requests, "input": usage.input_tokens, "output": usage.output_tokens}
     return result.answer, counts | {"cached": usage.cache_read_tokens}
