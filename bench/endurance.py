@@ -1,153 +1,298 @@
-"""Kills, write faults, power cuts, hostile replies, forged calls, growth and cancellation, with large budgets.
+"""Kills, write faults, power cuts, hostile replies, forged calls, growth, cancellation and a soak, with large budgets.
 
-The rigs are those of the tests (tests/harness). The oracle of disk.py: every payment is made exactly once, every call
-has one outcome, the usage of the result equals the record's, the record is undamaged. Also measured: resume time and
-the price of durability.
+The rigs are those of the tests (tests/harness). A rig is a list of cases; each case that was tried is a line of the
+record, so that a measurement that was interrupted continues where it was, and several processes can share the work by
+--rigs. A case that went wrong is tried again the next time.
 
-    python bench/endurance.py [--kills 1000] [--cuts 500] [--every 1] [--events 100000] [--replies 10000]
-        [--seconds 1800] [--seed 1]
+    python bench/endurance.py [--rigs NAME,NAME] [--record FILE] [--seconds 1200] [--share 1.0] [--report]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import logging
 import random
-import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "harness"))
 
+import cancelling
+import crash
 import disk
-import rigs
+import forgery
+import growth
+import hostile_runs
+import soak
+from endless import endless_agent
 
-from closeout import Agent, tool
+from closeout.dialects.protocol import DIALECTS
 from closeout.journal.store import close_stores, open_store
-from closeout.messages import ModelReply, ToolCall, Usage
-from closeout.models.base import BaseClient
+
+KILLS_A_CHAIN = 4
+RUNS_A_CASE = 100  # hostile runs
+EVENTS = 100_000
+KILOBYTES_A_RUN = 2.0  # that a soak may grow: the record's index and caches that are not full yet
 
 
-class Endless(BaseClient):
-    """A model that makes one call after the other."""
+class Outcome(NamedTuple):
+    """What a case did: how many things it tried, what is wrong, and what it measured."""
 
-    name = "endless"
-
-    def __init__(self) -> None:
-        self.turns = 0
-
-    async def complete(self, request: Any, *, on_delta: Any = None, on_retry: Any = None) -> ModelReply:
-        self.turns += 1
-        usage = Usage(100, 5, requests=1)
-        if request.tool_choice == "none":
-            return ModelReply("\\boxed{done}", usage=usage)
-        text = f'{{"key":"k{self.turns}"}}'
-        call = ToolCall("look", text, f"c{self.turns}", text=text)
-        return ModelReply("", tool_calls=(call,), usage=usage)
+    tried: int
+    wrong: list[str]
+    note: str = ""
 
 
-def agent(home: Path, turns: int, *, read_only: bool) -> Agent:
-    @tool(read_only=read_only, inline=True)
-    def look(key: str) -> str:
-        """Look up a key."""
-        return f"about {key}"
+class Rig(NamedTuple):
+    """Cases by name, how to try one, and how much is to be tried in all."""
 
-    return Agent(Endless(), [look], home=home, max_turns=turns, keep_tool_result=5)
-
-
-def write_faults(folder: Path, library: Path, every: int, until: float) -> None:
-    writes = disk.count_writes(folder, library)
-    tried, wrong = 0, []
-    for fault in disk.FAULTS:
-        for at in range(1, writes + 1, every):
-            if time.monotonic() > until:
-                break
-            there = folder / f"{fault}{at}"
-            wrong += [(fault, at, each) for each in disk.write_fault(there, library, fault, at)]
-            tried += 1
-            shutil.rmtree(there)
-    print(f"write faults: {tried} of {writes} writes x {len(disk.FAULTS)} faults, {len(wrong)} violations {wrong[:3]}")
+    what: str
+    cases: list[str]
+    check: Callable[[str, Path], Outcome]
+    goal: int
 
 
-def power_cuts(folder: Path, library: Path, cuts: int, seed: int, until: float) -> None:
-    tried, wrong = 0, []
-    for at, found in disk.power_cuts(folder, library, cuts, seed):
-        tried += 1
-        wrong += [(at, each) for each in found]
-        if time.monotonic() > until:
-            break
-    print(f"power cuts: {tried} rebuilt homes, {len(wrong)} violations {wrong[:3]}")
+# ------------------------------------------------------------------------------------------------ rigs
 
 
-def kill_chains(folder: Path, kills: int, seed: int, until: float) -> None:
-    hits, chains, wrong, chance = 0, 0, [], random.Random(seed)
-    while hits < kills and time.monotonic() < until:
-        there = folder / f"chain{chains}"
-        look = disk.look_around if chains % 10 == 0 else None
-        found, problems = disk.kill_chain(there, chance.randrange(2**32), 4, look)
-        hits, chains = hits + found, chains + 1
-        wrong += [(chains, each) for each in problems]
-        shutil.rmtree(there)
-    print(f"kill chains: {hits} kills in {chains} chains, {len(wrong)} violations {wrong[:3]}")
+def write_faults(folder: Path, share: float) -> Rig:
+    workers = preloaded(folder)
+    writes = disk.writes_of(disk.recorded_writes(workers, folder))
+
+    def check(case: str, there: Path) -> Outcome:
+        fault, at = case.split()
+        return Outcome(1, disk.write_fault(workers, there, fault, int(at)))
+
+    cases = [f"{fault} {at}" for at in range(1, writes + 1) for fault in disk.FAULTS]
+    return Rig(f"faults at every write of a run ({writes} writes)", cases, check, int(len(cases) * share))
 
 
-def resuming(folder: Path, events: int) -> None:
-    for share in (16, 4, 1):
-        turns = events // share // 5
-        home = folder / f"resume{share}"
-        asyncio.run(agent(home, turns, read_only=True).run("What?", run_id="run"))
-        count = sum(1 for _ in open_store(home).rows("run"))
-        began = time.process_time()
-        asyncio.run(agent(home, turns, read_only=True).resume("run"))
-        spent = time.process_time() - began
-        print(f"resume: {count} events in {spent:.1f} s of CPU, {spent / count * 1e6:.0f} microseconds an event")
+def power_cuts(folder: Path, share: float) -> Rig:
+    workers = preloaded(folder)
+    entries = disk.recorded_writes(workers, folder)
+
+    def check(case: str, there: Path) -> Outcome:
+        return Outcome(1, disk.power_cut(workers, there, entries, int(case)))
+
+    return Rig("homes rebuilt after a power cut", [str(seed) for seed in range(500)], check, int(500 * share))
+
+
+def preloaded(folder: Path) -> disk.Workers:
+    library = disk.build(folder)
+    if library is None:
+        raise SystemExit("Write faults and power cuts need Linux and a C compiler. Leave them out with --rigs.")
+    return disk.Workers(library)
+
+
+def kills(folder: Path, share: float) -> Rig:
+    workers = disk.Workers()
+
+    def check(case: str, there: Path) -> Outcome:
+        look = disk.look_around if int(case) % 10 == 0 else None
+        return Outcome(*disk.kill_chain(workers, there, int(case), KILLS_A_CHAIN, look))
+
+    return Rig("kills at random moments, in chains", [str(seed) for seed in range(1000)], check, int(1000 * share))
+
+
+def hostile(folder: Path, share: float) -> Rig:
+    def check(case: str, there: Path) -> Outcome:
+        try:
+            hostile_runs.check(there, RUNS_A_CASE, int(case))
+        except AssertionError as failure:
+            return Outcome(RUNS_A_CASE, ["\n".join([str(failure), *getattr(failure, "__notes__", [])])])
+        finally:
+            close_stores()
+        return Outcome(RUNS_A_CASE, [])
+
+    cases = [str(seed) for seed in range(10_000 // RUNS_A_CASE)]
+    return Rig("runs of hostile replies and tool results", cases, check, int(10_000 * share))
+
+
+def forgeries(folder: Path, share: float) -> Rig:
+    def check(case: str, there: Path) -> Outcome:
+        chosen = [cell for cell in forgery.cells() if f"{cell.form}, {cell.dialect}" == case]
+        return Outcome(len(chosen), [str(cell) for cell in forgery.forged(chosen)])
+
+    cases = [f"{form}, {dialect}" for form in forgery.WRITERS for dialect in DIALECTS]
+    whole = len(forgery.cells())
+    return Rig(f"quoted calls of a destructive tool ({whole} cells)", cases, check, int(whole * share))
+
+
+def parsers(folder: Path, share: float) -> Rig:
+    def check(case: str, there: Path) -> Outcome:
+        tried, found = growth.worst_growth(1, readers=[case], known=None, made=100)
+        return Outcome(tried, [str(each) for each in found])
+
+    cases = list(growth.READERS)
+    total = len(cases) * (len(growth.WORST) + 100)
+    return Rig(f"growth of {len(cases)} parsers: exponents", cases, check, int(total * share))
+
+
+def cancels(folder: Path, share: float, *, server: bool) -> Rig:
+    def check(case: str, there: Path) -> Outcome:
+        at = int(case)
+        chosen = (at, at + random.Random(at).choice((1, 2, 3))) if at % 3 == 2 else (at,)
+        return Outcome(1, cancelling.cancel_at(there, chosen, server=server))
+
+    whole = cancelling.iterations(folder / f"whole{server}", server=server)
+    what = "with an MCP server" if server else "without a server"
+    cases = [str(at) for at in range(1, whole + 1)]
+    return Rig(f"cancellations at each iteration of the event loop, {what}", cases, check, int(whole * share))
+
+
+def events(folder: Path, share: float) -> Rig:
+    """The harness that kills a run before and after each event: a process of its own, which forks."""
+
+    def check(case: str, there: Path) -> Outcome:
+        there.mkdir()
+        command = [sys.executable, crash.__file__, str(there), case, str(round(1 / share))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return Outcome(0, [done.stderr[-2000:]])
+        found = json.loads(done.stdout)
+        return Outcome(found["kills"], [str(each) for each in found["problems"]], f"{case}: {found['events']} events")
+
+    return Rig("kills before and after each event", list(crash.SCENARIOS), check, sys.maxsize)
+
+
+def soaking(folder: Path, share: float) -> Rig:
+    """One long process: a case is all of it."""
+
+    def check(case: str, there: Path) -> Outcome:
+        rounds, wrong = [], []
+        until = time.monotonic() + 300 * share
+
+        async def all_rounds() -> None:
+            while time.monotonic() < until or len(rounds) < 8:
+                left, found = await soak.one_round(there, 20, len(rounds))
+                rounds.append(left)
+                wrong.extend(found)
+
+        asyncio.run(all_rounds())
         close_stores()
+        wrong += soak.growing(rounds, kilobytes_a_run=KILOBYTES_A_RUN)
+        first, last = rounds[len(rounds) // 4], rounds[-1]
+        grown = f"from {first.kilobytes} to {last.kilobytes} kB, {first.files} to {last.files} open files"
+        return Outcome(sum(each.runs for each in rounds), wrong, f"{len(rounds)} rounds, {grown}")
+
+    return Rig("runs one after another in a process", ["soak"], check, 1)
 
 
-def durability(folder: Path) -> None:
+def resuming(folder: Path, share: float) -> Rig:
+    def check(case: str, there: Path) -> Outcome:
+        turns = int(case)
+        spent = growth.resumed(there, turns, growth.seconds)
+        count = sum(1 for _ in open_store(there).rows("run"))
+        close_stores()
+        note = f"{count} events resumed in {spent:.1f} s of CPU, {spent / count * 1e6:.0f} microseconds an event"
+        return Outcome(1, [note] if spent > 20 * max(1, count / EVENTS) else [], note)
+
+    return Rig("long runs resumed", [str(EVENTS // each // 5) for each in (16, 4, 1)], check, 3)
+
+
+def durability(folder: Path, share: float) -> Rig:
     """A turn whose call must not be repeated beside one whose call may be: CPU and time."""
-    for read_only in (True, False):
+
+    def check(case: str, there: Path) -> Outcome:
         cpu, wall = [], []
         for number in range(6):
             began, at = time.process_time(), time.perf_counter()
-            asyncio.run(agent(folder / "durable", 100, read_only=read_only).run("What?"))
+            asyncio.run(endless_agent(there, 100, read_only=case == "may be repeated").run("What?"))
             if number:
                 cpu.append((time.process_time() - began) * 10)
                 wall.append((time.perf_counter() - at) * 10)
-        rule = "may be repeated" if read_only else "must not be repeated (two synced commits)"
-        print(f"a turn with a call that {rule}: {median(cpu):.2f} ms of CPU, {median(wall):.2f} ms")
-    close_stores()
+        close_stores()
+        return Outcome(1, [], f"a turn whose call {case}: {median(cpu):.2f} ms of CPU, {median(wall):.2f} ms")
+
+    return Rig("price of durability", ["may be repeated", "must not be repeated"], check, 2)
+
+
+RIGS: dict[str, Callable[[Path, float], Rig]] = {
+    "durability": durability,
+    "resuming": resuming,
+    "writes": write_faults,
+    "cuts": power_cuts,
+    "kills": kills,
+    "events": events,
+    "hostile": hostile,
+    "forgeries": forgeries,
+    "growth": parsers,
+    "cancels": partial(cancels, server=False),
+    "server_cancels": partial(cancels, server=True),
+    "soak": soaking,
+}
+
+# ------------------------------------------------------------------------------------------------ record
+
+
+def lines_of(record: Path) -> Iterator[dict[str, Any]]:
+    with suppress(FileNotFoundError):
+        for line in record.read_text().splitlines():
+            with suppress(ValueError):  # cut off by an interruption
+                yield json.loads(line)
+
+
+def outcomes(record: Path, name: str) -> dict[str, Outcome]:
+    """The last outcome of each case of a rig."""
+    return {line["case"]: Outcome(**line["outcome"]) for line in lines_of(record) if line["rig"] == name}
+
+
+def try_rig(name: str, rig: Rig, record: Path, seconds: float) -> None:
+    """Try the cases that the record has not, until the goal or the time is reached."""
+    done = {case: found for case, found in outcomes(record, name).items() if not found.wrong}
+    tried, until = sum(found.tried for found in done.values()), time.monotonic() + seconds
+    left = [case for case in rig.cases if case not in done]
+    random.Random(1).shuffle(left)
+    for case in left:
+        if tried >= rig.goal or time.monotonic() > until:
+            break
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
+            found = rig.check(case, Path(made) / "case")
+        tried += found.tried
+        with record.open("a") as file:
+            file.write(json.dumps({"rig": name, "what": rig.what, "case": case, "outcome": found._asdict()}) + "\n")
+        for each in found.wrong:
+            print(f"{name}, {case}: {each}", flush=True)
+    report(record, name)
+
+
+def report(record: Path, name: str) -> None:
+    """Print what the record says of a rig."""
+    found = outcomes(record, name)
+    what = next((line["what"] for line in lines_of(record) if line["rig"] == name), "not tried")
+    wrong = sum(len(each.wrong) for each in found.values())
+    print(f"{name}: {sum(each.tried for each in found.values())} {what}; {wrong} violations", flush=True)
+    for each in found.values():
+        if each.note:
+            print(f"    {each.note}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--cuts", type=int, default=500)
-    parser.add_argument("--every", type=int, default=1, help="try every n-th write")
-    parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--replies", type=int, default=10_000, help="hostile runs, and cells of the forgery matrix")
-    parser.add_argument("--seconds", type=float, default=1800, help="of each rig at most")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rigs", default=",".join(RIGS), help="which ones, separated by commas")
+    parser.add_argument("--record", type=Path, default=Path("endurance.jsonl"), help="where outcomes are kept")
+    parser.add_argument("--seconds", type=float, default=1200, help="of each rig at most, in this process")
+    parser.add_argument("--share", type=float, default=1.0, help="of the cases, for a short measurement")
+    parser.add_argument("--report", action="store_true", help="only print what the record says")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        durability(folder)
-        if options.events:
-            resuming(folder, options.events)
-        library = disk.build(folder)
-        for name in ("faults", "cuts", "chains"):
-            (folder / name).mkdir()
-        if library is None:
-            print("write faults and power cuts: skipped, they need Linux and a C compiler")
-        else:
-            write_faults(folder / "faults", library, options.every, time.monotonic() + options.seconds)
-            power_cuts(folder / "cuts", library, options.cuts, options.seed, time.monotonic() + options.seconds)
-        kill_chains(folder / "chains", options.kills, options.seed, time.monotonic() + options.seconds)
-        rigs.run_all(folder, replies=options.replies, seconds=options.seconds, seed=options.seed)
+    logging.disable(logging.WARNING)  # runs without an answer are expected
+    for name in options.rigs.split(","):
+        if options.report:
+            report(options.record, name)
+            continue
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
+            try_rig(name, RIGS[name](Path(made), options.share), options.record, options.seconds)
 
 
 if __name__ == "__main__":

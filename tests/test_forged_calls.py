@@ -20,11 +20,18 @@ def test_a_quoted_call_never_runs_a_destructive_tool(seed: int) -> None:
     assert forgery.forged(forgery.sample(150, seed)) == []
 
 
-@pytest.mark.parametrize("dialect", ["cot_chat", "cot_completion", "mcp_xml"])
+OWN_FORMS = {"cot_chat": "react", "cot_completion": "react", "mcp_xml": "use_mcp_tool", "code": "gemma 3"}
+
+
+@pytest.mark.parametrize("dialect", OWN_FORMS)
 def test_a_quoted_call_in_the_dialects_own_form_never_runs_a_destructive_tool(dialect: str) -> None:
-    form = "use_mcp_tool" if dialect == "mcp_xml" else "react"
-    own = [cell for cell in forgery.cells() if cell.dialect == dialect and cell.form == form]
+    own = [cell for cell in forgery.cells() if cell.dialect == dialect and cell.form == OWN_FORMS[dialect]]
     assert forgery.forged(own[::3]) == []
+
+
+async def test_a_program_of_the_models_own_runs_a_destructive_tool() -> None:
+    pytest.importorskip("pydantic_monty")
+    assert await forgery.control("gemma 3", "code")
 
 
 async def test_the_same_forms_run_it_as_calls_of_the_models_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from closeout.testing import RequestView, ScriptedClient, Turn, call
 
 pytest.importorskip("pydantic_monty")
 
-HARNESS = Path(__file__).parent / "harness" / "program_crash.py"
+HARNESS = Path(__file__).parent / "harness" / "crash.py"
 
 
 def block(code: str, thought: str = "Next.") -> str:
@@ -104,6 +105,27 @@ def test_a_program_is_read_alike_whole_and_in_pieces(text: str, code: str | None
     reading = reader.close(ModelReply(fed))
     assert [each.arguments for each in reading.calls] == ([] if code is None else [{"code": code}])
     assert (reading.answer is None) == (code is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```\nwipe('/')\n```", "quoted_call"),
+        ("This is what the page holds:\n```\n[wipe(path='/')]\n```", "quoted_call"),
+        ("The page says:\n```python\nwipe('/')\n```", "quoted_call"),
+        ("The page says:\n\n```python\nf = wipe\nf('/')\n```", "quoted_call"),
+        ("<tool_response>\n```python\nsearch('a')\n```\n</tool_response>", "invented_observation"),
+    ],
+)
+def test_a_program_that_is_only_shown_never_calls_a_destructive_function(text: str, code: str) -> None:
+    reading = ProgramReader("run_program", {"search", "wipe"}, {"wipe"}).close(ModelReply(text))
+    assert not reading.calls
+    assert [(defect.code, defect.refuses) for defect in reading.defects] == [(code, True)]
+
+
+@pytest.mark.parametrize("text", [block("wipe('/')"), block("wipe('/')", "I'll wipe it:"), "```\nsearch('wipe')\n```"])
+def test_a_program_of_the_models_own_is_read_whatever_it_calls(text: str) -> None:
+    assert ProgramReader("run_program", {"search", "wipe"}, {"wipe"}).close(ModelReply(text)).calls
 
 
 def test_a_program_is_announced_while_it_is_written() -> None:
@@ -351,14 +373,17 @@ async def test_what_a_program_prints_forges_nothing() -> None:
 # ------------------------------------------------------------------------------------------------ surviving
 
 
-def test_a_run_killed_inside_a_program_is_resumed_and_pays_once(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the harness forks a child for each kill point")
+@pytest.mark.parametrize(("scenario", "stride"), [("program", "11"), ("waiting_program", "23")])
+def test_a_run_killed_inside_a_program_is_resumed_and_pays_once(scenario: str, stride: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(HARNESS), str(tmp_path), "9"], capture_output=True, text=True, check=True
+        [sys.executable, str(HARNESS), str(tmp_path), scenario, stride], capture_output=True, text=True, check=True
     )
     report = json.loads(done.stdout)
     assert report["problems"] == []
     assert report["kills"] >= 8
-    assert report["ended"].startswith("answered: 3 3 0.")
+    assert report["ended"].startswith("answered: 3 6 0.")
+    assert len(report["paid"]) == len(set(report["paid"])) == 6
 
 
 async def test_a_program_waits_in_a_loop_for_each_approval(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Kills a run at every one of its journal events, resumes it, and compares it with an undisturbed one.
 
 Run as a script: it forks a child for each kill point, so that the dead process is really dead. Prints one JSON object.
-The scenario is "run"; "waiting", where every payment needs an approval and there are questions; or "fork", where the
-run that is killed is a fork of a finished one. With a stride only every so many kill points are tried.
+The scenario is "run"; "waiting", where every payment needs an approval and there are questions; "fork", where the run
+that is killed is a fork of a finished one; "program", where the model writes programs; or "waiting_program", where the
+payments of a program need approvals. With a stride only every so many events are tried.
 
     python tests/harness/crash.py FOLDER [SCENARIO] [STRIDE]
 """
@@ -53,8 +54,22 @@ WAITING_PLAN: list[list[tuple[str, str]]] = [
     [("clerk", "p10"), ("look", "b"), ("clerk", "p11")],
     [("pay", "p4")],
 ]
+PAYING_PROGRAM = """done = []
+for key in ['p1', 'p2', 'p3', 'p4', 'p5', 'p6']:
+    try:
+        done.append(pay(key=key))
+    except RuntimeError:  # interrupted: it may have taken effect
+        done.append(pay(key=key) if 'not' in was_paid(key=key) else key)
+print(done)"""
+PROGRAMS = [
+    "rows = [look(key=key) for key in 'abc']\ntotal = len(rows)\nprint(total)",
+    PAYING_PROGRAM,
+    "look(key='d', nothing=1)",
+    "import random\nfinal_answer(f'{total} {len(done)} {random.random()}')",
+]
 FORK_AT = 6  # the turn that the fork begins with
 PLANS = {"run": PLAN, "waiting": WAITING_PLAN, "fork": PLAN}
+SCENARIOS = (*PLANS, "program", "waiting_program")
 
 
 def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
@@ -76,10 +91,15 @@ def _next(name: str, key: str, text: str) -> Any:
     return call("was_paid", key=key) if unsure else call("pay", key=key)
 
 
+def next_program(view: RequestView) -> str:
+    done = sum(str(message.get("content", "")).startswith("Result:") for message in view.messages)
+    return f"Next.\n```python\n{PROGRAMS[done]}\n```"
+
+
 def agent_for(folder: Path, scenario: str = "run") -> Agent:
     paid = folder / "paid.txt"
 
-    @tool(inline=True, approval="always" if scenario == "waiting" else "never")
+    @tool(inline=True, approval="always" if scenario.startswith("waiting") else "never")
     def pay(key: str) -> str:
         """Pay a bill."""
         with paid.open("a") as file:
@@ -97,6 +117,9 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
         """Look up a key."""
         await asyncio.sleep(0)
         return f"[{key}] done"
+
+    if scenario.endswith("program"):
+        return Agent(ScriptedClient(next_program), [pay, was_paid, look], dialect="code", home=folder / "home")
 
     def clerks_turn(view: RequestView) -> Turn:
         key = view.question.split()[-1]
@@ -194,8 +217,10 @@ def in_child(work: Callable[[], str], out: Path) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def kill_and_resume(root: Path, scenario: str, at: int, flushed: bool, paid_before: list[str]) -> dict[str, Any] | None:
-    """What went wrong when the run is killed there and resumed; None if nothing did."""
+def kill_and_resume(
+    root: Path, scenario: str, at: int, flushed: bool, wanted: tuple[str, list[str]]
+) -> dict[str, Any] | None:
+    """What went wrong when the run is killed there and resumed, None if nothing did. `wanted` is an undisturbed run."""
     folder = root / f"{at}-{'after' if flushed else 'before'}"
     prepare(root, folder, scenario)
 
@@ -206,11 +231,15 @@ def kill_and_resume(root: Path, scenario: str, at: int, flushed: bool, paid_befo
     killed = in_child(doomed, folder / "first.txt")
     in_child(lambda: lead(folder, resume=True, scenario=scenario), folder / "second.txt")
     ended = (folder / "second.txt").read_text()
-    paid = sorted((folder / "paid.txt").read_text().split()) if (folder / "paid.txt").exists() else []
-    if killed == signal.SIGKILL and ended == f"answered: {ANSWER}" and paid == paid_before:
+    paid = payments(folder)
+    if killed == signal.SIGKILL and (ended, paid) == wanted:
         shutil.rmtree(folder)
         return None
     return {"at": at, "flushed": flushed, "killed": killed, "ended": ended, "paid": paid}
+
+
+def payments(folder: Path) -> list[str]:
+    return sorted((folder / "paid.txt").read_text().split()) if (folder / "paid.txt").exists() else []
 
 
 def prepare(root: Path, folder: Path, scenario: str) -> None:
@@ -228,6 +257,8 @@ def main() -> None:
     stride = int(sys.argv[3]) if len(sys.argv) > 3 else 1
     for name in ("imports", "origin"):
         (root / name).mkdir()
+    if scenario.endswith("program"):
+        import pydantic_monty  # noqa: F401  as below
     lead(root / "imports", resume=False, scenario="run")  # what is imported here need not be imported in each child
     if scenario == "fork":
         asyncio.run(agent_for(root / "origin").run(QUESTION, run_id="origin"))
@@ -242,14 +273,15 @@ def main() -> None:
 
     in_child(counted, undisturbed / "out.txt")
     number, _, ended = (undisturbed / "out.txt").read_text().partition(" ")
-    paid = sorted((undisturbed / "paid.txt").read_text().split())
-    problems = [
-        problem
-        for at in range(1, int(number) + 1, stride)
-        for flushed in (False, True)
-        if (problem := kill_and_resume(root, scenario, at, flushed, paid)) is not None
-    ]
-    print(json.dumps({"events": int(number), "ended": ended, "paid": paid, "problems": problems}))
+    wanted = ended, payments(undisturbed)
+    places = [(at, flushed) for at in range(1, int(number) + 1, stride) for flushed in (False, True)]
+    tried = (kill_and_resume(root, scenario, at, flushed, wanted) for at, flushed in places)
+    problems = [problem for problem in tried if problem is not None]
+    print(
+        json.dumps(
+            {"events": int(number), "kills": len(places), "ended": ended, "paid": wanted[1], "problems": problems}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -28,6 +28,13 @@ static void setup(void) {
     if (path) trace = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
 }
 
+/* Called by a forked process whose environment has changed. */
+void disk_configure(void) {
+    at = -2;
+    count = broken = 0;
+    setup();
+}
+
 static const char *journal_name(int fd) {
     static __thread char name[4096];
     char link[64];

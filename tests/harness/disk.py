@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
@@ -30,6 +32,7 @@ RUN, ANSWER = "run", "all done"
 PAYMENTS = ("p1", "p2", "p3", "p4")
 FAULTS = ("before", "torn", "after", "enospc", "enospc_ever", "eio")
 SECTOR = 512
+SECONDS = 120.0  # that a worker may take
 
 
 def build(folder: Path) -> Path | None:
@@ -43,29 +46,58 @@ def build(folder: Path) -> Path | None:
     return library
 
 
-def start(folder: Path, library: Path | None = None, **settings: str) -> subprocess.Popen[str]:
-    """Start a worker that runs or resumes the run in a folder."""
-    folder.mkdir(exist_ok=True)
-    environment = {**os.environ, **settings}
-    if library is not None:
-        environment["LD_PRELOAD"] = str(library)
-    command = [sys.executable, str(HERE / "worker.py"), str(folder)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+class Workers:
+    """Runs or resumes the run in a folder, in a process of its own, one at a time (tests/harness/worker.py).
 
+    Args:
+        library: Preloaded into the processes; see disk.c.
+    """
 
-def finish(process: subprocess.Popen[str], seconds: float = 120.0) -> dict[str, Any]:
-    """Wait for a worker. Returns what it printed, or the signal that ended it."""
-    out, err = process.communicate(timeout=seconds)
-    if process.returncode < 0:
-        return {"status": f"killed {-process.returncode}"}
-    if not out.strip():
-        return {"status": "crashed", "error": err[-2000:]}
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    def __init__(self, library: Path | None = None) -> None:
+        environment = os.environ if library is None else {**os.environ, "LD_PRELOAD": str(library)}
+        command = [sys.executable, str(HERE / "worker.py")]
+        self._parent = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self._folder = Path()
 
+    def __enter__(self) -> Self:
+        return self
 
-def run_to_end(folder: Path) -> dict[str, Any]:
-    return finish(start(folder))
+    def __exit__(self, *_: object) -> None:
+        self._parent.communicate(timeout=60)
+
+    def start(self, folder: Path, **settings: str) -> int:
+        """Start a process and return its id."""
+        folder.mkdir(exist_ok=True)
+        (folder / "result.json").unlink(missing_ok=True)
+        self._folder = folder
+        assert self._parent.stdin is not None
+        self._parent.stdin.write(json.dumps({"folder": str(folder), "settings": settings}).encode() + b"\n")
+        return self._line()
+
+    def running(self) -> bool:
+        """Whether the process that was started last has not ended."""
+        return not select.select([self._parent.stdout], [], [], 0)[0]
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the process. Returns what came of it, or the signal that ended it."""
+        status = self._line()
+        if os.WIFSIGNALED(status):
+            return {"status": f"killed {os.WTERMSIG(status)}"}
+        found: dict[str, Any] = json.loads((self._folder / "result.json").read_text())
+        return found
+
+    def run(self, folder: Path, **settings: str) -> dict[str, Any]:
+        """Run or resume the run in a folder to its end, or to the fault in the settings."""
+        self.start(folder, **settings)
+        return self.finish()
+
+    def _line(self) -> int:
+        if not select.select([self._parent.stdout], [], [], SECONDS)[0]:
+            raise TimeoutError(f"A worker has not ended after {SECONDS:.0f} seconds.")
+        assert self._parent.stdout is not None
+        return int(self._parent.stdout.readline())
 
 
 def problems(folder: Path, found: dict[str, Any]) -> list[str]:
@@ -98,16 +130,9 @@ def problems(folder: Path, found: dict[str, Any]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ write faults
 
 
-def count_writes(folder: Path, library: Path) -> int:
-    """How many writes to the journal's files an undisturbed run makes."""
-    trace = folder / "trace"
-    finish(start(folder / "whole", library, DISK_TRACE=str(trace)))
-    return sum(entry.kind == "w" for entry in read_trace(trace))
-
-
-def write_fault(folder: Path, library: Path, fault: str, at: int) -> list[str]:
+def write_fault(workers: Workers, folder: Path, fault: str, at: int) -> list[str]:
     """Let a run's write number `at` fail, resume the run without faults, and return what is wrong."""
-    first = finish(start(folder, library, DISK_FAULT=fault, DISK_AT=str(at)))
+    first = workers.run(folder, DISK_FAULT=fault, DISK_AT=str(at))
     if fault in ("before", "torn", "after"):
         if not first["status"].startswith("killed") and first.get("answer") != ANSWER:
             return [f"first: {first}"]
@@ -115,7 +140,7 @@ def write_fault(folder: Path, library: Path, fault: str, at: int) -> list[str]:
         return [f"first: {first}"]
     if fault in ("enospc", "eio") and first["status"] == "answered" and first["answer"] != ANSWER:
         return [f"answered without its work: {first}"]
-    return problems(folder, run_to_end(folder))
+    return problems(folder, workers.run(folder))
 
 
 # ------------------------------------------------------------------------------------------------ power cuts
@@ -166,33 +191,38 @@ def after_power_cut(entries: Sequence[Entry], chance: random.Random) -> dict[str
     return {name: bytes(file) for name, file in files.items()}
 
 
-def power_cuts(folder: Path, library: Path, cuts: int, seed: int) -> Iterator[tuple[int, list[str]]]:
-    """Record one run's writes and syncs; for each cut rebuild what is left, resume there, and yield what is wrong.
+def recorded_writes(workers: Workers, folder: Path) -> list[Entry]:
+    """Run once without a fault and return what reached the operating system."""
+    workers.run(folder / "whole", DISK_TRACE=str(folder / "trace"))
+    return read_trace(folder / "trace")
+
+
+def writes_of(entries: Sequence[Entry]) -> int:
+    """How many writes to the journal's files there are."""
+    return sum(entry.kind == "w" for entry in entries)
+
+
+def power_cut(workers: Workers, folder: Path, entries: Sequence[Entry], seed: int) -> list[str]:
+    """Rebuild what a power cut at a random moment leaves, resume the run there, and return what is wrong.
 
     A payment counts as made if it was made before the cut: the world outside does not lose power.
     """
-    trace = folder / "trace"
-    finish(start(folder / "whole", library, DISK_TRACE=str(trace)))
-    entries = read_trace(trace)
     chance = random.Random(seed)
     first_sync = next(number for number, entry in enumerate(entries) if entry.kind == "s")
-    for number in range(cuts):
-        at = chance.randrange(first_sync, len(entries) + 1)
-        there = folder / f"cut{number}"
-        (there / "home").mkdir(parents=True)
-        for name, content in after_power_cut(entries[:at], chance).items():
-            (there / "home" / name).write_bytes(content)
-        paid = [entry.name.removeprefix("paid ") for entry in entries[:at] if entry.kind == "m"]
-        (there / "paid.txt").write_text("".join(f"{key}\n" for key in paid))
-        yield at, problems(there, run_to_end(there))
-        shutil.rmtree(there)
+    at = chance.randrange(first_sync, len(entries) + 1)
+    (folder / "home").mkdir(parents=True)
+    for name, content in after_power_cut(entries[:at], chance).items():
+        (folder / "home" / name).write_bytes(content)
+    paid = [entry.name.removeprefix("paid ") for entry in entries[:at] if entry.kind == "m"]
+    (folder / "paid.txt").write_text("".join(f"{key}\n" for key in paid))
+    return problems(folder, workers.run(folder))
 
 
 # ------------------------------------------------------------------------------------------------ kill chains
 
 
 def kill_chain(
-    folder: Path, seed: int, kills: int, look: Callable[[Path], None] | None = None
+    workers: Workers, folder: Path, seed: int, kills: int, look: Callable[[Path], None] | None = None
 ) -> tuple[int, list[str]]:
     """Kill a run again and again at random moments while a bystander looks at it, then resume it to its end.
 
@@ -202,16 +232,17 @@ def kill_chain(
     chance = random.Random(seed)
     hits = 0
     for _ in range(kills):
-        process = start(folder)
-        while process.poll() is None and not (folder / "home" / "journal.sqlite3").exists():
-            time.sleep(0.005)
+        pid = workers.start(folder)
+        while workers.running() and not (folder / "home" / "journal.sqlite3").exists():
+            time.sleep(0.002)
         time.sleep(chance.uniform(0.0, 0.2))
-        if look is not None:
-            process.send_signal(signal.SIGSTOP)  # alive and holding its locks, however long the bystander takes
-            look(folder / "home")
-        process.send_signal(signal.SIGKILL)
-        hits += finish(process)["status"].startswith("killed")
-    return hits, problems(folder, run_to_end(folder))
+        with suppress(ProcessLookupError):
+            if look is not None:
+                os.kill(pid, signal.SIGSTOP)  # alive and holding its locks, however long the bystander takes
+                look(folder / "home")
+            os.kill(pid, signal.SIGKILL)
+        hits += workers.finish()["status"].startswith("killed")
+    return hits, problems(folder, workers.run(folder))
 
 
 def look_around(home: Path) -> None:

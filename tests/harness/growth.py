@@ -23,8 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from endless import endless_agent
+
 from closeout import (
-    Agent,
     Boxed,
     Choice,
     CloseoutError,
@@ -47,12 +48,10 @@ from closeout import (
     repair_arguments,
     repair_json,
     salvage,
-    tool,
 )
 from closeout.dialects.protocol import DIALECTS, get_dialect
 from closeout.journal.store import close_stores
-from closeout.messages import ToolCall, Usage
-from closeout.models.base import BaseClient
+from closeout.messages import ToolCall
 from closeout.parsing.forms import FormDetector
 from closeout.parsing.forms.registry import MARKED
 from closeout.parsing.reasoning import split_thinking
@@ -261,37 +260,11 @@ def worst_growth(
 # ------------------------------------------------------------------------------------------------ resuming
 
 
-class _Endless(BaseClient):
-    """A model that makes one call after another."""
-
-    name = "endless"
-
-    def __init__(self) -> None:
-        self.turns = 0
-
-    async def complete(self, request: Any, *, on_delta: Any = None, on_retry: Any = None) -> ModelReply:
-        self.turns += 1
-        usage = Usage(100, 5, requests=1)
-        if request.tool_choice == "none":
-            return ModelReply("\\boxed{done}", usage=usage)
-        text = f'{{"key":"k{self.turns}"}}'
-        return ModelReply("", tool_calls=(ToolCall("look", text, f"c{self.turns}", text=text),), usage=usage)
-
-
 def resumed(home: Path, turns: int, measure: Callable[[Callable[[], Any]], float]) -> float:
     """Measure how a run of so many turns that has ended is resumed."""
-
-    @tool(read_only=True, inline=True)
-    def look(key: str) -> str:
-        """Look up a key."""
-        return f"about {key}"
-
-    def agent() -> Agent:
-        return Agent(_Endless(), [look], home=home, max_turns=turns, keep_tool_result=5)
-
-    asyncio.run(agent().run("What?", run_id="run"))
+    asyncio.run(endless_agent(home, turns).run("What?", run_id="run"))
     try:
-        return measure(lambda: asyncio.run(agent().resume("run")))
+        return measure(lambda: asyncio.run(endless_agent(home, turns).resume("run")))
     finally:
         close_stores()
 

@@ -1,8 +1,10 @@
-"""Runs or resumes one agent whose payments must not be repeated, in a process that is about to be killed or starved.
+"""Forks processes that run or resume one agent whose payments must not be repeated, to be killed or starved.
 
-    python tests/harness/worker.py FOLDER
+    python tests/harness/worker.py
 
-The run lives in FOLDER/home; each payment appends a line to FOLDER/paid.txt, synced. The last line of output is JSON.
+Each line of input is a JSON object: the folder and environment variables. The run lives in folder/home; each payment
+appends a line to folder/paid.txt; what came of it is in folder/result.json. For each line it prints the process id of
+the child, and when that has ended, its status. Everything is imported before the first child is forked.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import ctypes
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +90,34 @@ async def work(folder: Path) -> dict[str, Any]:
     return {"status": result.status, "answer": result.answer, "error": result.error, "requests": result.usage.requests}
 
 
-def main() -> None:
+def child(folder: Path) -> None:
+    """Do the work in this process and end it."""
     try:
-        found = asyncio.run(work(Path(sys.argv[1])))
+        found = asyncio.run(work(folder))
     except JournalError as error:
         found = {"status": "refused", "answer": None, "error": f"{type(error).__name__}: {error}"}
+    except BaseException as error:
+        found = {"status": "crashed", "answer": None, "error": f"{type(error).__name__}: {error}"}
     close_stores()
-    print(json.dumps(found), flush=True)
+    (folder / "result.json").write_text(json.dumps(found))
     os._exit(0)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        asyncio.run(work(Path(made)))  # what is imported here need not be imported in each child
+        close_stores()
+    configure = getattr(ctypes.CDLL(None), "disk_configure", None)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(asked["settings"])
+            if configure is not None:
+                configure()
+            child(Path(asked["folder"]))
+        print(pid, flush=True)
+        print(os.waitpid(pid, 0)[1], flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ class Code(TextChat):
     stop = ("\nResult:",)
 
     def reader(self, tools: Sequence[ToolSpec]) -> ProgramReader:
-        return ProgramReader(RUN_PROGRAM, {*functions_of(tools), FINAL_ANSWER})
+        functions = functions_of(tools)
+        destructive = [name for name, tool in functions.items() if tool.policy.destructive]
+        return ProgramReader(RUN_PROGRAM, {*functions, FINAL_ANSWER}, destructive)
 
     def system_text(self, view: HistoryView, weak: bool) -> str:
         return self._prompts.render(

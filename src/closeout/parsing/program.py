@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall
-from closeout.parsing.readers import ReadEvent, read_native_calls
+from closeout.parsing.readers import INVENTED_HINT, INVENTED_TAG, QUOTED_HINT, ReadEvent, read_native_calls
 from closeout.parsing.reasoning import ThinkingSplitter, split_thinking
+from closeout.parsing.salvage import introduces_quotation
 
 __all__ = ["MAX_PROGRAM", "ProgramReader", "parse_python"]
 
@@ -21,6 +22,11 @@ _OPENING = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*(\w*)[ \t]*$")
 _TAGS = frozenset({"python", "py", "python3", "tool_code"})
 _EMPTY = Defect("empty", "Your last reply was empty. Write a program or give the answer.")
 _CUT = Defect("truncated", "Your last reply was cut off at the length limit. Write a shorter program.", refuses=True)
+_NO_LANGUAGE = Defect(
+    "quoted_call",
+    "The block has no language and calls a destructive function, so it was not run. To run it, open it with ```python.",
+    refuses=True,
+)
 _LONG = Defect("too_long", f"The program is longer than {MAX_PROGRAM:,} characters. Write a shorter one.", refuses=True)
 
 
@@ -28,6 +34,7 @@ class _Block(NamedTuple):
     """A fenced block: the text before it, its code, and whether its closing fence is there."""
 
     before: str
+    language: str
     code: str
     closed: bool
     end: int  # where the block ends in the text
@@ -39,11 +46,14 @@ class ProgramReader:
     Args:
         tool: The tool that runs programs: the name of the call that is read.
         functions: What a program can call. A block without a language is a program only if it calls one of them.
+        destructive: Those of them that a block never calls that has no language, or that the reply introduces as a
+            quotation.
     """
 
-    def __init__(self, tool: str, functions: Collection[str] = ()) -> None:
+    def __init__(self, tool: str, functions: Collection[str] = (), destructive: Collection[str] = ()) -> None:
         self._tool = tool
         self._functions = frozenset(functions)
+        self._destructive = frozenset(destructive)
         self._splitter = ThinkingSplitter()
         self._text = ""  # without reasoning
         self._line = 0  # where the line being written begins
@@ -104,12 +114,23 @@ class ProgramReader:
 
     def _reading(self, block: _Block, text: str, reasoning: str, *, cut: bool) -> Reading:
         before, raw = block.before.strip(), text[: block.end]
-        defect = _CUT if cut else _LONG if len(block.code) > MAX_PROGRAM else None
+        defect = _CUT if cut else _LONG if len(block.code) > MAX_PROGRAM else self._quoted(block)
         if defect is not None:
             return Reading(before, reasoning, defects=(defect,), raw=raw)
         repairs = () if block.closed else (Repair("unclosed_fence", "reply", after="```"),)
         call = ToolCall(self._tool, {"code": block.code})
         return Reading(before, reasoning, (call,), repairs=repairs, raw=raw)
+
+    def _quoted(self, block: _Block) -> Defect | None:
+        """Why a program must not run that the reply may only show."""
+        if INVENTED_TAG.search(block.before):
+            return Defect("invented_observation", INVENTED_HINT, refuses=True)
+        if not self._destructive.isdisjoint(_names(block.code)):
+            if not block.language:
+                return _NO_LANGUAGE
+            if introduces_quotation(block.before):
+                return Defect("quoted_call", QUOTED_HINT, refuses=True)
+        return None
 
     def _program(self, text: str) -> _Block | None:
         """The first block that is a program. What follows it is not read: a result that the model made up, say."""
@@ -118,39 +139,42 @@ class ProgramReader:
             opening = _OPENING.match(line)
             if opening is None or begins < start:
                 continue
-            tag = opening[2].lower()
-            if tag and tag not in _TAGS:
-                start = self._block(text, ends, begins, opening[1][0]).end
-                continue
-            block = self._block(text, ends, begins, opening[1][0])
-            if tag or self._calls_function(block.code):
+            block = _block(text, opening, begins, ends)
+            if block.language in _TAGS or (not block.language and self._calls_function(block.code)):
                 return block
             start = block.end
         return None
 
-    def _block(self, text: str, begins: int, before: int, mark: str) -> _Block:
-        """The block whose code begins there. A fence that leaves the code incomplete is inside a string."""
-        first: _Block | None = None
-        tried = 0
-        for line, start, end in _lines(text[begins:]):
-            closing = _OPENING.match(line)
-            if closing is None or closing[2] or closing[1][0] != mark:
-                continue
-            block = _Block(text[:before], text[begins : begins + start].rstrip(), True, begins + end)
-            tried += 1
-            if parse_python(block.code) is not None:
-                return block
-            first = first or block
-            if tried >= _MAX_FENCES:
-                break
-        return first or _Block(text[:before], text[begins:].rstrip(), False, len(text))
-
     def _calls_function(self, code: str) -> bool:
-        tree = parse_python(code)
-        return tree is not None and any(
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self._functions
-            for node in ast.walk(tree)
-        )
+        return not self._functions.isdisjoint(_names(code, called=True))
+
+
+def _block(text: str, opening: re.Match[str], before: int, begins: int) -> _Block:
+    """The block whose code begins there. A fence that leaves the code incomplete is inside a string."""
+    mark, language = opening[1][0], opening[2].lower()
+    first: _Block | None = None
+    tried = 0
+    for line, start, end in _lines(text[begins:]):
+        closing = _OPENING.match(line)
+        if closing is None or closing[2] or closing[1][0] != mark:
+            continue
+        block = _Block(text[:before], language, text[begins : begins + start].rstrip(), True, begins + end)
+        tried += 1
+        if parse_python(block.code) is not None:
+            return block
+        first = first or block
+        if tried >= _MAX_FENCES:
+            break
+    return first or _Block(text[:before], language, text[begins:].rstrip(), False, len(text))
+
+
+def _names(code: str, *, called: bool = False) -> Iterator[str]:
+    """The names in a program, or only those that it calls; none if it is not Python."""
+    tree = parse_python(code)
+    for node in ast.walk(tree) if tree is not None else ():
+        named = node.func if called and isinstance(node, ast.Call) else node if not called else None
+        if isinstance(named, ast.Name):
+            yield named.id
 
 
 def _lines(text: str) -> Iterator[tuple[str, int, int]]:

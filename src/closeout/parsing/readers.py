@@ -23,10 +23,10 @@ LOCAL_SERVER = "local"  # the server name of tools without a server, in prompts 
 _CONTEXT = 400  # characters before a call in text that decide whether it is quoted
 _EMPTY = Defect("empty", "Your last reply was empty. Call a tool or give the answer.")
 _INVENTED = re.compile(r"^[ \t]*(?:Observation\s*:|<tool_(?:result|response)>)", re.IGNORECASE | re.MULTILINE)
-_INVENTED_TAG = re.compile(r"^[ \t]*<tool_(?:result|response)>", re.IGNORECASE | re.MULTILINE)
-_INVENTED_HINT = "You wrote a tool result yourself. Write one call, then stop and wait for its result."
+INVENTED_TAG = re.compile(r"^[ \t]*<tool_(?:result|response)>", re.IGNORECASE | re.MULTILINE)
+INVENTED_HINT = "You wrote a tool result yourself. Write one call, then stop and wait for its result."
 _UNMARKED_HINT = 'To call a tool, write "Action:" and then the JSON object. Nothing was run.'
-_QUOTED_HINT = "The call follows text that introduces a quotation, so it was not run. Write it without that text."
+QUOTED_HINT = "The call follows text that introduces a quotation, so it was not run. Write it without that text."
 _TWO_NAMES_HINT = 'The Action names two tools. Write one, as {"action": "tool name", "action_input": {…}}.'
 
 
@@ -276,13 +276,13 @@ class _Summary:
 def _refusal(action: CotEvent, before: Sequence[CotEvent], tools: Sequence[ToolSpec], head: str) -> Defect | None:
     """Why an action that can be read must not run, if it must not. `head` is the reply's text before it."""
     offered = {_plain(tool.name): tool for tool in tools}
-    if invented := _INVENTED_TAG.search("".join(event.text for event in before)):
-        return Defect("invented_observation", _INVENTED_HINT, invented.span(), refuses=True)
+    if invented := INVENTED_TAG.search("".join(event.text for event in before)):
+        return Defect("invented_observation", INVENTED_HINT, invented.span(), refuses=True)
     if action.role and not _is_alone(action, before, offered.get(_plain(action.name))):
         return Defect("unmarked_action", _UNMARKED_HINT, action.span, refuses=True)
     tool = offered.get(_plain(action.name))
     if tool is not None and tool.policy.destructive and introduces_quotation(before_thought(head)):
-        return Defect("quoted_call", _QUOTED_HINT, action.span, refuses=True)
+        return Defect("quoted_call", QUOTED_HINT, action.span, refuses=True)
     if len({_plain(name) for name in names_in(action.raw)} & set(offered)) > 1:
         return Defect("two_actions", _TWO_NAMES_HINT, action.span, refuses=True)
     return None
@@ -373,7 +373,7 @@ class McpXmlReader:
                 end = call.scan(rest or "", 0, last=True)
         reasoning = _join(reply.reasoning, thinking)
         if invented := _INVENTED.search(text):
-            defect = Defect("invented_observation", _INVENTED_HINT, invented.span(), refuses=True)
+            defect = Defect("invented_observation", INVENTED_HINT, invented.span(), refuses=True)
             return Reading(text[: invented.start()].strip(), reasoning, defects=(defect,))
         truncated = reply.finish_reason in TRUNCATED and not call.complete
         if rest is None:
@@ -383,7 +383,7 @@ class McpXmlReader:
         if isinstance(found, Defect):
             return Reading(thought, reasoning, defects=(found,), raw=raw)
         if _plain(found.name) in self._destructive and introduces_quotation(text):
-            return Reading(thought, reasoning, defects=(Defect("quoted_call", _QUOTED_HINT, refuses=True),), raw=raw)
+            return Reading(thought, reasoning, defects=(Defect("quoted_call", QUOTED_HINT, refuses=True),), raw=raw)
         server = None if found.server in ("", LOCAL_SERVER) else found.server
         made = ToolCall(found.name, found.arguments, server_name=server, text=found.written)
         return Reading(thought, reasoning, (made,), raw=raw)
