@@ -14,6 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent / "harness"))
 import disk
 import soak
 
+from cli_process import closeout
+from closeout.testing import Turn, answer, call, serve_script
+
+SERVER = Path(__file__).parent / "mcp_servers" / "ledger.py"
+
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="the harness preloads a library"),
@@ -21,10 +26,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[disk.Workers]:
-    library = disk.build(tmp_path_factory.mktemp("disk"))
-    if library is None:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = disk.build(tmp_path_factory.mktemp("disk"))
+    if built is None:
         pytest.skip("there is no C compiler")
+    return built
+
+
+@pytest.fixture(scope="module")
+def workers(library: Path) -> Iterator[disk.Workers]:
     with disk.Workers(library) as workers:
         yield workers
 
@@ -57,3 +67,26 @@ async def test_many_runs_one_after_another_leave_nothing_behind(tmp_path: Path) 
         assert wrong == []
         rounds.append(left)
     assert soak.growing(rounds, kilobytes_a_run=1000) == []
+
+
+@pytest.mark.parametrize("at", [1, 40])
+def test_closeout_run_says_that_the_disk_is_full_and_the_run_can_be_resumed(
+    at: int, library: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("mcp")
+    paid = tmp_path / "paid.txt"
+    script = [*(Turn(calls=[call("book", key=f"p{number}")]) for number in range(3)), answer("42")]
+    with serve_script(script, by="question", record=False) as server:
+        model = ("-m", "openai:scripted", "--base-url", server.base_url)
+        full = {"LD_PRELOAD": str(library), "DISK_FAULT": "enospc_ever", "DISK_AT": str(at)}
+        stopped = closeout("run", "Pay.", *model, "--mcp", f"{sys.executable} {SERVER} {paid}", env=full)
+        assert stopped.code == 3
+        assert "Traceback" not in stopped.err
+        said = stopped.err.splitlines()[-1]
+        assert "is full. Free some space first." in said
+        run_id = said.partition("closeout resume ")[2]
+        assert bool(run_id) == (at > 1), "the first write fails before there is a run"
+        resumed = closeout("resume", run_id) if run_id else closeout("run", "Pay.", *model)
+    assert resumed.code == 0
+    booked = paid.read_text().split() if paid.exists() else []
+    assert len(booked) == len(set(booked))

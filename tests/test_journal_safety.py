@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from closeout import Agent, tool
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
-from closeout.journal.database import JOURNAL_FILES
+from closeout.journal.database import JOURNAL_FILES, journal_error
 from closeout.journal.journal import Journal
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row, Store, close_stores, open_store
@@ -168,6 +169,7 @@ def test_opening_and_closing_the_files_of_a_journal_does_not_release_a_run(home:
 import sys
 from pathlib import Path
 from closeout.journal.journal import Journal
+from closeout.journal.database import journal_error
 from closeout.journal.store import open_store
 Journal.reopen(open_store(Path(sys.argv[1])), sys.argv[2])
 """
@@ -278,13 +280,17 @@ async def test_a_lasting_write_error_in_a_sub_agent_ends_the_run_and_not_as_answ
 
 
 def test_an_io_error_is_not_called_a_full_disk(home: Path) -> None:
-    from closeout.journal.database import journal_error
 
     full = journal_error(sqlite3.OperationalError("database or disk is full"), home)
     broken = journal_error(sqlite3.OperationalError("disk I/O error"), home)
     assert isinstance(full, JournalFull)
     assert type(broken) is JournalError
     assert "full" not in str(broken)
+
+
+def test_an_io_error_on_a_disk_without_space_is_called_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=20_000))
+    assert isinstance(journal_error(sqlite3.OperationalError("disk I/O error"), home / "journal.sqlite3"), JournalFull)
 
 
 # ------------------------------------------------------------------------------------------------ migration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ FILE_NAME = "journal.sqlite3"
 JOURNAL_FILES = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "journal.locks", "journal.synced")
 VERSION = 3  # 2 had no checksums, 1 had a row for each event
 LOCK_SECONDS = 20.0  # how long a commit waits while another process holds the write lock
+_LITTLE_SPACE = 64 * 1024  # bytes: less than SQLite needs for its index and a page
 _OPEN_SECONDS = 20.0  # how long opening waits while another process turns the file into a journal
 
 _SCHEMA = """
@@ -152,9 +154,11 @@ def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
     """Return the JournalError for an error of SQLite."""
     text = str(error)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without its extension
-    if code == sqlite3.SQLITE_FULL or "disk is full" in text:
+    io_error = code == sqlite3.SQLITE_IOERR or "disk I/O" in text
+    # SQLite calls it an I/O error if there is no space for its index, the file "-shm".
+    if code == sqlite3.SQLITE_FULL or "disk is full" in text or (io_error and _is_full(path)):
         return JournalFull(f"The disk that holds {path} is full. Free some space first.")
-    if code == sqlite3.SQLITE_IOERR or "disk I/O" in text:
+    if io_error:
         return JournalError(
             f"The system reported an I/O error for {path} ({text}). Check the disk, its quota and the limit on file "
             "sizes first; `closeout doctor --check` examines the journal."
@@ -171,3 +175,10 @@ def journal_error(error: sqlite3.Error, path: Path) -> JournalError:
     if "readonly" in text or "unable to open" in text:
         return JournalError(f"Cannot write {path} ({text}). Set CLOSEOUT_HOME to a folder you own.")
     return JournalError(f"The journal {path} failed: {text}.")
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        return shutil.disk_usage(path.parent).free < _LITTLE_SPACE
+    except OSError:
+        return False
