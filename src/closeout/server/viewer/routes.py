@@ -24,6 +24,7 @@ from closeout.run.waiting import pending_decisions, record_decisions
 from closeout.server.app import HOME, error_response
 from closeout.server.following import follow
 from closeout.server.viewer.deciding import check_own_page, pending_shape, read_decision
+from closeout.server.viewer.evaluations import evaluation_shape, evaluations_shape
 from closeout.server.viewer.export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut_event, event_shape, hit_shape, run_shape
 
@@ -69,6 +70,8 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer/api/runs/{run_id}/waiting", viewer.list_waiting)
     route.add_post("/viewer/api/runs/{run_id}/decisions", viewer.decide)
     route.add_get("/viewer/api/runs/{run_id}/export", viewer.export)
+    route.add_get("/viewer/api/evaluations", viewer.list_evaluations)
+    route.add_get("/viewer/api/evaluations/{name}", viewer.show_evaluation)
     route.add_get("/viewer/{name:[a-z]*(?:\\.[a-z]+)?}", viewer.send_file)
 
 
@@ -217,6 +220,17 @@ class _Viewer:
         except RunNotFound:
             return None
         return self._host
+
+    # -------------------------------------------------------------------------------------------- evaluations
+
+    async def list_evaluations(self, request: web.Request) -> web.Response:
+        """The evaluations, the latest first."""
+        return _json({"evaluations": await self._read(evaluations_shape, self._app[HOME])})
+
+    async def show_evaluation(self, request: web.Request) -> web.Response:
+        """One evaluation with its trials; only its state if `version` is still the latest."""
+        chosen = {key: request.query.get(key, "") for key in ("scorer", "version")}
+        return _json(await self._read(evaluation_shape, self._app[HOME], request.match_info["name"], **chosen))
 
     # -------------------------------------------------------------------------------------------- events
 

@@ -18,6 +18,11 @@ export function percent(part, whole) {
   return whole ? `${Math.round((100 * part) / whole)} %` : "";
 }
 
+/** A share of one, with a decimal. */
+export function share(value) {
+  return typeof value === "number" ? `${(100 * value).toFixed(1)} %` : "–";
+}
+
 export function cost(dollars) {
   if (typeof dollars !== "number") return "";
   if (dollars === 0) return "$0";

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 const CHUNK = 20; // items that appear and disappear together
-const ESTIMATE = 140; // pixels: the height of an item that was not shown yet
+const ESTIMATE = 140; // pixels: the height of an item that was not shown yet, unless the list says otherwise
 const MARGIN = "1500px 0px"; // how far from the screen items are made
 
 /**
@@ -11,8 +11,9 @@ const MARGIN = "1500px 0px"; // how far from the screen items are made
  * stays exact, and 100,000 items cost little more than twenty.
  */
 export class LongList {
-  constructor(render) {
+  constructor(render, estimate = ESTIMATE) {
     this.render = render; // (item, index) → element
+    this.estimate = estimate;
     this.items = [];
     this.chunks = [];
     this.element = h("div.long-list");
@@ -37,7 +38,7 @@ export class LongList {
     }
     for (const chunk of this.chunks) {
       const now = this.itemsOf(chunk);
-      if (!chunk.shown) chunk.box.style.minHeight ||= `${now.length * ESTIMATE}px`;
+      if (!chunk.shown) chunk.box.style.minHeight ||= `${now.length * this.estimate}px`;
       else if (now.length !== chunk.shown.length || now.some((item, at) => item !== chunk.shown[at] || item.changed)) {
         this.fill(chunk);
       }

@@ -2,6 +2,8 @@
 
 import { showCompare } from "./compare.js";
 import { h, replaceChildren } from "./dom.js";
+import { showEvaluation } from "./evaluation.js";
+import { showEvaluations } from "./evaluations.js";
 import { language, setLanguage, t } from "./language.js";
 import { showPrompts } from "./prompts.js";
 import { showRun } from "./run.js";
@@ -11,7 +13,7 @@ import { exportedRun } from "./source.js";
 const THEMES = ["auto", "light", "dark"];
 const KEYS = [
   ["j / k", "next / previous"], ["n", "next repair, rollback or failure"], ["o", "open or close what is folded"],
-  ["g / G", "first / last"], ["p", "prompts of the run"], ["d", "difference / whole prompt"], ["/", "search"], ["u", "back to the list"], ["?", "this help"],
+  ["g / G", "first / last"], ["p", "prompts of the run"], ["d", "difference / whole prompt"], ["/", "search"], ["← ↓ ↑ →", "move in the matrix of an evaluation"], ["u", "back to the list"], ["?", "this help"],
 ];
 
 let page = null; // the page that is shown: close() and key()
@@ -21,7 +23,7 @@ const header = h("header.top");
 const main = h("main", { id: "main", tabindex: "-1" });
 const helpDialog = h("dialog", { id: "help" });
 
-/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/compare/ID/ID. An exported file shows its run wherever it is opened. */
+/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/compare/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME. An exported file shows its run wherever it is opened. */
 function readAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...ids] = path.split("/").map(decode);
@@ -31,6 +33,8 @@ function readAddress() {
   if (exported) return { name: ids[1] === "prompts" ? "prompts" : "run", id: exported.run_id, ids, event, query: parameters };
   if (name === "run" && ids[0]) return { name: ids[1] === "prompts" ? "prompts" : "run", id: ids[0], ids, event, query: parameters };
   if (name === "compare" && ids[0]) return { name: "compare", ids: ids.filter(Boolean).slice(0, 2), event, query: parameters };
+  if (name === "evaluation" && ids[0]) return { name, id: ids[0], ids, event, query: parameters };
+  if (name === "evaluations") return { name, ids, event, query: parameters };
   return { name: "runs", ids, event, query: parameters };
 }
 
@@ -42,7 +46,7 @@ function decode(text) {
   }
 }
 
-const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, compare: showCompare };
+const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, compare: showCompare, evaluations: showEvaluations, evaluation: showEvaluation };
 
 async function show() {
   const route = readAddress();
@@ -52,6 +56,7 @@ async function show() {
     return;
   }
   shownIn = language();
+  drawHeader();
   page?.close();
   page = null;
   document.title = route.id ? `${route.id} · Closeout` : "Closeout";
@@ -77,8 +82,9 @@ function drawHeader() {
   replaceChildren(
     header,
     h("a.brand", { href: "#/" }, h("span.brand-mark", { "aria-hidden": "true" }, "✓"), "Closeout"),
-    // The pages of evaluations belong in this list.
-    exportedRun() ? h("span.quiet", null, t("exported run")) : h("nav", { "aria-label": t("Pages") }, h("a", { href: "#/" }, t("Runs"))),
+    exportedRun() ? h("span.quiet", null, t("exported run")) : h("nav", { "aria-label": t("Pages") },
+      Object.entries({ "#/": "Runs", "#/evaluations": "Evaluations" }).map(([href, name]) =>
+        h("a", { href, "aria-current": name.startsWith("Eval") === readAddress().name.startsWith("eval") ? "page" : null }, t(name)))),
     h("span.spacer"),
     h("button", { type: "button", click: changeLanguage, "aria-label": t("Language") }, language() === "en" ? "中文" : "English"),
     h("button", { type: "button", click: () => changeTheme(next), title: colours, "aria-label": colours }, { auto: "◐", light: "☀", dark: "☾" }[theme]),
@@ -114,7 +120,6 @@ function changeTheme(theme) {
 function changeLanguage() {
   remember("language", language() === "en" ? "zh" : "en");
   setLanguage(remembered("language", "en"));
-  drawHeader();
   show();
 }
 
@@ -130,16 +135,14 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && typing) typing.blur();
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "?") help();
-  else if (event.key === "u") location.hash = "#/";
-  else if (!page?.key(event.key)) {
-    if (event.key !== "/") return;
-    location.hash = "#/";
-  }
+  else if (page?.key(event.key)) {
+    // done
+  } else if (event.key === "u" || event.key === "/") location.hash = "#/";
+  else return;
   event.preventDefault();
 });
 addEventListener("hashchange", show);
 
 setLanguage(remembered("language", navigator.language.startsWith("zh") ? "zh" : "en"));
 document.body.append(header, main, helpDialog);
-drawHeader();
 show();

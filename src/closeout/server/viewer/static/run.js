@@ -170,6 +170,7 @@ class RunPage {
       h("div.run-line", null, statusChip(record.status), copy, h("span.quiet", { dir: "auto" }, record.model)),
       h("h1.run-task", { dir: "auto" }, (textOf(story.started?.task) || record.task).slice(0, 300)),
       h("p.quiet", null, moment(started)),
+      this.evaluationLink(),
       record.answer !== null && h("div.answer-line", null, h("span.label", null, t("Answer")), longText(record.answer, { tag: "b" })),
       h("dl.tiles", null,
         tile("Turns", count(totals.turns)),
@@ -186,6 +187,14 @@ class RunPage {
         exportedRun() ? null : h("a.button", { href: `#/compare/${encodeURIComponent(this.runId)}` }, t("Compare")),
         exportedRun() ? null : h("a.button", { href: exportAddress(this.runId), download: `${this.runId}.html` }, t("Export"))),
     );
+  }
+
+  /** Where the run is a trial of an evaluation: a link to that. */
+  evaluationLink() {
+    const { evaluation, epoch } = this.story.started?.origin ?? {};
+    if (typeof evaluation !== "string" || exportedRun()) return null;
+    return h("p.quiet", null, h("a", { href: `#/evaluation/${encodeURIComponent(evaluation)}`, dir: "auto" }, `${t("Evaluation")} ${evaluation}`),
+      typeof epoch === "number" ? ` · ${t("trial {n}", { n: epoch })}` : "");
   }
 
   drawChart() {

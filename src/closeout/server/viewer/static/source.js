@@ -23,6 +23,16 @@ export function listRuns(parameters, signal) {
   return fetchJson("runs", parameters, { signal });
 }
 
+/** All evaluations, the latest first. */
+export async function listEvaluations() {
+  return (await fetchJson("evaluations")).evaluations;
+}
+
+/** One evaluation with its matrix; without it if `version` is the latest. */
+export function loadEvaluation(name, parameters) {
+  return fetchJson(`evaluations/${encodeURIComponent(name)}`, parameters);
+}
+
 /** Events of a run from number `start` on: {run, events}. */
 export async function listEvents(id, start, limit) {
   if (exportedData) return { run: exportedData.run, events: exportedData.events.slice(start, start + limit) };

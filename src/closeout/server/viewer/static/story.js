@@ -169,7 +169,7 @@ const HANDLERS = {
   },
   ReplyStreamed(story, event, agent) {
     const turn = currentTurn(story, event, agent);
-    turn.partial = turn.partial.slice(0, event.offset) + textOf(event.text);
+    turn.partial = (event.offset ? turn.partial : "") + textOf(event.text);
   },
   ModelReplied(story, event, agent) {
     const turn = currentTurn(story, event, agent);

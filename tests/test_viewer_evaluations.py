@@ -1,0 +1,213 @@
+"""Evaluations in the viewer: their list, and one as a matrix of tasks and epochs that leads to the trials' runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from closeout import Agent, Number
+from closeout.evaluate import evaluate
+from closeout.evaluate.outcome import RunOutcome
+from closeout.evaluate.scorers import Score
+from closeout.evaluate.trials import Finished, TrialStore
+from closeout.server.app import create_app
+from closeout.server.viewer.routes import add_viewer
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, say
+from many_trials import write_evaluation
+from test_viewer_browser import HOSTILE
+from viewer_pages import Viewer, needs_chromium, open_chromium, texts, watched_viewer
+
+SIGNS = {"right": "✓", "wrong": "✗", "unanswered": "–", "failed": "!", "running": "●", "unfinished": "·"}
+
+
+@pytest.fixture
+async def client(home: Path) -> AsyncIterator[TestClient]:
+    app = create_app(home)
+    add_viewer(app)
+    async with TestClient(TestServer(app)) as found:
+        yield found
+
+
+async def get(client: TestClient, path: str) -> Any:
+    response = await client.get(f"/viewer/api/{path}")
+    assert response.status == 200, await response.text()
+    return await response.json()
+
+
+def outcomes(found: Any) -> dict[str, int]:
+    names = [trial["outcome"] for row in found["matrix"] for trial in row["trials"]]
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+# ------------------------------------------------------------------------------------------------ the server
+
+
+async def test_the_list_says_how_far_each_evaluation_is(client: TestClient, home: Path) -> None:
+    assert (await get(client, "evaluations"))["evaluations"] == []
+    write_evaluation(home, "half", tasks=10, epochs=2, finished=0.5)
+    (half,) = (await get(client, "evaluations"))["evaluations"]
+    assert (half["name"], half["finished"], half["planned"], half["state"]) == ("half", 10, 20, "interrupted")
+
+
+async def test_a_matrix_tells_the_outcome_of_each_trial(client: TestClient, home: Path) -> None:
+    write_evaluation(home, "big", tasks=40, epochs=5, finished=0.9, running=3)
+    found = await get(client, "evaluations/big")
+    shown = outcomes(found)
+    totals = found["totals"]
+    assert sum(shown.values()) == totals["planned"] == 200
+    assert (shown["right"], shown["failed"], shown["unanswered"]) == (
+        totals["correct"],
+        totals["failed"],
+        totals["unanswered"],
+    )
+    assert shown["unfinished"] == 20  # nobody works on the three that were begun
+    assert "running" not in shown
+    begun = [trial["run_id"] for row in found["matrix"] for trial in row["trials"]]
+    assert begun.count(None) == 17
+
+
+async def test_only_a_changed_evaluation_is_sent_again(client: TestClient, home: Path) -> None:
+    path = write_evaluation(home, "live", tasks=3, epochs=1, finished=0)
+    found = await get(client, "evaluations/live")
+    same = await get(client, f"evaluations/live?version={found['version']}")
+    assert same == {"state": "interrupted", "version": found["version"]}
+    worker = TrialStore(path)
+    worker.register("a worker")
+    worker.exchange([], 1, 0.0, 0)
+    changed = await get(client, f"evaluations/live?version={found['version']}")
+    assert (changed["state"], outcomes(changed)) == ("running", {"running": 1, "unfinished": 2})
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("evaluations/none", 400, "No evaluation none"),
+        ("evaluations/..%2f..%2fetc", 400, "The name of an evaluation"),
+        ("evaluations/one?scorer=nobody", 400, "'nobody' has not scored one"),
+    ],
+)
+async def test_what_is_not_there_is_refused(client: TestClient, home: Path, path: str, status: int, said: str) -> None:
+    write_evaluation(home, "one", tasks=1, epochs=1)
+    response = await client.get(f"/viewer/api/{path}")
+    assert response.status == status
+    assert said in (await response.json())["error"]["message"]
+
+
+# ------------------------------------------------------------------------------------------------ the pages
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
+    with open_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def viewer(home: Path, browser: Any) -> Iterator[Viewer]:
+    with watched_viewer(home, browser) as viewer:
+        yield viewer
+
+
+def evaluated(home: Path) -> None:
+    """An evaluation of three tasks, two epochs: always right, always wrong, never answered."""
+
+    def script(view: RequestView) -> Turn:
+        return {"easy": answer("4"), "odd": answer("5")}.get(view.question, say("I cannot say."))
+
+    tasks = [{"id": f"t{n}", "question": question, "answer": "4"} for n, question in enumerate(("easy", "odd", "hard"))]
+    agent = Agent(ScriptedClient(script, name="openai:m"), answer=Number(), home=home)
+    with ThreadPoolExecutor(1) as pool:
+        run = evaluate(agent, tasks, scorer="exact", epochs=2, name="sums")
+        pool.submit(asyncio.run, run).result()
+
+
+@needs_chromium
+def test_the_matrix_leads_to_a_trial_s_run_and_back(viewer: Viewer, home: Path) -> None:
+    evaluated(home)
+    page = viewer.open()
+    page.click("nav >> text=Evaluations")
+    page.click(".evaluation-row >> text=sums")
+    page.wait_for_selector(".matrix-row >> nth=2")
+    rows = [texts(page, f".matrix-row >> nth={n} >> .cell") for n in range(3)]
+    assert rows[:2] == [[SIGNS["right"]] * 2, [SIGNS["wrong"]] * 2]
+    assert rows[2][0] in (SIGNS["unanswered"], SIGNS["wrong"])
+    figures = page.locator(".figures").inner_text()
+    assert "of 6 trials" in figures
+    assert "pass@2" in figures
+    page.get_by_role("button", name="wrong").click()
+    page.wait_for_selector("text=of 3 tasks")
+    assert page.locator(".cell.right:not(.dimmed)").count() == 1  # the one of the filter's button
+    assert page.url.endswith("?show=wrong")
+    page.locator("a.cell.wrong").nth(1).click()
+    page.wait_for_selector(".item.answer")
+    assert texts(page, ".item.answer .final") == ["5"]
+    page.click("text=Evaluation sums")
+    page.wait_for_selector(".matrix-row >> nth=2")
+
+
+@needs_chromium
+def test_a_matrix_changes_while_the_evaluation_is_at_work(viewer: Viewer, home: Path) -> None:
+    store = TrialStore(write_evaluation(home, "live", tasks=2, epochs=2, finished=0))
+    store.register("a worker")
+    (claim,) = store.exchange([], 1, 0.0, 0)
+    page = viewer.open("#/evaluation/live")
+    page.wait_for_selector(".matrix-row >> .cell.running")
+    page.evaluate("document.querySelectorAll('.matrix-row')[1].dataset.kept = 'yes'")
+    page.keyboard.press("j")
+    outcome = RunOutcome(answer="1800", status="answered", stop_reason="answered")
+    store.exchange([Finished(claim, outcome, {"exact": Score(1.0, True)})], 0, 0.0, 0)
+    page.wait_for_selector(".matrix-row >> .cell.right")
+    assert page.locator(".matrix-row[data-kept]").count() == 1
+    assert page.evaluate("document.activeElement.textContent") == SIGNS["right"]
+    page.goto(viewer.address + "#/evaluations")
+    page.wait_for_selector("text=1 / 4")
+    store.close()
+
+
+@needs_chromium
+def test_of_ten_thousand_trials_each_can_be_reached_though_few_are_in_the_page(viewer: Viewer, home: Path) -> None:
+    write_evaluation(home, "large", tasks=2000, epochs=5)
+    page = viewer.open("#/evaluation/large")
+    page.wait_for_selector(".foot >> text=2,000 tasks")
+    assert page.locator(".matrix-row").count() < 200
+    for key in ("j", "ArrowDown", "ArrowRight", "l", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert "canal-00001 · trial 2" in page.evaluate("document.activeElement.getAttribute('aria-label')")
+    page.keyboard.press("G")
+    assert "canal-01999 · trial 2" in page.evaluate("document.activeElement.getAttribute('aria-label')")
+    page.fill("input[type=search]", "canal 77")
+    page.wait_for_selector(".foot >> text=11 of 2,000 tasks")
+    address = page.locator("a.cell").first.get_attribute("href")
+    assert address == "#/run/large.77-canal-00077.e1"
+    page.keyboard.press("Escape")
+    page.keyboard.press("u")
+    page.wait_for_selector(".evaluation-row")
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 1200, 2000])
+def test_no_evaluation_is_wider_than_the_screen_or_part_of_the_page(viewer: Viewer, home: Path, width: int) -> None:
+    hostile = "\n".join(HOSTILE).replace("\0", "").replace("\ud83d", "").replace("{", "").replace("}", "")
+    write_evaluation(home, "hostile", tasks=3, epochs=40, questions=hostile + "w" * 500 + " {}")
+    page = viewer.open(viewport={"width": width, "height": 800}, color_scheme="dark")
+    for path in ("#/evaluations", "#/evaluation/hostile"):
+        page.goto(viewer.address + path)
+        page.wait_for_selector(".matrix-row, .evaluation-row")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        inside = "document.querySelectorAll('main script, main img, main svg, [onerror], [onload]').length"
+        assert page.evaluate(inside) == 0
+
+
+@needs_chromium
+def test_an_evaluation_that_is_not_there_is_an_error_that_says_so(viewer: Viewer, home: Path) -> None:
+    page = viewer.open("#/evaluation/none")
+    page.wait_for_selector("text=No evaluation none in")
+    viewer.expect_status(400)
