@@ -18,11 +18,12 @@ from closeout.errors import (
     ServerFailed,
     UsageError,
 )
-from closeout.evaluate import Attempted, Report, compare, evaluate, load_report, rescore
+from closeout.evaluate import Attempted, EvalTask, Report, compare, evaluate, load_report, rescore
 from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.journal.store import open_store
+from closeout.testing import ScriptedClient, answer
 from scripted_answers import Scripted, echo, tasks, until
 
 
@@ -402,3 +403,59 @@ def test_a_page_gets_evaluations_as_json(home: Path) -> None:
     assert [row["task"] for row in shown["matrix"]] == ["t1", "t2"]
     assert [trial["run_id"] for trial in shown["matrix"][0]["trials"]] == ["sweep.1-t1.e1", "sweep.1-t1.e2"]
     assert shown["totals"]["correct"] == 10
+
+
+# ------------------------------------------------------------------------------------------------ tools of tasks
+
+
+@tool(read_only=True, inline=True)
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool(read_only=True, inline=True)
+def double(a: int) -> int:
+    """Double."""
+    return 2 * a
+
+
+TASKS_WITH_TOOLS = [
+    {"id": "all", "question": "all?", "answer": "add,double"},
+    {"id": "one", "question": "one?", "answer": "double", "tools": ["double"]},
+    {"id": "none", "question": "none?", "answer": "", "tools": []},
+    {"id": "both", "question": "both?", "answer": "add,double", "tools": "add, double"},
+]
+
+
+def names_its_tools() -> ScriptedClient:
+    """A model whose answer is the names of the tools that it was offered."""
+    offered = lambda request: ",".join(sorted({*request.tools} - {"read_result"})) or "none"  # noqa: E731
+    return ScriptedClient(lambda request: answer(offered(request)), by="question")
+
+
+def test_a_task_may_name_the_tools_that_it_has() -> None:
+    agent = Agent(names_its_tools(), [add, double])
+    report = asyncio.run(evaluate(agent, TASKS_WITH_TOOLS, scorer="exact", name="tools"))
+    answers = {trial.task_id: trial.outcome and trial.outcome.answer for trial in report.trials}
+    assert answers == {"all": "add,double", "one": "double", "none": "none", "both": "add,double"}
+    assert report.spec["agent"]["tools"].keys() >= {"add", "double"}
+    again = asyncio.run(evaluate(agent, TASKS_WITH_TOOLS, scorer="exact", name="tools"))
+    assert again.trials == report.trials
+
+
+def test_a_function_from_a_task_to_its_agent_is_restricted_too() -> None:
+    def agent_for(task: EvalTask) -> Agent:
+        return Agent(names_its_tools(), [add, double])
+
+    report = asyncio.run(evaluate(agent_for, TASKS_WITH_TOOLS[1:2], scorer="exact", name="tools"))
+    assert report.totals.correct == 1
+
+
+def test_tools_that_the_agent_does_not_have_are_refused_before_anything_runs() -> None:
+    client = names_its_tools()
+    tasks = [*TASKS_WITH_TOOLS, {"id": "wrong", "question": "wrong?", "tools": ["halve"]}]
+    problem = "Task 'wrong' names tools that the agent does not have: No tool 'halve'. There are: add, double"
+    with pytest.raises(UsageError, match=problem):
+        asyncio.run(evaluate(Agent(client, [add, double]), tasks, name="tools"))
+    assert client.requests == []

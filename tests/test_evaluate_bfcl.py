@@ -171,12 +171,13 @@ def test_a_resumed_run_repeats_its_calls_in_new_backends() -> None:
         return COUNTING[3]
 
     chosen = benchmark("multi_turn_base")
-    (task,) = chosen.tasks()
     script = [*COUNTING[2:3], look, *COUNTING[4:]]
-    agent = Agent(
-        ScriptedClient(script), chosen.tools(task), instructions=chosen.instructions, config=dict(chosen.settings)
-    )
-    report = asyncio.run(retry(lambda _: agent, "multi_turn_base", scorer=chosen.scorer))
+
+    def agent_for(task: EvalTask) -> Agent:
+        config = dict(chosen.settings)
+        return Agent(ScriptedClient(script), chosen.tools(task), instructions=chosen.instructions, config=config)
+
+    report = asyncio.run(retry(agent_for, "multi_turn_base", scorer=chosen.scorer))
     assert verdict(report) == (True, "As BFCL's checker expects.")
     assert seen == ["8"]
 

@@ -193,6 +193,30 @@ class Agent(Generic[Value]):
         self._plan: AgentPlan | None = None
         self._folder: Path | None = None  # that `home` resolved to on first use
 
+    def with_tools(self, names: Iterable[str]) -> Agent[Value]:
+        """Return this agent with only some of its tools. The two share the model, the MCP servers and the home.
+
+        Args:
+            names: The tools' names. Tools that Closeout adds itself, such as `read_result`, stay.
+
+        Raises:
+            UsageError: The agent has no such tool. The tools of MCP servers are known once the agent is open.
+        """
+        from copy import copy
+
+        from closeout.run.programs import program_tool
+        from closeout.run.subagents import read_result_tool
+
+        chosen = set(names)
+        if chosen:
+            own = {spec.name for spec in self._manager.specs()}
+            chosen |= own & {read_result_tool.name, program_tool.name}
+        self.store()  # settles the home, which both keep
+        agent = copy(self)
+        agent._manager = self._manager.only(chosen)
+        agent._plan = None
+        return agent
+
     # ------------------------------------------------------------------------------------------------ running
 
     async def run(

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from closeout import __version__
 from closeout.agent import Agent
 from closeout.config import home_folder
 from closeout.errors import UsageError
-from closeout.evaluate.outcome import store_of
+from closeout.evaluate.outcome import agent_for_task, store_of
 from closeout.evaluate.report import Report, read_report
 from closeout.evaluate.scorers import Attempted, Score, Scorer, ScorerSource, make_scorer
 from closeout.evaluate.sweep import Sweep, SweepSettings, score_attempt
@@ -97,8 +97,8 @@ async def evaluate(
     if epochs < 1:
         raise UsageError(f"epochs must be at least 1, got {epochs}.")
     read = load_tasks(tasks, fields=fields, limit=limit)
-    agent_for = _made_once(agent) if ray else _agent_for(agent)
-    example = agent_for(read[0])
+    example = _example(agent, read[0], on_ray=bool(ray))
+    shared = bool(ray) or isinstance(agent, Agent)
     home = store_of(example).path.parent
     scorers = make_scorers(scorer, home)
     settings = SweepSettings(
@@ -111,8 +111,11 @@ async def evaluate(
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
     async with example:
+        if shared:
+            for named in {task.tools: task for task in read}.values():
+                agent_for_task(example, named)  # raises UsageError if there are no such tools
         spec = {
-            **_description(example, shared=bool(ray) or isinstance(agent, Agent)),
+            **_description(example, shared=shared),
             "scorers": [each.name for each in scorers],
             "tasks": str(tasks) if isinstance(tasks, str | Path) else f"{len(read):,} tasks from Python",
             "command": settings.command,
@@ -122,13 +125,12 @@ async def evaluate(
         try:
             _check_same(store, spec, force=force)
             store.add_tasks(read, epochs, None if shard is None else shard_of(len(read), *shard))
-            if not ray:
-                return await _sweep(store, Sweep(store, agent_for, scorers, settings), scorers, on_start)
-            from closeout.evaluate.on_ray import RaySweep
-
-            make_agent: Any = agent
-            driver = RaySweep(store, make_agent, _as_list(scorer), settings, address=ray)
-            return await _sweep(store, driver, scorers, on_start)
+            sweep: Sweep | RaySweep
+            if ray:
+                sweep = _ray_sweep(store, agent, _as_list(scorer), settings, address=ray)
+            else:
+                sweep = Sweep(store, _agent_for(agent), scorers, settings)
+            return await _work(store, sweep, scorers, on_start)
         finally:
             store.close()
 
@@ -146,7 +148,7 @@ async def retry(
     """Run finished trials of an evaluation again, and the unfinished ones.
 
     Args:
-        agent: As for `evaluate`.
+        agent: As for `evaluate`. Agents that a function makes must keep their runs in the usual home.
         name: The evaluation.
         statuses: Which trials: "failed", "unanswered", "answered".
         fresh: Begin new runs. Otherwise a failed run is resumed where it failed, and one that ended without an answer
@@ -160,16 +162,18 @@ async def retry(
     """
     agent_for = _agent_for(agent)
     settings = settings or SweepSettings()
-    home = store_of(agent_for(EvalTask(id="example", question="example"))).path.parent
-    store = TrialStore(evaluation_file(home, name))
+    folder = store_of(agent).path.parent if isinstance(agent, Agent) else home_folder()
+    store = TrialStore(evaluation_file(folder, name))
     try:
-        example = agent_for(store.tasks()[0])
+        example = _example(agent, store.tasks()[0], on_ray=False)
+        if (home := store_of(example).path.parent) != folder:
+            raise UsageError(f"Evaluation {name} is kept in {folder}, but the agent keeps its runs in {home}.")
         async with example:
             spec = _description(example, shared=isinstance(agent, Agent))
             scorers = make_scorers(scorer or store.spec["scorers"], home)
             _check_same(store, {**spec, "scorers": []}, force=settings.despite_changes)
             store.wait_again(statuses, suffix=f".{new_suffix()}" if fresh else "")
-            return await _sweep(store, Sweep(store, agent_for, scorers, settings), scorers, on_start)
+            return await _work(store, Sweep(store, agent_for, scorers, settings), scorers, on_start)
     finally:
         store.close()
 
@@ -180,16 +184,39 @@ def new_suffix() -> str:
 
 
 def _agent_for(agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
-    make: Any = (lambda _: agent) if isinstance(agent, Agent) else agent
-    return cast("Callable[[EvalTask], Agent[Any]]", make)
+    """Return the function from a task to its agent, which has the tools that the task names."""
+    if not isinstance(agent, Agent):
+        make: Any = agent
+        return lambda task: agent_for_task(make(task), task)
+    made: dict[tuple[str, ...] | None, Agent[Any]] = {}
+
+    def agent_for(task: EvalTask) -> Agent[Any]:
+        if task.tools not in made:
+            made[task.tools] = agent_for_task(agent, task)
+        return made[task.tools]
+
+    return agent_for
 
 
-def _made_once(make_agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
-    if isinstance(make_agent, Agent):
-        raise UsageError("With ray, pass a function that makes the agent, which is called on each node, not an Agent.")
-    make: Any = make_agent
-    agent = make()
-    return lambda _: agent
+def _example(agent: AgentSource, task: EvalTask, *, on_ray: bool) -> Agent[Any]:
+    """Return the agent that an evaluation is described by: the only one, or that of the first task."""
+    if isinstance(agent, Agent):
+        if on_ray:
+            raise UsageError(
+                "With ray, pass a function that makes the agent, which is called on each node, not an Agent."
+            )
+        return agent
+    make: Any = agent
+    made: Agent[Any] = make() if on_ray else make(task)
+    return made
+
+
+def _ray_sweep(
+    store: TrialStore, make_agent: Any, scorers: Sequence[ScorerSource], settings: SweepSettings, *, address: str
+) -> RaySweep:
+    from closeout.evaluate.on_ray import RaySweep
+
+    return RaySweep(store, make_agent, scorers, settings, address=address)
 
 
 def _as_list(scorer: ScorerSource | Sequence[ScorerSource]) -> list[ScorerSource]:
@@ -201,7 +228,7 @@ def make_scorers(scorer: ScorerSource | Sequence[ScorerSource], home: Path) -> l
     return [make_scorer(each, home=home) for each in _as_list(scorer)]
 
 
-async def _sweep(
+async def _work(
     store: TrialStore, sweep: Sweep | RaySweep, scorers: Sequence[Scorer], on_start: OnStart | None
 ) -> Report:
     if store.control().state == "stopped":

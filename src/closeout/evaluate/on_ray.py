@@ -20,7 +20,7 @@ from typing import Any
 
 from closeout.agent import Agent
 from closeout.errors import UsageError, error_type
-from closeout.evaluate.outcome import RunOutcome, origin_of, store_of
+from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
 from closeout.evaluate.scorers import Attempted, Score, Scorer, ScorerSource, make_scorer
 from closeout.evaluate.sweep import FATAL, SweepSettings, score_attempt
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
@@ -106,7 +106,7 @@ async def _run_trial(
 ) -> tuple[RunOutcome, Mapping[str, Score]]:
     task = claim.task
     try:
-        result = await agent.run_once(
+        result = await agent_for_task(agent, task).run_once(
             task.question,
             run_id=claim.run_id,
             files=task.files,

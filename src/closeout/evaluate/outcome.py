@@ -11,9 +11,10 @@ from closeout.journal.store import Store
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
+    from closeout.evaluate.tasks import EvalTask
     from closeout.run.result import RunResult
 
-__all__ = ["RunOutcome", "origin_of", "store_of"]
+__all__ = ["RunOutcome", "agent_for_task", "origin_of", "store_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,20 @@ def store_of(agent: Agent[Any]) -> Store:
     if store is None:
         raise UsageError("An evaluation keeps its trials as runs, but this agent has home=False. Give it a home.")
     return store
+
+
+def agent_for_task(agent: Agent[Any], task: EvalTask) -> Agent[Any]:
+    """Return the agent with the tools that a task names.
+
+    Raises:
+        UsageError: It does not have them.
+    """
+    if task.tools is None:
+        return agent
+    try:
+        return agent.with_tools(task.tools)
+    except UsageError as error:
+        raise UsageError(f"Task {task.id!r} names tools that the agent does not have: {error}") from None
 
 
 def origin_of(evaluation: str, task_id: str, epoch: int) -> Mapping[str, Any]:

@@ -16,12 +16,12 @@ from closeout.errors import UsageError
 
 __all__ = ["EvalTask", "Fields", "TaskSource", "load_tasks"]
 
-FIELDS = ("id", "question", "answer", "files", "metadata")
+FIELDS = ("id", "question", "answer", "files", "tools", "metadata")
 LONGEST_ID = 200  # characters
 _MOST_FIELD = 2**31 - 1  # characters of a CSV field
 
 Fields: TypeAlias = "Mapping[str, str | Callable[[Mapping[str, Any]], Any]]"
-"""Where a record holds a task's id, question, answer and files: a field's name (`a.b` for a nested one), or a function
+"""Where a record holds a task's id, question, answer, files and tools: a field's name (`a.b` for a nested one), or a function
 of the record."""
 
 
@@ -35,6 +35,7 @@ class EvalTask:
         answer: What scorers compare with: a text, a number, a list of texts any of which is right, any JSON value, or
             None. The agent never sees it.
         files: Paths of its files.
+        tools: Which of the agent's tools it has, None for all.
         metadata: Whatever else is known of the task, for slices and scorers.
     """
 
@@ -42,6 +43,7 @@ class EvalTask:
     question: str
     answer: Any = None
     files: tuple[str, ...] = ()
+    tools: tuple[str, ...] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,16 +57,21 @@ class EvalTask:
     def to_dict(self) -> dict[str, Any]:
         """Return the task as JSON values, without what it does not have."""
         found = asdict(self)
-        return {name: value for name, value in found.items() if value is not None and (value or name == "answer")}
+        return {
+            name: value for name, value in found.items() if value is not None and (value or name in ("answer", "tools"))
+        }
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> EvalTask:
         """Return the task that `to_dict` wrote."""
-        return cls(**{**record, "files": tuple(record.get("files", ()))})
+        tools = record.get("tools")
+        return cls(
+            **{**record, "files": tuple(record.get("files", ())), "tools": None if tools is None else tuple(tools)}
+        )
 
     def digest(self) -> str:
         """Return a hash of what the agent and the scorers see, by which a changed task is noticed."""
-        seen = [self.question, self.answer, self.files]
+        seen = [self.question, self.answer, self.files, *(() if self.tools is None else (self.tools,))]
         return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -79,7 +86,7 @@ def load_tasks(source: TaskSource, *, fields: Fields | None = None, limit: int |
 
     Args:
         source: A path that ends in .jsonl, .json, .csv, .tsv or .parquet, or an iterable of tasks or mappings.
-        fields: Where records hold `id`, `question`, `answer` and `files`, if they name them otherwise.
+        fields: Where records hold `id`, `question`, `answer`, `files` and `tools`, if they name them otherwise.
         limit: Take only the first so many.
 
     Raises:
@@ -142,6 +149,7 @@ def _task(record: Any, fields: Mapping[str, Any], where: str, folder: Path) -> E
         question=question,
         answer=_value(record, fields, "answer"),
         files=_files(_value(record, fields, "files"), where, folder),
+        tools=_tools(_value(record, fields, "tools"), where),
         metadata={**rest, **(metadata if isinstance(metadata, Mapping) else {})},
     )
 
@@ -163,6 +171,18 @@ def _files(value: Any, where: str, folder: Path) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"{where}: `files` must be a path or a list of paths, got {value!r:.60}.")
     return tuple(str((folder / name).absolute()) for name in names)
+
+
+def _tools(value: Any, where: str) -> tuple[str, ...] | None:
+    names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+    if names is None:
+        return None
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise UsageError(
+            f"{where}: `tools` must be a list of names of the agent's tools, got {value!r:.60}. If the field means "
+            "something else, map another one: fields={'tools': 'NONE'} (--field tools=NONE)."
+        )
+    return tuple(names)
 
 
 # ------------------------------------------------------------------------------------------------ files

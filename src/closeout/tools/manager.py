@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
-from closeout.errors import ToolDefinitionError, ToolError
+from closeout.errors import ToolDefinitionError, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.tools.calls import Progress
 from closeout.tools.context import reporting_to
@@ -100,6 +101,7 @@ class ToolManager:
         self._missing: set[str] = set()  # names of required servers that did not start
         self._collisions: dict[str, tuple[str, ...]] = {}  # the same, for names that another tool has
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+        self._only: frozenset[str] | None = None  # names of the tools on offer, None: all
         self._local: dict[str, _Route] = {}
         for tool in tools:
             self._add(tool)
@@ -291,6 +293,22 @@ class ToolManager:
         self._add(tool)
         self._name_all()
 
+    def only(self, names: Iterable[str]) -> ToolManager:
+        """Return a manager that offers only these of the tools. The two share their servers.
+
+        Raises:
+            UsageError: There is no such tool. The tools of servers are known after `open`.
+        """
+        chosen = copy(self)
+        chosen.__dict__.pop("_search", None)
+        chosen._local = dict(self._local)
+        chosen._only = frozenset(names)
+        unknown = sorted(chosen._only - self._routes.keys())
+        if unknown and len(self._offers) == len(self._servers):
+            raise UsageError(f"No tool {unknown[0]!r}. There are: {', '.join(sorted(self._routes)) or 'none'}.")
+        chosen._name_all()
+        return chosen
+
     def replace(self, tool: AnyTool) -> None:
         """Replace the local tool of the same name."""
         if self._local.pop(tool.spec.name, None) is not None:
@@ -331,8 +349,8 @@ class ToolManager:
                 continue
             routes[name] = _Route(self._approved(replace(governed(spec), name=name), spec.name), spec.name, server)
         self._collisions = {name: tuple(messages) for name, messages in collisions.items()}
-        self._routes = routes
-        self._specs = tuple(routes[name].spec for name in sorted(routes))
+        self._routes = {name: routes[name] for name in routes if self._only is None or name in self._only}
+        self._specs = tuple(self._routes[name].spec for name in sorted(self._routes))
 
     def _approved(self, spec: ToolSpec, name: str) -> ToolSpec:
         """The tool of a server with the rule for the approval of its calls."""
