@@ -48,6 +48,16 @@ def test_files_are_found_beside_the_tasks(tmp_path: Path) -> None:
     assert task.files == (str(tmp_path / "data" / "x.csv"),)
 
 
+def test_a_task_names_its_tools() -> None:
+    records = [{"id": n, "question": "Who?", "tools": tools} for n, tools in enumerate([None, [], ["a"], "a, b", ""])]
+    assert [task.tools for task in load_tasks(records)] == [None, (), ("a",), ("a", "b"), ()]
+    (mapped,) = load_tasks([{"id": 1, "question": "Who?", "tools": [{"type": "function"}]}], fields={"tools": "none"})
+    assert (mapped.tools, mapped.metadata) == (None, {"tools": [{"type": "function"}]})
+    empty = EvalTask(id="a", question="Who?", tools=())
+    assert EvalTask.of(json.loads(json.dumps(empty.to_dict()))) == empty
+    assert len({EvalTask(id="a", question="Who?", tools=tools).digest() for tools in (None, (), ("a",))}) == 3
+
+
 def test_a_limit_takes_the_first() -> None:
     endless = ({"id": n, "question": "Who?"} for n in iter(int, 1))
     with pytest.raises(UsageError, match="'0' is taken by task 1"):
@@ -67,6 +77,10 @@ def test_a_limit_takes_the_first() -> None:
         ({"id": "a"}, "the task has no question"),
         ({"id": "a", "question": 7}, "the task has no question"),
         ({"id": "a", "question": "Who?", "files": 7}, "`files` must be"),
+        (
+            {"id": "a", "question": "Who?", "tools": [{"name": "x"}]},
+            "`tools` must be a list of names.*--field tools=NONE",
+        ),
         ("Who?", "a task must be an object"),
     ],
 )

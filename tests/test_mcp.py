@@ -85,6 +85,18 @@ def is_alive(pid: int) -> bool:
 # ------------------------------------------------------------------------------------------------ stdio
 
 
+async def test_a_manager_with_some_of_the_tools_shares_the_servers() -> None:
+    async with ToolManager(mcp_servers=[EVERYTHING]) as whole:
+        some = whole.only(["add", "pid"])
+        assert [spec.name for spec in some.specs()] == ["add", "pid"]
+        process = await result_of(whole, "pid")
+        async with some:
+            assert await result_of(some, "pid") == process
+        assert await result_of(whole, "pid") == process
+        with pytest.raises(UsageError, match="No tool 'subtract'. There are: add, "):
+            whole.only(["subtract"])
+
+
 @shared
 async def test_a_server_is_one_session_with_all_its_tools(manager: ToolManager) -> None:
     specs = {spec.name: spec for spec in manager.specs()}

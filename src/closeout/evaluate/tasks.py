@@ -21,8 +21,8 @@ LONGEST_ID = 200  # characters
 _MOST_FIELD = 2**31 - 1  # characters of a CSV field
 
 Fields: TypeAlias = "Mapping[str, str | Callable[[Mapping[str, Any]], Any]]"
-"""Where a record holds a task's id, question, answer, files and tools: a field's name (`a.b` for a nested one), or a function
-of the record."""
+"""Where a record holds a task's id, question, answer, files and tools: a field's name (`a.b` for a nested one), or a
+function of the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
