@@ -93,7 +93,7 @@ async def test_a_manager_with_some_of_the_tools_shares_the_servers() -> None:
         async with some:
             assert await result_of(some, "pid") == process
         assert await result_of(whole, "pid") == process
-        with pytest.raises(UsageError, match="No tool 'subtract'. There are: add, "):
+        with pytest.raises(UsageError, match=r"No tool 'subtract'\. There are: add, "):
             whole.only(["subtract"])
 
 
