@@ -27,6 +27,7 @@ from aiohttp import web
 from closeout.journal.store import close_stores, open_store
 from closeout.server.proxy import Proxy
 from closeout.server.serving import proxy_app
+from closeout.server.upstream import Upstream
 from closeout.testing import Misbehaviour, Turn, always, answer, call, once, serve_script, sometimes
 
 REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
@@ -128,7 +129,7 @@ async def run(plan: Sequence[Misbehaviour], calls: int, home: Path, *, through: 
         ]
         async with serve_script(script(calls), misbehave=faults) as model, aiohttp.ClientSession() as http:
             if through:
-                async with served(proxy_app(Proxy(model.base_url, open_store(home)))) as url:
+                async with served(proxy_app(Proxy(Upstream(model.base_url), open_store(home)))) as url:
                     right = await task(http, url, calls)
             else:
                 right = await task(http, model.base_url, calls)
@@ -191,7 +192,7 @@ async def cost(requests: int, home: Path) -> None:
     past = [{"role": "user", "content": f"Message {n}. " * 40} for n in range(40)]
     slow = serve_script(lambda _: Turn(text=text), record=False, pause=0.002)  # between two events of a stream
     async with slow as model, aiohttp.ClientSession() as http:
-        proxy = Proxy(model.base_url, open_store(home))
+        proxy = Proxy(Upstream(model.base_url), open_store(home))
         async with served(reverse_proxy(model.base_url, http)) as bare, served(proxy_app(proxy)) as governed:
             for stream in (False, True):
                 body = {"model": "m", "messages": past, "tools": TOOLS, "stream": stream}

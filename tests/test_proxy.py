@@ -21,6 +21,7 @@ from closeout.journal.store import Store, open_store
 from closeout.server.proxy import Proxy
 from closeout.server.proxy_record import records_written
 from closeout.server.serving import proxy_app
+from closeout.server.upstream import Upstream
 from closeout.testing import RequestView, ScriptedServer, Turn, always, answer, call, once, serve_script
 
 PARAMETERS = {
@@ -34,6 +35,7 @@ RESPONSE_TOOLS: Any = [{"type": "function", "name": "lookup", "parameters": PARA
 MESSAGE_TOOLS: Any = [{"name": "lookup", "description": "", "input_schema": PARAMETERS}]
 REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
 WRONG_REPLIES = ("empty", "truncated", "hallucinated_observation")
+UPSTREAM_OPTIONS = ("kind", "key", "keeps_keys")
 RIGHT = {"search_term": "k1", "limit": 5}
 
 
@@ -65,10 +67,12 @@ class Proxied:
 async def proxied(home: Path, script: Any, *, misbehave: Any = (), **options: Any) -> AsyncIterator[Proxied]:
     """The proxy in front of a scripted model."""
     server = {name: options.pop(name) for name in ("native_tools", "chunks", "pieces") if name in options}
+    app = {name: options.pop(name) for name in ("max_body", "keys") if name in options}
     async with serve_script(script, misbehave=misbehave, **server) as model, ClientSession() as http:
-        kind = options.get("kind", "openai")
-        proxy = Proxy(model.url if kind == "anthropic" else model.base_url, open_store(home), **options)
-        runner = web.AppRunner(proxy_app(proxy), handler_cancellation=True, shutdown_timeout=0.1)
+        address = model.url if options.get("kind") == "anthropic" else model.base_url
+        upstream = Upstream(address, **{name: options.pop(name) for name in UPSTREAM_OPTIONS if name in options})
+        proxy = Proxy(upstream, open_store(home), **options)
+        runner = web.AppRunner(proxy_app(proxy, **app), handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -205,7 +209,7 @@ async def test_text_is_streamed_while_the_model_writes(home: Path) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with proxied(home, one_call) as server:
-            server.proxy.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+            server.proxy.upstream.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
             async with server.openai() as client:
                 stream: Any = await client.chat.completions.create(
                     model="m", messages=[{"role": "user", "content": "?"}], tools=CHAT_TOOLS, stream=True
@@ -305,7 +309,7 @@ async def test_a_server_that_refuses_tools_gets_them_as_text_from_then_on(home: 
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with proxied(home, one_call) as server:
-            server.proxy.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+            server.proxy.upstream.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
             assert await calls_in(server, "chat", stream=False) == [("lookup", RIGHT)]
             assert server.proxy.speaks_text("scripted")
     finally:
@@ -328,7 +332,7 @@ async def test_errors_and_other_paths_are_passed_on(home: Path) -> None:
 
 async def test_an_upstream_that_is_not_there_is_a_502(home: Path) -> None:
     async with proxied(home, one_call) as server, server.openai() as client:
-        server.proxy.base = "http://127.0.0.1:9/v1"
+        server.proxy.upstream.base = "http://127.0.0.1:9/v1"
         with pytest.raises(openai.InternalServerError) as raised:
             await chat_calls(client, stream=False)
         assert raised.value.status_code == 502

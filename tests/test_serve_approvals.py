@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from closeout import Agent, tool
+from closeout.run.waiting import record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, serve_script
 from closeout.tools.builtin import ask_tool
 from serving import Served, serving
@@ -143,6 +144,19 @@ async def test_a_chat_completion_cannot_wait() -> None:
     async with a_bank(Bank().agent(call("pay", to="Ada"))) as (client, _):
         with pytest.raises(openai.InternalServerError, match="waits for a decision"):
             await client.chat.completions.create(model="bank", messages=[{"role": "user", "content": "Pay Ada."}])
+
+
+async def test_a_run_that_was_decided_while_no_server_ran_continues_at_the_next_start() -> None:
+    bank = Bank()
+    agent = bank.agent(call("pay", to="Ada"))
+    async with a_bank(agent) as (client, served):
+        first = await client.responses.create(model="bank", input="Pay Ada.")
+        store, run_id = served.host.store, first.metadata["run_id"] if first.metadata else ""
+    record_decisions(store, run_id, {"r1": True})
+    async with a_bank(agent) as (client, served):
+        await served.host.wait(run_id)
+        assert bank.paid == ["Ada"]
+        assert (await client.responses.retrieve(f"{first.id}.1")).output_text == "done"
 
 
 async def test_a_decision_survives_kill_9(tmp_path: Path) -> None:

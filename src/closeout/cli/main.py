@@ -312,7 +312,7 @@ def serve(
 ) -> int:
     """Serve an agent: OpenAI's Chat Completions and Responses APIs, its own API, or MCP."""
     from closeout.cli.options import RunOptions
-    from closeout.cli.serve import serve_command, serve_mcp_command
+    from closeout.cli.serve import Listening, serve_command, serve_mcp_command
 
     options = RunOptions(
         model=model,
@@ -328,10 +328,8 @@ def serve(
     return serve_command(
         agent,
         options,
+        Listening(host, port, keys),
         name=name,
-        address=host,
-        port=port,
-        keys_file=keys,
         max_runs=max_runs,
         max_queue=max_queue,
         drain_seconds=drain,
@@ -348,18 +346,21 @@ def proxy(
     host: Annotated[str, typer.Option(help="Where to listen; addresses beyond loopback need a key")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 chooses a free one", min=0, max=65535)] = 8090,
     keys: Annotated[str | None, typer.Option(help="A file with an API key on each line")] = None,
+    max_requests: Annotated[int, typer.Option(help="Requests at the same time", min=1)] = 512,
+    max_queue: Annotated[int, typer.Option(help="Requests that may wait", min=0)] = 1024,
 ) -> int:
     """Govern a model server: any client that uses it through the proxy gets valid tool calls."""
     from closeout.cli.proxy import proxy_command
+    from closeout.cli.serve import Listening
 
     return proxy_command(
         upstream,
+        Listening(host, port, keys),
         api=api,
         dialect=dialect,
         record_only=record_only,
-        address=host,
-        port=port,
-        keys_file=keys,
+        max_requests=max_requests,
+        max_queue=max_queue,
     )
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,51 @@ from closeout.cli.exits import OK
 from closeout.cli.options import RunOptions
 from closeout.errors import ConfigError, ToolError, UsageError
 
-__all__ = ["read_keys", "serve_command", "serve_mcp_command"]
+__all__ = ["Listening", "serve_command", "serve_mcp_command"]
 
 KEY_VARIABLE = "CLOSEOUT_SERVER_KEY"
 DESCRIPTION = "An agent that works on a task with tools of its own until it has an answer."  # as an MCP tool
 
 
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and who may use it.
+
+    Attributes:
+        address: The address.
+        port: The port; 0 chooses a free one.
+        keys_file: A file with a key on each line, or None.
+    """
+
+    address: str
+    port: int
+    keys_file: str | None
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the keys of which a client must send one.
+
+        Raises:
+            ConfigError: The file cannot be read, or other computers could use the server without a key.
+        """
+        from closeout.server.serving import check_address
+
+        keys = _read_keys(self.keys_file)
+        check_address(self.address, keys)
+        return keys
+
+
 def serve_command(
     source: str | None,
     options: RunOptions,
+    listening: Listening,
     *,
     name: str | None,
-    address: str,
-    port: int,
-    keys_file: str | None,
     max_runs: int,
     max_queue: int,
     drain_seconds: float,
 ) -> int:
     """Serve an agent over HTTP until a signal stops it. Return the exit code."""
-    from closeout.server.serving import check_address
-
-    keys = read_keys(keys_file)
-    check_address(address, keys)
+    keys = listening.keys()
     agent = load_agent(source, options)
 
     async def serve() -> None:
@@ -55,7 +77,7 @@ def serve_command(
             origin=_origin(source, options),
             drain_seconds=drain_seconds,
         )
-        app = agent_app(host, address=address, keys=keys)
+        app = agent_app(host, address=listening.address, keys=keys)
 
         def ready(url: str) -> None:
             print(f"Serving {host.name} at {url}/v1 (Ctrl-C stops)", file=sys.stderr, flush=True)
@@ -64,7 +86,7 @@ def serve_command(
             print("Stopping. Runs that do not end in time are resumed at the next start.", file=sys.stderr, flush=True)
 
         try:
-            await serve_until_stopped(app, address, port, on_ready=ready, before_stop=stopping)
+            await serve_until_stopped(app, listening.address, listening.port, on_ready=ready, before_stop=stopping)
         finally:
             for client in clients_of(agent.plan()):
                 await client.aclose()
@@ -119,7 +141,7 @@ def _name(agent: Any, source: str | None) -> str:
     return Path(source).stem if is_settings_file(source) else source.rpartition(":")[2].rpartition(".")[2]
 
 
-def read_keys(file: str | None) -> tuple[str, ...]:
+def _read_keys(file: str | None) -> tuple[str, ...]:
     """Return the keys of a file, one on each line, and of the environment.
 
     Raises:

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from closeout.codec import decode_json, encode_json
 from closeout.errors import CloseoutError
+from closeout.server.admission import Busy
 from closeout.server.app import Handler
-from closeout.server.host import Busy
 
 __all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body"]
 
@@ -58,7 +58,7 @@ async def api_errors(request: web.Request, handler: Handler) -> web.StreamRespon
     except ApiError as error:
         return error_response(error)
     except Busy as error:
-        return error_response(ApiError(429, str(error), code="too_many_runs"), retry=True)
+        return error_response(ApiError(429, str(error), code="too_many_requests"), retry=True)
     except web.HTTPRequestEntityTooLarge:
         return error_response(ApiError(413, f"The body is larger than {request.client_max_size:,} bytes."))
     except ConnectionError:

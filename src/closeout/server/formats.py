@@ -19,8 +19,18 @@ from closeout.models.streaming import ReplyBuilder, StreamReader
 from closeout.server.api_errors import ApiError
 from closeout.server.governing import arguments_object, arguments_text
 from closeout.server.sse import event_bytes
+from closeout.server.upstream import UpstreamKind
 
-__all__ = ["FORMATS", "AnthropicMessages", "ChatCompletions", "Format", "OfferedTools", "Responses", "Writer"]
+__all__ = [
+    "FORMATS",
+    "AnthropicMessages",
+    "ChatCompletions",
+    "Format",
+    "NativeFormat",
+    "OfferedTools",
+    "Responses",
+    "Writer",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +74,9 @@ class Format(ABC):
 
     Attributes:
         path: Where such requests are sent, after the version.
-        protocol: "openai" or "anthropic" if a server of that kind takes such requests as they are, else "".
     """
 
     path: ClassVar[str]
-    protocol: ClassVar[str]
 
     @abstractmethod
     def tools(self, body: Mapping[str, Any]) -> OfferedTools:
@@ -94,23 +102,31 @@ class Format(ABC):
         """Return whether a reply may hold several calls."""
         return body.get("parallel_tool_calls") is not False
 
-    # What follows is for formats with a protocol.
 
+class NativeFormat(Format):
+    """A format that an upstream server may speak itself: requests and valid replies are passed on as they are.
+
+    Attributes:
+        protocol: The kind of server that speaks it.
+    """
+
+    protocol: ClassVar[UpstreamKind]
+
+    @abstractmethod
     def read(self, value: Any) -> ModelReply | None:
         """Return the reply in the body of a response; None if it is not one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reader(self, builder: ReplyBuilder) -> StreamReader:
         """Return a reader of a streamed response."""
-        raise NotImplementedError
 
+    @abstractmethod
     def repaired(self, value: dict[str, Any], reply: ModelReply) -> dict[str, Any]:
         """Return a server's response with another text and other calls."""
-        raise NotImplementedError
 
     def asked_again(self, body: Mapping[str, Any], hint: str) -> dict[str, Any]:
         """Return the request with the reason why the reply to it was of no use."""
-        raise NotImplementedError
+        return {**body, "messages": with_hint(body["messages"], hint)}
 
 
 def _sampling(body: Mapping[str, Any], limit: str) -> dict[str, Any]:
@@ -167,7 +183,7 @@ def _usage_openai(usage: Usage) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ Chat Completions
 
 
-class ChatCompletions(Format):
+class ChatCompletions(NativeFormat):
     """OpenAI's Chat Completions."""
 
     path = "chat/completions"
@@ -213,9 +229,6 @@ class ChatCompletions(Format):
             message["tool_calls"] = [_chat_call(call) for call in reply.tool_calls]
         choice = {**first, "message": message, "finish_reason": reply.finish_reason}
         return {**value, "choices": [choice, *rest]}
-
-    def asked_again(self, body: Mapping[str, Any], hint: str) -> dict[str, Any]:
-        return {**body, "messages": with_hint(body["messages"], hint)}
 
     def whole(self, body: Mapping[str, Any], reply: ModelReply) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}
@@ -300,7 +313,7 @@ class _ChatWriter(Writer):
 _STOPS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 
 
-class AnthropicMessages(Format):
+class AnthropicMessages(NativeFormat):
     """Anthropic's Messages."""
 
     path = "messages"
@@ -344,9 +357,6 @@ class AnthropicMessages(Format):
     def repaired(self, value: dict[str, Any], reply: ModelReply) -> dict[str, Any]:
         kept = [block for block in value["content"] if block.get("type") not in ("text", "tool_use")]
         return {**value, "content": [*kept, *_blocks(reply)], "stop_reason": _stop_reason(reply)}
-
-    def asked_again(self, body: Mapping[str, Any], hint: str) -> dict[str, Any]:
-        return {**body, "messages": with_hint(body["messages"], hint)}
 
     def whole(self, body: Mapping[str, Any], reply: ModelReply) -> dict[str, Any]:
         return {
@@ -400,9 +410,14 @@ def _chat_messages(message: Mapping[str, Any]) -> Iterator[Message]:
         yield Message(role=role, content=_plain(content))
         return
     blocks = [block for block in content if isinstance(block, dict)]
+    parts: list[dict[str, Any]] = []
     for block in blocks:
         if block.get("type") == "tool_result":
-            yield Message(role="tool", tool_call_id=str(block.get("tool_use_id")), content=_plain(block.get("content")))
+            shown = block.get("content")
+            yield Message(role="tool", tool_call_id=str(block.get("tool_use_id")), content=_plain(shown))
+            # The result of a tool is text in Chat Completions: its pictures follow in a message.
+            within = shown if isinstance(shown, list) else []
+            parts += [_chat_part(each) for each in within if isinstance(each, dict) and each.get("type") != "text"]
     calls = [
         {
             "id": str(block.get("id") or ""),
@@ -415,25 +430,43 @@ def _chat_messages(message: Mapping[str, Any]) -> Iterator[Message]:
         for block in blocks
         if block.get("type") == "tool_use"
     ]
-    parts = [part for block in blocks if (part := _chat_part(block)) is not None]
-    if parts and all(part["type"] == "text" for part in parts):
-        shown: Any = "\n".join(part["text"] for part in parts)
-    else:
-        shown = parts or None
+    parts += [_chat_part(block) for block in blocks if block.get("type") not in _NOT_CONTENT]
+    text = _text_or_parts(parts)
     if calls:
-        yield Message(role=role, content=shown, tool_calls=calls)
-    elif shown:
-        yield Message(role=role, content=shown)
+        yield Message(role=role, content=text or None, tool_calls=calls)
+    elif text:
+        yield Message(role=role, content=text)
 
 
-def _chat_part(block: Mapping[str, Any]) -> dict[str, Any] | None:
-    if block.get("type") == "text":
+_NOT_CONTENT = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+
+
+def _text_or_parts(parts: list[dict[str, Any]]) -> Any:
+    """Return parts as one text if they are nothing else, because not every server takes parts."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _chat_part(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A block of the Messages API as a part of a message of Chat Completions."""
+    kind, source = block.get("type"), block.get("source")
+    if kind == "text":
         return {"type": "text", "text": str(block.get("text") or "")}
-    source = block.get("source")
-    if block.get("type") != "image" or not isinstance(source, dict):
-        return None
-    url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    if kind in ("image", "document") and isinstance(source, dict):
+        if source.get("type") == "text":
+            return {"type": "text", "text": str(source.get("data") or "")}
+        data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        if kind == "image":
+            return {"type": "image_url", "image_url": {"url": source.get("url") or data}}
+        if source.get("type") == "base64":
+            return {"type": "file", "file": {"filename": str(block.get("title") or "document"), "file_data": data}}
+    raise _untranslatable(kind, "messages")
+
+
+def _untranslatable(kind: Any, param: str) -> ApiError:
+    text = f"The proxy cannot translate content of the type {kind!r:.80} for the upstream server."
+    return ApiError(400, text, param=param)
 
 
 class _MessagesWriter(Writer):
@@ -510,7 +543,6 @@ class Responses(Format):
     """OpenAI's Responses. The proxy keeps no responses: `previous_response_id` and `background` are refused."""
 
     path = "responses"
-    protocol = ""
 
     def tools(self, body: Mapping[str, Any]) -> OfferedTools:
         def each() -> Iterator[tuple[ToolSpec | None, str]]:
@@ -570,6 +602,9 @@ def _add_item(messages: list[Message], item: Mapping[str, Any]) -> None:
             output = item.get("output")
             text = output if isinstance(output, str) else _plain(output)
             messages.append(Message(role="tool", tool_call_id=str(item.get("call_id")), content=text))
+            within = output if isinstance(output, list) else []
+            if parts := [_input_part(part) for part in within if part.get("type") != "input_text"]:
+                messages.append(Message(role="user", content=parts))
         case "message":
             messages.append(Message(role=str(item.get("role") or "user"), content=_response_content(item)))
         case "reasoning" | "item_reference":
@@ -582,13 +617,23 @@ def _response_content(item: Mapping[str, Any]) -> Any:
     content = item.get("content")
     if not isinstance(content, list) or item.get("role") == "assistant":
         return _plain(content)
-    parts: list[dict[str, Any]] = []
-    for part in content:
-        if isinstance(part, dict) and part.get("type") == "input_image":
-            parts.append({"type": "image_url", "image_url": {"url": str(part.get("image_url"))}})
-        elif isinstance(part, dict):
-            parts.append({"type": "text", "text": str(part.get("text") or "")})
-    return parts if any(part["type"] != "text" for part in parts) else _plain(content)
+    return _text_or_parts([_input_part(part) for part in _dicts(content, "input")])
+
+
+def _input_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a message of the Responses API as one of Chat Completions."""
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text"):
+        return {"type": "text", "text": str(part.get("text") or "")}
+    if kind == "input_image" and part.get("image_url"):
+        detail = {"detail": part["detail"]} if part.get("detail") else {}
+        return {"type": "image_url", "image_url": {"url": str(part["image_url"]), **detail}}
+    if kind == "input_file" and not part.get("file_url"):
+        names = ("filename", "file_data", "file_id")
+        return {"type": "file", "file": {name: part[name] for name in names if part.get(name)}}
+    if kind == "input_audio":
+        return dict(part)
+    raise _untranslatable(kind, "input")
 
 
 class _ResponsesWriter(Writer):

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from closeout.answers.contracts import Text
-from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
+from closeout.errors import JournalError, RunNotFound, UsageError
 from closeout.journal.events import ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.journal import Journal, new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo
 from closeout.messages import Usage
 from closeout.run.waiting import Decisions, PendingDecision, pending_decisions, record_decisions
+from closeout.server.admission import Busy
 from closeout.server.following import Wakeup, follow
 from closeout.server.reply_text import ReplyRecorder
 from closeout.server.response_view import RESPONSE_NOTE
@@ -25,17 +26,13 @@ from closeout.server.response_view import RESPONSE_NOTE
 if TYPE_CHECKING:
     from closeout.agent import Agent
 
-__all__ = ["AgentHost", "Busy", "ServedRun"]
+__all__ = ["AgentHost", "ServedRun"]
 
 log = logging.getLogger("closeout.server")
 
 ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
 MAX_RESUMES = 3  # in a row without progress: such a run may be what kills the server
 MAX_SCANNED = 100_000  # runs that are looked at for interrupted ones at start-up
-
-
-class Busy(CloseoutError):
-    """As many runs are executed or queued as the server allows. Try again later."""
 
 
 @dataclass(frozen=True, slots=True)

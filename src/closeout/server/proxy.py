@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from aiohttp import web
 
@@ -20,36 +20,26 @@ from closeout.errors import ModelError, ServerFailed, StreamDropped
 from closeout.journal.store import Store
 from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Usage
 from closeout.models import transport
-from closeout.models.anthropic import VERSION, AnthropicClient
 from closeout.models.base import BaseClient
 from closeout.models.http_errors import error_from_body, refuses_tools
-from closeout.models.openai import OpenAIClient
 from closeout.models.streaming import EventReader, ReplyBuilder
+from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
-from closeout.server.formats import FORMATS, Format, OfferedTools, Writer, decoded, with_hint
+from closeout.server.formats import FORMATS, Format, NativeFormat, OfferedTools, Writer, decoded, with_hint
 from closeout.server.governing import Governor, Verdict
 from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
 from closeout.server.text_gate import TextGate
+from closeout.server.upstream import Upstream, headers_back, kept
 
-__all__ = ["Proxy", "UpstreamKind"]
-
-UpstreamKind = Literal["openai", "anthropic"]
-K = TypeVar("K")
-V = TypeVar("V")
+__all__ = ["Proxy"]
 
 MAX_AGAIN = 2  # times that a reply is asked for again
 TIMEOUT = 600.0  # seconds for one reply
 GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
-ENDPOINTS_KEPT = 256
+MAX_REQUESTS = 512  # at the same time
+MAX_QUEUE = 1024  # that may wait
 
-# Headers that concern one connection, or that the proxy writes.
-_NOT_FORWARDED = frozenset({
-    "host", "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade",
-    "transfer-encoding", "content-length", "content-encoding", "accept-encoding", "origin", "referer", "cookie",
-    "set-cookie", "server", "date",
-})  # fmt: skip
-_KEYS = frozenset({"authorization", "x-api-key"})
 _FRAME_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
@@ -57,41 +47,33 @@ class Proxy:
     """Governs the requests to one model server.
 
     Args:
-        upstream: The server's address, as `base_url` of its clients.
+        upstream: The server.
         store: Where requests are recorded, each as a run.
-        kind: What the server speaks.
-        key: The key for the server. None passes the client's key on, unless `keeps_keys`.
-        keeps_keys: Never pass the client's key on: it is a key of this proxy.
         record_only: Repair nothing; record what would have been repaired.
         dialect: "auto" offers tools natively and changes to text for models whose server refuses them; "text" writes
             them into the prompt at once.
+        max_requests: How many requests are served at the same time.
+        max_queue: How many more may wait.
     """
 
     def __init__(
         self,
-        upstream: str,
+        upstream: Upstream,
         store: Store,
         *,
-        kind: UpstreamKind = "openai",
-        key: str | None = None,
-        keeps_keys: bool = False,
         record_only: bool = False,
         dialect: Literal["auto", "text"] = "auto",
+        max_requests: int = MAX_REQUESTS,
+        max_queue: int = MAX_QUEUE,
     ) -> None:
-        base = upstream.strip().rstrip("/")
-        self.base = f"{base.removesuffix('/v1')}/v1" if kind == "anthropic" else base
-        self.kind = kind
-        self.counts = Counter[str]()  # requests, repaired, again, unrepaired, failed
-        self.repairs = Counter[str]()  # by kind
+        self.upstream = upstream
         self.store = store
         self.record_only = record_only
-        self._key = key
-        self._keeps_keys = keeps_keys
+        self.counts = Counter[str]()  # requests, repaired, again, unrepaired, failed
+        self.repairs = Counter[str]()  # by kind
+        self.admission = Admission(max_requests, max_queue)
         self._in_text: set[str] = {"*"} if dialect == "text" else set()  # models that get their tools as text
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
-        self._endpoints: OrderedDict[tuple[Any, ...], transport.Endpoint] = OrderedDict()
-        self._clients: OrderedDict[tuple[str, str], BaseClient] = OrderedDict()
-        transport.Endpoint(self.base)  # raises ConfigError for an address that cannot be used
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes of the proxy to an application."""
@@ -101,14 +83,15 @@ class Proxy:
 
         async def close(_: web.Application) -> None:
             await records_written()
-            for client in self._clients.values():
-                await client.aclose()
+            await self.upstream.aclose()
 
         app.on_cleanup.append(close)
 
     def _handler(self, each: Format) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await _Exchange(self, request, each, await json_body(request)).run()
+            body = await json_body(request)
+            async with self.admission.enter():
+                return await _Exchange(self, request, each, body).run()
 
         return handle
 
@@ -117,19 +100,20 @@ class Proxy:
         if ".." in request.match_info["path"]:
             raise ApiError(404, "No such path.")
         path = f"{request.match_info['path']}{f'?{request.query_string}' if request.query_string else ''}"
-        endpoint = self.endpoint(path, request.headers)
         data = await request.read()
-        try:
-            response = await transport.post(endpoint, data or None, timeout=TIMEOUT, method=request.method)
-        except ModelError as error:
-            raise _api_error(error) from None
-        out = web.StreamResponse(status=response.status, headers=_headers_back(response.headers))
-        await out.prepare(request)
-        async with aclosing(response.chunks()) as chunks:
-            async for chunk in chunks:
-                await out.write(chunk)
-        await out.write_eof()
-        return out
+        async with self.admission.enter():
+            endpoint = self.upstream.endpoint(path, request.headers)
+            try:
+                response = await transport.post(endpoint, data or None, timeout=TIMEOUT, method=request.method)
+            except ModelError as error:
+                raise _api_error(error) from None
+            out = web.StreamResponse(status=response.status, headers=headers_back(response.headers))
+            await out.prepare(request)
+            async with aclosing(response.chunks()) as chunks:
+                async for chunk in chunks:
+                    await out.write(chunk)
+            await out.write_eof()
+            return out
 
     # ------------------------------------------------------------------------------------------ parts
 
@@ -140,40 +124,7 @@ class Proxy:
         found = self._governors.get(key)
         if found is None:
             found = Governor(offered.functions, offered.others, parallel=parallel)
-        return _kept(self._governors, key, found, GOVERNORS_KEPT)
-
-    def endpoint(self, path: str, headers: Mapping[str, str]) -> transport.Endpoint:
-        """Return where a request is sent, with the client's headers and the right key."""
-        sent = {name: value for name, value in headers.items() if name.lower() not in _NOT_FORWARDED | _KEYS}
-        key = self.upstream_key(headers)
-        if key and self.kind == "anthropic":
-            sent["x-api-key"] = key
-        elif key:
-            sent["Authorization"] = f"Bearer {key}"
-        if self.kind == "anthropic":
-            sent.setdefault("anthropic-version", VERSION)
-        sent["Accept-Encoding"] = "identity"
-        place = (path, *sent.items())
-        found = self._endpoints.get(place) or transport.Endpoint(f"{self.base}/{path}", sent)
-        return _kept(self._endpoints, place, found, ENDPOINTS_KEPT)
-
-    def upstream_key(self, headers: Mapping[str, str]) -> str:
-        """Return the key for the upstream server: its own, else the client's."""
-        if self._key is not None or self._keeps_keys:
-            return self._key or ""
-        return headers.get("x-api-key") or headers.get("Authorization", "").removeprefix("Bearer ").strip()
-
-    def client(self, model: str, headers: Mapping[str, str]) -> BaseClient:
-        """Return the client for requests that are rewritten for the upstream server."""
-        key = self.upstream_key(headers)
-        found = self._clients.get((model, key))
-        if found is None:
-            found = (
-                AnthropicClient(model, self.base, key or None)
-                if self.kind == "anthropic"
-                else OpenAIClient(model, self.base, key or None)
-            )
-        return _kept(self._clients, (model, key), found, ENDPOINTS_KEPT)
+        return kept(self._governors, key, found, GOVERNORS_KEPT)
 
     def speaks_text(self, model: str) -> bool:
         """Return whether a model gets its tools as text."""
@@ -182,19 +133,6 @@ class Proxy:
     def remember_text(self, model: str) -> None:
         """Remember that the server refuses native tools for a model."""
         self._in_text.add(model)
-
-
-def _kept(cache: OrderedDict[K, V], key: K, value: V, limit: int) -> V:
-    """Put a value into a cache as its newest, and return it."""
-    cache[key] = value
-    cache.move_to_end(key)
-    if len(cache) > limit:
-        cache.popitem(last=False)
-    return value
-
-
-def _headers_back(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _NOT_FORWARDED}
 
 
 def _api_error(error: ModelError) -> ApiError:
@@ -224,7 +162,7 @@ class _Exchange:
         self._got_text = False  # the client got text of a reply that was asked for again
         self._again = 0  # times that a reply was asked for again, with a hint
         self._retries = 0  # times that a reply broke off, or was none
-        notes = {"format": form.path, "upstream": proxy.base, "record_only": proxy.record_only}
+        notes = {"format": form.path, "upstream": proxy.upstream.base, "record_only": proxy.record_only}
         self._record = ProxyRecord(proxy.store, self._model, self._messages, notes)
 
     @property
@@ -236,8 +174,9 @@ class _Exchange:
         """Serve the request."""
         self._proxy.counts["requests"] += 1
         try:
-            if self._form.protocol == self._proxy.kind and not self._writes_text:
-                found = await self._pass_through()
+            form = self._form
+            if isinstance(form, NativeFormat) and form.protocol == self._proxy.upstream.kind and not self._writes_text:
+                found = await self._pass_through(form)
                 if found is not None:
                     return found
             return await self._convert()
@@ -268,9 +207,9 @@ class _Exchange:
 
     # ------------------------------------------------------------------------------------------ the same format
 
-    async def _pass_through(self) -> web.StreamResponse | None:
+    async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
         """Pass the request on as it is. Returns None if the server refuses tools."""
-        endpoint = self._proxy.endpoint(self._form.path, self._request.headers)
+        endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
         data = await self._request.read()
         while True:
             self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
@@ -279,11 +218,11 @@ class _Exchange:
                 if response.status != 200:
                     return await self._refused(response)
                 if response.content_type == "text/event-stream":
-                    reply, frames = await self._read_stream(response)
+                    reply, frames = await self._read_stream(form, response)
                     raw: Any = frames
                 else:
                     raw = await response.read()
-                    reply = self._read_whole(raw)
+                    reply = self._read_whole(form, raw)
             except ModelError as error:
                 self._record.failed(error)
                 if self._shown:
@@ -295,9 +234,9 @@ class _Exchange:
             self._record.replied(reply)
             verdict = self._judge(reply)
             if verdict.defect is None or not self._may_ask_again:
-                return await self._answer(response, raw, verdict)
+                return await self._answer(form, response, raw, verdict)
             self._count_again()
-            data = encode_json(self._form.asked_again(self._body, verdict.defect.hint))
+            data = encode_json(form.asked_again(self._body, verdict.defect.hint))
 
     async def _refused(self, response: transport.Response) -> web.StreamResponse | None:
         """Pass an error on; None if it says that the server knows no tools."""
@@ -318,24 +257,24 @@ class _Exchange:
         self._record.ended("failed", "model_failed", error=str(error))
         return web.Response(status=response.status, body=raw, headers=self._headers(response))
 
-    def _read_whole(self, raw: bytes) -> ModelReply:
+    def _read_whole(self, form: NativeFormat, raw: bytes) -> ModelReply:
         try:
             value = decode_json(raw)
         except ValueError:
             value = None
-        error = error_from_body(value, self._proxy.base)
+        error = error_from_body(value, self._proxy.upstream.base)
         if error is not None:
             raise error
-        reply = self._form.read(value)
+        reply = form.read(value)
         if reply is None:
-            raise ServerFailed(f"{self._proxy.base} sent what is not a reply.")
+            raise ServerFailed(f"{self._proxy.upstream.base} sent what is not a reply.")
         return reply
 
-    async def _read_stream(self, response: transport.Response) -> tuple[ModelReply, list[bytes]]:
+    async def _read_stream(self, form: NativeFormat, response: transport.Response) -> tuple[ModelReply, list[bytes]]:
         """Read a stream and pass on what is certainly a part of a valid reply. Returns the reply and what was held."""
         deltas: list[Delta] = []
         builder = ReplyBuilder(deltas.append)
-        reader, gate, pieces = self._form.reader(builder), TextGate(), EventReader()
+        reader, gate, pieces = form.reader(builder), TextGate(), EventReader()
         closed = self._again > 0  # such a reply is shown when it is known to be of use
         held: list[bytes] = []
         held_events: list[dict[str, Any]] = []
@@ -346,7 +285,7 @@ class _Exchange:
                 for frame in frames:
                     events = decoded(pieces.feed(frame))
                     for event in events:
-                        error = error_from_body(event, self._proxy.base)
+                        error = error_from_body(event, self._proxy.upstream.base)
                         if error is not None:
                             raise error
                         reader.take(event)
@@ -377,11 +316,13 @@ class _Exchange:
         usage = builder.usage or Usage(requests=1)
         return builder.reply(usage=usage, reasoning_details=reader.details), held
 
-    async def _answer(self, response: transport.Response, raw: Any, verdict: Verdict) -> web.StreamResponse:
+    async def _answer(
+        self, form: NativeFormat, response: transport.Response, raw: Any, verdict: Verdict
+    ) -> web.StreamResponse:
         """Give the client the reply: its own bytes if they are valid, else a repaired one."""
         untouched = verdict.is_untouched or not self._governs or verdict.defect is not None
         if isinstance(raw, bytes):
-            data = raw if untouched else encode_json(self._form.repaired(decode_json(raw), verdict.reply))
+            data = raw if untouched else encode_json(form.repaired(decode_json(raw), verdict.reply))
             self._end(verdict)
             return web.Response(body=data, headers=self._headers(response))
         out = await self._begin(response)
@@ -397,7 +338,7 @@ class _Exchange:
     async def _convert(self) -> web.StreamResponse:
         """Rewrite the request for the upstream server, and the reply for the client."""
         request = self._form.request(self._body, self._offered)
-        client = self._proxy.client(self._model, self._request.headers)
+        client = self._proxy.upstream.client(self._model, self._request.headers)
         dialect = CotChat() if self._writes_text else None
         if dialect is not None:
             request = _as_text(request, dialect)
@@ -484,7 +425,7 @@ class _Exchange:
         return {"X-Closeout-Run-Id": self._record.run_id}
 
     def _headers(self, response: transport.Response) -> dict[str, str]:
-        return {**_headers_back(response.headers), **self._run_header()}
+        return {**headers_back(response.headers), **self._run_header()}
 
     async def _begin(self, response: transport.Response | None) -> web.StreamResponse:
         """Begin the streamed response, unless it has begun."""

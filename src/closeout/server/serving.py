@@ -59,20 +59,23 @@ def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str
     return app
 
 
-def proxy_app(proxy: Proxy, *, address: str = "127.0.0.1", keys: Sequence[str] = ()) -> web.Application:
+def proxy_app(
+    proxy: Proxy, *, address: str = "127.0.0.1", keys: Sequence[str] = (), max_body: int = MAX_PROXY_BODY
+) -> web.Application:
     """Create the application of a proxy.
 
     Args:
         proxy: What governs the requests.
         address: Where the server listens.
         keys: The keys of which a client must send one; none if everybody at this address is trusted.
+        max_body: The bytes that the body of a request may have.
 
     Raises:
         ConfigError: Other computers could use it without a key.
     """
     check_address(address, keys)
     hosts = LOOPBACK_HOSTS if is_loopback(address) else None
-    app = create_app(proxy.store.path.parent, hosts=hosts, max_body=MAX_PROXY_BODY)
+    app = create_app(proxy.store.path.parent, hosts=hosts, max_body=max_body)
     app.middlewares.extend([key_check(keys), origin_check, api_errors])
     _add_pages(app, address, keys)
     proxy.add_routes(app)
@@ -200,6 +203,9 @@ def _proxy_families(proxy: Proxy) -> list[_Family]:
         (f"closeout_proxy_{name}_total", "counter", text, [("", proxy.counts[name])]) for name, text in about.items()
     ]
     repairs = [(f'{{kind="{kind}"}}', count) for kind, count in sorted(proxy.repairs.items())]
+    families.append(
+        ("closeout_proxy_active", "gauge", "Requests that are served or wait.", [("", proxy.admission.present)])
+    )
     return [*families, ("closeout_proxy_repairs_total", "counter", "Repairs by kind.", [*repairs])]
 
 
