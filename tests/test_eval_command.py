@@ -21,8 +21,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from scripted_answers import Scripted, echo
-from closeout import Agent
+from closeout import Agent, tool
 from closeout.errors import ServerFailed
+from closeout.testing import ScriptedClient, answer, call
 
 def reply(question, times):
     if Path("down").exists() and question == "1?":
@@ -35,6 +36,17 @@ async def hang():
     import asyncio
     Path("hangs").touch()
     await asyncio.sleep(3600)
+
+@tool(approval=lambda arguments: arguments["number"] == "3")
+def look(number: str) -> str:
+    "Look."
+    return number
+
+def looking(request):
+    number = request.question.removesuffix("?")
+    return answer(number) if request.turn > 1 else call("look", number=number)
+
+careful = Agent(ScriptedClient(looking, by="question"), [look])
 
 hanging = Agent(Scripted(echo))
 hanging.plan().client.before = hang
@@ -83,6 +95,15 @@ def test_failed_trials_are_repeated(folder: Path) -> None:
     (folder / "down").unlink()
     found = json.loads(call("retry", "first", "--json").stdout)
     assert (found["totals"]["correct"], found["failures"]) == (4, {})
+
+
+def test_a_trial_that_waits_for_a_decision_ends_with_code_4(folder: Path) -> None:
+    careful = [part.replace(":agent", ":careful") for part in RUN]
+    assert "1 of 4 trials wait for a decision" in call(*careful, code=4).stdout
+    assert "waiting for decisions" in call("list").stdout
+    found = CliRunner().invoke(app, ["approve", "first.3-3.e1", "--no-resume"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(call(*careful, "--json").stdout)["totals"]["correct"] == 4
 
 
 def test_a_budget_ends_with_code_1_and_the_same_command_continues(folder: Path) -> None:

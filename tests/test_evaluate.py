@@ -23,7 +23,8 @@ from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.journal.store import open_store
-from closeout.testing import ScriptedClient, answer
+from closeout.run.waiting import record_decisions
+from closeout.testing import RequestView, ScriptedClient, answer, call
 from scripted_answers import Scripted, echo, tasks, until
 
 
@@ -403,6 +404,57 @@ def test_a_page_gets_evaluations_as_json(home: Path) -> None:
     assert [row["task"] for row in shown["matrix"]] == ["t1", "t2"]
     assert [trial["run_id"] for trial in shown["matrix"][0]["trials"]] == ["sweep.1-t1.e1", "sweep.1-t1.e2"]
     assert shown["totals"]["correct"] == 10
+
+
+# ------------------------------------------------------------------------------------------------ decisions
+
+
+@tool(approval=lambda arguments: arguments["amount"] > 50)
+def transfer(amount: int) -> str:
+    """Transfer money."""
+    return f"{amount} sent"
+
+
+def payer() -> Agent:
+    """An agent that transfers as much as the question says."""
+
+    def reply(request: RequestView) -> Any:
+        amount = int(str(request.question))
+        return call("transfer", amount=amount) if "sent" not in request.last else answer(request.last.split()[0])
+
+    return Agent(ScriptedClient(reply, by="question"), [transfer])
+
+
+PAYMENTS = [{"id": f"pay-{n}", "question": str(n), "answer": str(n)} for n in (10, 60, 70)]
+
+
+def pay() -> Report:
+    return asyncio.run(evaluate(payer(), PAYMENTS, scorer="exact", name="payments"))
+
+
+def test_trials_that_wait_for_a_decision_are_shown_and_continued_after_it(home: Path) -> None:
+    report = pay()
+    assert [trial.state for trial in report.trials] == ["finished", "suspended", "suspended"]
+    totals = report.totals
+    assert (totals.planned, totals.finished, totals.suspended, totals.correct) == (3, 1, 2, 1)
+    assert totals.requests == 4
+    assert report.failures == {}
+    assert report.score.mean == pytest.approx(1 / 3)
+    assert "2 of 3 trials wait for a decision" in str(report)
+    assert list_evaluations(home)[0]["failures"] == {}
+
+    store = open_store(home)
+    suspended = {trial.task_id: trial.run_id for trial in report.trials if trial.state == "suspended"}
+    assert set(suspended.values()) == {record.run_id for record in store.runs() if record.status == "waiting"}
+    record_decisions(store, suspended["pay-60"], {"r1": True})
+    again = pay()
+    assert [trial.state for trial in again.trials] == ["finished", "finished", "suspended"]
+    assert (again.totals.correct, again.totals.requests) == (2, 5)
+
+    record_decisions(store, suspended["pay-70"], {"r1": {"verdict": "approve", "arguments": {"amount": 1}}})
+    last = pay()
+    assert (last.totals.finished, last.totals.suspended, last.totals.correct) == (3, 0, 2)
+    assert last.totals.requests == 6
 
 
 # ------------------------------------------------------------------------------------------------ tools of tasks

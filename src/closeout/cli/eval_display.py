@@ -46,7 +46,7 @@ class EvalDisplay:
         line = self._line(progress, now)
         if self._status is not None:
             self._status.update(one_line(line, width_of(self._console) - 3))
-        elif now >= self._said_at + LINE_PERIOD or progress.finished == progress.planned:
+        elif now >= self._said_at + LINE_PERIOD or progress.finished + progress.control.suspended == progress.planned:
             self._said_at = now
             self._console.print(line, markup=False)
 
@@ -62,6 +62,8 @@ class EvalDisplay:
         parts.append(f"{control.running:,} running")
         if progress.workers > 1:
             parts.append(f"{progress.workers} processes")
+        if control.suspended:
+            parts.append(f"{control.suspended:,} waiting for a decision")
         if control.cost:
             parts.append(f"${control.cost:.2f}")
         since, finished, tokens = self._past[0]

@@ -19,7 +19,7 @@ from closeout.agent import Agent
 from closeout.answers.typed import named_contract
 from closeout.cli.agents import load_agent
 from closeout.cli.eval_display import EvalDisplay
-from closeout.cli.exits import OK, UNANSWERED
+from closeout.cli.exits import OK, UNANSWERED, WAITING
 from closeout.cli.options import RunOptions
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
 from closeout.cli.terminal import Column, fit_table, make_console, print_json, say_error, width_of
@@ -83,7 +83,7 @@ def run_command(
     fields: Sequence[str],
     shard: str | None,
 ) -> int:
-    """Run an evaluation. Return the exit code: 1 if it was stopped before its end."""
+    """Run an evaluation. Return the exit code: 1 if it was stopped before its end, 4 if trials wait for a decision."""
     benchmark = None if Path(tasks).exists() else find_benchmark(tasks)
     source = {
         "agent": options.agent,
@@ -190,7 +190,10 @@ def _run(
                 print_json({"name": name, "status": "cancelled"})
             return exit_now_if_blocked(stopped.code)
     _print(report, options)
-    return UNANSWERED if report.totals.finished < report.totals.planned else OK
+    totals = report.totals
+    if totals.suspended and totals.finished + totals.suspended == totals.planned:
+        return WAITING
+    return UNANSWERED if totals.finished < totals.planned else OK
 
 
 def _with_tools(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> Callable[[EvalTask], Agent[Any]]:
@@ -217,7 +220,7 @@ async def _watch(path: Path, display: EvalDisplay) -> None:
     def look() -> bool:
         progress = store.progress(scorer)
         display(progress)
-        return progress.finished == progress.planned
+        return progress.finished + progress.control.suspended == progress.planned
 
     store = TrialStore(path)
     try:
@@ -318,6 +321,8 @@ def list_command(*, as_json: bool) -> int:
 def _state(progress: Any) -> str:
     if progress.finished == progress.planned:
         return "done"
+    if progress.finished + progress.control.suspended == progress.planned:
+        return "waiting for decisions"
     return str(progress.control.state) if progress.workers else "interrupted"
 
 

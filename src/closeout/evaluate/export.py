@@ -94,7 +94,7 @@ def write_jsonl(records: Iterator[Mapping[str, Any]], path: Path) -> int:
 
 
 def _is_chosen(report: Report, trial: Trial, which: Which) -> bool:
-    if trial.outcome is None:
+    if trial.outcome is None or trial.state != "finished":
         return False
     return which == "finished" or (
         report.is_correct(trial) if which == "correct" else trial.outcome.status == "answered"

@@ -41,6 +41,11 @@ class RunOutcome:
     seconds: float = 0.0
 
     @property
+    def suspended(self) -> bool:
+        """Whether the run waits for a person's decision."""
+        return self.status == "waiting"
+
+    @property
     def transient(self) -> bool:
         """Whether the run failed in a way that may not happen again."""
         kind = error_type(self.error_kind)

@@ -39,6 +39,7 @@ class Totals:
         answered: Trials whose run answered.
         unanswered: Trials whose run ended without an answer.
         failed: Trials whose run failed.
+        suspended: Trials whose run waits for a person's decision. They are not finished.
         not_judged: Finished trials that got no verdict; they count as wrong.
         correct: Trials that are right.
         tries: How often trials were tried again after transient failures.
@@ -51,6 +52,7 @@ class Totals:
     answered: int
     unanswered: int
     failed: int
+    suspended: int
     not_judged: int
     correct: int
     tries: int
@@ -185,6 +187,7 @@ class Report:
             answered=statuses["answered"],
             unanswered=statuses["unanswered"],
             failed=statuses["failed"],
+            suspended=statuses["waiting"],
             not_judged=len(finished) - judged,
             correct=sum(map(self.is_correct, trials)),
             tries=sum(trial.tries for trial in trials),
@@ -207,7 +210,7 @@ class Report:
         kinds = Counter(
             trial.outcome.error_kind or trial.outcome.stop_reason
             for trial in self.trials
-            if trial.outcome is not None and trial.outcome.status != "answered"
+            if trial.outcome is not None and trial.state == "finished" and trial.outcome.status != "answered"
         )
         return dict(kinds.most_common())
 
@@ -331,6 +334,16 @@ class Report:
                     (
                         f"{totals.planned - totals.finished:,} of {totals.planned:,} trials, counted as wrong; "
                         f"finished ones: {percent(so_far.mean)} of {so_far.trials:,}"
+                    ),
+                )
+            )
+        if totals.suspended:
+            found.append(
+                (
+                    "suspended",
+                    (
+                        f"{totals.suspended:,} of {totals.planned:,} trials wait for a decision: `closeout approve` "
+                        "lists them; after that the same command continues"
                     ),
                 )
             )

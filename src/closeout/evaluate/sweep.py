@@ -128,6 +128,7 @@ class Sweep:
         try:
             await self._call(self._store.register, self._settings.command)
             await self._call(self._store.free_orphans)
+            await self._call(self._store.wake_suspended)
             await self._work()
         finally:
             request_gate.reset(token)
@@ -245,6 +246,8 @@ class Sweep:
             raise (kind or JournalError)(outcome.error)
         if outcome.transient and claim.tries < settings.retries:
             return Released(claim, settings.wait_before(claim.tries), failed=True)
+        if outcome.suspended:
+            return Finished(claim, outcome, {})
         attempt = Attempted(
             task, outcome.answer, outcome.status, claim.run_id, claim.epoch, partial(_rows, agent, claim.run_id)
         )

@@ -64,7 +64,7 @@ CREATE TABLE workers (
 """
 _OUTCOME = tuple(field.name for field in fields(RunOutcome))
 # The columns' names are those of a class, not of a user.
-_FINISH = "UPDATE trials SET state='finished', worker=NULL, ended=?, {} WHERE number=? AND worker=?".format(  # noqa: S608
+_FINISH = "UPDATE trials SET state=?, worker=NULL, ended=?, {} WHERE number=? AND worker=?".format(  # noqa: S608
     ", ".join(f"{name}=?" for name in _OUTCOME)
 )
 _SELECT_TRIALS = (  # noqa: S608
@@ -81,9 +81,9 @@ class Trial:
         task_id: The task.
         epoch: The number of the trial of this task, from 1.
         run_id: Its run in the journal.
-        state: "waiting", "running" or "finished".
+        state: "waiting", "running", "suspended" (its run waits for a person's decision) or "finished".
         tries: How often it was tried again after a transient failure.
-        outcome: How its run ended, None while it has not.
+        outcome: How its run ended, or was suspended; None while it has not.
         scores: Its scores by the scorers' names.
     """
 
@@ -121,7 +121,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A claimed trial that has ended, with its score by scorer."""
+    """A claimed trial whose run has ended, with its score by scorer, or is suspended."""
 
     claim: Claim
     outcome: RunOutcome
@@ -148,6 +148,7 @@ class Control:
         tokens: Tokens spent by all workers.
         waiting: Trials that nobody runs.
         running: Trials under a lease.
+        suspended: Trials whose runs wait for a decision.
     """
 
     state: str
@@ -156,6 +157,7 @@ class Control:
     tokens: int
     waiting: int
     running: int
+    suspended: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +356,7 @@ class TrialStore:
         columns = ", ".join(names)
         db.execute(
             "DELETE FROM main.trials WHERE number IN (SELECT own.number FROM main.trials AS own, part.trials AS theirs "
-            "WHERE theirs.state='finished' AND own.state!='finished' AND own.task=theirs.task "
+            "WHERE theirs.state IN ('finished', 'suspended') AND own.state!='finished' AND own.task=theirs.task "
             "AND own.epoch=theirs.epoch)"
         )
         state = "CASE state WHEN 'running' THEN 'waiting' ELSE state END"
@@ -394,7 +396,13 @@ class TrialStore:
         outcome = asdict(done.outcome)
         db.execute(
             _FINISH,
-            (time.time(), *map(_stored, outcome.values()), done.claim.number, self.worker),
+            (
+                "suspended" if done.outcome.suspended else "finished",
+                time.time(),
+                *map(_stored, outcome.values()),
+                done.claim.number,
+                self.worker,
+            ),
         )
         self._put_scores(db, done.claim.number, done.scores)
 
@@ -429,6 +437,11 @@ class TrialStore:
             with self._transaction() as db:
                 db.execute("UPDATE trials SET state='waiting', worker=NULL WHERE worker=?", (self.worker,))
 
+    def wake_suspended(self) -> None:
+        """Let suspended trials be claimed again: their runs may have been decided on."""
+        with self._transaction() as db:
+            db.execute("UPDATE trials SET state='waiting' WHERE state='suspended'")
+
     def spend(self, cost: float, tokens: int) -> tuple[float, int]:
         """Add to what was spent, and return what all workers have spent together."""
         with explained(self.path):
@@ -457,7 +470,8 @@ class TrialStore:
         """Return what the evaluation is told, and where it stands."""
         ((state, concurrency, cost, tokens),) = self._query("SELECT state, concurrency, cost, tokens FROM evaluation")
         counts = dict(self._query("SELECT state, count(*) FROM trials WHERE state!='finished' GROUP BY state"))
-        return Control(state, concurrency, cost, tokens, counts.get("waiting", 0), counts.get("running", 0))
+        numbers = [counts.get(name, 0) for name in ("waiting", "running", "suspended")]
+        return Control(state, concurrency, cost, tokens, *numbers)
 
     def set_control(self, *, state: str | None = None, concurrency: int | None = None) -> None:
         """Tell the workers to run, pause or stop, or how many trials to run at once (each; 0: as they were started)."""
@@ -556,7 +570,7 @@ def _stored(value: Any) -> Any:
 def _trial(row: tuple[Any, ...], scores: Mapping[str, StoredScore]) -> Trial:
     _, task_id, epoch, run_id, state, tries, started, ended, *values = row
     outcome = None
-    if state == "finished":
+    if state in ("finished", "suspended"):
         known = dict(zip(_OUTCOME, values, strict=True))
         outcome = RunOutcome(**{**known, "permanent": bool(known["permanent"])})
     return Trial(
