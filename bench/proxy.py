@@ -1,10 +1,11 @@
-"""A client loop against a misbehaving model, bare and through `closeout proxy`; and what the proxy costs.
+"""A client loop against a misbehaving model: bare, through `closeout proxy`, and through proxies that only ask again.
 
 The client is strict: it runs a call only if its name and arguments are valid and gives the model an error otherwise. It
 takes a text without calls for the answer, unless it was cut off. Right is a task whose calls were all made and whose
-answer is right.
+answer is right. "ask again" is the least that a guardrail can do, written here: three inferences, with the error as a
+hint. With `--forge`, the proxy of forge-guardrails takes part, run by the Python in whose environment it is installed.
 
-    python bench/proxy.py [--tasks 100] [--requests 300]
+    python bench/proxy.py [--tasks 100] [--requests 300] [--seed 1] [--forge PYTHON]
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import argparse
 import asyncio
 import json
 import random
+import socket
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from closeout.journal.store import close_stores, open_store
 from closeout.server.proxy import Proxy
 from closeout.server.serving import proxy_app
 from closeout.server.upstream import Upstream
-from closeout.testing import Misbehaviour, Turn, always, answer, call, once, serve_script, sometimes
+from closeout.testing import Misbehaviour, RequestView, Turn, always, answer, call, once, serve_script, sometimes
 
 REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
 ASKED_AGAIN = ("empty", "truncated", "hallucinated_observation", "repeated", "error_in_200", "garbage_body")
@@ -111,6 +114,73 @@ async def task(http: aiohttp.ClientSession, url: str, calls: int) -> bool:
     return False
 
 
+# ------------------------------------------------------------------------------------------------ the ways
+
+
+INFERENCES = 3  # of the proxy that asks again
+
+
+def asking_again(upstream: str, http: aiohttp.ClientSession) -> web.Application:
+    """A proxy that repairs nothing: it asks again if a call is not valid, or the reply is empty or cut off."""
+
+    async def serve(request: web.Request) -> web.Response:
+        body = await request.json()
+        for _ in range(INFERENCES):
+            async with http.post(f"{upstream}/chat/completions", json=body) as response:
+                data, status = await response.read(), response.status
+            wrong = "" if status != 200 else reply_problem(data)
+            if not wrong:
+                break
+            hint = {"role": "user", "content": f"Your last reply was not valid: {wrong}. Try again."}
+            body = {**body, "messages": [*body["messages"], hint]}
+        return web.Response(status=status, body=data, content_type="application/json")
+
+    app = web.Application(client_max_size=2**28)
+    app.router.add_post("/v1/chat/completions", serve)
+    return app
+
+
+def reply_problem(data: bytes) -> str:
+    try:
+        choice = json.loads(data)["choices"][0]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return "not a reply"
+    calls = choice["message"].get("tool_calls") or ()
+    if not calls:
+        text = str(choice["message"].get("content") or "")
+        return "empty" if not text.strip() else "cut off" if choice["finish_reason"] == "length" else ""
+    return next(filter(None, (problem(each["function"]) for each in calls)), "")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@asynccontextmanager
+async def forge(python: str, upstream: str) -> AsyncIterator[str]:
+    """The proxy of forge-guardrails, as its documentation starts it."""
+    port = free_port()
+    command = ["-m", "forge.proxy", "--backend-url", upstream.removesuffix("/v1"), "--backend", "openai"]
+    process = await asyncio.create_subprocess_exec(
+        python, *command, "--model", "m", "--port", str(port), "--no-serialize", stdout=sys.stderr, stderr=sys.stderr
+    )
+    try:
+        for _ in range(200):
+            await asyncio.sleep(0.1)
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                continue
+            writer.close()
+            break
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
 @dataclass
 class Tally:
     right: int = 0
@@ -118,43 +188,61 @@ class Tally:
     extra: int = 0
 
     def __str__(self) -> str:
-        return f"{self.right:>4}/{self.tasks:<4} right, {self.extra / max(self.tasks, 1):>5.2f} extra requests a task"
+        return f"{self.right}/{self.tasks} right, {self.extra / max(self.tasks, 1):.2f} extra requests"
 
 
-async def run(plan: Sequence[Misbehaviour], calls: int, home: Path, *, through: bool, tasks: int) -> Tally:
-    tally = Tally()
-    for number in range(tasks):
-        faults = [
-            Misbehaviour(each.kind, each.at, each.times, share=each.share, seed=number * 131 + 7) for each in plan
-        ]
-        async with serve_script(script(calls), misbehave=faults) as model, aiohttp.ClientSession() as http:
-            if through:
-                async with served(proxy_app(Proxy(Upstream(model.base_url), open_store(home)))) as url:
-                    right = await task(http, url, calls)
-            else:
-                right = await task(http, model.base_url, calls)
-            tally.right += right
-            tally.extra += max(len(model.requests) - calls - 1, 0)
-            tally.tasks += 1
-    return tally
+def one_conversation(_: RequestView) -> str:
+    """All requests of a task belong together, whatever a proxy makes of its key and its messages."""
+    return "task"
 
 
-async def faults(tasks: int, home: Path) -> None:
-    for kind in REPAIRABLE:
-        plan = [always(kind)]
-        bare = await run(plan, 5, home, through=False, tasks=10)
-        governed = await run(plan, 5, home, through=True, tasks=10)
-        print(f"{kind:<26} in every reply: bare {bare}   proxy {governed}")
-    for kind in ASKED_AGAIN:
-        plan = [once(kind)]
-        bare = await run(plan, 5, home, through=False, tasks=10)
-        governed = await run(plan, 5, home, through=True, tasks=10)
-        print(f"{kind:<26} once:           bare {bare}   proxy {governed}")
-    kinds = (*REPAIRABLE, *ASKED_AGAIN, *RETRIED_BY_CLIENTS)
-    plan = [sometimes(kind, SHARE / len(kinds)) for kind in kinds]
-    bare = await run(plan, 20, home, through=False, tasks=tasks)
-    governed = await run(plan, 20, home, through=True, tasks=tasks)
-    print(f"{SHARE:.0%} of the replies of 20-turn tasks, {len(kinds)} kinds: bare {bare}   proxy {governed}")
+@dataclass(frozen=True)
+class Field:
+    """Where tasks are run: each way to the model, and the port where the model of a task listens."""
+
+    ways: Mapping[str, str]
+    port: int
+    http: aiohttp.ClientSession
+    seed: int
+
+    async def run(self, plan: Sequence[Misbehaviour], calls: int, tasks: int) -> None:
+        """Run the same tasks in each way, and print what became of them."""
+        found = []
+        for name, url in self.ways.items():
+            tally = Tally()
+            for number in range(tasks):
+                faults = [replace(each, seed=self.seed * 100_003 + number * 131 + 7) for each in plan]
+                async with serve_script(script(calls), misbehave=faults, by=one_conversation, port=self.port) as model:
+                    tally.right += await task(self.http, url, calls)
+                    tally.extra += max(len(model.requests) - calls - 1, 0)
+                    tally.tasks += 1
+            found.append(f"{name} {tally}")
+        print(f"  {'; '.join(found)}", flush=True)
+
+
+async def faults(tasks: int, home: Path, seed: int, forge_python: str | None) -> None:
+    port = free_port()
+    upstream = f"http://127.0.0.1:{port}/v1"
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        proxy = Proxy(Upstream(upstream), open_store(home))
+        ways = {
+            "bare": upstream,
+            "ask again": await stack.enter_async_context(served(asking_again(upstream, http))),
+            "closeout": await stack.enter_async_context(served(proxy_app(proxy))),
+        }
+        if forge_python:
+            ways["forge"] = await stack.enter_async_context(forge(forge_python, upstream))
+        field = Field(ways, port, http, seed)
+        for kind in REPAIRABLE:
+            print(f"{kind} in every reply")
+            await field.run([always(kind)], 5, 10)
+        for kind in ASKED_AGAIN:
+            print(f"{kind} once")
+            await field.run([once(kind)], 5, 10)
+        kinds = (*REPAIRABLE, *ASKED_AGAIN, *RETRIED_BY_CLIENTS)
+        print(f"{SHARE:.0%} of the replies of 20-turn tasks, {len(kinds)} kinds")
+        await field.run([sometimes(kind, SHARE / len(kinds)) for kind in kinds], 20, tasks)
 
 
 # ------------------------------------------------------------------------------------------------ the cost
@@ -219,11 +307,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--forge", metavar="PYTHON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        asyncio.run(faults(options.tasks, home))
-        asyncio.run(cost(options.requests, home))
+        if options.tasks:
+            asyncio.run(faults(options.tasks, home, options.seed, options.forge))
+        if options.requests:
+            asyncio.run(cost(options.requests, home))
         close_stores()
 
 
