@@ -1,6 +1,8 @@
 """A served agent under load: streamed responses at the same time, half of them cut off and continued. Is anything lost?
 
-python bench/server.py [--clients 200] [--calls 5]
+The model writes its answer of 1,500 characters in pieces of 30, one each 20 ms.
+
+    python bench/server.py [--clients 200] [--calls 5]
 """
 
 from __future__ import annotations
@@ -21,9 +23,31 @@ import aiohttp
 from aiohttp import web
 
 from closeout import Agent, tool
+from closeout.messages import Delta, ModelReply, ModelRequest
+from closeout.models.base import OnDelta, OnRetry
 from closeout.server.host import AgentHost
 from closeout.server.serving import agent_app
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from closeout.testing import RequestView, ScriptedClient, Turn, call, say
+
+LENGTH, PIECE, PAUSE = 1500, 30, 0.02
+
+
+class Writer(ScriptedClient):
+    """A scripted model that takes its time to write an answer."""
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        reply = await super().complete(request)
+        for start in range(0, len(reply.text) if on_delta is not None else 0, PIECE):
+            assert on_delta is not None
+            on_delta(Delta("text", reply.text[start : start + PIECE]))
+            await asyncio.sleep(PAUSE)
+        return reply
+
+
+def answer_of(name: str) -> str:
+    return " ".join(f"{name} has {number * number}." for number in range(LENGTH))[:LENGTH].strip()
 
 
 @tool(read_only=True)
@@ -38,6 +62,7 @@ class Tally:
     right: int = 0
     cut: int = 0
     events: int = 0
+    pieces: int = 0  # of answers
     wrong: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # seconds until the first event
     whole: list[float] = field(default_factory=list)
@@ -47,9 +72,9 @@ def agent(calls: int, home: Path) -> Agent[Any]:
     def play(view: RequestView) -> Turn:
         done = view.text.count("is known")
         name = view.question.split()[-1]
-        return answer(f"{name} done") if done >= calls else call("lookup", key=f"{name}-{done}")
+        return say(answer_of(name)) if done >= calls else call("lookup", key=f"{name}-{done}")
 
-    return Agent(ScriptedClient(play), [lookup], home=home, name="agent")
+    return Agent(Writer(play), [lookup], home=home, name="agent")
 
 
 async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
@@ -59,7 +84,7 @@ async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
 
 
 async def one(http: aiohttp.ClientSession, url: str, number: int, tally: Tally) -> None:
-    """Follow one response; every second client is cut off after its fifth event and continues."""
+    """Follow one response; every second client is cut off in the middle of its answer and continues."""
     began = time.perf_counter()
     seen: list[dict[str, Any]] = []
     body = {"model": "agent", "input": f"Look up client{number}", "stream": True}
@@ -68,7 +93,7 @@ async def one(http: aiohttp.ClientSession, url: str, number: int, tally: Tally) 
             if not seen:
                 tally.first.append(time.perf_counter() - began)
             seen.append(event)
-            if number % 2 and len(seen) == 5:
+            if number % 2 and event["type"] == "response.output_text.delta":
                 tally.cut += 1
                 break
     if number % 2:
@@ -80,10 +105,11 @@ async def one(http: aiohttp.ClientSession, url: str, number: int, tally: Tally) 
     tally.events += len(seen)
     numbers = [event["sequence_number"] for event in seen]
     texts = [event["delta"] for event in seen if event["type"] == "response.output_text.delta"]
-    if numbers == list(range(len(seen))) and texts == [f"client{number} done"]:
+    tally.pieces += len(texts)
+    if numbers == list(range(len(seen))) and "".join(texts) == answer_of(f"client{number}"):
         tally.right += 1
     else:
-        tally.wrong.append(f"client {number}: {numbers} {texts}")
+        tally.wrong.append(f"client {number}: {len(numbers)} events, {''.join(texts)[-100:]!r}")
 
 
 def median(values: list[float], share: float = 0.5) -> float:
@@ -108,7 +134,8 @@ async def measure(clients: int, calls: int, home: Path) -> Tally:
         f"{tally.cut} cut off and continued, {len(tally.wrong)} wrong {tally.wrong[:2]}"
     )
     print(
-        f"{tally.events:,} events in {seconds:.1f} s ({busy:.1f} s CPU, model, server and clients in one process); "
+        f"{tally.events:,} events, {tally.pieces:,} of them pieces of answers, in {seconds:.1f} s "
+        f"({busy:.1f} s CPU, model, server and clients in one process); "
         f"first event after {median(tally.first):.2f} s, p95 {median(tally.first, 0.95):.2f} s; "
         f"whole response {median(tally.whole):.1f} s, p95 {median(tally.whole, 0.95):.1f} s; "
         f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB"

@@ -140,6 +140,7 @@ async def test_a_run_without_an_answer_is_an_error_that_is_not_repeated() -> Non
     [
         ({"model": "gpt-5"}, openai.NotFoundError, "Use 'helper'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "its own tools"),
+        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "form of this agent's answer"),
         ({"n": 2}, openai.BadRequestError, "one answer"),
         ({"messages": []}, openai.BadRequestError, "at least one message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, openai.BadRequestError, "must be the user's"),
@@ -330,6 +331,7 @@ async def test_limits_make_a_response_incomplete_and_failures_make_it_fail() -> 
         ({"input": 5}, "at least one item"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "calls its own tools"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"text": {"format": {"type": "json_object"}}}, "form of this agent's answer"),
         ({"previous_response_id": 5}, "previous_response_id"),
         ({"instructions": ["x"]}, "instructions"),
         ({"tools": [{"type": "web_search"}]}, "its own tools"),

@@ -18,7 +18,7 @@ from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation
 from closeout.server.reply_text import ReplyText
 from closeout.server.response_view import Outcome
-from closeout.server.responses import check_model, check_tools, run_headers
+from closeout.server.responses import check_form, check_model, check_tools, run_headers
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_chat"]
@@ -50,6 +50,7 @@ class _Chat:
         body = await json_body(request)
         check_model(body, self._host)
         check_tools(body)
+        check_form(body.get("response_format"), "response_format")
         if body.get("n", 1) != 1:
             raise ApiError(400, "This agent gives one answer: leave out n.", param="n")
         conversation = chat_conversation(body.get("messages"))

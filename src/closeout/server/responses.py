@@ -18,7 +18,7 @@ from closeout.server.messages_in import approval_responses, decisions_in, respon
 from closeout.server.response_view import ResponseId, ResponseView
 from closeout.server.sse import event_bytes, send_events
 
-__all__ = ["add_responses", "check_model", "check_tools", "run_headers"]
+__all__ = ["add_responses", "check_form", "check_model", "check_tools", "run_headers"]
 
 MAX_METADATA = 16  # entries, as OpenAI allows
 
@@ -52,6 +52,14 @@ def check_tools(body: Mapping[str, Any]) -> None:
         )
 
 
+def check_form(form: Any, param: str) -> None:
+    """Raise ApiError if a client wants the answer in a form of its own: the agent's contract decides."""
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind not in (None, "text"):
+        text = f"The form of this agent's answer is a part of the agent. Leave out {param}."
+        raise ApiError(400, text, param=param)
+
+
 class _Responses:
     def __init__(self, host: AgentHost) -> None:
         self._host = host
@@ -60,6 +68,8 @@ class _Responses:
         body = await json_body(request)
         check_model(body, self._host)
         check_tools(body)
+        text = body.get("text")
+        check_form(text.get("format") if isinstance(text, dict) else text, "text.format")
         notes = {
             "api": "responses",
             "background": bool(body.get("background")),
