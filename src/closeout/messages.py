@@ -410,6 +410,23 @@ class Delta:
     index: int = 0
 
 
+@record(kw_only=True)
+class ReplyTokens:
+    """The tokens of a reply, as far as the server states them.
+
+    Attributes:
+        ids: The ids of the reply's tokens.
+        prompt: The ids of the prompt.
+        logprobs: The log-probabilities of the reply's tokens.
+        texts: The texts of the reply's tokens, if there are no ids.
+    """
+
+    ids: tuple[int, ...] = ()
+    prompt: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
 @record
 class ModelReply:
     """One reply, whole. `tool_calls` are native ones, their `arguments` still the model's text.
@@ -427,6 +444,7 @@ class ModelReply:
     model: str = ""
     reasoning_details: Any = None  # vendors' signed thinking blocks, sent back as they came
     warnings: tuple[str, ...] = ()  # for people: what the server could not do
+    tokens: ReplyTokens | None = None  # if the request asked for them
 
 
 # ------------------------------------------------------------------------------------------------ readings

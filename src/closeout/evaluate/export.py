@@ -1,4 +1,4 @@
-"""Export trials for training and analysis: conversations with a loss mask, or flat records."""
+"""Export trials for training and analysis: conversations and tokens with a loss mask, or flat records."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from closeout.dialects.function_call import FunctionCall
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import RunNotFound, UsageError
+from closeout.evaluate.token_samples import token_samples
 from closeout.journal.events import (
     AttemptStarted,
     ModelReplied,
@@ -22,7 +23,8 @@ from closeout.journal.events import (
     TurnRolledBack,
 )
 from closeout.journal.store import Row, Store
-from closeout.messages import Capabilities, Message, Step
+from closeout.journal.token_record import load_tokens
+from closeout.messages import Capabilities, Message, ReplyTokens, Step
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportFormat", "Which", "chatml", "conversation", "export_trials"]
 
-ExportFormat = Literal["openai", "chatml", "rows"]
+ExportFormat = Literal["openai", "chatml", "tokens", "rows"]
 Which = Literal["correct", "answered", "finished"]
 
 
@@ -49,17 +51,18 @@ def export_trials(
     Args:
         report: The evaluation.
         store: The journal with its runs.
-        form: "openai": `messages`, each with `loss`; "chatml": `text`, and `spans` of characters to learn; "rows": the
-            flat records of `report.rows()`.
+        form: "openai": `messages`, each with `loss`, and with `tokens` as far as the server stated them; "chatml":
+            `text`, and `spans` of characters to learn; "tokens": `input_ids` and `loss_mask`, several records for a
+            trial whose prompts do not extend each other; "rows": the flat records of `report.rows()`.
         which: Trials that are right, that answered, or that have ended.
         rolled_back: Include rolled-back replies, marked, with no loss. Otherwise they are left out.
         agent: The agent that made the runs, if it is at hand: its system prompt and its tools are included.
 
     Raises:
-        UsageError: There is no such format or choice.
+        UsageError: There is no such format or choice, or a trial has no token ids.
     """
-    if form not in ("openai", "chatml", "rows") or which not in ("correct", "answered", "finished"):
-        raise UsageError("The format is openai, chatml or rows; the choice is correct, answered or finished.")
+    if form not in ("openai", "chatml", "tokens", "rows") or which not in ("correct", "answered", "finished"):
+        raise UsageError("The format is openai, chatml, tokens or rows; the choice is correct, answered or finished.")
     chosen = [trial for trial in report.trials if _is_chosen(report, trial, which)]
     runs = {trial.run_id for trial in chosen}
     if form == "rows":
@@ -68,14 +71,17 @@ def export_trials(
     head = {} if agent is None else _head_of(agent)
     for trial in chosen:
         with suppress(RunNotFound):  # pruned
-            found = conversation(store.read(trial.run_id).rows, rolled_back=rolled_back)
-            messages = [*head.get("system", ()), *found]
+            rows = store.read(trial.run_id).rows
             about = {
                 "task_id": trial.task_id,
                 "epoch": trial.epoch,
                 "run_id": trial.run_id,
                 "score": report.value_of(trial),
             }
+            if form == "tokens":
+                yield from ({**sample, **about} for sample in token_samples(rows, rolled_back=rolled_back))
+                continue
+            messages = [*head.get("system", ()), *conversation(rows, rolled_back=rolled_back)]
             if form == "openai":
                 tools = {"tools": head["tools"]} if head.get("tools") else {}
                 yield {"messages": messages, **tools, **about}
@@ -134,24 +140,30 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
     repaired: set[int] = set()
     reply: ModelReplied | None = None
     purpose, closing_text = "act", ""
+    sequence: tuple[int, ...] = ()  # ids of the last prompt and its reply
+    stated: dict[str, Any] = {}  # the tokens of the last reply
     for event in (row.event for row in rows if row.event.agent == "main"):
         if isinstance(event, AttemptStarted):
             messages, repaired = list(head), set()
         elif isinstance(event, ModelRequested):
             purpose = event.purpose
         elif isinstance(event, ModelReplied):
-            reply = event
+            reply, stated = event, {}
+            if event.tokens:
+                tokens = load_tokens(event.tokens, sequence)
+                sequence = (*tokens.prompt, *tokens.ids)
+                stated = {"tokens": _stated(tokens)}
         elif isinstance(event, Repaired):
             repaired.add(event.turn)
         elif isinstance(event, TurnRolledBack) and rolled_back and reply is not None:
-            marks = {"loss": False, "rolled_back": True, "reason": event.reason}
+            marks = {"loss": False, "rolled_back": True, "reason": event.reason, **stated}
             messages.append({"role": "assistant", "content": reply.text, **_calls(reply), **marks})
         elif isinstance(event, TurnAccepted):
-            messages += _turn(event, view, was_repaired=event.turn in repaired)
+            messages += _turn(event, view, was_repaired=event.turn in repaired, stated=stated)
         elif isinstance(event, RunEnded):
             closing_text = event.closing_text
     if closing_text:
-        marks = {} if purpose == "act" else {"closing": True}
+        marks = {**stated, **({} if purpose == "act" else {"closing": True})}
         messages.append({"role": "assistant", "content": closing_text, "loss": True, **marks})
     return messages
 
@@ -160,7 +172,15 @@ def _rendered(view: HistoryView) -> list[Message]:
     return list(FunctionCall().render(view, Capabilities(images=True)).messages)
 
 
-def _turn(event: TurnAccepted, view: HistoryView, *, was_repaired: bool) -> Iterator[dict[str, Any]]:
+def _stated(tokens: ReplyTokens) -> dict[str, Any]:
+    """Return the tokens of a reply, without those of its prompt and what the server did not state."""
+    found = {"ids": tokens.ids, "logprobs": tokens.logprobs, "texts": tokens.texts}
+    return {name: list(value) for name, value in found.items() if value}
+
+
+def _turn(
+    event: TurnAccepted, view: HistoryView, *, was_repaired: bool, stated: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
     calls = event.tool_calls()
     step = Step(event.turn, event.text, calls, returns=event.tool_returns(calls), reasoning=event.reasoning)
     before = len(_rendered(view))
@@ -170,6 +190,7 @@ def _turn(event: TurnAccepted, view: HistoryView, *, was_repaired: bool) -> Iter
             **message,
             "loss": by_model and not was_repaired,
             **({"repaired": True} if by_model and was_repaired else {}),
+            **(stated if by_model else {}),
         }
 
 

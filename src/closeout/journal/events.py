@@ -263,10 +263,10 @@ class ReplyStreamed(Event):
 
 @record
 class ModelReplied(Event):
-    """Outcome of a request. `usage` has the fields of `Usage`, `ms` is wall clock."""
+    """Outcome of a request. `usage` has the fields of `Usage`, `ms` is wall clock, `tokens` is by `dump_tokens`."""
 
     identity = "call"
-    bodies = ("text", "reasoning")
+    bodies = ("text", "reasoning", "tokens")
     call: int
     text: str = ""
     _: KW_ONLY
@@ -277,9 +277,10 @@ class ModelReplied(Event):
     model: str = ""
     reasoning_details: Any = None
     ms: float = 0.0
+    tokens: str = ""
 
     @classmethod
-    def of(cls, agent: str, call: int, reply: ModelReply, ms: float) -> ModelReplied:
+    def of(cls, agent: str, call: int, reply: ModelReply, ms: float, tokens: str = "") -> ModelReplied:
         calls = [
             {"id": c.id, "name": c.name, "arguments": c.text or c.arguments, "server_name": c.server_name}
             for c in reply.tool_calls
@@ -295,6 +296,7 @@ class ModelReplied(Event):
             model=reply.model,
             reasoning_details=reply.reasoning_details,
             ms=ms,
+            tokens=tokens,
         )
 
     def reply(self) -> ModelReply:

@@ -229,7 +229,8 @@ class HTTPClient(BaseClient):
                     raise StreamDropped(f"{response.origin} ended its stream before the reply.", usage=spent)
                 # No event at all: an error, a proxy's page, or a whole reply from a server that does not stream.
                 return _replay(self._read_whole(start, sent, response.origin), on_delta)
-        return self._counted(builder.reply(usage=builder.usage or ONE_REQUEST, reasoning_details=reader.details), sent)
+        usage = builder.usage or ONE_REQUEST
+        return self._counted(builder.reply(usage=usage, reasoning_details=reader.details, tokens=reader.tokens), sent)
 
     # -------------------------------------------------------------------------------- usage and options
 

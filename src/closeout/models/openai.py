@@ -12,12 +12,23 @@ from urllib.parse import urlsplit
 
 from closeout.codec import decode_json, encode_json
 from closeout.errors import ModelError, ServerFailed, StreamDropped
-from closeout.messages import Capabilities, Constraint, Message, ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
+from closeout.messages import (
+    Capabilities,
+    Constraint,
+    Message,
+    ModelReply,
+    ModelRequest,
+    ReplyTokens,
+    ToolCall,
+    ToolSpec,
+    Usage,
+)
 from closeout.models import transport
 from closeout.models.catalog import Price, known_context
 from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_response
 from closeout.models.retry import RetryPolicy
+from closeout.models.stated_tokens import TokenReader
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
 
 __all__ = [
@@ -374,9 +385,14 @@ def read_completion(value: Any) -> ModelReply | None:
     finish = finish_reason(choice.get("finish_reason"))
     usage = read_usage(value) or Usage(requests=1)
     model = _text(value.get("model"))
+    reader = TokenReader()
+    reader.take(value, choice)
+    tokens = reader.tokens()
     if not isinstance(message, dict):
         text = choice.get("text")
-        return ModelReply(text, finish_reason=finish, usage=usage, model=model) if isinstance(text, str) else None
+        if not isinstance(text, str):
+            return None
+        return ModelReply(text, finish_reason=finish, usage=usage, model=model, tokens=tokens)
     text, thinking = _content(message.get("content"))
     field = reasoning_field(message)
     calls = _whole_calls(message)
@@ -388,6 +404,7 @@ def read_completion(value: Any) -> ModelReply | None:
         usage=usage,
         model=model,
         reasoning_details=message.get("reasoning_details"),
+        tokens=tokens,
     )
 
 
@@ -510,13 +527,18 @@ def _count(value: Mapping[str, Any], *names: str) -> int:
 class OpenAIStream(StreamReader):
     """Reads the chunks of a chat or text completion. Calls `note_field` with the name of the reasoning field."""
 
-    __slots__ = ("_details", "_note_field", "_places")
+    __slots__ = ("_details", "_note_field", "_places", "_tokens")
 
     def __init__(self, builder: ReplyBuilder, note_field: Callable[[str], None]) -> None:
         super().__init__(builder)
         self._places: dict[int, int] = {}  # the server's index of a call → ours
         self._details: list[Any] = []
         self._note_field = note_field
+        self._tokens = TokenReader()
+
+    @property
+    def tokens(self) -> ReplyTokens | None:
+        return self._tokens.tokens()
 
     @property
     def details(self) -> Any:
@@ -531,6 +553,7 @@ class OpenAIStream(StreamReader):
         choice = _first_choice(event)
         if choice is None:
             return
+        self._tokens.take(event, choice)
         # A server that does not stream sends the message whole in one event.
         delta = choice.get("delta") or choice.get("message")
         if isinstance(delta, dict):

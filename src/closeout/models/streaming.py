@@ -8,7 +8,7 @@ from typing import Any
 
 from closeout.codec import join_surrogates
 from closeout.errors import ServerFailed
-from closeout.messages import Delta, ModelReply, ToolCall, Usage
+from closeout.messages import Delta, ModelReply, ReplyTokens, ToolCall, Usage
 from closeout.models.base import OnDelta
 
 __all__ = ["MOST_COUNTED", "EventReader", "ReplyBuilder", "StreamReader"]
@@ -150,6 +150,11 @@ class StreamReader(ABC):
         """Signed reasoning blocks, to be sent back as they are."""
         return None
 
+    @property
+    def tokens(self) -> ReplyTokens | None:
+        """The tokens of the reply, if the server states them."""
+        return None
+
 
 class ReplyBuilder:
     """Puts a reply together from pieces and shows each to `on_delta`. `enough` is True once that has returned True."""
@@ -205,7 +210,7 @@ class ReplyBuilder:
         parts = self._calls.get(index)
         return parts.id if parts else ""
 
-    def reply(self, *, usage: Usage, reasoning_details: Any = None) -> ModelReply:
+    def reply(self, *, usage: Usage, reasoning_details: Any = None, tokens: ReplyTokens | None = None) -> ModelReply:
         """Return the reply so far. Its finish_reason is "cut" if `on_delta` has stopped it."""
         calls = []
         for number, parts in enumerate(self._calls.values()):
@@ -220,6 +225,7 @@ class ReplyBuilder:
             usage=usage,
             model=self.model,
             reasoning_details=reasoning_details,
+            tokens=tokens,
         )
 
     def _show(self, delta: Delta) -> None:

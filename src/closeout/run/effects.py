@@ -33,6 +33,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.recorded import CANCELLED
 from closeout.journal.subscribers import Progress
+from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
 from closeout.redaction import mask
@@ -72,6 +73,7 @@ class ModelCalls:
         self._keeper = keeper
         self._record_prompts = scope.record_prompts
         self.sent = 0  # requests so far: the number of the next one
+        self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
         self._warnings: set[str] = set()  # each is noted once
 
     async def request(
@@ -118,6 +120,9 @@ class ModelCalls:
             self._charge(usage, outcome.ms)
             raise exchange.error or outcome.failure().to_exception(usage)
         assert isinstance(outcome, ModelReplied)
+        if outcome.tokens:
+            tokens = load_tokens(outcome.tokens, self._tokens)
+            self._tokens = (*tokens.prompt, *tokens.ids)
         reply = exchange.reply or outcome.reply()
         self._charge(reply.usage, outcome.ms)
         if intent.call == 0 and reply.usage.cost_usd is None and budget.limits_cost:
@@ -189,7 +194,7 @@ class ModelCalls:
                 if warning not in self._warnings:
                     self._warnings.add(warning)
                     self._journal.append(Noted(self._agent, "warning", "Model", message=warning))
-            return ModelReplied.of(self._agent, call, reply, _ms(began))
+            return ModelReplied.of(self._agent, call, reply, _ms(began), dump_tokens(reply.tokens, self._tokens))
         if listener is not None:
             listener.discard()
         exchange.error = failed

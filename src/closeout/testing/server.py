@@ -13,6 +13,7 @@ from aiohttp import web
 from closeout.codec import decode_json, encode_json, shared_prefix
 from closeout.errors import ModelError
 from closeout.messages import ModelReply
+from closeout.testing.byte_tokens import StatedTokens
 from closeout.testing.client import ConversationKey, Performance, Player
 from closeout.testing.misbehaviour import Misbehaviour
 from closeout.testing.script import CHARACTERS_PER_TOKEN, RequestView, Script, as_deltas, pieces
@@ -391,8 +392,9 @@ def _chat_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
             for call in reply.tool_calls
         ]
-    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason}
-    return {**_envelope("chat.completion", request, [choice]), "usage": _openai_usage(reply)}
+    stated = StatedTokens.of(reply, request)
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, **stated.of_choice()}
+    return {**_envelope("chat.completion", request, [choice]), **stated.of_body(), "usage": _openai_usage(reply)}
 
 
 def _completion_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -401,22 +403,26 @@ def _completion_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str,
 
 
 def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[int]) -> Iterator[bytes]:
-    def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    stated = StatedTokens.of(reply, request)
+    deltas = [*as_deltas(reply, sizes)]
+
+    def chunk(delta: Mapping[str, Any], finish: str | None = None, **tokens: Any) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, **tokens}
         return _event(_envelope("chat.completion.chunk", request, [choice]))
 
-    yield chunk({"role": "assistant", "content": ""})
-    for delta in as_deltas(reply, sizes):
+    first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    yield _event({**_envelope("chat.completion.chunk", request, [first]), **stated.of_body()})
+    for part, delta in enumerate(deltas):
+        tokens = stated.of_choice(part, len(deltas))
         if delta.kind in {"text", "reasoning"}:
-            yield chunk({"content" if delta.kind == "text" else "reasoning_content": delta.text})
+            yield chunk({"content" if delta.kind == "text" else "reasoning_content": delta.text}, **tokens)
         elif delta.kind == "tool_name":
             call = reply.tool_calls[delta.index]
             function: dict[str, Any] = {"name": call.name, "arguments": ""}
-            yield chunk(
-                {"tool_calls": [{"index": delta.index, "id": call.id, "type": "function", "function": function}]}
-            )
+            named = {"index": delta.index, "id": call.id, "type": "function", "function": function}
+            yield chunk({"tool_calls": [named]}, **tokens)
         else:
-            yield chunk({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]})
+            yield chunk({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}, **tokens)
     yield chunk({}, reply.finish_reason)
     yield from _openai_end("chat.completion.chunk", reply, request)
 

@@ -1,0 +1,133 @@
+"""Export a run as sequences of token ids with a loss mask: what the model wrote against what was inserted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from closeout.errors import UsageError
+from closeout.journal.events import (
+    AttemptStarted,
+    ModelReplied,
+    ModelRequested,
+    Repaired,
+    RunEnded,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.journal.store import Row
+from closeout.journal.token_record import load_tokens, shared_length
+from closeout.messages import ReplyTokens
+
+__all__ = ["token_samples"]
+
+LEARNT = ("act", "close")  # purposes of the requests whose replies are learned
+
+
+def token_samples(rows: Iterable[Row], *, rolled_back: bool = False) -> list[dict[str, Any]]:
+    """Return the token sequences of a run's last attempt: `input_ids`, `loss_mask` and `logprobs` of the same length.
+
+    A prompt that extends the sequence so far continues it. Where it does not, because results were evicted or the
+    server writes a reply otherwise than the model did, another sequence begins. `loss_mask` is 1 for tokens that the
+    model wrote in turns that were accepted and not repaired. `logprobs` is 0 elsewhere; it is left out if the server
+    did not state it.
+
+    Args:
+        rows: The record of the run.
+        rolled_back: Include each rolled-back reply with its prompt, as a sequence marked `rolled_back` without loss.
+
+    Raises:
+        UsageError: The record has no token ids.
+    """
+    samples: list[dict[str, Any]] = []
+    sequence = _Sequence()
+    before: tuple[int, ...] = ()  # ids of the last prompt and its reply
+    repaired: set[int] = set()
+    purpose, seen = "act", False
+    for event in (row.event for row in rows if row.event.agent == "main"):
+        if isinstance(event, AttemptStarted):
+            samples, sequence, repaired = [], _Sequence(), set()
+        elif isinstance(event, ModelRequested):
+            purpose = event.purpose
+        elif isinstance(event, ModelReplied) and event.tokens:
+            tokens = load_tokens(event.tokens, before)
+            before = (*tokens.prompt, *tokens.ids)
+            if purpose in LEARNT and tokens.prompt:
+                seen = True
+                if not sequence.continues(tokens.prompt):
+                    samples += sequence.sample()
+                    sequence = _Sequence()
+                sequence.add(tokens)
+        elif isinstance(event, Repaired):
+            repaired.add(event.turn)
+        elif isinstance(event, TurnAccepted):
+            sequence.accept(learn=event.turn not in repaired)
+        elif isinstance(event, TurnRolledBack):
+            if rolled_back:
+                samples += sequence.rolled_back_sample(event.reason)
+            sequence.drop_reply()
+        elif isinstance(event, RunEnded):
+            sequence.accept(learn=bool(event.closing_text))
+    if not seen:
+        raise UsageError(
+            "The record has no token ids. Servers such as vLLM state them if they are asked: "
+            "--config 'llm.extra_body={return_token_ids: true, logprobs: true}'."
+        )
+    return [*samples, *sequence.sample()]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence that grows from request to request. `reply` is where a reply begins that is not settled yet."""
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reply: int | None = None
+    complete: bool = True  # every reply has log-probabilities
+
+    def continues(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt has all that is to be learned so far."""
+        return not any(self.mask[shared_length(self.ids, list(prompt)) :])
+
+    def add(self, tokens: ReplyTokens) -> None:
+        """Add a prompt and its reply. What the prompt does not have of the sequence is removed."""
+        kept = shared_length(self.ids, list(tokens.prompt))
+        self._cut(kept)
+        inserted = tokens.prompt[kept:]
+        self.ids += (*inserted, *tokens.ids)
+        self.mask += [0] * (len(inserted) + len(tokens.ids))
+        self.logprobs += (*[0.0] * len(inserted), *(tokens.logprobs or [0.0] * len(tokens.ids)))
+        self.complete = self.complete and bool(tokens.logprobs)
+        self.reply = len(tokens.prompt)
+
+    def _cut(self, length: int) -> None:
+        del self.ids[length:], self.mask[length:], self.logprobs[length:]
+
+    def accept(self, *, learn: bool) -> None:
+        """Settle the last reply."""
+        if self.reply is not None and learn:
+            self.mask[self.reply :] = [1] * (len(self.ids) - self.reply)
+        self.reply = None
+
+    def drop_reply(self) -> None:
+        """Remove the last reply."""
+        if self.reply is not None:
+            self._cut(self.reply)
+        self.reply = None
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Return the sequence as a record, nothing if there is nothing to learn in it."""
+        return [self._record()] if any(self.mask) else []
+
+    def rolled_back_sample(self, reason: str) -> list[dict[str, Any]]:
+        """Return the sequence with its last reply, without loss."""
+        if self.reply is None:
+            return []
+        found = {**self._record(), "loss_mask": [0] * len(self.ids)}
+        return [{**found, "rolled_back": True, "reason": reason, "reply_at": self.reply}]
+
+    def _record(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"input_ids": list(self.ids), "loss_mask": list(self.mask)}
+        return {**found, "logprobs": list(self.logprobs)} if self.complete else found

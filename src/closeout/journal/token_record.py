@@ -1,0 +1,49 @@
+"""How the journal keeps the tokens of replies: of each prompt only what the agent's previous request did not have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from closeout.messages import ReplyTokens
+
+__all__ = ["dump_tokens", "load_tokens", "shared_length"]
+
+
+def dump_tokens(tokens: ReplyTokens | None, before: Sequence[int]) -> str:
+    """Return tokens as JSON text, empty without any.
+
+    Args:
+        tokens: Those of a reply.
+        before: The ids of the agent's previous prompt and its reply.
+    """
+    if tokens is None:
+        return ""
+    kept = shared_length(before, tokens.prompt)
+    found = {
+        "kept": kept,
+        "prompt": tokens.prompt[kept:],
+        "ids": tokens.ids,
+        "logprobs": tokens.logprobs,
+        "texts": tokens.texts,
+    }
+    return json.dumps({name: value for name, value in found.items() if value}, separators=(",", ":"))
+
+
+def load_tokens(text: str, before: Sequence[int]) -> ReplyTokens:
+    """Return the tokens that `dump_tokens` wrote; `before` must be the same."""
+    found = json.loads(text)
+    return ReplyTokens(
+        ids=tuple(found.get("ids", ())),
+        prompt=(*before[: found.get("kept", 0)], *found.get("prompt", ())),
+        logprobs=tuple(found.get("logprobs", ())),
+        texts=tuple(found.get("texts", ())),
+    )
+
+
+def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many ids at their start two sequences share."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:
+        return shorter
+    return next(i for i in range(shorter) if first[i] != second[i])
