@@ -1,9 +1,10 @@
-"""The viewer in a real browser: first paint and scrolling of a run with 100,000 events, search over 10,000 runs.
+"""The viewer in a real browser: a run with 100,000 events, search over 10,000 runs, an evaluation of 10,000 trials.
 
 Times are taken in the page: from the start of the navigation to the frame in which the first turn is painted, and from
-a key to the frame that shows what was found.
+a key to the frame that shows what was found. They are those of a machine that does nothing else: on a busy one, prepare
+the folders with `--keep FOLDER` and measure again with `chrt -r 1`.
 
-    python bench/viewer.py [--quick]
+    python bench/viewer.py [--quick] [--keep FOLDER]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from many_runs import short_run, write_runs
+from many_trials import write_evaluation
 from viewer_server import find_chromium, serve_viewer
 
 QUERIES = ("canal", "Rideau Panama", '"lock gate"', "task 77", "treaty 1234", "nothing of the kind")
@@ -31,7 +34,7 @@ window.watch = (name, selector) => {
     : requestAnimationFrame(look);
   look();
 };
-watch("first turn", ".item.turn");
+watch("first turn", ".item.turn, .matrix-row");
 """
 SCROLL = """async () => {
   const frames = [];
@@ -42,7 +45,8 @@ SCROLL = """async () => {
     const now = performance.now();
     frames.push(now - last);
     last = now;
-    if (!document.elementFromPoint(innerWidth - 300, innerHeight / 2)?.closest(".item, .run-main")) blank += 1;
+    const there = document.elementFromPoint(innerWidth - 300, innerHeight / 2);
+    if (!there?.closest(".item, .matrix-row, .run-main")) blank += 1;
   }
   frames.sort((a, b) => a - b);
   return { median: frames[120], p95: frames[228], longest: frames.at(-1), blank };
@@ -66,48 +70,74 @@ SEARCH = """(text) => new Promise((resolve) => {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the events and runs")
-    share = 10 if parser.parse_args().quick else 1
+    parser.add_argument("--keep", type=Path, help="keep what is measured in this folder, and use what is there")
+    options = parser.parse_args()
     chromium = find_chromium()
     if not chromium:
         print("bench viewer: not measured, there is no Chromium (set CHROME_PATH)")
         return
+    if options.keep is None:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(chromium, Path(folder), 10 if options.quick else 1)
+    else:
+        measure(chromium, options.keep, 10 if options.quick else 1)
+
+
+def measure(chromium: str, folder: Path, share: int) -> None:
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    turns, runs = 20_000 // share, 10_000 // share
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        turns, runs = 20_000 // share, 10_000 // share
-        first, whole, scroll = long_run(browser, Path(folder) / "long", turns)
+        home = prepared(folder / "long", lambda home: write_runs(home, [("long", short_run(0, turns=turns))]))
+        first, whole, scroll = long_page(browser, home, "#/run/long", "text=events")
         print(f"  {5 * turns:,} events: first turn painted after {first:.0f} ms, all loaded after {whole / 1000:.1f} s")
-        print(
-            f"  scrolling: a frame {scroll['median']:.0f} ms, 95 % {scroll['p95']:.0f} ms, "
-            f"longest {scroll['longest']:.0f} ms, {scroll['blank']} of 240 blank"
+        print(f"  scrolling: {frames(scroll)}")
+        home = prepared(folder / "trials", lambda home: write_evaluation(home, "large", tasks=runs // 5, epochs=5))
+        trials, _, scroll = long_page(browser, home, "#/evaluation/large", ".foot >> text=tasks")
+        print(f"  {runs:,} trials: first row painted after {trials:.0f} ms")
+        print(f"  scrolling: {frames(scroll)}")
+        home = prepared(
+            folder / "many", lambda home: write_runs(home, ((f"run{n:06d}", short_run(n)) for n in range(runs)))
         )
-        searches = search(browser, Path(folder) / "many", runs)
+        searches = search(browser, home, runs)
         for query, ms in searches.items():
             print(f"  {runs:,} runs, {query}: {ms:.0f} ms")
         browser.close()
-    slowest = max(searches.values())
     print(
-        f"bench viewer: {5 * turns:,} events first paint {first:.0f} ms; {runs:,} runs search at most {slowest:.0f} ms"
+        f"bench viewer: {5 * turns:,} events first paint {first:.0f} ms; {runs:,} trials first paint {trials:.0f} ms; "
+        f"{runs:,} runs search at most {max(searches.values()):.0f} ms"
     )
 
 
-def long_run(browser: Any, home: Path, turns: int) -> tuple[float, float, dict[str, float]]:
-    """Milliseconds to the first turn and to the whole run, and the frames while scrolling. Medians of five visits."""
-    home.mkdir()
-    write_runs(home, [("long", short_run(0, turns=turns))])
+def prepared(home: Path, write: Callable[[Path], object]) -> Path:
+    """Return a folder with what is measured, written unless it is there."""
+    if not home.exists():
+        home.mkdir(parents=True)
+        write(home)
+    return home
+
+
+def frames(scroll: dict[str, float]) -> str:
+    return (
+        f"a frame {scroll['median']:.0f} ms, 95 % {scroll['p95']:.0f} ms, longest {scroll['longest']:.0f} ms, "
+        f"{scroll['blank']} of 240 blank"
+    )
+
+
+def long_page(browser: Any, home: Path, address: str, loaded: str) -> tuple[float, float, dict[str, float]]:
+    """Milliseconds to the first item and to the whole page, and the frames while scrolling. Medians of five visits."""
     firsts = []
-    with serve_viewer(home) as address:
+    with serve_viewer(home) as viewer:
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         page.add_init_script(WATCH)
         for _ in range(5):
             page.goto("about:blank")
-            page.goto(f"{address}#/run/long")
-            page.wait_for_selector(".item.turn")
+            page.goto(viewer + address)
+            page.wait_for_selector(".item.turn, .matrix-row")
             page.wait_for_timeout(300)
             firsts.append(page.evaluate("seen['first turn']"))
-        page.evaluate("watch('all', '.jumps .jump:last-child')")
-        page.wait_for_selector("text=events", timeout=300_000)
+        page.wait_for_selector(loaded, timeout=300_000)
         whole = page.evaluate("performance.now()")
         scroll = page.evaluate(SCROLL)
         page.close()
@@ -116,8 +146,6 @@ def long_run(browser: Any, home: Path, turns: int) -> tuple[float, float, dict[s
 
 def search(browser: Any, home: Path, runs: int) -> dict[str, float]:
     """Milliseconds from a query to its result in the page, the index made. Medians of five searches each."""
-    home.mkdir()
-    write_runs(home, ((f"run{n:06d}", short_run(n)) for n in range(runs)))
     with serve_viewer(home) as address:
         page = browser.new_page(viewport={"width": 1200, "height": 800})
         page.goto(address)

@@ -95,6 +95,8 @@ def _row(row: Mapping[str, Any], *, at_work: bool) -> dict[str, Any]:
 
 def _outcome(trial: Mapping[str, Any], *, at_work: bool) -> str:
     """Return what a cell of the matrix shows. A trial whose worker died is claimed until another one frees it."""
+    if trial["state"] == "suspended":
+        return "waiting"
     if trial["state"] != "finished":
         return "running" if trial["state"] == "running" and at_work else "unfinished"
     if trial["correct"]:

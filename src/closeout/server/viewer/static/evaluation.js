@@ -7,7 +7,7 @@ import { LongList } from "./list.js";
 import { fold, statusChip } from "./parts.js";
 import { loadEvaluation } from "./source.js";
 
-const OUTCOMES = { right: "✓", wrong: "✗", unanswered: "–", failed: "!", running: "●", unfinished: "·" };
+const OUTCOMES = { right: "✓", wrong: "✗", unanswered: "–", failed: "!", waiting: "?", running: "●", unfinished: "·" };
 const ROW_PIXELS = 41;
 const MOST_COLUMNS = 30; // beyond these, the cells of a row wrap and have no heads
 const LEAST_MS = 2000;
@@ -131,6 +131,7 @@ class EvaluationPage {
       [t("answered"), count(totals.answered), ended],
       [t("without an answer"), count(totals.unanswered), ended],
       [t("failed"), count(totals.failed), ended],
+      totals.suspended ? [t("waiting"), count(totals.suspended), trials] : null,
       totals.not_judged ? [t("not judged"), count(totals.not_judged), ended] : null,
       totals.tries ? [t("tried again"), count(totals.tries), ""] : null,
       [t("Tokens"), count(totals.input_tokens + totals.output_tokens), `${count(totals.input_tokens)} ${t("in")}, ${count(totals.cached_tokens)} ${t("cached")}; ${count(totals.output_tokens)} ${t("out")}`],
