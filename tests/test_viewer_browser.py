@@ -185,6 +185,20 @@ def test_a_run_is_followed_while_it_runs(viewer: Viewer, home: Path) -> None:
     assert texts(page, ".item.answer .final") == ["42"]
 
 
+def test_a_fork_leads_to_its_origin_and_to_the_difference(viewer: Viewer, home: Path) -> None:
+    origin, fork = short_run(1), short_run(1)
+    fork[0] = ev.RunStarted("main", "Task 1, again", forked={"run_id": "origin", "events": 7})
+    fork.insert(7, ev.CheckpointReached("main", 0, 0, name="the first page"))
+    write_runs(home, [("origin", origin), ("fork", fork)])
+    page = viewer.open("#/run/fork")
+    page.wait_for_selector(".item.checkpoint >> text=the first page")
+    page.click("text=Forked from origin before event 7")
+    page.wait_for_selector(".item.selected >> text=Turn 1")
+    page.go_back()
+    page.click(".run-head >> text=Compare >> nth=0")
+    page.wait_for_selector("text=Both runs took the same steps.")
+
+
 def test_a_long_text_is_cut_and_shown_whole_on_request(viewer: Viewer, home: Path) -> None:
     text = "".join(f"line {n}\n" for n in range(2000)) + "the end"
     write_runs(

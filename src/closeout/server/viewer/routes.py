@@ -20,11 +20,8 @@ from closeout.journal.events import ModelRequested
 from closeout.journal.readonly import open_to_read
 from closeout.journal.search import SearchIndex
 from closeout.journal.store import RunRecord, Store, open_store
-from closeout.run.waiting import pending_decisions, record_decisions
 from closeout.server.app import HOME, error_response
 from closeout.server.following import follow
-from closeout.server.viewer.deciding import check_own_page, pending_shape, read_decision
-from closeout.server.viewer.evaluations import evaluation_shape, evaluations_shape
 from closeout.server.viewer.export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut_event, event_shape, hit_shape, run_shape
 
@@ -89,7 +86,10 @@ def _file(name: str) -> bytes | None:
 
 
 class _Viewer:
-    """Answers the pages' requests. The journal is read in threads, so that a slow disk holds up nobody else."""
+    """Answers the pages' requests. The journal is read in threads, so that a slow disk holds up nobody else.
+
+    Runs that wait and evaluations import much of the package, so they do it when a page asks for them.
+    """
 
     def __init__(self, app: web.Application, host: AgentHost | None) -> None:
         self._app = app
@@ -190,6 +190,9 @@ class _Viewer:
         """What the run waits for, and whether this server continues it once that is decided."""
 
         def read(store: Store, run_id: str) -> list[dict[str, Any]]:
+            from closeout.run.waiting import pending_decisions
+            from closeout.server.viewer.deciding import pending_shape
+
             return [pending_shape(each) for each in pending_decisions(store.rows(run_id))]
 
         waiting = await self._in_store(read, request)
@@ -197,6 +200,9 @@ class _Viewer:
 
     async def decide(self, request: web.Request) -> web.Response:
         """Record a decision on what was shown. The run continues by itself if this server has its agent."""
+        from closeout.run.waiting import record_decisions
+        from closeout.server.viewer.deciding import check_own_page, pending_shape, read_decision
+
         check_own_page(request, self._token)
         run_id = request.match_info["run_id"]
         name, decision = read_decision(await request.read())
@@ -225,12 +231,24 @@ class _Viewer:
 
     async def list_evaluations(self, request: web.Request) -> web.Response:
         """The evaluations, the latest first."""
-        return _json({"evaluations": await self._read(evaluations_shape, self._app[HOME])})
+
+        def read() -> list[dict[str, Any]]:
+            from closeout.server.viewer.evaluations import evaluations_shape
+
+            return evaluations_shape(self._app[HOME])
+
+        return _json({"evaluations": await self._read(read)})
 
     async def show_evaluation(self, request: web.Request) -> web.Response:
         """One evaluation with its trials; only its state if `version` is still the latest."""
-        chosen = {key: request.query.get(key, "") for key in ("scorer", "version")}
-        return _json(await self._read(evaluation_shape, self._app[HOME], request.match_info["name"], **chosen))
+        scorer, version = request.query.get("scorer", ""), request.query.get("version", "")
+
+        def read() -> dict[str, Any]:
+            from closeout.server.viewer.evaluations import evaluation_shape
+
+            return evaluation_shape(self._app[HOME], request.match_info["name"], scorer=scorer, version=version)
+
+        return _json(await self._read(read))
 
     # -------------------------------------------------------------------------------------------- events
 

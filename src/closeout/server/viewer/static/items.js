@@ -44,7 +44,7 @@ function headExtras(item, page) {
   const prompt = item.request && h("a", { href: page.prompt(item) }, t("prompt"));
   return h(
     "span.item-extras", null,
-    h("span.usage", null, usageLine(item)), tokenBar(usageOf(item), page.widest), prompt, when, link,
+    h("span.usage", null, usageLine(item)), item.request && tokenBar(usageOf(item), page.widest), prompt, when, link,
   );
 }
 
@@ -54,6 +54,7 @@ const PURPOSES = { close: "Closing", experience: "Failure account", compact: "Su
 
 function turnName(item) {
   if (item.purpose !== "act") return t(PURPOSES[item.purpose] ?? item.purpose);
+  if (item.agent.endsWith(":program")) return t("Calls of the program");
   const attempt = item.request?.attempt ? ` · ${t("attempt")} ${item.request.attempt + 1}` : "";
   return `${t("Turn")} ${item.number + 1}${attempt}`;
 }
@@ -216,6 +217,9 @@ const ITEMS = {
     h("p.quiet", { dir: "auto" }, `${textOf(event.request)} · ${textOf(event.by)}`),
     textOf(event.text) ? longText(event.text) : null,
     event.arguments == null ? null : argumentList(event.arguments, null)]],
+  serverTold: ({ event }) => [t("The model's server was asked"), h("p.quiet", { dir: "auto" },
+    `${textOf(event.what)}: ${event.value == null ? t("unknown") : pretty(event.value)}`)],
+  checkpoint: ({ event }) => [t("Checkpoint"), h("p.quiet", { dir: "auto" }, textOf(event.name))],
   note: ({ event }) => [textOf(event.name), h("p", { class: `note-${plainWord(event.level)}`, dir: "auto" }, textOf(event.message))],
   stopped: ({ event }) => [`${t("The run stopped here")}: ${t(textOf(event.status))}`,
     textOf(event.error) ? line("error", textOf(event.error_kind), textOf(event.error)) : null],

@@ -171,6 +171,7 @@ class RunPage {
       h("h1.run-task", { dir: "auto" }, (textOf(story.started?.task) || record.task).slice(0, 300)),
       h("p.quiet", null, moment(started)),
       this.evaluationLink(),
+      this.forkLink(),
       record.answer !== null && h("div.answer-line", null, h("span.label", null, t("Answer")), longText(record.answer, { tag: "b" })),
       h("dl.tiles", null,
         tile("Turns", count(totals.turns)),
@@ -195,6 +196,16 @@ class RunPage {
     if (typeof evaluation !== "string" || exportedRun()) return null;
     return h("p.quiet", null, h("a", { href: `#/evaluation/${encodeURIComponent(evaluation)}`, dir: "auto" }, `${t("Evaluation")} ${evaluation}`),
       typeof epoch === "number" ? ` · ${t("trial {n}", { n: epoch })}` : "");
+  }
+
+  /** Where the run is a fork: links to the run that it was made of, and to the difference. */
+  forkLink() {
+    const { run_id: origin, events } = this.story.started?.forked ?? {};
+    if (typeof origin !== "string") return null;
+    const [from, own] = [origin, this.runId].map(encodeURIComponent);
+    const about = t("Forked from {run} before event {n}", { run: origin, n: events });
+    return h("p.quiet", { dir: "auto" }, exportedRun() ? about
+      : [h("a", { href: `#/run/${from}?e=${Math.max(0, Number(events) - 1)}` }, about), " · ", h("a", { href: `#/compare/${from}/${own}` }, t("Compare"))]);
   }
 
   drawChart() {

@@ -167,6 +167,13 @@ const HANDLERS = {
   ModelRetried(story, event, agent) {
     currentTurn(story, event, agent).retries.push(event);
   },
+  ServerAsked() {}, // the answer follows
+  ServerTold(story, event, agent) {
+    story.item(agent, event, "serverTold");
+  },
+  CheckpointReached(story, event, agent) {
+    story.item(agent, event, "checkpoint");
+  },
   ReplyStreamed(story, event, agent) {
     const turn = currentTurn(story, event, agent);
     turn.partial = (event.offset ? turn.partial : "") + textOf(event.text);
