@@ -34,6 +34,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 
 from closeout.errors import ToolError
 from closeout.evaluate.estimates import mean_estimate
+from closeout.models.gguf import read_gguf
 from closeout.tools.builtin import calculate, document_tools
 
 HERE = Path(__file__).parent
@@ -52,6 +53,9 @@ TITLES = {
 OWN = ("closeout_embedded", "closeout")  # they run in this Python
 MAX_REQUESTS = 10  # as in weak_models/bridge.py
 CONTEXT = 8192
+# The example of a call in Qwen2.5-Coder's chat template, whose braces are doubled by mistake. The model copies them,
+# and the server then finds no call.
+DOUBLED = r"{{\"name\": <function-name>, \"arguments\": <args-json-object>}}"
 _CALL = re.compile(r"<tool_call>|<tools>|\"name\"\s*:|(?:search_documents|read_document|calculate)\s*[({]")
 _WORD = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+")
 _EITHER = re.compile(r"[,:] (?:the )?([^,]+?) or (?:the )?([^,]+?)\?$")
@@ -237,6 +241,9 @@ def model_server(weights: Path, threads: int) -> Iterator[str]:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.cache_ram_mib = 2048  # systems take turns, and each finds its instructions again
     params.use_jinja = True
+    template = read_gguf(weights).template
+    if DOUBLED in template:
+        params.chat_template = template.replace(DOUBLED, DOUBLED[1:-1])
     params.verbosity, params.warmup, params.ui = -1, False, False
     params.hostnames, params.port = ["127.0.0.1"], 0
     server = xllamacpp.Server(params)

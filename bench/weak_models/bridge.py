@@ -21,8 +21,9 @@ MODEL = "local"
 MAX_REQUESTS = 10  # for a question
 MAX_TOKENS = 512  # of a reply
 INSTRUCTIONS = (
-    "Answer the question from the documents. Search the documents for each fact that the question needs, and use "
-    "calculate for arithmetic. The final answer is the bare number or name, without a sentence."
+    "You answer questions about documents that you have not read. Always call search_documents first, once for each "
+    "fact that the question needs, and use calculate for arithmetic. When you have found everything, answer with the "
+    "bare number or name."
 )
 
 
