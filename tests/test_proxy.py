@@ -249,6 +249,25 @@ async def test_it_is_asked_at_most_twice_and_the_last_reply_is_passed_on(home: P
         assert record.status == "unanswered"
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("format", ["chat/completions", "messages"])
+async def test_a_reply_that_was_cut_off_is_passed_on_rather_than_an_empty_one(
+    home: Path,
+    format: str,  # noqa: A002
+    stream: bool,
+) -> None:
+    faults = [once(fault) for fault in ("empty", "repeated", "hallucinated_observation")]
+    body = {"model": "m", "max_tokens": 9, "stream": stream, "messages": [{"role": "user", "content": "What is k1?"}]}
+    async with proxied(home, one_call, misbehave=faults) as server:
+        tools = CHAT_TOOLS if format == "chat/completions" else MESSAGE_TOOLS
+        async with server.http.post(f"{server.url}/v1/{format}", json={**body, "tools": tools}) as response:
+            text = await response.text()
+        assert len(server.model.requests) == 3
+    assert "once more" in text
+    assert "made up" not in text
+    assert ('"length"' if format == "chat/completions" else '"max_tokens"') in text
+
+
 async def test_record_only_changes_nothing_and_says_what_it_would_have_done(home: Path) -> None:
     async with proxied(home, one_call, misbehave=always("wrong_parameter"), record_only=True) as server:
         for stream in (False, True):

@@ -211,6 +211,8 @@ class _Exchange:
         """Pass the request on as it is. Returns None if the server refuses tools."""
         endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
         data = await self._request.read()
+        # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
+        cut: tuple[transport.Response, Any, Verdict] | None = None
         while True:
             self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
             try:
@@ -233,8 +235,12 @@ class _Exchange:
                 continue
             self._record.replied(reply)
             verdict = self._judge(reply)
-            if verdict.defect is None or not self._may_ask_again:
+            if verdict.defect is None:
                 return await self._answer(form, response, raw, verdict)
+            if reply.finish_reason == "length" and not self._shown:
+                cut = response, raw, verdict
+            if not self._may_ask_again:
+                return await self._answer(form, *(cut or (response, raw, verdict)))
             self._count_again()
             data = encode_json(form.asked_again(self._body, verdict.defect.hint))
 
@@ -343,6 +349,7 @@ class _Exchange:
         if dialect is not None:
             request = _as_text(request, dialect)
         messages = request.messages
+        cut: tuple[ModelReply, Verdict] | None = None  # as above
         while True:
             self._record.requested(messages=len(request.messages), size=0)
             try:
@@ -352,10 +359,16 @@ class _Exchange:
                 raise
             self._record.replied(reply)
             verdict = self._judge(reply, dialect)
-            if verdict.defect is None or not self._may_ask_again:
+            defect = verdict.defect
+            if defect is None:
+                break
+            if reply.finish_reason == "length" and not self._shown:
+                cut = reply, verdict
+            if not self._may_ask_again:
+                reply, verdict = cut or (reply, verdict)
                 break
             self._count_again()
-            hinted = with_hint(messages, verdict.defect.hint)
+            hinted = with_hint(messages, defect.hint)
             request = replace(request, messages=list(map(Message.of, hinted)))
         shown = reply if self._proxy.record_only else verdict.reply
         self._end(verdict)

@@ -121,14 +121,14 @@ class ReplyText:
     """Reads the streamed text from a run's events."""
 
     def __init__(self) -> None:
-        self.shown = ""  # of the current reply
+        self._shown: list[str] = []  # the pieces of the current reply
 
     def feed(self, event: Event) -> list[TextChange]:
         """Read the next event of the main agent. Returns what a client is to be told, in order."""
         match event:
             case ReplyStreamed(offset=offset, text=text):
                 changes = self._withdraw() if offset == 0 else []
-                self.shown += text
+                self._shown.append(text)
                 return [*changes, TextChange(text)]
             case RunEnded(status="answered", answer=answer):
                 return self._end(answer or "")
@@ -139,13 +139,14 @@ class ReplyText:
         return self._withdraw() if isinstance(event, _NO_ANSWER) else []
 
     def _end(self, answer: str) -> list[TextChange]:
-        changes = [] if answer.startswith(self.shown) else self._withdraw()
-        rest = answer[len(self.shown) :]
-        self.shown = ""
-        return [*changes, TextChange(rest, ends=True)]
+        shown = "".join(self._shown)
+        if not answer.startswith(shown):
+            return [*self._withdraw(), TextChange(answer, ends=True)]
+        self._shown.clear()
+        return [TextChange(answer[len(shown) :], ends=True)]
 
     def _withdraw(self) -> list[TextChange]:
-        if not self.shown:
+        if not self._shown:
             return []
-        self.shown = ""
+        self._shown.clear()
         return [TextChange(withdrawn=True)]

@@ -116,6 +116,7 @@ class ResponseView:
 
     Attributes:
         outcome: How the response ended, None while it is under way.
+        awaits_decision: Whether the response is the run's last one, and has ended with what the run waits for.
         parts: How many of the run's responses came after the first one.
         pending: What the run waits for at the end of the response, by the ids of the items that show it.
     """
@@ -146,7 +147,7 @@ class ResponseView:
         self._thinks = False  # whether the last reply has a text or reasoning beside its calls
         self._reply = ReplyText()
         self._message: int | None = None  # the output index of the message that is being written
-        self._written = ""  # its text
+        self._written: list[str] = []  # its text, in pieces
         self._announced = False
 
     def feed(self, row: Row) -> list[dict[str, Any]]:
@@ -173,6 +174,10 @@ class ResponseView:
             each["sequence_number"] = self._next
             self._next += 1
         return made
+
+    @property
+    def awaits_decision(self) -> bool:
+        return self._waits and self.parts == self._id.part
 
     def _announce(self, made: list[dict[str, Any]]) -> None:
         if not self._announced:
@@ -303,32 +308,33 @@ class ResponseView:
     def _show_text(self, event: Event, made: list[dict[str, Any]]) -> None:
         for change in self._reply.feed(event):
             if change.withdrawn:
-                self._end_message(made, content=[], status="incomplete")
+                self._end_message(made, withdrawn=True)
                 continue
             self._write_message(change.text, made)
             if change.ends:
-                self._end_message(made, content=[_text_part(self._written)], status="completed")
+                self._end_message(made)
 
     def _write_message(self, text: str, made: list[dict[str, Any]]) -> None:
         if self._message is None:
             item = {"type": "message", "role": "assistant", "phase": "final_answer", "content": []}
             self._message = self._add({**item, "status": "in_progress"}, made)
-            self._written = ""
+            self._written = []
             made.append({"type": "response.content_part.added", **self._place(), "part": _text_part("")})
         if text:
             made.append({"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": []})
-            self._written += text
+            self._written.append(text)
 
     def _place(self) -> dict[str, Any]:
         assert self._message is not None
         return {**self._about(self._message), "content_index": 0}
 
-    def _end_message(self, made: list[dict[str, Any]], **changes: Any) -> None:
-        """Complete the message, or withdraw it: it is left without content."""
-        place, text = self._place(), self._written
+    def _end_message(self, made: list[dict[str, Any]], *, withdrawn: bool = False) -> None:
+        """Complete the message. One that is withdrawn is left without content."""
+        place, text = self._place(), "".join(self._written)
         made.append({"type": "response.output_text.done", **place, "text": text, "logprobs": []})
         made.append({"type": "response.content_part.done", **place, "part": _text_part(text)})
-        self._done(place["output_index"], made, **changes)
+        content = [] if withdrawn else [_text_part(text)]
+        self._done(place["output_index"], made, content=content, status="incomplete" if withdrawn else "completed")
         self._message = None
 
     # ------------------------------------------------------------------------------------------ decisions
@@ -344,7 +350,7 @@ class ResponseView:
         else:
             index = len(self._output)
             self._write_message(_question_text(pending.arguments), made)
-            self._end_message(made, content=[_text_part(self._written)], status="completed")
+            self._end_message(made)
         self.pending[self._output[index]["id"]] = pending
 
     # ------------------------------------------------------------------------------------------ the object

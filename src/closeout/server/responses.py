@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -78,38 +78,42 @@ class _Responses:
             "instructions": body.get("instructions"),
             "previous_response_id": body.get("previous_response_id"),
         }
-        response = await self._decided(body, notes) or ResponseId(await self._submitted(body, notes))
+        response = await self._begin(body, notes)
         if notes["stream"]:
             return await send_events(request, self._events(response, -1), run_headers(response.run_id))
         if not notes["background"]:
             await self._host.wait(response.run_id)
         return await self._response(response)
 
-    async def _submitted(self, body: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
-        """Begin a run. Returns its id."""
-        previous = notes["previous_response_id"]
-        earlier = [] if previous is None else await self._conversation(previous)
-        conversation = response_conversation(body.get("input"), earlier, body.get("instructions"))
-        return await self._host.submit(conversation.task, history=conversation.history, notes=notes)
-
-    async def _decided(self, body: Mapping[str, Any], notes: Mapping[str, Any]) -> ResponseId | None:
-        """Continue a run with the decisions that it waits for. None if the request is not about one that waits."""
-        approvals = approval_responses(body.get("input"))
-        previous = notes["previous_response_id"]
-        if approvals:
+    async def _begin(self, body: Mapping[str, Any], notes: Mapping[str, Any]) -> ResponseId:
+        """Begin a run, or continue one with the decisions that it waits for."""
+        given, previous = body.get("input"), notes["previous_response_id"]
+        approvals = approval_responses(given)
+        if approvals:  # their ids name the response, so previous_response_id may be left out
             earlier = ResponseId.of_item(approvals[0].request)
         elif isinstance(previous, str):
             earlier = ResponseId.read(previous)
+        elif previous is None:
+            return await self._submit(body, notes, ())
         else:
-            return None
+            raise ApiError(400, "previous_response_id must be a text.", param="previous_response_id")
         view = await self._view(earlier)
-        if view.outcome is None or view.outcome.code != "waiting" or view.parts > earlier.part:
-            if approvals:
-                raise ApiError(400, f"The response {earlier} does not wait for an approval.", param="input")
-            return None
-        decisions = decisions_in(body.get("input"), approvals, view.pending)
-        await self._host.decide(earlier.run_id, decisions, notes={**notes, "previous_response_id": str(earlier)})
-        return ResponseId(earlier.run_id, earlier.part + 1)
+        if view.awaits_decision:
+            decisions = decisions_in(given, approvals, view.pending)
+            await self._host.decide(earlier.run_id, decisions, notes={**notes, "previous_response_id": str(earlier)})
+            return ResponseId(earlier.run_id, earlier.part + 1)
+        if approvals:
+            raise ApiError(400, f"The response {earlier} does not wait for an approval.", param="input")
+        if view.parts > earlier.part:
+            text = f"The response {earlier} was continued. Continue the last one of its run."
+            raise ApiError(400, text, param="previous_response_id")
+        return await self._submit(body, notes, await self._conversation(earlier))
+
+    async def _submit(
+        self, body: Mapping[str, Any], notes: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
+    ) -> ResponseId:
+        conversation = response_conversation(body.get("input"), earlier, body.get("instructions"))
+        return ResponseId(await self._host.submit(conversation.task, history=conversation.history, notes=notes))
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         response = ResponseId.read(request.match_info["id"])
@@ -157,26 +161,19 @@ class _Responses:
             for event in view.feed(row):
                 if event["sequence_number"] > after:
                     yield event_bytes(event, name=event["type"])
-            if view.parts == response.part and view.outcome is not None and view.outcome.code == "waiting":
+            if view.awaits_decision:
                 return
         failure = self._host.failure(response.run_id)
         if view.outcome is None and failure:  # not a part of the record: the run may still be resumed by hand
             error = {"type": "error", "code": "server_error", "message": failure, "param": None}
             yield event_bytes(error, name="error")
 
-    async def _conversation(self, previous: Any) -> list[dict[str, Any]]:
+    async def _conversation(self, response: ResponseId) -> list[dict[str, Any]]:
         """The conversation up to the end of an earlier response, without its instructions."""
-        if not isinstance(previous, str):
-            raise ApiError(400, "previous_response_id must be a text.", param="previous_response_id")
-        response = ResponseId.read(previous)
-        run = await self._host.find(response.run_id)
-        if (await self._view(response)).parts > response.part:
-            text = f"The response {previous} was continued. Continue the last one of its run."
-            raise ApiError(400, text, param="previous_response_id")
-        rows = await self._host.rows(run.run_id)
+        run, rows = await self._host.find(response.run_id), await self._host.rows(response.run_id)
         ended = _end_of(rows)
-        if ended is None or ended.status != "answered" or self._host.state(run.run_id):
-            raise ApiError(400, f"The response {previous} is not completed.", param="previous_response_id")
+        if ended is None or ended.status != "answered" or self._host.state(response.run_id):
+            raise ApiError(400, f"The response {response} is not completed.", param="previous_response_id")
         messages = [dict(message) for message in conversation_of(rows, ended.closing_text or ended.answer or "")]
         return messages[1:] if run.notes.get("instructions") else messages
 
