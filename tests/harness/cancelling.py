@@ -71,7 +71,7 @@ def agent_for(folder: Path, *, server: bool) -> Agent[Any]:
     def made(name: str, key: str, text: str) -> Any:
         if name == "clerk":
             return call("clerk", task=f"pay {key}")
-        unsure = name in CHECKS and "Interrupted" in text and f"{key} is not" not in text
+        unsure = name in CHECKS and text.rfind("Interrupted") > text.rfind(f"{key} is not")
         return call(CHECKS[name] if unsure else name, key=key)
 
     def clerks_turn(view: RequestView) -> Turn:

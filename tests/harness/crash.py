@@ -87,7 +87,7 @@ def _next(name: str, key: str, text: str) -> Any:
         return call("ask_user", question=key)
     if name != "pay":
         return call(name, **({"task": f"pay {key}"} if name == "clerk" else {"key": key}))
-    unsure = text.count("Interrupted") and f"{key} is not paid" not in text
+    unsure = text.rfind("Interrupted") > text.rfind(f"{key} is not paid")
     return call("was_paid", key=key) if unsure else call("pay", key=key)
 
 

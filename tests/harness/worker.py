@@ -62,7 +62,7 @@ def agent_for(folder: Path) -> Agent:
     def step(name: str, key: str, text: str) -> Any:
         if name == "clerk":
             return call("clerk", task=f"pay {key}")
-        unsure = "Interrupted" in text and f"{key} is not paid" not in text
+        unsure = text.rfind("Interrupted") > text.rfind(f"{key} is not paid")  # it may be interrupted again
         return call("was_paid" if name == "pay" and unsure else name, key=key)
 
     def clerks_turn(view: RequestView) -> Turn:

@@ -49,11 +49,11 @@ _TAG = re.compile(
 )
 _BRACKET = re.compile(
     r"\[(?=/?(?:TOOL_CALLS?|TOOL_RESULTS?|AVAILABLE_TOOLS|TOOL_CONTENT|INST|ARGS|CALL_ID|THINK|SYSTEM_PROMPT|gMASK)\])"
-    r"|(?<=functools)\[(?=\s*[{\]])"
+    r"|(?<=functools)\["
 )
 # Code fences and lines that hold a call in the templates of Gemma and Functionary.
-_FENCE = re.compile(r"(?m)^([ \t]{0,8})`(?=``+(?:tool_code|tool_call|function_call|tool\s*$))")
-_HEADER = re.compile(r"(?m)>(?=>>[^\W\d][\w.-]{0,199}[ \t]{0,8}$)")
+_FENCE = re.compile(r"(?m)^([^\S\n]{0,8})`(?=``+(?:tool_code|tool_call|function_call|tool\s*$))")
+_HEADER = re.compile(r"(?m)>(?=>>[^\W\d][\w.-]{0,199}[^\S\n]{0,8}$)")
 
 
 def escape_markers(text: str) -> str:
@@ -63,7 +63,7 @@ def escape_markers(text: str) -> str:
     """
     if "<" in text:
         text = _TAG.sub("&lt;", text)
-    if "[" in text and "]" in text:
+    if "[" in text:
         text = _BRACKET.sub("&#91;", text)
     if "```" in text:
         text = _FENCE.sub(r"\1&#96;", text)
