@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from closeout.cli.main import app
+from closeout.evaluate.overview import list_evaluations
 from closeout.journal.store import close_stores
 
 AGENT = """
@@ -170,3 +171,23 @@ def test_a_signal_stops_it_and_the_same_command_continues(folder: Path, home: Pa
     assert worker.returncode == 130
     assert "stopped; the same command continues it. To see it: closeout eval show first" in errors
     assert json.loads(call(*RUN, "--json").stdout)["totals"]["correct"] == 4
+
+
+def test_a_damaged_evaluation_does_not_hide_the_others(folder: Path, home: Path) -> None:
+    call(*RUN)
+    (home / "evaluations" / "broken.sqlite3").write_bytes(b"not a database" * 1000)
+    found = call("list", "--json")
+    assert [each["name"] for each in json.loads(found.stdout)] == ["first"]
+    assert "broken.sqlite3" in found.stderr
+    assert [each["name"] for each in list_evaluations(home)] == ["first"]
+    assert "broken.sqlite3" in call("show", "broken", code=3).stderr
+
+
+def test_showing_a_report_imports_nothing_that_runs_an_agent() -> None:
+    source = str(Path(__file__).parent.parent / "src")
+    code = (
+        "import sys, closeout.cli.eval_reports; print([n for n in sys.modules if n in ('closeout.agent', 'aiohttp')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": source}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

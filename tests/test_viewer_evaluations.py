@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from closeout import Agent, Number
 from closeout.evaluate import evaluate
 from closeout.evaluate.outcome import RunOutcome
-from closeout.evaluate.scorers import Score
+from closeout.evaluate.scores import Score
 from closeout.evaluate.trials import Finished, TrialStore
 from closeout.server.app import create_app
 from closeout.server.viewer.routes import add_viewer

@@ -85,6 +85,7 @@ def run(
     quiet: Quiet = False,
 ) -> int:
     """Run an agent on tasks and score its answers. The same command continues an interrupted evaluation."""
+    from closeout.cli.eval_reports import ReportOptions
     from closeout.cli.evaluating import EvalOptions, run_command
     from closeout.cli.options import RunOptions
 
@@ -108,10 +109,7 @@ def run(
         retries=retries,
         force=force,
         ray=ray,
-        by=tuple(by or ()),
-        html=html,
-        markdown=markdown,
-        as_json=json,
+        report=ReportOptions(by=tuple(by or ()), html=html, markdown=markdown, as_json=json),
         quiet=quiet,
     )
     return run_command(tasks, options, name=name, epochs=epochs, limit=limit, fields=tuple(field or ()), shard=shard)
@@ -121,7 +119,7 @@ def run(
 @guarded
 def list_(json: Json = False) -> int:
     """List the evaluations."""
-    from closeout.cli.evaluating import list_command
+    from closeout.cli.eval_reports import list_command
 
     return list_command(as_json=json)
 
@@ -139,11 +137,10 @@ def show(
     json: Json = False,
 ) -> int:
     """Show the report of an evaluation, also while it runs."""
-    from closeout.cli.evaluating import show_command
+    from closeout.cli.eval_reports import ReportOptions, show_command
 
-    return show_command(
-        name, scorer=scorer, live=live, trials=trials, by=tuple(by or ()), html=html, markdown=markdown, as_json=json
-    )
+    options = ReportOptions(by=tuple(by or ()), html=html, markdown=markdown, as_json=json)
+    return show_command(name, options, scorer=scorer, live=live, trials=trials)
 
 
 @eval_app.command()
@@ -157,9 +154,10 @@ def compare(
     json: Json = False,
 ) -> int:
     """Compare two evaluations task by task: difference, interval, McNemar's test."""
-    from closeout.cli.evaluating import compare_command
+    from closeout.cli.eval_reports import ReportOptions, compare_command
 
-    return compare_command(first, second, scorer=scorer, html=html, markdown=markdown, as_json=json)
+    options = ReportOptions(html=html, markdown=markdown, as_json=json)
+    return compare_command(first, second, options, scorer=scorer)
 
 
 @eval_app.command()
@@ -202,7 +200,7 @@ def export(
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores decide what is correct")] = "",
 ) -> int:
     """Export trials for training and analysis: conversations with a loss mask, or flat records."""
-    from closeout.cli.evaluating import export_command
+    from closeout.cli.eval_reports import export_command
 
     return export_command(name, output, form=format, which=which, rolled_back=rolled_back, scorer=scorer)
 
@@ -216,7 +214,7 @@ def merge(
     json: Json = False,
 ) -> int:
     """Merge the shards of an evaluation into one, with their runs."""
-    from closeout.cli.evaluating import merge_command
+    from closeout.cli.eval_reports import merge_command
 
     return merge_command(name, tuple(homes or ()), runs=runs, as_json=json)
 
@@ -233,6 +231,6 @@ def control(
     ] = None,
 ) -> int:
     """Pause, resume or stop an evaluation at work, or change its concurrency."""
-    from closeout.cli.evaluating import control_command
+    from closeout.cli.eval_reports import control_command
 
     return control_command(name, pause=pause, resume=resume, stop=stop, concurrency=concurrency)

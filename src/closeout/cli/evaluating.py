@@ -1,4 +1,4 @@
-"""What the commands of `closeout eval` do."""
+"""What the commands of `closeout eval` that run and score trials do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import logging
 import os
 import shlex
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,43 +18,29 @@ from closeout.agent import Agent
 from closeout.answers.typed import named_contract
 from closeout.cli.agents import load_agent
 from closeout.cli.eval_display import EvalDisplay
+from closeout.cli.eval_reports import ReportOptions, opened, print_report, watch
 from closeout.cli.exits import OK, UNANSWERED, WAITING
 from closeout.cli.options import RunOptions
 from closeout.cli.signals import Signals, Stopped, exit_now_if_blocked
-from closeout.cli.terminal import Column, fit_table, make_console, print_json, say_error, width_of
+from closeout.cli.terminal import print_json, say_error
 from closeout.config import home_folder, load_config
 from closeout.errors import UsageError
 from closeout.evaluate.benchmarks import Benchmark, find_benchmark
 from closeout.evaluate.evaluation import default_name, evaluate, rescore, retry
-from closeout.evaluate.export import export_trials, write_jsonl
-from closeout.evaluate.report import Report, compare, load_report
+from closeout.evaluate.report import Report
 from closeout.evaluate.sweep import Sweep, SweepSettings
 from closeout.evaluate.tasks import EvalTask
-from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
-from closeout.evaluate.wording import SLICE_COLUMNS, percent
+from closeout.evaluate.trials import TrialStore
 
-__all__ = [
-    "EvalOptions",
-    "compare_command",
-    "control_command",
-    "export_command",
-    "list_command",
-    "merge_command",
-    "retry_command",
-    "run_command",
-    "score_command",
-    "show_command",
-]
+__all__ = ["EvalOptions", "retry_command", "run_command", "score_command"]
 
 Work: TypeAlias = "Callable[[Callable[[Sweep, TrialStore], object]], Awaitable[Report]]"
 """Evaluates, and passes its sweep and store to the callback."""
 
-SHOW_SECONDS = 1.0  # between two looks at the progress
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """The options of `closeout eval run` that say how it works and what it prints."""
+    """The options of `closeout eval run` that say how it works and what it prints. `quiet` hides the progress."""
 
     agent: str | None = None
     run: RunOptions = field(default_factory=RunOptions)
@@ -66,10 +51,7 @@ class EvalOptions:
     retries: int = 3
     force: bool = False
     ray: str | None = None
-    by: tuple[str, ...] = ()
-    html: str | None = None
-    markdown: str | None = None
-    as_json: bool = False
+    report: ReportOptions = field(default_factory=ReportOptions)
     quiet: bool = False
 
 
@@ -125,7 +107,7 @@ def run_command(
 
 def retry_command(name: str, *, unanswered: bool, fresh: bool, concurrency: str, as_json: bool, quiet: bool) -> int:
     """Run failed trials again. Return the exit code."""
-    with _opened(name) as store:
+    with opened(name) as store:
         source = store.spec.get("source")
     if source is None:
         raise UsageError(
@@ -149,7 +131,7 @@ def retry_command(name: str, *, unanswered: bool, fresh: bool, concurrency: str,
             on_start=on_start,
         )
 
-    return _run(work, agent, EvalOptions(as_json=as_json, quiet=quiet))
+    return _run(work, agent, EvalOptions(report=ReportOptions(as_json=as_json), quiet=quiet))
 
 
 def _run(
@@ -166,7 +148,7 @@ def _run(
         def started(_: Sweep, store: TrialStore) -> None:
             names.append(store.path.stem)
             if display is not None:
-                watching.append(asyncio.ensure_future(_watch(store.path, display)))
+                watching.append(asyncio.ensure_future(watch(store.path, display)))
 
         try:
             return await work(started)
@@ -186,10 +168,10 @@ def _run(
             name = names[0] if names else ""
             to_see = f" To see it: closeout eval show {name}" if name else ""
             say_error(f"stopped; the same command continues it.{to_see}")
-            if options.as_json:
+            if options.report.as_json:
                 print_json({"name": name, "status": "cancelled"})
             return exit_now_if_blocked(stopped.code)
-    _print(report, options)
+    print_report(report, options.report)
     totals = report.totals
     if totals.suspended and totals.finished + totals.suspended == totals.planned:
         return WAITING
@@ -214,196 +196,10 @@ def _with_tools(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) ->
     return agent_for
 
 
-async def _watch(path: Path, display: EvalDisplay) -> None:
-    """Show the progress of an evaluation, which is read beside its workers, until it is done."""
-
-    def look() -> bool:
-        progress = store.progress(scorer)
-        display(progress)
-        return progress.finished + progress.control.suspended == progress.planned
-
-    store = TrialStore(path)
-    try:
-        scorer = store.spec["scorers"][0]
-        while not await asyncio.to_thread(look):  # noqa: ASYNC110 - other processes work on it too
-            await asyncio.sleep(SHOW_SECONDS)
-    finally:
-        store.close()
-
-
-def _print(report: Report, options: EvalOptions) -> None:
-    """Write the files that are asked for, and print the report."""
-    if options.html:
-        report.html(options.html, slices=options.by)
-    if options.markdown:
-        Path(options.markdown).write_text(report.markdown(slices=options.by), "utf-8")
-    if options.as_json:
-        print_json(report.to_dict())
-        return
-    console = make_console()
-    console.print(str(report), markup=False)
-    columns = [Column(SLICE_COLUMNS[0], least=12), *(Column(name, right=True) for name in SLICE_COLUMNS[1:])]
-    for name in options.by:
-        console.print(f"\nby {name}", markup=False)
-        rows = [[(cell, "") for cell in line] for line in report.slice_lines(name)]
-        for line in fit_table(columns, rows, width_of(console)):
-            console.print(line)
-
-
-# ------------------------------------------------------------------------------------------------ looking at them
-
-
-class _opened:  # noqa: N801 - used like a function
-    """Open an evaluation of the usual home for a while."""
-
-    def __init__(self, name: str) -> None:
-        self._store = TrialStore(evaluation_file(home_folder(), name))
-
-    def __enter__(self) -> TrialStore:
-        return self._store
-
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
-
-
-def list_command(*, as_json: bool) -> int:
-    """List the evaluations of the home."""
-    found = []
-    for name in evaluations_in(home_folder()):
-        with suppress(UsageError), _opened(name) as store:
-            spec, progress = store.spec, store.progress(store.spec["scorers"][0])
-            found.append((name, store.created, spec, progress))
-    if as_json:
-        records = [
-            {
-                "name": name,
-                "created": created,
-                "model": spec["agent"]["model"],
-                "scorer": spec["scorers"][0],
-                "planned": progress.planned,
-                "finished": progress.finished,
-                "score": progress.score.mean if progress.score.trials else None,
-                "cost": progress.control.cost,
-                "workers": progress.workers,
-            }
-            for name, created, spec, progress in found
-        ]
-        print_json(records)
-        return OK
-    console = make_console()
-    columns = [
-        Column("evaluation"),
-        Column("when", rank=2),
-        Column("model", least=12, rank=1),
-        Column("done", right=True),
-        Column("score so far", right=True),
-        Column("state", rank=1),
-    ]
-    rows = [
-        [
-            (name, ""),
-            (time.strftime("%Y-%m-%d %H:%M", time.localtime(created)), ""),
-            (str(spec["agent"]["model"]), ""),
-            (f"{progress.finished:,} of {progress.planned:,}", ""),
-            (percent(progress.score.mean), ""),
-            (_state(progress), ""),
-        ]
-        for name, created, spec, progress in found
-    ]
-    if not rows:
-        print("There are no evaluations yet. Start one: closeout eval TASKS.jsonl", file=sys.stderr)
-        return OK
-    for line in fit_table(columns, rows, width_of(console)):
-        console.print(line)
-    return OK
-
-
-def _state(progress: Any) -> str:
-    if progress.finished == progress.planned:
-        return "done"
-    if progress.finished + progress.control.suspended == progress.planned:
-        return "waiting for decisions"
-    return str(progress.control.state) if progress.workers else "interrupted"
-
-
-def show_command(
-    name: str,
-    *,
-    scorer: str,
-    live: bool,
-    trials: bool,
-    by: tuple[str, ...],
-    html: str | None,
-    markdown: str | None,
-    as_json: bool,
-) -> int:
-    """Show a report."""
-    if live:
-        file = evaluation_file(home_folder(), name)
-        TrialStore(file).close()  # raises UsageError if there is none
-        with EvalDisplay() as display, suppress(KeyboardInterrupt):
-            asyncio.run(_watch(file, display))
-    report = load_report(name, scorer=scorer)
-    if trials and as_json:
-        print_json(report.to_dict(trials=True))
-        return OK
-    _print(report, EvalOptions(by=by, html=html, markdown=markdown, as_json=as_json))
-    return OK
-
-
-def compare_command(
-    first: str, second: str, *, scorer: str, html: str | None, markdown: str | None, as_json: bool
-) -> int:
-    """Compare two evaluations."""
-    one, two = load_report(first, scorer=scorer), load_report(second, scorer=scorer)
-    found = compare(one, two)
-    if html:
-        one.html(html, against=[two])
-    if markdown:
-        Path(markdown).write_text(found.markdown(), "utf-8")
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        make_console().print(str(found), markup=False)
-    return OK
-
-
 def score_command(name: str, scorer: str, *, as_json: bool) -> int:
     """Score an evaluation with another scorer."""
     report = asyncio.run(rescore(name, scorer))
-    _print(report, EvalOptions(as_json=as_json))
-    return OK
-
-
-def export_command(name: str, output: str, *, form: str, which: str, rolled_back: bool, scorer: str) -> int:
-    """Export trials into a file."""
-    from closeout.journal.readonly import open_to_read
-
-    report = load_report(name, scorer=scorer)
-    with open_to_read(home_folder()) as store:
-        choice: Any = {"form": form, "which": which}
-        number = write_jsonl(export_trials(report, store, rolled_back=rolled_back, **choice), Path(output))
-    print(f"{number:,} trials written to {output}.", file=sys.stderr)
-    return OK
-
-
-def control_command(name: str, *, pause: bool, resume: bool, stop: bool, concurrency: int | None) -> int:
-    """Tell the workers of an evaluation what to do."""
-    states = [state for state, wanted in (("paused", pause), ("running", resume), ("stopped", stop)) if wanted]
-    if len(states) > 1 or (not states and concurrency is None):
-        raise UsageError("Give one of --pause, --resume and --stop, or --concurrency N.")
-    with _opened(name) as store:
-        store.set_control(state=states[0] if states else None, concurrency=concurrency)
-    return OK
-
-
-def merge_command(name: str, homes: Sequence[str], *, runs: bool, as_json: bool) -> int:
-    """Merge shards."""
-    from closeout.evaluate.merging import merge, shard_homes
-
-    home = home_folder()
-    report = merge(name, [Path(each) for each in homes] or shard_homes(home, name), home, runs=runs)
-    _print(report, EvalOptions(as_json=as_json))
+    print_report(report, ReportOptions(as_json=as_json))
     return OK
 
 

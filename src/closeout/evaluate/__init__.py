@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from closeout.evaluate.estimates import Estimate, PairedEstimate
     from closeout.evaluate.evaluation import evaluate, rescore, retry
     from closeout.evaluate.report import Comparison, Report, compare, load_report
-    from closeout.evaluate.scorers import Attempted, Judge, Score, Scorer
+    from closeout.evaluate.scorers import Judge, Scorer
+    from closeout.evaluate.scores import Attempted, Score
     from closeout.evaluate.tasks import EvalTask, load_tasks
 
 __all__ = [
@@ -36,7 +37,8 @@ _HOMES = {
     "estimates": ("Estimate", "PairedEstimate"),
     "evaluation": ("evaluate", "rescore", "retry"),
     "report": ("Comparison", "Report", "compare", "load_report"),
-    "scorers": ("Attempted", "Judge", "Score", "Scorer"),
+    "scorers": ("Judge", "Scorer"),
+    "scores": ("Attempted", "Score"),
     "tasks": ("EvalTask", "load_tasks"),
 }
 

@@ -17,7 +17,8 @@ from closeout.config import home_folder
 from closeout.errors import UsageError
 from closeout.evaluate.outcome import agent_for_task, store_of
 from closeout.evaluate.report import Report, read_report
-from closeout.evaluate.scorers import Attempted, Score, Scorer, ScorerSource, make_scorer
+from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
+from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.sweep import Sweep, SweepSettings, score_attempt
 from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
 from closeout.evaluate.trials import TrialStore, evaluation_file

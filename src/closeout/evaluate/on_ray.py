@@ -21,7 +21,8 @@ from typing import Any
 from closeout.agent import Agent
 from closeout.errors import UsageError, error_type
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
-from closeout.evaluate.scorers import Attempted, Score, Scorer, ScorerSource, make_scorer
+from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
+from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.sweep import FATAL, SweepSettings, score_attempt
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.journal.copying import copy_runs

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import TransientModelError, UsageError, error_type
-from closeout.journal.store import Store
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.evaluate.tasks import EvalTask
+    from closeout.journal.store import Store
     from closeout.run.result import RunResult
 
 __all__ = ["RunOutcome", "agent_for_task", "origin_of", "store_of"]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from closeout.errors import UsageError
+from closeout.errors import JournalError, UsageError
 from closeout.evaluate.report import read_report
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.evaluate.wording import finite
@@ -16,10 +16,13 @@ __all__ = ["list_evaluations", "show_evaluation"]
 
 
 def list_evaluations(home: Path) -> list[dict[str, Any]]:
-    """Return the evaluations of a home, the latest first, each with how far it is. Waits for the disk."""
+    """Return the evaluations of a home, the latest first, each with how far it is. Waits for the disk.
+
+    Files that cannot be read are left out.
+    """
     found = []
     for name in evaluations_in(home):
-        with suppress(UsageError):
+        with suppress(UsageError, JournalError):
             store = TrialStore(evaluation_file(home, name))
             try:
                 spec, progress = store.spec, store.progress(store.spec["scorers"][0])

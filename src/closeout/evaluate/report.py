@@ -137,7 +137,13 @@ class Report:
 
     def bootstrap(self, *, rounds: int = 2_000, seed: int = 0) -> tuple[float, float]:
         """Return the 95 % interval of the mean score when tasks are drawn again."""
-        return bootstrap_interval(self.clusters, rounds=rounds, seed=seed)
+        if (rounds, seed) not in self._bootstraps:
+            self._bootstraps[rounds, seed] = bootstrap_interval(self.clusters, rounds=rounds, seed=seed)
+        return self._bootstraps[rounds, seed]
+
+    @cached_property
+    def _bootstraps(self) -> dict[tuple[int, int], tuple[float, float]]:
+        return {}
 
     @property
     def epochs(self) -> int:
@@ -163,8 +169,13 @@ class Report:
     def _by_draws(self, k: int, share: Callable[[int, int, int], float]) -> Estimate:
         if not 1 <= k <= self.epochs:
             raise UsageError(f"k must be from 1 to {self.epochs}, the trials of each task, got {k}. Run more epochs.")
-        counts = [(len(trials), sum(map(self.is_correct, trials))) for trials in self.by_task.values()]
-        return mean_estimate([[share(number, correct, k)] for number, correct in counts])
+        shares = {counts: share(*counts, k) for counts in set(self._counts)}
+        return mean_estimate([[shares[counts]] for counts in self._counts])
+
+    @cached_property
+    def _counts(self) -> list[tuple[int, int]]:
+        """The numbers of trials, and of right ones, of each task."""
+        return [(len(trials), sum(map(self.is_correct, trials))) for trials in self.by_task.values()]
 
     @cached_property
     def totals(self) -> Totals:

@@ -23,7 +23,8 @@ from closeout.errors import (
 )
 from closeout.evaluate.outcome import RunOutcome, origin_of
 from closeout.evaluate.pacing import AdaptiveLimit, SweepGate
-from closeout.evaluate.scorers import Attempted, Score, Scorer
+from closeout.evaluate.scorers import Scorer
+from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.run.gate import request_gate

@@ -22,7 +22,7 @@ from typing import Any
 from closeout.errors import UsageError
 from closeout.evaluate.estimates import Estimate, mean_of_sums
 from closeout.evaluate.outcome import RunOutcome
-from closeout.evaluate.scorers import Attempted, Score
+from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.journal.database import LOCK_SECONDS, explained, make_folder
 from closeout.journal.locks import RunLocks

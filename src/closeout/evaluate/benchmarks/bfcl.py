@@ -13,7 +13,7 @@ from typing import Any
 from closeout.errors import UsageError
 from closeout.evaluate.benchmarks.benchmark import Benchmark
 from closeout.evaluate.benchmarks.bfcl_package import Backends, check_calls, check_conversation, read_lines
-from closeout.evaluate.scorers import Attempted, Score
+from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.journal.events import ToolStarted
 from closeout.messages import ToolPolicy

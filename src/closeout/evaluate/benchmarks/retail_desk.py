@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from closeout.evaluate.benchmarks.benchmark import Benchmark
-from closeout.evaluate.scorers import Attempted, Score
+from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.results.tool_output import ToolOutput
 from closeout.tools.context import RunContext
