@@ -185,6 +185,24 @@ def test_a_run_is_followed_while_it_runs(viewer: Viewer, home: Path) -> None:
     assert texts(page, ".item.answer .final") == ["42"]
 
 
+def test_a_request_through_the_proxy_shows_the_calls_that_the_client_got(viewer: Viewer, home: Path) -> None:
+    proposed = {"id": "c", "name": "serach", "arguments": '{"term": "canal"}', "server_name": None}
+    passed = {"id": "c", "name": "search", "arguments": {"term": "canal"}, "server_name": None, "text": ""}
+    events: list[ev.Event] = [
+        ev.RunStarted("main", "Find it", name="proxy", origin={"proxy": {"messages": 1}}),
+        ev.ModelRequested("main", 0),
+        ev.ModelReplied("main", 0, "", tool_calls=(proposed,)),
+        ev.Repaired("main", 0, "tool_name", before="serach", after="search"),
+        ev.TurnAccepted("main", 0, 0, calls=(passed,)),
+        ev.RunEnded("main", "answered", "answered", answer="search"),
+    ]
+    write_runs(home, [("one", events)])
+    page = viewer.open("#/run/one")
+    page.wait_for_selector(".item.answer")
+    (call,) = texts(page, ".call")
+    assert re.sub(r"\s+", " ", call) == "search passed to the client term canal"
+
+
 def test_a_fork_leads_to_its_origin_and_to_the_difference(viewer: Viewer, home: Path) -> None:
     origin, fork = short_run(1), short_run(1)
     fork[0] = ev.RunStarted("main", "Task 1, again", forked={"run_id": "origin", "events": 7})

@@ -260,6 +260,24 @@ def test_the_page_shows_how_a_decided_run_continues_elsewhere(viewer: Viewer, ho
 
 
 @needs_chromium
+def test_a_served_run_is_decided_and_followed_to_its_answer(browser: Any, home: Path) -> None:
+    bank = Bank(home, call("pay", key="a"))
+    with watched_viewer(home, browser, lambda _: agent_app(AgentHost(bank.agent, drain_seconds=0))) as viewer:
+        page = viewer.open()
+        start = """fetch("/v1/runs", {
+            method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ task: "Pay." }),
+        })"""
+        run_id = page.evaluate(f"{start}.then((response) => response.json()).then((run) => run.run_id)")
+        page.goto(f"{viewer.address}#/run/{run_id}")
+        page.get_by_role("button", name="Approve", exact=True).click()
+        page.wait_for_selector(".item.answer")
+        assert texts(page, ".item.answer .final") == ["done"]
+        assert page.locator(".item.stopped").count() == 1
+        assert page.locator("text=closeout resume").count() == 0
+    assert bank.paid == [("a", 1)]
+
+
+@needs_chromium
 def test_a_second_decision_from_another_page_is_refused_with_its_reason(viewer: Viewer, home: Path) -> None:
     bank = Bank(home, call("pay", key="a"), call("pay", key="b"))
     run_id = run_apart(bank.agent, "Pay.")

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from closeout import Agent, Number
+from closeout import Agent, Number, tool
 from closeout.evaluate import evaluate
 from closeout.evaluate.outcome import RunOutcome
 from closeout.evaluate.scores import Score
 from closeout.evaluate.trials import Finished, TrialStore
 from closeout.server.app import create_app
 from closeout.server.viewer.routes import add_viewer
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, say
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 from many_trials import write_evaluation
 from test_viewer_browser import HOSTILE
 from viewer_pages import Viewer, needs_chromium, open_chromium, texts, watched_viewer
@@ -151,6 +151,23 @@ def test_the_matrix_leads_to_a_trial_s_run_and_back(viewer: Viewer, home: Path) 
     assert texts(page, ".item.answer .final") == ["5"]
     page.click("text=Evaluation sums")
     page.wait_for_selector(".matrix-row >> nth=2")
+
+
+@needs_chromium
+def test_a_trial_that_waits_leads_to_its_decision(viewer: Viewer, home: Path) -> None:
+    @tool(approval="always")
+    def pay(key: str) -> str:
+        """Pay a bill."""
+        return "paid"
+
+    agent = Agent(ScriptedClient([call("pay", key="a")]), [pay], home=home)
+    with ThreadPoolExecutor(1) as pool:
+        run = evaluate(agent, [{"id": "t0", "question": "Pay.", "answer": "done"}], scorer="exact", name="bills")
+        pool.submit(asyncio.run, run).result()
+    page = viewer.open("#/evaluation/bills")
+    page.wait_for_selector(".run-head >> .status-waiting")
+    page.click("a.cell.waiting")
+    page.get_by_role("button", name="Approve", exact=True).wait_for()
 
 
 @needs_chromium

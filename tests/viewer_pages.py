@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from closeout import Agent
-from viewer_server import find_chromium, serve_viewer
+from viewer_server import find_chromium, serve_viewer, viewer_app
 
 CHROMIUM = find_chromium()
 needs_chromium = pytest.mark.skipif(
@@ -64,9 +65,11 @@ class Viewer:
 
 
 @contextmanager
-def watched_viewer(home: Path, browser: Any) -> Iterator[Viewer]:
+def watched_viewer(
+    home: Path, browser: Any, make_app: Callable[[Path], web.Application] = viewer_app
+) -> Iterator[Viewer]:
     """Serve the viewer of a folder; fail if a page complained."""
-    with serve_viewer(home) as address:
+    with serve_viewer(home, make_app) as address:
         viewer = Viewer(address, browser)
         try:
             yield viewer

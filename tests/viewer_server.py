@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,17 +29,21 @@ def find_chromium() -> str:
     return found or (str(MACOS) if MACOS.exists() else "")
 
 
+def viewer_app(home: Path) -> web.Application:
+    app = create_app(home)
+    add_viewer(app)
+    return app
+
+
 @contextmanager
-def serve_viewer(home: Path) -> Iterator[str]:
+def serve_viewer(home: Path, make_app: Callable[[Path], web.Application] = viewer_app) -> Iterator[str]:
     """Serve the viewer of a folder on a free port, and yield its address."""
     address: Future[str] = Future()
     loop = asyncio.new_event_loop()
     stopped = asyncio.Event()
 
     async def serve() -> None:
-        app = create_app(home)
-        add_viewer(app)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        runner = web.AppRunner(make_app(home), access_log=None, shutdown_timeout=0.2)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -19,7 +19,12 @@ LONGEST_TEXT = 300  # characters of an answer or a reason in the matrix
 def evaluations_shape(home: Path) -> list[dict[str, Any]]:
     """Return the evaluations of a home, the latest first. Waits for the disk."""
     return [
-        {**each, "state": _state(each["state"], each["workers"], each["planned"] - each["finished"])}
+        {
+            **each,
+            "state": _state(
+                each["state"], each["workers"], each["planned"] - each["finished"], each.get("suspended", 0)
+            ),
+        }
         for each in list_evaluations(home)
     ]
 
@@ -37,7 +42,9 @@ def evaluation_shape(home: Path, name: str, *, scorer: str = "", version: str = 
         progress, created = store.progress(scorer or store.spec["scorers"][0]), store.created
     finally:
         store.close()
-    state = _state(progress.control.state, progress.workers, progress.planned - progress.finished)
+    state = _state(
+        progress.control.state, progress.workers, progress.planned - progress.finished, progress.control.suspended
+    )
     if now == version:
         return {"state": state, "version": now}
     found = show_evaluation(home, name, scorer=scorer, tasks=MOST_TASKS)
@@ -52,10 +59,15 @@ def evaluation_shape(home: Path, name: str, *, scorer: str = "", version: str = 
     }
 
 
-def _state(state: str, workers: int, unfinished: int) -> str:
-    """Return where an evaluation is: finished, running, paused, stopped, or interrupted if nobody works on it."""
+def _state(state: str, workers: int, unfinished: int, suspended: int) -> str:
+    """Return where an evaluation is: finished, running, paused, stopped, waiting, or interrupted.
+
+    Without a worker it is interrupted, or waiting if only people's decisions are missing.
+    """
     if not unfinished:
         return "finished"
+    if not workers and unfinished == suspended:
+        return "waiting"
     if state == "running" and not workers:
         return "interrupted"
     return state

@@ -113,7 +113,7 @@ class EvaluationPage {
       totals.finished < totals.planned
         ? h("p.quiet", null, t("{n} of {m} trials are not finished; they count as wrong.", { n: count(totals.planned - totals.finished), m: count(totals.planned) }), " ",
           totals.finished ? t("Of the finished ones, {share} are right.", { share: share(totals.correct / totals.finished) }) : "") : null,
-      command && ["interrupted", "stopped"].includes(found.state) ? h("div.line.warning", { dir: "auto" }, t("The same command continues it:"), " ", h("code", null, command)) : null);
+      command && ["interrupted", "stopped", "waiting"].includes(found.state) ? h("div.line.warning", { dir: "auto" }, t(found.state === "waiting" ? "When the trials that wait are decided, the same command continues it:" : "The same command continues it:"), " ", h("code", null, command)) : null);
   }
 
   drawFigures() {

@@ -110,8 +110,8 @@ function replyText(item, page) {
 
 function callElement(call, item, page) {
   const { started, finished } = call;
-  const state = !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
-  const label = { "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
+  const state = call.passedOn ? "passed-on" : !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
+  const label = { "passed-on": t("passed to the client"), "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
   const head = h(
     "header", null,
     h("span.tool-name", { dir: "auto" }, textOf(call.name) || "?"),

@@ -219,6 +219,9 @@ const HANDLERS = {
       const made = event.calls[returned.call];
       if (made && !call.started) Object.assign(call, { name: textOf(made.name), arguments: made.arguments });
     }
+    if (!story.started?.origin?.proxy) return;
+    event.calls.forEach((made, index) => // the client runs them
+      Object.assign(callOf(turn, index, ""), { name: textOf(made.name), arguments: made.arguments, passedOn: true }));
   },
   TurnRolledBack(story, event, agent) {
     const turn = currentTurn(story, event, agent);
