@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from closeout.testing import Turn, call, say, serve_script
+from closeout.testing import Turn, answer, call, serve_script
 from closeout.testing.script import RequestView, ScriptItem
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,13 +24,13 @@ GARDEN = "How many credits do 8 tickets for the Botanical Garden cost?"
 
 
 def model(request: RequestView) -> ScriptItem:
-    """Looks the price up, calculates, answers in a sentence."""
+    """Looks the price up, calculates, answers."""
     seen = "".join(str(message.get("content")) for message in request.messages)
     if "7 credits" not in seen:
         return Turn(calls=[call("search_documents", query="Botanical Garden admission")])
     if "56" not in seen:
         return Turn(calls=[call("calculate", expression="8 * 7")])
-    return say("They cost 56 credits.")
+    return answer("56 credits")
 
 
 def measure(address: str, results: Path) -> str:

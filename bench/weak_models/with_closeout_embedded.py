@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge import INSTRUCTIONS, MAX_REQUESTS, MAX_TOKENS, TOOLS, answer_questions
 
-from closeout import Agent
+from closeout import Agent, Boxed
 from closeout.models.local import LocalClient
 
 client = LocalClient(os.environ["WEAK_MODELS_WEIGHTS"], threads=int(os.environ["WEAK_MODELS_THREADS"]) or None)
@@ -15,6 +15,7 @@ agent = Agent(
     client,
     TOOLS,
     instructions=INSTRUCTIONS,
+    answer=Boxed(),
     max_turns=MAX_REQUESTS - 1,
     config={"llm": {"max_tokens": MAX_TOKENS}},
     home=False,
