@@ -17,7 +17,7 @@ from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation
 from closeout.server.reply_text import ReplyText
-from closeout.server.response_view import Outcome
+from closeout.server.response_state import Outcome
 from closeout.server.responses import check_form, check_model, check_tools, run_headers
 from closeout.server.sse import event_bytes, send_events
 

@@ -89,9 +89,8 @@ class Proxy:
 
     def _handler(self, each: Format) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            body = await json_body(request)
             async with self.admission.enter():
-                return await _Exchange(self, request, each, body).run()
+                return await _Exchange(self, request, each, await json_body(request)).run()
 
         return handle
 
@@ -100,8 +99,8 @@ class Proxy:
         if ".." in request.match_info["path"]:
             raise ApiError(404, "No such path.")
         path = f"{request.match_info['path']}{f'?{request.query_string}' if request.query_string else ''}"
-        data = await request.read()
         async with self.admission.enter():
+            data = await request.read()
             endpoint = self.upstream.endpoint(path, request.headers)
             try:
                 response = await transport.post(endpoint, data or None, timeout=TIMEOUT, method=request.method)

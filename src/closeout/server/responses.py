@@ -15,7 +15,8 @@ from closeout.run.result import conversation_of
 from closeout.server.api_errors import ApiError, json_body
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import approval_responses, decisions_in, response_conversation
-from closeout.server.response_view import ResponseId, ResponseView
+from closeout.server.response_state import ResponseId
+from closeout.server.response_view import ResponseView
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_responses", "check_form", "check_model", "check_tools", "run_headers"]
