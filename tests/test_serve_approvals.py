@@ -103,6 +103,13 @@ async def test_a_denied_call_is_not_made_and_the_model_reads_why() -> None:
         assert refused.status == "failed"
         assert "Too expensive." in str(refused.error)
         assert len(served.host.store.runs()) == 1
+        # A client that sends all that was said begins another run with its next message.
+        said = [item.to_dict() for response in (first, second) for item in response.output]
+        said[1:1] = approvals(first, approve=False)
+        task = {"role": "user", "content": "Pay Ada."}
+        third = await client.responses.create(model="bank", input=[task, *said, {"role": "user", "content": "denied?"}])  # type: ignore[list-item]
+        assert third.output_text == "done"
+        assert len(served.host.store.runs()) == 2
 
 
 async def test_all_approvals_are_decided_at_once() -> None:
@@ -119,6 +126,8 @@ async def test_all_approvals_are_decided_at_once() -> None:
             await client.responses.create(model="bank", input=[{**one, "approve": "yes"}])
         with pytest.raises(openai.BadRequestError, match="Left open"):
             await client.responses.create(model="bank", input="Yes.", previous_response_id=first.id)
+        with pytest.raises(openai.BadRequestError, match="approvals alone"):
+            await client.responses.create(model="bank", input=[one, two, {"role": "user", "content": "And Eve."}])
         assert bank.paid == []
         second = await client.responses.create(model="bank", input=[one, two], metadata={"for": "a test"})
         assert sorted(bank.paid) == ["Ada", "Bob"]

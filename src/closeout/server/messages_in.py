@@ -21,7 +21,8 @@ __all__ = [
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # Items of an earlier response that a client sends back: the server's own activity, which its answer has taken up.
-ACTIVITY = ("reasoning", "mcp_call", "mcp_list_tools", "mcp_approval_request", "item_reference")
+WRITTEN = ("reasoning", "mcp_call", "mcp_list_tools", "mcp_approval_request")
+ACTIVITY = (*WRITTEN, "mcp_approval_response", "item_reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +86,29 @@ class Approval:
 
 
 def approval_responses(given: Any) -> list[Approval]:
-    """Return the approvals in the `input` of a Responses request.
+    """Return the approvals in the `input` of a Responses request; those of earlier turns do not count.
 
     Raises:
-        ApiError: One of them is not complete, or they are about different responses.
+        ApiError: One of them is not complete.
     """
     found = []
-    for i, item in enumerate(given if isinstance(given, list) else ()):
-        if isinstance(item, dict) and item.get("type") == "mcp_approval_response":
+    for item in _new_items(given):
+        if item.get("type") == "mcp_approval_response":
             request, approve, reason = item.get("approval_request_id"), item.get("approve"), item.get("reason")
             if not (isinstance(request, str) and isinstance(approve, bool) and isinstance(reason, str | None)):
-                text = f"input[{i}] must have an approval_request_id, and approve: true or false."
+                text = "An mcp_approval_response must have an approval_request_id, and approve: true or false."
                 raise ApiError(400, text, param="input")
             found.append(Approval(request, approve, reason or ""))
     return found
+
+
+def _new_items(given: Any) -> list[dict[str, Any]]:
+    """The items of an input after the last one that the agent has written: some clients send all that was said."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+    written = (n for n, each in enumerate(items) if each.get("role") == "assistant" or each.get("type") in WRITTEN)
+    return items[max(written, default=-1) + 1 :]
 
 
 def decisions_in(
@@ -122,28 +132,25 @@ def decisions_in(
         verdict: Literal["approve", "deny"] = "approve" if approval.approve else "deny"
         made[asked.id] = Decision(verdict=verdict, text=approval.reason, hash=asked.hash)
     questions = [asked for asked in pending.values() if asked.kind == "question"]
-    if len(questions) == 1 and (answer := _last_words(given)):
-        made[questions[0].id] = Decision(verdict="answer", text=answer, hash=questions[0].hash)
+    words = _words(given)
+    if words and len(questions) == 1:
+        made[questions[0].id] = Decision(verdict="answer", text=words, hash=questions[0].hash)
     if left := [name for name, asked in pending.items() if asked.id not in made]:
         text = (
             "The run waits for decisions. Send an mcp_approval_response for each approval, and a message that answers "
             f"the question; or use /v1/runs/ID/decisions. Left open: {', '.join(left)[:300]}."
         )
         raise ApiError(400, text, code="decision_required", param="input")
+    if words and not questions:
+        text = "The run continues with the approvals alone. Send the message when it has answered."
+        raise ApiError(400, text, param="input")
     return made
 
 
-def _last_words(given: Any) -> str:
-    """The text of the last message of an input, if it is the user's."""
-    if isinstance(given, str):
-        return given.strip()
-    items = given if isinstance(given, list) else []
-    messages = [
-        _message(item, f"input[{i}]")
-        for i, item in enumerate(items)
-        if isinstance(item, dict) and item.get("type", "message") == "message"
-    ]
-    return str(messages[-1]["content"]).strip() if messages and messages[-1]["role"] == "user" else ""
+def _words(given: Any) -> str:
+    """What the user says in an input."""
+    messages = [_message(item, "input") for item in _new_items(given) if item.get("type", "message") == "message"]
+    return "\n\n".join(message["content"] for message in messages if message["role"] == "user").strip()
 
 
 def _conversation(messages: Sequence[dict[str, Any]], name: str) -> Conversation:

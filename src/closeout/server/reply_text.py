@@ -58,35 +58,39 @@ class _Recording:
 
     def __init__(self, add: Callable[[Event], object]) -> None:
         self._add = add
-        self._call = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._gate = TextGate()
-        self._text = ""  # not recorded yet
-        self._recorded = 0  # characters
-        self._next = 0.0  # when the next piece is due
+        self._reply = _Pieces(add, 0)
 
     def __call__(self, event: Event | Progress) -> None:
         if event.agent != "main":
             return
         if isinstance(event, ModelRequested):
-            self._call = event.call
-            self._begin()
+            self._reply = _Pieces(self._add, event.call)
         elif isinstance(event, Progress) and event.kind in ("text", "answer"):
-            self._text += self._gate.feed(event.text)
-            self._record()
+            self._reply.feed(event.text)
         elif isinstance(event, Progress) and event.kind == "discard":
-            self._begin()
+            self._reply = _Pieces(self._add, self._reply.call)
 
-    def _record(self) -> None:
+
+class _Pieces:
+    """Records the text of one reply."""
+
+    def __init__(self, add: Callable[[Event], object], call: int) -> None:
+        self.call = call
+        self._add = add
+        self._gate = TextGate()
+        self._text = ""  # not recorded yet
+        self._recorded = 0  # characters
+        self._next = 0.0  # when the next piece is due
+
+    def feed(self, text: str) -> None:
+        self._text += self._gate.feed(text)
         # An answer has no blanks at its ends.
-        text = self._text.rstrip() if self._recorded else self._text.strip()
-        if len(text) < (1 if self._recorded else MIN_TEXT) or time.monotonic() < self._next:
+        piece = self._text.rstrip() if self._recorded else self._text.strip()
+        if len(piece) < (1 if self._recorded else MIN_TEXT) or time.monotonic() < self._next:
             return
-        self._text = self._text[self._text.index(text) + len(text) :]
-        self._add(ReplyStreamed("main", self._call, self._recorded, text))
-        self._recorded += len(text)
+        self._text = self._text[self._text.index(piece) + len(piece) :]
+        self._add(ReplyStreamed("main", self.call, self._recorded, piece))
+        self._recorded += len(piece)
         self._next = time.monotonic() + PIECE_SECONDS
 
 
