@@ -250,12 +250,13 @@ def outcomes(record: Path, name: str) -> dict[str, Outcome]:
 
 def try_rig(name: str, rig: Rig, record: Path, seconds: float) -> None:
     """Try the cases that the record has not, until the goal or the time is reached."""
-    done = {case: found for case, found in outcomes(record, name).items() if not found.wrong}
-    tried, until = sum(found.tried for found in done.values()), time.monotonic() + seconds
-    left = [case for case in rig.cases if case not in done]
+    found_before = outcomes(record, name)
+    wrong = [case for case, found in found_before.items() if found.wrong and case in rig.cases]
+    tried, until = sum(found.tried for found in found_before.values()), time.monotonic() + seconds
+    left = [case for case in rig.cases if case not in found_before]
     random.Random(1).shuffle(left)
-    for case in left:
-        if tried >= rig.goal or time.monotonic() > until:
+    for case in (*wrong, *left):
+        if time.monotonic() > until or (tried >= rig.goal and case not in wrong):
             break
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
             found = rig.check(case, Path(made) / "case")

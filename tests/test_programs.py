@@ -386,6 +386,30 @@ def test_a_run_killed_inside_a_program_is_resumed_and_pays_once(scenario: str, s
     assert len(report["paid"]) == len(set(report["paid"])) == 6
 
 
+SLOW_DELIVERY = """
+import asyncio, threading, time
+from closeout import Agent
+from closeout.testing import ScriptedClient
+
+wake = asyncio.SelectorEventLoop._write_to_self
+
+def slowly(loop):
+    wake(loop)
+    if threading.get_ident() not in {thread.ident for thread in threading.enumerate()}:
+        time.sleep(0.2)  # a thread of the sandbox, which comes back when the interpreter shuts down
+
+asyncio.SelectorEventLoop._write_to_self = slowly
+agent = Agent(ScriptedClient(["```python\\nfinal_answer(4)\\n```"]), [], dialect="code", home=False)
+print(agent.run_sync("Q").answer)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="replaces a method of the event loop of POSIX systems")
+def test_a_process_that_ends_right_after_a_program_is_not_aborted() -> None:
+    done = subprocess.run([sys.executable, "-c", SLOW_DELIVERY], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+
+
 async def test_a_program_waits_in_a_loop_for_each_approval(tmp_path: Path) -> None:
     paid: list[str] = []
 

@@ -8,14 +8,19 @@ are fixed by the run's id, so that the second execution does the same. See docs/
 from __future__ import annotations
 
 import ast
+import asyncio
 import builtins
 import json
 import re
+import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, functions_of, stubs
@@ -50,6 +55,7 @@ MAX_DEPTH = 300  # of recursion
 MAX_CALLS = 1_000  # of functions in one program
 MAX_PRINTED = 200_000  # characters of output that are kept
 MAX_TRACEBACK = 2_000  # characters
+_DELIVERY_SECONDS = 2.0  # that threads of the sandbox may take to hand over a result
 MAX_CORRECTIONS = 8  # rounds of repairing what the type checker finds
 
 # Findings of the type checker that are certain to fail when the program runs; others may be right in Python.
@@ -600,3 +606,28 @@ class _Sandbox:
     async def aclose(self) -> None:
         await self.discard()
         await self._pool.aclose()
+        if self._checkout is not None:
+            await _results_delivered()
+
+
+async def _results_delivered() -> None:
+    """Wait until no thread of the sandbox is in the code of an event loop.
+
+    A thread that has handed over a result needs the GIL once more. If the interpreter shuts down before that, Python
+    3.13 and earlier end the thread, and ending a thread inside Rust aborts the process.
+    """
+    give_up = time.monotonic() + _DELIVERY_SECONDS
+    while _delivering() and time.monotonic() < give_up:  # noqa: ASYNC110 - nothing announces their end
+        await asyncio.sleep(0.001)
+
+
+def _delivering() -> bool:
+    """Whether a thread that Python did not start is in the code of an event loop."""
+    started = {thread.ident for thread in threading.enumerate()}
+    foreign: list[FrameType | None] = [frame for ident, frame in sys._current_frames().items() if ident not in started]
+    for frame in foreign:
+        while frame is not None:
+            if str(frame.f_globals.get("__name__")).startswith("asyncio."):
+                return True
+            frame = frame.f_back
+    return False
