@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, OneOf, Text, tool
+from closeout import Agent, Boxed, OneOf, Text, tool
 from closeout.answers.replies import announces_step
 from closeout.journal import events as ev
 from closeout.testing import MISBEHAVIOURS, Misbehaviour, ScriptedClient, Turn, answer, call, say, serve_script
@@ -219,3 +219,33 @@ async def test_an_agent_without_tools_may_write_an_observation() -> None:
     client = ScriptedClient([say(report)])
     result = await Agent(client, dialect="function_call", home=False).run("Write a lab report.")
     assert (result.answer, result.usage.requests) == (report, 1)
+
+
+CALL = '{"name": "look_up", "arguments": {"key": "a"}}'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        f"<tool_call>\n{CALL}\n</tool_call>",
+        f"<tools>\n{CALL}\n</tools>",
+        f"```json\n{CALL}\n```",
+    ],
+)
+@pytest.mark.parametrize("contract", [Text(), Boxed()])
+async def test_an_answer_from_a_call_that_was_not_run_is_asked_for_again_once(written: str, contract: Any) -> None:
+    made_up = f"I need to look a up.\n\n{written}\n\nThe result is 99, so the answer is \\boxed{{99}}."
+    again = [LOOK, answer("4711")]
+    result, requests, seen = await run([say(made_up), *again], answer=contract, dialect="function_call")
+    assert result.answer == "4711"
+    assert [each.reason for each in seen if isinstance(each, ev.TurnRolledBack)] == ["unrun_call"]
+    assert "a call of look_up, but it was not run" in str(requests[1].messages)
+
+    insisting, _, _ = await run([say(made_up), say(made_up)], answer=contract, dialect="function_call")
+    assert (insisting.answer, insisting.usage.requests) == ("99", 2)
+
+
+async def test_an_answer_that_shows_a_call_of_no_offered_tool_is_an_answer() -> None:
+    shown = f"Send this:\n\n```json\n{CALL.replace('look_up', 'send')}\n```\n\nThat is all."
+    result, requests, _ = await run([say(shown)], dialect="function_call")
+    assert (result.answer, len(requests)) == (shown, 1)

@@ -34,6 +34,7 @@ from closeout.run.review import (
     review_outcomes,
     review_reply,
     review_text,
+    review_unrun_call,
 )
 from closeout.run.session import ModelSession
 from closeout.tools.executor import CallOutcome, ToolExecutor
@@ -149,6 +150,7 @@ class Attempt:
         self._non_answers = 0  # in a row
         self._reopened = 0
         self._doubted = False  # an answer that only repeated an error was asked for again
+        self._unrun = False  # an answer that contained a call was asked for again
 
     @property
     def may_reopen(self) -> bool:
@@ -273,6 +275,9 @@ class Attempt:
         if back is None and not self._doubted and self._history.steps:
             back = review_answer(found.text, self._history.steps[-1].returns)
             self._doubted = back is not None
+        if back is None and tools and not self._unrun and not self._rollbacks.draft:
+            back = review_unrun_call(turn.text, tools)
+            self._unrun = back is not None
         return back
 
     async def _execute(self, turn: Turn) -> Sequence[CallOutcome]:

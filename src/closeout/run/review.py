@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.reading import ContractReading
 from closeout.answers.replies import announces_step, is_refusal
-from closeout.messages import ModelRequest, Reading, ToolReturn
+from closeout.messages import ModelRequest, Reading, ToolReturn, ToolSpec
+from closeout.parsing.forms.reader import read_tool_calls
 from closeout.records import record
 from closeout.run.streaming import repeated_tail
 
@@ -24,6 +25,7 @@ __all__ = [
     "review_outcomes",
     "review_reply",
     "review_text",
+    "review_unrun_call",
 ]
 
 LEAST_QUOTED = 20  # characters: shorter answers occur in many texts
@@ -157,6 +159,23 @@ def review_answer(answer: str, returns: Sequence[ToolReturn]) -> RollBack | None
     if not quoted or any(quoted):
         return None
     return RollBack("error_as_answer", "That is an error of the tool, not an answer. Make another call.", answer[:200])
+
+
+def review_unrun_call(text: str, tools: Sequence[ToolSpec]) -> RollBack | None:
+    """Decide on an answer that contains a call of an offered tool, which was not run.
+
+    Small models write a call, make its result up and answer from that. The answer may also show a call because the
+    task asks for one, so ask again only once.
+    """
+    offered = {tool.name for tool in tools}
+    written = next((call.name for call in read_tool_calls(text, tools).calls if call.name in offered), None)
+    if written is None:
+        return None
+    hint = (
+        f"Your last reply contained a call of {written}, but it was not run, because other text followed it or showed "
+        "it. If you need its result, make the call and write nothing after it."
+    )
+    return RollBack("unrun_call", hint, text[:200])
 
 
 def _plain(text: str) -> str:
