@@ -2,9 +2,11 @@
 
     python bench/evaluate.py size [--trials 10000] [--turns 5]
     python bench/evaluate.py kills [--trials 10000] [--turns 5] [--kills 100] [--workers 4]
+    python bench/evaluate.py ray [--trials 10000] [--turns 5] [--workers 2]
 
 `size` runs scripted trials in one process. `kills` kills random workers of one evaluation at random moments, replaces
-them, and compares the table with what it must be. The loss of a node of a Ray cluster is in tests/test_evaluate_ray.py.
+them, and compares the table with what it must be. `ray` runs trials on a local Ray cluster of so many nodes, kills one
+after a third of the trials, adds another, and compares the table.
 """
 
 from __future__ import annotations
@@ -12,22 +14,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
 import sweeper  # noqa: E402
 
-from closeout.evaluate import evaluate, load_report  # noqa: E402
+from closeout.evaluate import Report, evaluate, load_report  # noqa: E402
 from closeout.evaluate.sweep import Sweep  # noqa: E402
 from closeout.evaluate.trials import TrialStore  # noqa: E402
-from closeout.journal.store import close_stores  # noqa: E402
+from closeout.journal.store import close_stores, open_store  # noqa: E402
 
 MEGABYTE = 1_000_000
 
@@ -110,21 +115,75 @@ def measure_kills(folder: Path, trials: int, turns: int, kills: int, workers: in
         sys.exit("FAILED")
 
 
+def measure_ray(folder: Path, trials: int, turns: int, nodes: int) -> None:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ["CLOSEOUT_HOME"] = str(folder / "home")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "harness"), str(ROOT / "src")])
+    small: dict[str, Any] = {"object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    make_agent = partial(sweeper.make_agent, folder, turns, note=False, home=True)
+    began = time.perf_counter()
+
+    async def work() -> tuple[Report, int]:
+        stores: list[TrialStore] = []
+        sweep = evaluate(
+            make_agent,
+            sweeper.tasks(trials),
+            scorer="exact",
+            name="sweep",
+            ray="auto",
+            on_start=lambda _, store: stores.append(TrialStore(store.path)),
+        )
+        running = asyncio.ensure_future(sweep)
+        finished = 0
+        while finished < trials / 3 and not running.done():
+            await asyncio.sleep(0.5)
+            finished = stores[0].progress("exact").finished if stores else 0
+        await asyncio.to_thread(cluster.remove_node, members[-1], allow_graceful=False)
+        await asyncio.to_thread(cluster.add_node, num_cpus=1, **small)
+        report = await running
+        stores[0].close()
+        return report, finished
+
+    try:
+        members = [cluster.add_node(num_cpus=1, **small) for _ in range(nodes)]
+        ray.init(address=cluster.address, log_to_driver=False)
+        report, finished = asyncio.run(work())
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    seconds = time.perf_counter() - began
+    runs = sum(1 for _ in open_store(folder / "home").each_run())
+    right = sum(bool(n % 7) for n in range(trials))
+    print(f"{trials:,} trials of {turns} turns on {nodes} Ray nodes; one killed after {finished:,} trials")
+    print(f"{seconds:.0f} s wall ({trials / seconds:.0f} trials/s); {runs:,} runs brought home")
+    found = sweeper.table(report)
+    expected = (right, trials * turns, trials * (turns - 1), trials)
+    if (found["right"], found["turns"], found["tool_calls"], runs) != expected:
+        sys.exit(f"FAILED: {(found['right'], found['turns'], found['tool_calls'], runs)} is not {expected}")
+    print("table as without the loss")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["size", "kills"])
+    parser.add_argument("what", choices=["size", "kills", "ray"])
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, help="processes (4), or nodes of the cluster (2)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.what == "size":
             asyncio.run(measure_size(Path(folder), options.trials, options.turns))
             measure_files(Path(folder), options.trials)
+        elif options.what == "ray":
+            measure_ray(Path(folder), options.trials, options.turns, options.workers or 2)
         else:
-            measure_kills(Path(folder), options.trials, options.turns, options.kills, options.workers, options.seed)
+            workers = options.workers or 4
+            measure_kills(Path(folder), options.trials, options.turns, options.kills, workers, options.seed)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,12 @@ def test_evaluations_are_compared_scored_again_and_exported(folder: Path) -> Non
     call(*RUN[:-4], "--name", "second", "--epochs", "2")
     assert "+0.0 points" in call("compare", "first", "second", "--html", "c.html").stdout
     assert json.loads(call("compare", "first", "second", "--json").stdout)["difference"]["tasks"] == 4
+    assert len(json.loads(call("compare", "first", "second", "first", "--json", "--html", "c.html").stdout)) == 2
+    assert "Score and cost" in (folder / "c.html").read_text()
     assert json.loads(call("score", "first", "--scorer", "f1", "--json").stdout)["scorer"] == "f1"
+    shown = " ".join(call("show", "first").stdout.split())
+    assert "agreement with f1 Cohen's kappa 1.00" in shown
+    assert "seeds bootstrap 0, model not set" in shown
     call("export", "first", "-o", "x.jsonl")
     lines = [json.loads(line) for line in (folder / "x.jsonl").read_text().splitlines()]
     assert [[message["loss"] for message in line["messages"]] for line in lines] == [[False, True]] * 4

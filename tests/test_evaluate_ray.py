@@ -23,7 +23,13 @@ def batch(folder: Path, number: int) -> Batch:
     claims = [
         Claim(n, EvalTask(id=f"t{n}", question=f"{n}?", answer=str(n)), 1, f"x.{n}-t{n}.e1", 0) for n in range(number)
     ]
-    return Batch("x", tuple(claims), partial(make_agent, str(folder)), ("exact",), {})
+    return Batch(
+        name="x",
+        claims=tuple(claims),
+        make_agent=partial(make_agent, str(folder)),
+        scorers=("exact",),
+        origin={},
+    )
 
 
 def test_a_task_returns_outcomes_scores_and_the_journal_and_leaves_nothing(tmp_path: Path, home: Path) -> None:

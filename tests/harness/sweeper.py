@@ -55,7 +55,9 @@ class Noted(BaseClient):
         return ModelReply(f"It is \\boxed{{{answer}}}.", finish_reason="stop", usage=usage, model="scripted")
 
 
-def make_agent(folder: Path, turns: int, *, seconds: float = 0.0, note: bool = True) -> Agent[Any]:
+def make_agent(
+    folder: Path, turns: int, *, seconds: float = 0.0, note: bool = True, home: Path | bool | None = None
+) -> Agent[Any]:
     file = os.open(folder / "noted.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(line: str) -> None:
@@ -68,7 +70,7 @@ def make_agent(folder: Path, turns: int, *, seconds: float = 0.0, note: bool = T
         write(f"tool {task} {turn}")
         return f"step {turn} of task {task} is done"
 
-    return Agent(Noted(turns, write, seconds), [step], home=folder / "home")
+    return Agent(Noted(turns, write, seconds), [step], home=home or folder / "home")
 
 
 def tasks(number: int) -> list[dict[str, Any]]:

@@ -147,17 +147,17 @@ def show(
 @guarded
 def compare(
     first: Annotated[str, typer.Argument(help="The evaluation to compare with")],
-    second: Annotated[str, typer.Argument(help="The other one, of the same tasks")],
+    others: Annotated[list[str], typer.Argument(help="The other ones, of the same tasks")],
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores to compare")] = "",
     html: Html = None,
     markdown: Markdown = None,
     json: Json = False,
 ) -> int:
-    """Compare two evaluations task by task: difference, interval, McNemar's test."""
+    """Compare evaluations task by task: difference, interval, McNemar's test. With --html: score against cost."""
     from closeout.cli.eval_reports import ReportOptions, compare_command
 
     options = ReportOptions(html=html, markdown=markdown, as_json=json)
-    return compare_command(first, second, options, scorer=scorer)
+    return compare_command(first, others, options, scorer=scorer)
 
 
 @eval_app.command()

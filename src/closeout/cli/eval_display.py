@@ -41,7 +41,7 @@ class EvalDisplay:
             self._status.stop()
 
     def __call__(self, progress: SweepProgress, now: float | None = None) -> None:
-        """Show how far an evaluation is."""
+        """Show the progress of an evaluation."""
         now = time.monotonic() if now is None else now
         line = self._line(progress, now)
         if self._status is not None:

@@ -183,18 +183,20 @@ def show_command(name: str, options: ReportOptions, *, scorer: str, live: bool, 
     return OK
 
 
-def compare_command(first: str, second: str, options: ReportOptions, *, scorer: str) -> int:
-    """Compare two evaluations."""
-    one, two = load_report(first, scorer=scorer), load_report(second, scorer=scorer)
-    found = compare(one, two)
+def compare_command(first: str, others: Sequence[str], options: ReportOptions, *, scorer: str) -> int:
+    """Compare evaluations with a first one. The JSON is a list if there are several."""
+    report = load_report(first, scorer=scorer)
+    against = [load_report(name, scorer=scorer) for name in others]
+    found = [compare(report, other) for other in against]
     if options.html:
-        one.html(options.html, against=[two])
+        report.html(options.html, against=against)
     if options.markdown:
-        Path(options.markdown).write_text(found.markdown(), "utf-8")
+        Path(options.markdown).write_text("\n".join(each.markdown() for each in found), "utf-8")
     if options.as_json:
-        print_json(found.to_dict())
+        records = [each.to_dict() for each in found]
+        print_json(records if len(records) > 1 else records[0])
     else:
-        make_console().print(str(found), markup=False)
+        make_console().print("\n\n".join(map(str, found)), markup=False)
     return OK
 
 

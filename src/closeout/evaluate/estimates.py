@@ -14,6 +14,8 @@ from statistics import NormalDist
 from typing import TypeVar
 
 __all__ = [
+    "BOOTSTRAP_ROUNDS",
+    "BOOTSTRAP_SEED",
     "Estimate",
     "PairedEstimate",
     "bootstrap_interval",
@@ -30,9 +32,10 @@ T = TypeVar("T")
 
 Z95 = NormalDist().inv_cdf(0.975)
 BOOTSTRAP_ROUNDS = 2_000
+BOOTSTRAP_SEED = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A mean over trials.
 
@@ -71,16 +74,16 @@ def mean_of_sums(sums: Sequence[tuple[float, int]]) -> Estimate:
     """Do what `mean_estimate` does, from the sum of the scores of each cluster and their number."""
     number = sum(count for _, count in sums)
     if not number:
-        return Estimate(math.nan, math.nan, math.nan, math.nan, 0, 0)
+        return Estimate(mean=math.nan, error=math.nan, low=math.nan, high=math.nan, trials=0, clusters=0)
     mean = sum(total for total, _ in sums) / number
     groups = len(sums)
     if groups < 2:
-        return Estimate(mean, math.nan, 0.0, 1.0, number, groups)
+        return Estimate(mean=mean, error=math.nan, low=0.0, high=1.0, trials=number, clusters=groups)
     squares = sum((total - count * mean) ** 2 for total, count in sums)
     error = math.sqrt(squares * groups / (groups - 1)) / number
     effective = mean * (1 - mean) / error**2 * groups / (groups - 1) if error > 1e-12 and 0 < mean < 1 else groups
     low, high = _wilson(mean, effective)
-    return Estimate(mean, error, low, high, number, groups)
+    return Estimate(mean=mean, error=error, low=low, high=high, trials=number, clusters=groups)
 
 
 def _wilson(share: float, number: float) -> tuple[float, float]:
@@ -92,7 +95,7 @@ def _wilson(share: float, number: float) -> tuple[float, float]:
 
 
 def bootstrap_interval(
-    clusters: Sequence[Sequence[float]], *, rounds: int = BOOTSTRAP_ROUNDS, seed: int = 0
+    clusters: Sequence[Sequence[float]], *, rounds: int = BOOTSTRAP_ROUNDS, seed: int = BOOTSTRAP_SEED
 ) -> tuple[float, float]:
     """Return the 95 % percentile interval of the mean when clusters are drawn again, with replacement.
 
@@ -170,7 +173,7 @@ def _share_of_draws(trials: int, marked: int, k: int) -> float:
 # ------------------------------------------------------------------------------------------------ comparisons
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PairedEstimate:
     """The difference of two evaluations of the same tasks: the second minus the first.
 
@@ -213,7 +216,16 @@ def paired_estimate(first: Mapping[str, float], second: Mapping[str, float]) -> 
         low, high = mean - reach, mean + reach
     only_first = sum(first[task] > 0.5 >= second[task] for task in shared)
     only_second = sum(second[task] > 0.5 >= first[task] for task in shared)
-    return PairedEstimate(mean, error, low, high, number, only_first, only_second, mcnemar(only_first, only_second))
+    return PairedEstimate(
+        difference=mean,
+        error=error,
+        low=low,
+        high=high,
+        tasks=number,
+        only_first=only_first,
+        only_second=only_second,
+        p_value=mcnemar(only_first, only_second),
+    )
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

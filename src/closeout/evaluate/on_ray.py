@@ -22,8 +22,8 @@ from closeout.agent import Agent
 from closeout.errors import UsageError, error_type
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
-from closeout.evaluate.scores import Attempted, Score
-from closeout.evaluate.sweep import FATAL, SweepSettings, score_attempt
+from closeout.evaluate.scores import Score
+from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, score_attempt
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
@@ -37,7 +37,7 @@ MAX_TASK_RETRIES = 10  # of a batch whose node or process died
 WAIT_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Trials for one task of the cluster.
 
@@ -118,9 +118,7 @@ async def _run_trial(
         outcome = RunOutcome.of_result(result)
     except UsageError as error:
         outcome = RunOutcome.of_error(error)
-    attempt = Attempted(
-        task, outcome.answer, outcome.status, claim.run_id, claim.epoch, lambda: store.read(claim.run_id).rows
-    )
+    attempt = attempted(claim, outcome, lambda: store.read(claim.run_id).rows)
     return outcome, {each.name: await score_attempt(each, attempt) for each in scorers}
 
 
@@ -162,7 +160,7 @@ class RaySweep:
         self.stopped = ""
 
     def stop(self, reason: str = "stopped") -> None:
-        """Submit no more batches. Those in flight come to their end."""
+        """Submit no more batches. Those in flight end."""
         self.stopped = self.stopped or reason
 
     async def run(self) -> None:
@@ -211,11 +209,17 @@ class RaySweep:
         claims = self._store.exchange((), max(wanted, 0) * self._trials_per_task, 0.0, 0)
         for first in range(0, len(claims), self._trials_per_task):
             chosen = tuple(claims[first : first + self._trials_per_task])
-            batch = Batch(self._store.path.stem, chosen, self._make_agent, self._scorers, settings.origin)
+            batch = Batch(
+                name=self._store.path.stem,
+                claims=chosen,
+                make_agent=self._make_agent,
+                scorers=self._scorers,
+                origin=settings.origin,
+            )
             self._batches[task.remote(batch)] = batch
 
     def _collect(self, reference: Any) -> None:
-        """Store what a batch brought; a batch that was lost for good runs again later."""
+        """Store the results of a batch. One that was lost for good runs again later."""
         from ray.exceptions import RayError, RayTaskError
 
         batch = self._batches.pop(reference)

@@ -16,7 +16,7 @@ __all__ = ["list_evaluations", "show_evaluation"]
 
 
 def list_evaluations(home: Path) -> list[dict[str, Any]]:
-    """Return the evaluations of a home, the latest first, each with how far it is. Waits for the disk.
+    """Return the evaluations of a home, the latest first, each with its progress. Waits for the disk.
 
     Files that cannot be read are left out.
     """

@@ -15,7 +15,7 @@ __all__ = ["AdaptiveLimit", "SweepGate"]
 FIRST_LIMIT = 8
 HIGHEST_LIMIT = 512
 GAIN = 1.05  # a higher limit is kept if the throughput rises at least by this factor
-RISE = 0.1  # by which share the limit is raised once doubling has stopped to pay
+RISE = 0.1  # share by which the limit is raised once doubling no longer pays
 WINDOWS_AT_REST = 8  # that pass before a limit that did not pay is tried again
 _OVERLOADED = (RateLimited.__name__, ServerFailed.__name__)
 
@@ -94,7 +94,7 @@ class AdaptiveLimit:
 
 
 class SweepGate:
-    """Admits the requests of an evaluation: as many at once as the limit allows, none once it is closed.
+    """Admits the requests of an evaluation: as many at once as the limit allows, none after it is closed.
 
     Args:
         limit: The number of requests in flight; it may change.
@@ -142,7 +142,7 @@ class SweepGate:
         return len(self._waiting)
 
     def close(self, reason: str) -> None:
-        """Admit no more requests. Those in flight come to their end."""
+        """Admit no more requests. Those in flight end."""
         self.closed = self.closed or reason
 
     def take_spent(self) -> tuple[float, int]:

@@ -13,6 +13,8 @@ from typing import Any
 
 from closeout.errors import UsageError
 from closeout.evaluate.estimates import (
+    BOOTSTRAP_ROUNDS,
+    BOOTSTRAP_SEED,
     Estimate,
     PairedEstimate,
     bootstrap_interval,
@@ -135,7 +137,7 @@ class Report:
             [[self.value_of(t) for t in trials if t.state == "finished"] for trials in self.by_task.values()]
         )
 
-    def bootstrap(self, *, rounds: int = 2_000, seed: int = 0) -> tuple[float, float]:
+    def bootstrap(self, *, rounds: int = BOOTSTRAP_ROUNDS, seed: int = BOOTSTRAP_SEED) -> tuple[float, float]:
         """Return the 95 % interval of the mean score when tasks are drawn again."""
         if (rounds, seed) not in self._bootstraps:
             self._bootstraps[rounds, seed] = bootstrap_interval(self.clusters, rounds=rounds, seed=seed)
@@ -374,6 +376,8 @@ class Report:
             found.append(("failures", ", ".join(f"{kind} {number:,}" for kind, number in self.failures.items())))
         if totals.not_judged:
             found.append(("not judged", f"{totals.not_judged:,} of {totals.finished:,}, counted as wrong"))
+        others = [name for name in self.scorers if name != self.scorer]
+        found += [(f"agreement with {name}", _kappa(self.agreement(self.scorer, name))) for name in others]
         found += self._cost_lines()
         if self.stopped:
             found.append(("stopped", f"early, by {self.stopped}; the same command continues"))
@@ -416,6 +420,7 @@ class Report:
             ("settings", ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"),
             ("tasks", f"{self.spec.get('tasks', '')} ({len(self.tasks):,}), {amount(self.epochs, 'epoch')}"),
             ("scorer", self.scorer),
+            ("seeds", f"bootstrap {BOOTSTRAP_SEED}, model {settings.get('llm.extra_body.seed', 'not set')}"),
             ("versions", versions),
             ("command", str(self.spec.get("command", ""))),
         ]
@@ -466,8 +471,12 @@ class Report:
         return file
 
 
+def _kappa(kappa: float) -> str:
+    return "no trial has both verdicts" if math.isnan(kappa) else f"Cohen's kappa {kappa:.2f}"
+
+
 def load_report(name: str, *, home: Path | str | None = None, scorer: str = "") -> Report:
-    """Return the report of an evaluation as it stands, also while it is at work.
+    """Return the current report of an evaluation, also while it runs.
 
     Args:
         name: The evaluation.

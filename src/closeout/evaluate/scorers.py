@@ -43,14 +43,14 @@ ScorerSource: TypeAlias = "str | Scorer | ScoringFunction"
 
 
 def make_scorer(source: ScorerSource, *, home: Any = None) -> Scorer:
-    """Return the scorer that a name or a function stands for.
+    """Return the scorer for a name or a function.
 
     Names: exact, normalized, math, choice (as `closeout.answers.grading.grade` knows them), numeric and
     numeric:TOLERANCE (relative), includes, em, f1, json, judge:MODEL, and `module:function`.
 
     Args:
         source: The name, the function, or a Scorer.
-        home: Where a judge that is named keeps its runs.
+        home: Where a judge keeps its runs.
 
     Raises:
         UsageError: There is no such scorer.

@@ -29,7 +29,7 @@ from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.run.gate import request_gate
 
-__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "score_attempt"]
+__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "score_attempt"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class Sweep:
                 await self._wait(0.05 if self.gate.closed else POLL_SECONDS)
 
     async def _exchange(self) -> list[Claim]:
-        """Store what has ended and claim as many trials as may run."""
+        """Store results and claim as many trials as may run."""
         done, self._done = self._done, []
         free = 0 if self.gate.closed or self._paused else self.gate.limit - len(self._running)
         if not done and free <= 0:
@@ -176,7 +176,7 @@ class Sweep:
         return await self._call(self._store.exchange, done, free, cost, tokens)
 
     async def _look(self) -> bool:
-        """See what the evaluation is told and free what dead processes held. Return whether every trial is done."""
+        """Read the controls and free the trials of dead processes. Return whether every trial is done."""
         control = await self._call(self._store.control)
         self._paused = control.state == "paused"
         if control.state == "stopped":
@@ -194,7 +194,7 @@ class Sweep:
             pass
 
     async def _interrupt(self) -> None:
-        """Cancel the trials that run, which can be resumed, and let go of them."""
+        """Cancel the running trials and release them. They can be resumed."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -249,9 +249,7 @@ class Sweep:
             return Released(claim, settings.wait_before(claim.tries), failed=True)
         if outcome.suspended:
             return Finished(claim, outcome, {})
-        attempt = Attempted(
-            task, outcome.answer, outcome.status, claim.run_id, claim.epoch, partial(_rows, agent, claim.run_id)
-        )
+        attempt = attempted(claim, outcome, partial(_rows, agent, claim.run_id))
         return Finished(claim, outcome, {each.name: await score_attempt(each, attempt) for each in self._scorers})
 
     # -------------------------------------------------------------------------------------------- the database
@@ -263,6 +261,18 @@ class Sweep:
 
     def _spend(self, cost: float, tokens: int) -> asyncio.Future[tuple[float, int]]:
         return asyncio.get_running_loop().run_in_executor(self._database, self._store.spend, cost, tokens)
+
+
+def attempted(claim: Claim, outcome: RunOutcome, read_rows: Callable[[], Sequence[Any]]) -> Attempted:
+    """Return a trial as scorers see it."""
+    return Attempted(
+        task=claim.task,
+        answer=outcome.answer,
+        status=outcome.status,
+        run_id=claim.run_id,
+        epoch=claim.epoch,
+        read_rows=read_rows,
+    )
 
 
 async def score_attempt(scorer: Scorer, attempt: Attempted) -> Score:

@@ -139,14 +139,14 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What an evaluation is told while it runs, and where it stands.
+    """The controls of an evaluation that runs, what was spent, and the number of unfinished trials.
 
     Attributes:
         state: "running", "paused" or "stopped".
         concurrency: The number of trials at once, None for what the command says.
         cost: US dollars spent by all workers, as far as prices are known.
         tokens: Tokens spent by all workers.
-        waiting: Trials that nobody runs.
+        waiting: Trials that no worker runs.
         running: Trials under a lease.
         suspended: Trials whose runs wait for a decision.
     """
@@ -162,13 +162,13 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class SweepProgress:
-    """How far an evaluation is.
+    """The progress of an evaluation.
 
     Attributes:
-        control: What it is told, and what it has spent.
+        control: Its controls, and what was spent.
         planned: All trials.
         finished: Trials that have ended.
-        score: The mean score of those.
+        score: Their mean score.
         failures: How many ended without an answer, by kind.
         workers: The number of processes that work on it.
     """
@@ -199,7 +199,7 @@ def evaluations_in(home: Path) -> list[str]:
 
 
 def trial_run_id(name: str, number: int, task_id: str, epoch: int) -> str:
-    """Return the name of a trial's run: readable, unique by the task's number, the same whenever it is asked for."""
+    """Return the name of a trial's run: readable, unique by the task's number, the same in every call."""
     readable = "".join(c if (c.isalnum() and c.isascii()) or c in "_-" else "-" for c in task_id)[:40]
     return f"{name}.{number}-{readable}.e{epoch}"
 
@@ -209,7 +209,7 @@ class TrialStore:
 
     Args:
         path: The file, see `evaluation_file`.
-        spec: What the evaluation is, JSON values, if it is to be created when there is none.
+        spec: The description of the evaluation as JSON values. With it, a missing file is created.
 
     Raises:
         UsageError: There is no such evaluation, or another version of Closeout wrote it.
@@ -266,7 +266,7 @@ class TrialStore:
             return self._db.execute(statement, values).fetchall()
 
     def close(self) -> None:
-        """Close the file and let go of the leases."""
+        """Close the file and release the leases."""
         self._db.close()
         if self._locks is not None:
             self._locks.close()
@@ -276,7 +276,7 @@ class TrialStore:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What the evaluation is: agent, settings, scorer, command, versions."""
+        """The description of the evaluation: agent, settings, scorers, command, versions."""
         return dict(json.loads(self._query("SELECT spec FROM evaluation")[0][0]))
 
     def update_spec(self, changes: Mapping[str, Any]) -> None:
@@ -373,7 +373,7 @@ class TrialStore:
     # -------------------------------------------------------------------------------------------- working on it
 
     def register(self, command: str) -> None:
-        """Become a worker, which may claim trials until it closes the store or dies."""
+        """Register this process as a worker. It may claim trials until it closes the store or dies."""
         row = (os.getpid(), socket.gethostname(), time.time(), command)
         with self._transaction() as db:
             self.worker = int(db.execute("INSERT INTO workers VALUES (NULL,?,?,?,?)", row).lastrowid or 0)
@@ -381,7 +381,7 @@ class TrialStore:
         self._locks.take(f"worker {self.worker}", self.worker)
 
     def exchange(self, done: Sequence[Finished | Released], free: int, cost: float, tokens: int) -> list[Claim]:
-        """Store what has ended, add to what was spent, and claim up to `free` trials: all of it or nothing."""
+        """Store results, add to what was spent, and claim up to `free` trials, in one transaction."""
         with self._transaction() as db:
             for each in done:
                 if isinstance(each, Finished):
@@ -432,7 +432,7 @@ class TrialStore:
         return [Claim(number, EvalTask.of(json.loads(body)), *rest) for number, body, *rest in rows]
 
     def release_all(self) -> None:
-        """Let go of the trials that this worker has claimed and not given back."""
+        """Release the trials that this worker still holds."""
         if self.worker:
             with self._transaction() as db:
                 db.execute("UPDATE trials SET state='waiting', worker=NULL WHERE worker=?", (self.worker,))
@@ -467,14 +467,19 @@ class TrialStore:
     # -------------------------------------------------------------------------------------------- controlling it
 
     def control(self) -> Control:
-        """Return what the evaluation is told, and where it stands."""
+        """Return the controls, what was spent, and the number of unfinished trials."""
         ((state, concurrency, cost, tokens),) = self._query("SELECT state, concurrency, cost, tokens FROM evaluation")
         counts = dict(self._query("SELECT state, count(*) FROM trials WHERE state!='finished' GROUP BY state"))
         numbers = [counts.get(name, 0) for name in ("waiting", "running", "suspended")]
         return Control(state, concurrency, cost, tokens, *numbers)
 
     def set_control(self, *, state: str | None = None, concurrency: int | None = None) -> None:
-        """Tell the workers to run, pause or stop, or how many trials to run at once (each; 0: as they were started)."""
+        """Set what workers do.
+
+        Args:
+            state: "running", "paused" or "stopped".
+            concurrency: The number of trials that each worker runs at once; 0: what it was started with.
+        """
         with self._transaction() as db:
             if state is not None:
                 db.execute("UPDATE evaluation SET state=?", (state,))
@@ -499,7 +504,7 @@ class TrialStore:
     # -------------------------------------------------------------------------------------------- reading it
 
     def progress(self, scorer: str) -> SweepProgress:
-        """Return how far the evaluation is. It costs little, so that a display can ask every second."""
+        """Return the progress of the evaluation. This is cheap enough for a display to ask every second."""
         counts = self._query("SELECT state, status, error_kind, stop_reason, count(*) FROM trials GROUP BY 1, 2, 3, 4")
         failures: Counter[str] = Counter()
         states: Counter[str] = Counter()
@@ -544,7 +549,7 @@ class TrialStore:
             "SELECT trials.number, id, answer, status, run_id, epoch FROM trials "
             "JOIN tasks ON tasks.number=trials.task WHERE state='finished' ORDER BY trials.number"
         ):
-            yield number, Attempted(tasks[task_id], answer, status, run_id, epoch)
+            yield number, Attempted(tasks[task_id], answer, status, run_id=run_id, epoch=epoch)
 
     def unscored(self, scorer: str) -> list[int]:
         """Return the numbers of the finished trials that a scorer has not scored."""
