@@ -441,7 +441,7 @@ def test_trials_that_wait_for_a_decision_are_shown_and_continued_after_it(home: 
     assert report.failures == {}
     assert report.score.mean == pytest.approx(1 / 3)
     assert "2 of 3 trials wait for a decision" in str(report)
-    assert list_evaluations(home)[0]["failures"] == {}
+    assert (list_evaluations(home)[0]["failures"], list_evaluations(home)[0]["suspended"]) == ({}, 2)
 
     store = open_store(home)
     suspended = {trial.task_id: trial.run_id for trial in report.trials if trial.state == "suspended"}

@@ -34,6 +34,7 @@ def list_evaluations(home: Path) -> list[dict[str, Any]]:
                         "scorer": spec["scorers"][0],
                         "planned": progress.planned,
                         "finished": progress.finished,
+                        "suspended": progress.control.suspended,
                         "score_so_far": finite(asdict(progress.score)),
                         "failures": dict(progress.failures),
                         "cost": progress.control.cost,
