@@ -115,6 +115,24 @@ def test_the_completion_prompt_of_weak_models_is_brief_and_its_actions_look_like
     assert dialect.render(view([step(1)]), Capabilities()).prompt.count('"action_input"') > 1
 
 
+def test_a_weak_model_that_completes_texts_writes_programs_in_one_text():
+    dialect, able = get_dialect("code"), Capabilities(weak=True, completions=True, stop=True)
+    program = ToolCall("run_program", {"code": 'print(search("ö"))'})
+    steps = [Step(1, "", (program,), returns=(ToolReturn(program, "found\n"),))]
+    requests = [
+        dialect.render(each, able) for each in (view(), view(steps), view(steps * 2), view(steps, note="Stop."))
+    ]
+    first, second, third, hinted = (request.prompt for request in requests)
+    assert 'print(search("bell cast by two monks"))' in first
+    assert "def calculate(e: str) -> Any: ..." in first
+    assert second == first + '```python\nprint(search("ö"))\n```\nResult:\nfound\n'
+    assert third.startswith(second)
+    assert hinted == second + "Stop.\n"
+    assert {request.prompt[: request.shared] for request in requests} == {first[: requests[0].shared]}
+    assert first[requests[0].shared :] == f"Question: {view().question}\n"
+    assert dialect.render(view(), Capabilities(weak=True)).prompt is None
+
+
 def test_tools_are_described_briefly_with_their_required_parameters():
     schema = {
         "type": "object",

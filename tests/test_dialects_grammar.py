@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema_rs
 import pytest
 
 from closeout.answers.contracts import AnswerContract, Choice, Json, Number
-from closeout.dialects.constrain import action_constraint
-from closeout.dialects.protocol import get_dialect
-from closeout.messages import Capabilities, ModelRequest, ToolSpec
+from closeout.dialects.constrain import PROGRAM_GRAMMAR, action_constraint
+from closeout.dialects.cot import CotCompletion
+from closeout.dialects.protocol import HistoryView, get_dialect
+from closeout.messages import Capabilities, Constraint, ModelRequest, Step, ToolSpec
 from closeout.models.local import LocalClient
 from tiny_gguf import write_model
 
@@ -66,3 +69,47 @@ async def test_a_constrained_answer_fits_its_contract_and_ends(client: LocalClie
     reading = get_dialect("cot_completion").reader(()).close(reply)
     assert contract.read(reading.answer or "").ok or reply.finish_reason == "length"
     assert reply.finish_reason == "stop"
+
+
+LOOK_UP_AND_COMPUTE = (
+    ToolSpec("calculate", "", {"type": "object", "properties": {"e": {"type": "string"}}, "required": ["e"]}),
+    ToolSpec("search", "", {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}),
+)
+WEAK = Capabilities(grammar=True, weak=True)
+
+
+async def after_thought(client: LocalClient, thought: str, finder: str = "search") -> list[str]:
+    """The first two lines that follow a thought, when one tool can find something."""
+    view = HistoryView("", "How many?", LOOK_UP_AND_COMPUTE, [Step(1, thought)])
+    dialect = get_dialect("cot_completion")
+    assert isinstance(dialect, CotCompletion)
+    rule = dialect.thought_rule(view, WEAK)
+    assert rule is not None
+    assert rule.finders == {"search"}
+    rule = replace(rule, finders=frozenset({finder}))
+    constraint = action_constraint(LOOK_UP_AND_COMPUTE, WEAK, primed=True, thought=rule)
+    reply = await client.complete(ModelRequest(prompt="Thought:", constraint=constraint, max_tokens=900))
+    return reply.text.splitlines()[:2]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_a_thought_keeps_the_letters_of_the_one_before(client: LocalClient, count: int) -> None:
+    before = "".join(f"{letter} = height of it, " for letter in "abc"[:count]) + "answer = a."
+    thought, _ = await after_thought(client, before)
+    assert re.findall(r"(?:^ |, )([a-f]) = ", thought) == list("abc"[:count])
+    assert ", answer = " in thought
+
+
+@pytest.mark.parametrize("finder", ["calculate", "search"])
+async def test_only_tools_that_find_may_follow_a_fact_described_in_words(client: LocalClient, finder: str) -> None:
+    thought, action = await after_thought(client, "a = height of it, answer = a.", finder)
+    assert re.match(" a = [a-z]", thought)
+    assert f'"action": "{finder}"' in action or action.startswith(f"Action: {finder} ")
+
+
+async def test_a_program_is_fenced(client: LocalClient) -> None:
+    constraint = Constraint("grammar", PROGRAM_GRAMMAR)
+    reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
+    first, *lines = reply.text.splitlines()
+    assert first == "```python"
+    assert all(line and len(line) <= 301 and (line[0] != "`" or line == "```") for line in lines)

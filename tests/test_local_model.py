@@ -560,7 +560,7 @@ def test_it_says_what_it_can() -> None:
         known=True,
         weak=True,
         max_context=8192,
-        preferred_dialect="cot_completion",
+        preferred_dialect="code",
     )
 
 
@@ -572,11 +572,11 @@ TOOLS_TEMPLATE = "{% if tools %}{{ tools }}{% endif %}{% for message in messages
 @pytest.mark.parametrize(
     ("described", "weak", "native", "dialect"),
     [
-        ({}, True, False, "cot_completion"),
+        ({}, True, False, "code"),
         ({"size_label": "7B"}, False, False, "cot_completion"),
         ({"size_label": "7B", "template": TOOLS_TEMPLATE}, False, True, "function_call"),
         ({"size_label": "8x1.5B", "template": TOOLS_TEMPLATE}, False, True, "function_call"),
-        ({"size_label": "500M", "template": TOOLS_TEMPLATE}, True, False, "cot_completion"),
+        ({"size_label": "500M", "template": TOOLS_TEMPLATE}, True, False, "code"),
     ],
 )
 def test_a_files_own_description_decides_how_it_is_used(tmp_path: Path, described, weak, native, dialect) -> None:  # type: ignore[no-untyped-def]

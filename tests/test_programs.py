@@ -16,10 +16,11 @@ from closeout import Agent, Boxed, Number, RunContext, ToolOutput, tool
 from closeout.dialects.functions import call_source, functions_of, stubs
 from closeout.errors import UsageError
 from closeout.journal.events import Event, Repaired, ToolStarted
-from closeout.messages import Delta, ModelReply, ToolSpec
+from closeout.messages import Capabilities, Delta, ModelReply, ToolSpec
 from closeout.parsing.program import MAX_PROGRAM, ProgramReader
 from closeout.run import programs
 from closeout.testing import RequestView, ScriptedClient, Turn, call
+from closeout.tools.manager import ToolManager
 
 pytest.importorskip("pydantic_monty")
 
@@ -443,11 +444,54 @@ def test_a_tool_call_of_another_kind_is_shown_as_source() -> None:
     assert call_source("f", {"a": "x", "n": 1}) == 'f(a="x", n=1)'
 
 
-@pytest.mark.parametrize("missing", ["pydantic_monty"])
-def test_without_the_library_the_extra_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import util
 
     find: Callable[..., Any] = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == missing else find(name, *rest))
+    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "pydantic_monty" else find(name, *rest))
+
+
+@pytest.mark.usefixtures("no_sandbox")
+def test_without_the_library_the_extra_is_named() -> None:
     with pytest.raises(UsageError, match=r"pip install 'closeout\[code\]'"):
         Agent(ScriptedClient(["x"]), dialect="code", home=False)
+
+
+# ------------------------------------------------------------------------------------------------ by default
+
+WEAK = Capabilities(weak=True, completions=True, grammar=True, json_schema=True, known=True, preferred_dialect="code")
+
+
+def asked_by_default(tools: Any) -> tuple[str | None, str | None]:
+    """The answer of a weak model that prefers programs, and the name of its constraint."""
+    replies = [block("final_answer(6 * 7)", ""), " so\nFinal Answer: \\boxed{42}"]
+    client = ScriptedClient(lambda view: replies["Final Answer:" in str(view.prompt)], capabilities=WEAK)
+    result = Agent(client, tools, home=False).run_sync("What?")
+    constraint = client.requests[0].constraint
+    return result.answer, None if constraint is None else constraint.name
+
+
+def test_a_weak_model_writes_programs_by_default_if_a_tool_looks_something_up() -> None:
+    assert asked_by_default([search]) == ("42", "program")
+    assert asked_by_default([Bank().pay]) == ("42", "react")
+
+
+@pytest.mark.usefixtures("no_sandbox")
+def test_without_the_library_a_weak_model_makes_calls_and_the_log_names_the_extra(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert asked_by_default([search]) == ("42", "react")
+    assert "pip install 'closeout[code]'" in caplog.text
+
+
+def test_agents_of_one_manager_share_the_tool_that_runs_programs() -> None:
+    manager = ToolManager([search])
+    for _ in range(2):
+        Agent(ScriptedClient(["x"], capabilities=WEAK), manager, home=False)
+    assert [each.spec.name for each in manager.local_tools].count("run_program") == 1
+
+
+async def test_a_whole_number_is_answered_without_a_fraction() -> None:
+    result, _, _ = await run([block("final_answer(84 / 2)")], answer=Boxed())
+    assert result.answer == "42"

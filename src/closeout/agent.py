@@ -189,6 +189,7 @@ class Agent(Generic[Value]):
         self._check_dialect()
         self._runs_programs = code_mode or getattr(self._dialect, "name", self._dialect) == "code"
         self._manager = self._make_manager(tools, mcp_servers, api_key)
+        self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         self._check_sub_agents()
         self._plan: AgentPlan | None = None
         self._folder: Path | None = None  # that `home` resolved to on first use
@@ -685,7 +686,7 @@ class Agent(Generic[Value]):
         """Return how many tokens of tool definitions the model is sent; beyond that it searches for tools."""
         tools = self.config.tools
         # A program calls tools as functions, whose signatures it needs.
-        writes_programs = getattr(self._dialect, "name", self._dialect) == "code"
+        writes_programs = self._prefers_programs or getattr(self._dialect, "name", self._dialect) == "code"
         if tools.search == "off" or writes_programs:
             return None
         return 0 if tools.search == "on" else tools.search_budget
@@ -732,6 +733,31 @@ class Agent(Generic[Value]):
 
         require_sandbox()
         return [program_tool]
+
+    def _adopt_programs(self) -> bool:
+        """Add the tool that runs programs, if the client prefers them and they are of use. Returns whether they are.
+
+        A weak model learns programs from worked examples, which need a tool that looks something up.
+        """
+        capabilities = self._client.capabilities
+        if capabilities.preferred_dialect != "code":
+            return False
+        import logging
+
+        from closeout.dialects.prompts import examples_slots
+        from closeout.run.programs import program_tool, sandbox_installed
+
+        specs = [each.spec for each in self._manager.local_tools]
+        if capabilities.weak and not examples_slots(specs):
+            return False
+        if not sandbox_installed():
+            text = "%s gives more right answers when it can write programs: pip install 'closeout[code]'."
+            logging.getLogger(__name__).warning(text, self._client.name)
+            return False
+        self._runs_programs = True
+        if all(spec.name != program_tool.spec.name for spec in specs):
+            self._manager.add(program_tool)
+        return True
 
     def _with_model(self, tool: AnyTool, api_key: str | None) -> AnyTool:
         """Supply a tool that asks a model, and has none, with the one that the settings name or the agent's own."""
@@ -857,8 +883,9 @@ class Agent(Generic[Value]):
         if self._dialect != "auto":
             return self._dialect
         capabilities = self._client.capabilities
-        if capabilities.preferred_dialect:
-            return capabilities.preferred_dialect
+        preferred = capabilities.preferred_dialect
+        if preferred:
+            return "cot_completion" if preferred == "code" and not self._prefers_programs else preferred
         if not capabilities.chat:
             return "cot_completion"
         if not capabilities.native_tools:

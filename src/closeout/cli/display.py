@@ -16,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of
+from closeout.dialects.functions import RUN_PROGRAM
 from closeout.journal.events import (
     AgentEnded,
     AgentStarted,
@@ -53,6 +54,7 @@ WORKING = {"act": "thinking", "close": "closing", "experience": "summing up", "c
 ASCII = str.maketrans({"→": ">", "✗": "x", "↺": "<", "▸": ">", "◂": "<", "·": "-", "—": "-", "…": "~"})
 LINE_PERIOD = 5.0  # seconds between two lines about the same work if stderr is not a terminal
 EXPERIENCE_LINES = 12
+PROGRAM_LINES = 20
 THOUGHT_LINES = 3
 
 
@@ -195,8 +197,7 @@ class Display:
             case DecisionMade(verdict="approve" | "deny"):
                 self._print(event, f"  {event.verdict} {event.request}{event.text and ': '}{event.text}", "cyan")
             case ToolStarted():
-                self._calls[f"{event.agent}:{event.handle}"] = f"{event.name}({_arguments(event.arguments)})"
-                self._doing = f"running {event.name}"
+                self._started(event)
             case ToolFinished():
                 self._finished(event)
             case TurnAccepted():
@@ -276,6 +277,19 @@ class Display:
         name = self._calls.get(f"{piece.agent}:{piece.handle}", "tool").partition("(")[0]
         amount = f"{piece.done:g}" if piece.total is None else f"{piece.done:g} of {piece.total:g}"
         self.working(one_line(f"{name}: {piece.text} {amount}" if piece.text else f"{name}: {amount}", self._width))
+
+    def _started(self, event: ToolStarted) -> None:
+        call = f"{event.name}({_arguments(event.arguments)})"
+        program = _program(event.arguments) if event.name == RUN_PROGRAM else ""
+        if program:  # its lines, as the calls that it makes are printed below them
+            call = event.name
+            lines = program.strip("\n").splitlines()
+            for line in lines[:PROGRAM_LINES]:
+                self._print(event, f"    {line}", "cyan")
+            if len(lines) > PROGRAM_LINES:
+                self._print(event, f"    … {len(lines) - PROGRAM_LINES} more lines", "dim")
+        self._calls[f"{event.agent}:{event.handle}"] = call
+        self._doing = f"running {event.name}"
 
     def _finished(self, event: ToolFinished) -> None:
         key = f"{event.agent}:{event.handle}"
@@ -377,6 +391,14 @@ def _arguments(text: str) -> str:
         return _named_values(json.loads(text))
     except (ValueError, AttributeError, RecursionError):
         return text
+
+
+def _program(arguments: str) -> str:
+    try:
+        code = json.loads(arguments).get("code")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return code if isinstance(code, str) else ""
 
 
 def _named_values(values: Mapping[str, Any]) -> str:

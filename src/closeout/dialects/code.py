@@ -6,18 +6,24 @@ from collections.abc import Iterator, Sequence
 
 from closeout.dialects.function_call import NOT_RUN
 from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, call_source, functions_of, stubs
+from closeout.dialects.prompts import examples_slots
 from closeout.dialects.protocol import HistoryView
-from closeout.dialects.text_chat import TextChat
-from closeout.messages import Message, Step, ToolCall, ToolSpec
+from closeout.dialects.text_chat import TextChat, historic_prompt
+from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
 
 __all__ = ["Code"]
 
 CONTINUE = "Continue: write a program, or give the answer."
+_RESULT = "Result:\n"
 
 
 class Code(TextChat):
-    """Programs in fenced blocks over a chat endpoint: one program in a reply, its output in the next user message."""
+    """Programs in fenced blocks: one program in a reply, then its output.
+
+    A conversation is a chat. A weak model that completes texts gets one growing text instead, which looks like the
+    worked examples.
+    """
 
     name = "code"
     stop = ("\nResult:",)
@@ -26,6 +32,11 @@ class Code(TextChat):
         functions = functions_of(tools)
         destructive = [name for name, tool in functions.items() if tool.policy.destructive]
         return ProgramReader(RUN_PROGRAM, {*functions, FINAL_ANSWER}, destructive)
+
+    def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
+        if capabilities.weak and capabilities.completions and examples_slots(view.tools):
+            return self._as_text(view, capabilities)
+        return super().render(view, capabilities)
 
     def system_text(self, view: HistoryView, weak: bool) -> str:
         return self._prompts.render(
@@ -40,10 +51,32 @@ class Code(TextChat):
         for index, call in enumerate(step.calls):
             thought = f"{step.text}\n" if index == 0 and step.text else ""
             yield Message(role="assistant", content=thought + _fenced(call))
-            yield Message(role="user", content=f"Result:\n{results[index] if index < len(results) else NOT_RUN}")
+            yield Message(role="user", content=f"{_RESULT}{results[index] if index < len(results) else NOT_RUN}")
         if not step.calls:
             yield Message(role="assistant", content=step.text)
             yield Message(role="user", content=CONTINUE)
+
+    def _as_text(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
+        head = self._prompts.render(
+            "code_completion",
+            instruction=view.instructions,
+            functions=stubs(view.tools, documented=False).replace("\n\n", "\n"),
+            examples=self._examples(view.tools, "weak_examples_code"),
+        )
+        head = f"{head.rstrip()}\n\n"
+        hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)
+        steps = "".join(self._step_text(step) for step in view.steps)
+        prompt = f"{head}{historic_prompt(view.earlier)}Question: {view.question}\n{steps}{hints}"
+        stop = (*self.stop, "\nQuestion:") if capabilities.stop else ()
+        return ModelRequest(prompt=prompt, stop=stop, shared=len(head))
+
+    def _step_text(self, step: Step) -> str:
+        form = f"{self.name}/text"
+        if form not in step.rendered:
+            texts = (message.text.rstrip("\n") for message in self.step_messages(step))
+            text = "".join(f"{text}\n" for text in texts if text)
+            step.rendered[form] = (Message(role="user", content=text),)
+        return step.rendered[form][0].text
 
 
 def _fenced(call: ToolCall) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from closeout.messages import Capabilities, Constraint, ToolSpec
 from closeout.records import record
 
-__all__ = ["ThoughtRule", "action_constraint", "action_grammar", "action_schema"]
+__all__ = ["PROGRAM_GRAMMAR", "ThoughtRule", "action_constraint", "action_grammar", "action_schema"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
 _LONGEST_THOUGHT = 400  # characters; a weak model that is held to one line may never end it
@@ -29,6 +29,11 @@ integer ::= "-"? ("0" | [1-9] [0-9]*)
 ws ::= " "?
 rest ::= [^\x00]+
 end ::= ("\n" "\n"?)?
+"""
+# A reply that is one fenced program.
+PROGRAM_GRAMMAR = r"""
+root ::= "```python\n" line+ "```" ("\n" "\n"?)?
+line ::= [^`\n] [^\n]{0,300} "\n"
 """
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')

@@ -34,6 +34,7 @@ _REQUIRED: Mapping[str, Mapping[str, str]] = {
 
 # Parts of the names of tools that compute and of tools that look something up, for worked examples.
 _COMPUTES = ("calc", "comput", "math", "arith")
+READ_RESULT = "read_result"  # the tool of every agent that reads more of what was shown shortened
 _LOOKS_UP = ("search", "look", "find", "retriev", "query", "wiki", "get", "read", "fetch")
 
 
@@ -163,16 +164,17 @@ def tool_names(tools: Sequence[ToolSpec]) -> str:
 def examples_slots(tools: Sequence[ToolSpec]) -> dict[str, Any]:
     """The slots of a template of worked examples for weak models: tools of the agent's own.
 
-    A tool fits if its one required parameter is a string.
+    A tool fits if its one required parameter is a string. One that only reads is taken if no name tells what it does.
 
     Returns:
         `look_up` and `compute`, each {"name", "parameter", "server"} or None; empty without a tool to look things up.
     """
-    fitting = [(tool, parameter) for tool in tools if (parameter := _only_text(tool)) is not None]
+    fitting = [(tool, name) for tool in tools if tool.name != READ_RESULT and (name := _only_text(tool)) is not None]
     compute = next((_slot(tool, name) for tool, name in fitting if _is(tool, _COMPUTES)), None)
     others = [(tool, name) for tool, name in fitting if not _is(tool, _COMPUTES)]
     by_name = [(tool, name) for word in _LOOKS_UP for tool, name in others if word in tool.name.casefold()]
-    look_up = next((_slot(tool, name) for tool, name in by_name), None)
+    readers = [(tool, name) for tool, name in others if tool.policy.read_only]
+    look_up = next((_slot(tool, name) for tool, name in (*by_name, *readers)), None)
     return {"look_up": look_up, "compute": compute} if look_up else {}
 
 

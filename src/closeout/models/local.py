@@ -98,7 +98,7 @@ class LocalClient(BaseClient):
             known=True,
             weak=small,
             max_context=context,
-            preferred_dialect="function_call" if tools else "cot_completion",
+            preferred_dialect="function_call" if tools else "code" if small else "cot_completion",
         )
         self._defaults = {"temperature": temperature or 0.0, "max_tokens": max_tokens or DEFAULT_REPLY}
         if top_p is not None:

@@ -43,7 +43,7 @@ from closeout.tools.tool import tool
 if TYPE_CHECKING:
     from pydantic_monty import AsyncMontySession, AsyncSnapshot
 
-__all__ = ["Programs", "answer_given", "program_tool", "require_sandbox"]
+__all__ = ["Programs", "answer_given", "program_tool", "require_sandbox", "sandbox_installed"]
 
 LOST_KEY = "variables_lost"
 ANSWER_KEY = "final_answer"  # in the metadata of a program's output: the answer that it gave
@@ -76,11 +76,16 @@ Call: TypeAlias = Callable[[ToolSpec, dict[str, Any]], Awaitable[CallOutcome]]
 _current: ContextVar[Programs | None] = ContextVar("closeout_programs", default=None)
 
 
-def require_sandbox() -> None:
-    """Raise `UsageError` if the extra `code` is not installed."""
+def sandbox_installed() -> bool:
+    """Whether the extra `code` is installed."""
     from importlib.util import find_spec
 
-    if find_spec("pydantic_monty") is None:
+    return find_spec("pydantic_monty") is not None
+
+
+def require_sandbox() -> None:
+    """Raise `UsageError` if the extra `code` is not installed."""
+    if not sandbox_installed():
         raise UsageError("Programs need the extra 'code': pip install 'closeout[code]'.")
 
 
@@ -454,6 +459,8 @@ class _Execution:
         if len(values) != 1:
             return {"exception": TypeError(f"{FINAL_ANSWER}() takes one argument, got {len(values)}")}
         value = normalise(values[0])
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # 84 / 2 is 42.0 in Python, and 42 for people
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for form in _answer_forms(text, self._answers.contract.finish_prefix):
             if self._answers.read(form).ok:

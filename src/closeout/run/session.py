@@ -12,7 +12,7 @@ from closeout.answers.replies import invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
-from closeout.dialects.constrain import action_constraint
+from closeout.dialects.constrain import PROGRAM_GRAMMAR, action_constraint
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.prompts import examples_slots
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
@@ -48,6 +48,7 @@ SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect before the run
 # The dialect that writes the form of a salvaged call. Other forms are native calls that the server passed on as text.
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
+CONSTRAINED = ("cot_chat", "cot_completion", "code")  # dialects that have a form to hold a reply to
 PRIMER = "Thought:"  # what a text prompt ends with
 REPEATING = Defect("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
 INVENTED = Defect(
@@ -164,10 +165,13 @@ class ModelSession:
         wanted = self._plan.settings.constrain
         if wanted == "auto":
             wanted = "on" if self.capabilities.weak and CONSTRAIN_WEAK else "off"
-        return wanted == "on" and not self._constraint_refused and self.dialect.name in ("cot_chat", "cot_completion")
+        return wanted == "on" and not self._constraint_refused and self.dialect.name in CONSTRAINED
 
     def _constraint(self, request: ModelRequest, view: HistoryView, withheld: frozenset[str]) -> Constraint | None:
         """What a reply to this request must match on this server, made once for each form that it may have."""
+        if self.dialect.name == "code":  # in a chat, a reply without a program is the answer
+            programs = request.prompt is not None and self.capabilities.grammar
+            return Constraint("grammar", PROGRAM_GRAMMAR, "program") if programs else None
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
         may_answer = not _just_failed(view.steps)
@@ -434,7 +438,8 @@ class ClosingClient(BaseClient):
 def with_draft(request: ModelRequest, draft: str, note: str) -> ModelRequest:
     """Return the request with a reply that was not accepted, and the hint that answers it, at its end."""
     if request.prompt is not None:
-        return replace(request, prompt=f"{request.prompt} {draft}\n{note}\n{PRIMER}")
+        primer = PRIMER if request.prompt.endswith(PRIMER) else ""
+        return replace(request, prompt=f"{request.prompt}{' ' * bool(primer)}{draft}\n{note}\n{primer}")
     answered = (Message(role="assistant", content=draft), Message(role="user", content=note))
     return replace(request, messages=[*request.messages, *answered])
 

@@ -41,6 +41,7 @@ _READ_ALIASES = {
 }
 _STEM = 4  # letters that inflected forms of a word share: opened, opening
 _SENTENCE = re.compile(r".+?(?:[.!?]\s+(?=[A-Z*])|\Z)", re.DOTALL)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
 _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 
 
@@ -116,8 +117,11 @@ def _as_record(hit: Hit) -> dict[str, str]:
 
 
 def _as_sentences(hit: Hit, query: str) -> str:
-    """The passage without what is beside the query at its ends, after its title unless it names its subject itself."""
-    text = _trimmed(hit.text, query)
+    """The passage without what is beside the query at its ends, after its title unless it names its subject itself.
+
+    Numbers are written without commas: a small model takes 1,842 for two numbers.
+    """
+    text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), _trimmed(hit.text, query))
     subject = _subject(hit)
     named = set(query_terms(subject)) <= set(query_terms(text))
     return text if named else f"{subject}: {text}"
