@@ -20,6 +20,7 @@ from closeout.messages import Capabilities, Delta, ModelReply, ToolSpec
 from closeout.parsing.program import MAX_PROGRAM, ProgramReader
 from closeout.run import programs
 from closeout.testing import RequestView, ScriptedClient, Turn, call
+from closeout.tools.builtin import calculate
 from closeout.tools.manager import ToolManager
 
 pytest.importorskip("pydantic_monty")
@@ -472,8 +473,9 @@ def asked_by_default(tools: Any) -> tuple[str | None, str | None]:
     return result.answer, None if constraint is None else constraint.name
 
 
-def test_a_weak_model_writes_programs_by_default_if_a_tool_looks_something_up() -> None:
+def test_a_weak_model_writes_programs_by_default_if_a_tool_looks_something_up_or_computes() -> None:
     assert asked_by_default([search]) == ("42", "program")
+    assert asked_by_default([calculate]) == ("42", "program")
     assert asked_by_default([Bank().pay]) == ("42", "react")
 
 

@@ -737,18 +737,18 @@ class Agent(Generic[Value]):
     def _adopt_programs(self) -> bool:
         """Add the tool that runs programs, if the client prefers them and they are of use. Returns whether they are.
 
-        A weak model learns programs from worked examples, which need a tool that looks something up.
+        A weak model learns programs from worked examples, which are about looking things up and computing.
         """
         capabilities = self._client.capabilities
         if capabilities.preferred_dialect != "code":
             return False
         import logging
 
-        from closeout.dialects.prompts import examples_slots
+        from closeout.dialects.prompts import program_slots
         from closeout.run.programs import program_tool, sandbox_installed
 
         specs = [each.spec for each in self._manager.local_tools]
-        if capabilities.weak and not examples_slots(specs):
+        if capabilities.weak and not program_slots(specs):
             return False
         if not sandbox_installed():
             text = "%s gives more right answers when it can write programs: pip install 'closeout[code]'."

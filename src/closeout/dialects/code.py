@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from closeout.dialects.function_call import NOT_RUN
 from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, call_source, functions_of, stubs
-from closeout.dialects.prompts import examples_slots
+from closeout.dialects.prompts import program_slots
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
@@ -34,7 +34,7 @@ class Code(TextChat):
         return ProgramReader(RUN_PROGRAM, {*functions, FINAL_ANSWER}, destructive)
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
-        if capabilities.weak and capabilities.completions and examples_slots(view.tools):
+        if capabilities.weak and capabilities.completions and program_slots(view.tools):
             return self._as_text(view, capabilities)
         return super().render(view, capabilities)
 
@@ -43,7 +43,7 @@ class Code(TextChat):
             "code",
             instruction=view.instructions,
             functions=stubs(view.tools),
-            examples=self._examples(view.tools, "weak_examples_code") if weak else "",
+            examples=self._program_examples(view.tools) if weak else "",
         )
 
     def step_messages(self, step: Step) -> Iterator[Message]:
@@ -61,7 +61,7 @@ class Code(TextChat):
             "code_completion",
             instruction=view.instructions,
             functions=stubs(view.tools, documented=False).replace("\n\n", "\n"),
-            examples=self._examples(view.tools, "weak_examples_code"),
+            examples=self._program_examples(view.tools),
         )
         head = f"{head.rstrip()}\n\n"
         hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)
@@ -69,6 +69,10 @@ class Code(TextChat):
         prompt = f"{head}{historic_prompt(view.earlier)}Question: {view.question}\n{steps}{hints}"
         stop = (*self.stop, "\nQuestion:") if capabilities.stop else ()
         return ModelRequest(prompt=prompt, stop=stop, shared=len(head))
+
+    def _program_examples(self, tools: Sequence[ToolSpec]) -> str:
+        slots = program_slots(tools)
+        return self._prompts.render("weak_examples_code", **slots) if slots else ""
 
     def _step_text(self, step: Step) -> str:
         form = f"{self.name}/text"

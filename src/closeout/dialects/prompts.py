@@ -15,7 +15,7 @@ from closeout.parsing.readers import LOCAL_SERVER
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["PartlyFilled", "Prompts", "examples_slots", "tool_names", "tools_brief", "tools_json"]
+__all__ = ["PartlyFilled", "Prompts", "examples_slots", "program_slots", "tool_names", "tools_brief", "tools_json"]
 
 # What each template must show the model, by slot.
 _FIRST_SLOTS = {"instruction": "the instructions and the form of the answer", "tools": "the tools"}
@@ -30,6 +30,7 @@ _REQUIRED: Mapping[str, Mapping[str, str]] = {
     },
     "mcp_xml": {"instruction": _FIRST_SLOTS["instruction"], "servers": "the tools"},
     "code": {"instruction": _FIRST_SLOTS["instruction"], "functions": "the tools"},
+    "code_completion": {"instruction": _FIRST_SLOTS["instruction"], "functions": "the tools"},
 }
 
 # Parts of the names of tools that compute and of tools that look something up, for worked examples.
@@ -176,6 +177,16 @@ def examples_slots(tools: Sequence[ToolSpec]) -> dict[str, Any]:
     readers = [(tool, name) for tool, name in others if tool.policy.read_only]
     look_up = next((_slot(tool, name) for tool, name in (*by_name, *readers)), None)
     return {"look_up": look_up, "compute": compute} if look_up else {}
+
+
+def program_slots(tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    """The slot `look_up` of the worked examples of programs; empty if no tool looks something up or computes.
+
+    A program computes by itself, so examples are of use without a tool to look things up: `look_up` is None then.
+    """
+    slots = examples_slots(tools)
+    computes = any(_is(tool, _COMPUTES) for tool in tools)
+    return {"look_up": slots.get("look_up")} if slots or computes else {}
 
 
 def _is(tool: ToolSpec, words: tuple[str, ...]) -> bool:
