@@ -220,7 +220,7 @@ def test_tools_lists_what_an_agent_would_have(tmp_path: Path) -> None:
     )
     assert done.code == 0
     names = [tool["name"] for tool in done.json["tools"]]
-    assert names == ["calculate", "read_document", "read_result", "run_python", "search_documents"]
+    assert names == ["calculate", "read_document", "read_result", "run_program", "run_python", "search_documents"]
     assert done.json["problems"] == []
 
 

@@ -93,7 +93,7 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
         ),
         (
             ["run", "Q", "-C", "prompts.cot_caht=x"],
-            r"No prompt template is called 'cot_caht'\. Use one of code, cot_chat,",
+            r"No prompt template is called 'cot_caht'\. Use one of code, code_completion, cot_chat,",
         ),
         (["run", "Q", "-C", "llm.extra_body={"], r"'llm\.extra_body' must be a mapping such as"),
         (["resume", "nobody"], r"No run nobody in \S+\. `closeout runs` lists them"),
