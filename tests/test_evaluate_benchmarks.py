@@ -44,6 +44,7 @@ def test_the_desk_is_judged_by_its_orders() -> None:
         "too-late": False,  # the agent broke a rule
         "shipped": True,
     }
+    assert dict(report.provenance())["agent"] == "dialect function_call, tools: each task's own"
     reasons = {trial.task_id: trial.scores["orders_are_right"].reason for trial in report.trials}
     assert reasons["too-late"] == "Changed: {'A2': 'returned'}; right: nothing."
 

@@ -414,9 +414,10 @@ class Report:
         """Return what it takes to repeat the evaluation, label and text."""
         versions = ", ".join(f"{name} {version}" for name, version in self.spec.get("versions", {}).items())
         agent, settings = self.spec.get("agent", {}), self.spec.get("settings", {})
+        tools = (", ".join(agent["tools"]) or "none") if "tools" in agent else "each task's own"
         found = [
             ("model", str(agent.get("model", ""))),
-            ("agent", f"dialect {agent.get('dialect', '')}, tools: {', '.join(agent.get('tools') or {}) or 'none'}"),
+            ("agent", f"dialect {agent.get('dialect', '')}, tools: {tools}"),
             ("settings", ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"),
             ("tasks", f"{self.spec.get('tasks', '')} ({len(self.tasks):,}), {amount(self.epochs, 'epoch')}"),
             ("scorer", self.scorer),
