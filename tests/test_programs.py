@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, Number, RunContext, ToolOutput, tool
+from closeout import Agent, Boxed, Json, Number, RunContext, ToolOutput, tool
 from closeout.dialects.functions import call_source, functions_of, stubs
 from closeout.errors import UsageError
 from closeout.journal.events import Event, Repaired, ToolStarted
@@ -494,6 +494,10 @@ def test_agents_of_one_manager_share_the_tool_that_runs_programs() -> None:
     assert [each.spec.name for each in manager.local_tools].count("run_program") == 1
 
 
-async def test_a_whole_number_is_answered_without_a_fraction() -> None:
-    result, _, _ = await run([block("final_answer(84 / 2)")], answer=Boxed())
-    assert result.answer == "42"
+@pytest.mark.parametrize(
+    ("value", "contract", "answer"),
+    [("84 / 2", Boxed(), "42"), ("2 > 1", Boxed(), "yes"), ("2 < 1", None, "no"), ("2 > 1", Json({}), "true")],
+)
+async def test_a_value_is_answered_as_people_write_it(value: str, contract: Any, answer: str) -> None:
+    result, _, _ = await run([block(f"final_answer({value})")], answer=contract)
+    assert result.answer == answer

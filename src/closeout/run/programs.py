@@ -462,10 +462,12 @@ class _Execution:
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # 84 / 2 is 42.0 in Python, and 42 for people
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for form in _answer_forms(text, self._answers.contract.finish_prefix):
-            if self._answers.read(form).ok:
-                self._answer = form
-                return {"return_value": None}
+        texts = ("yes" if value else "no", text) if isinstance(value, bool) else (text,)  # a question is answered yes
+        for each in texts:
+            for form in _answer_forms(each, self._answers.contract.finish_prefix):
+                if self._answers.read(form).ok:
+                    self._answer = form
+                    return {"return_value": None}
         problem = self._answers.read(text).problem
         return {"exception": ValueError(f"{problem} {self._answers.contract.instruction()}".strip())}
 
