@@ -60,7 +60,7 @@ def run(
     epochs: Annotated[int, typer.Option(help="Trials of each task", min=1)] = 1,
     limit: Annotated[int | None, typer.Option(help="Take only the first tasks", min=1)] = None,
     field: Annotated[
-        list[str] | None, typer.Option(help="Where records hold id, question, answer or files: question=problem")
+        list[str] | None, typer.Option(help="Where records hold id, question, answer, files or tools: question=problem")
     ] = None,
     concurrency: Concurrency = "10",
     max_cost: Annotated[float | None, typer.Option(help="US dollars to spend", min=0)] = None,
