@@ -2,11 +2,11 @@
 
     python bench/evaluate.py size [--trials 10000] [--turns 5]
     python bench/evaluate.py kills [--trials 10000] [--turns 5] [--kills 100] [--workers 4]
-    python bench/evaluate.py ray [--trials 10000] [--turns 5] [--workers 2]
+    python bench/evaluate.py ray [--trials 10000] [--turns 5] [--workers 3]
 
 `size` runs scripted trials in one process. `kills` kills random workers of one evaluation at random moments, replaces
 them, and compares the table with what it must be. `ray` runs trials on a local Ray cluster of so many nodes, kills one
-after a third of the trials, adds another, and compares the table.
+after a third of the trials, and compares the table.
 """
 
 from __future__ import annotations
@@ -142,7 +142,6 @@ def measure_ray(folder: Path, trials: int, turns: int, nodes: int) -> None:
             await asyncio.sleep(0.5)
             finished = stores[0].progress("exact").finished if stores else 0
         await asyncio.to_thread(cluster.remove_node, members[-1], allow_graceful=False)
-        await asyncio.to_thread(cluster.add_node, num_cpus=1, **small)
         report = await running
         stores[0].close()
         return report, finished
@@ -172,7 +171,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--workers", type=int, help="processes (4), or nodes of the cluster (2)")
+    parser.add_argument("--workers", type=int, help="processes (4), or nodes of the cluster (3)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -180,7 +179,7 @@ def main() -> None:
             asyncio.run(measure_size(Path(folder), options.trials, options.turns))
             measure_files(Path(folder), options.trials)
         elif options.what == "ray":
-            measure_ray(Path(folder), options.trials, options.turns, options.workers or 2)
+            measure_ray(Path(folder), options.trials, options.turns, options.workers or 3)
         else:
             workers = options.workers or 4
             measure_kills(Path(folder), options.trials, options.turns, options.kills, workers, options.seed)
