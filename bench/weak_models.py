@@ -435,7 +435,7 @@ def main() -> None:
     parser.add_argument("--model", default="local", help="local, local:small, or a .gguf file")
     parser.add_argument("--base-url", help="a server that runs already, instead of the weights; leaves out in process")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the model")
-    parser.add_argument("--seconds", type=float, default=240, help="limit for a question")
+    parser.add_argument("--seconds", type=float, default=180, help="limit for a question")
     parser.add_argument("--minutes", type=float, help="begin no question after that time")
     parser.add_argument("--results", type=Path, default=Path("weak_models.jsonl"), help="where results are kept")
     parser.add_argument("--log", type=Path, help="write every request and tool call to this file")

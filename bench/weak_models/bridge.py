@@ -31,7 +31,7 @@ def search_documents(query: str) -> str:
     """Search the documents for a name or key words. Returns the passages that fit best.
 
     Args:
-        query: A name or a few key words, for example: Eiffel Tower height
+        query: A name or a few key words.
     """
     return _use("search_documents", query=query)
 
@@ -49,11 +49,12 @@ def calculate(expression: str) -> str:
     """Calculate arithmetic exactly. Knows + - * / // % ** ( ), sqrt, round, min, max, sum, mean, log, sin, pi and more.
 
     Args:
-        expression: Numbers and operators only, for example: (1914 - 1832) * 2
+        expression: Numbers and operators only.
     """
     return _use("calculate", expression=expression)
 
 
+# Their descriptions have no examples: small models copy them ("(1914 - 1832) * 2" made this one double its results).
 TOOLS = [search_documents, read_document, calculate]
 
 
