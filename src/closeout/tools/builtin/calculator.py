@@ -345,7 +345,7 @@ def why_unreadable(text: str, error: Exception | None = None) -> str:
     if words:
         return (
             f"'{text[:80]}' is not arithmetic: {', '.join(words[:3])} cannot be calculated. "
-            "Write numbers and operators only, without words and units, for example 1914 - 1832."
+            "Write numbers and operators only, without words and units, for example 36 / 8."
         )
     if text.count("(") != text.count(")"):
         return (
@@ -355,7 +355,7 @@ def why_unreadable(text: str, error: Exception | None = None) -> str:
         return f"'{text[:80]}' has a number that starts with 0. Write it without the zero."
     if re.search(r"[\d)]\s*(pi|e|tau|[a-z]+\()", text) or re.search(r"\d\s+\d", text):
         return f"'{text[:80]}' lacks an operator. Write * where two numbers are multiplied, for example 2 * pi."
-    return f"'{text[:80]}' cannot be read. Write an expression such as (1914 - 1832) * 2 or sqrt(16) + 15% of 80."
+    return f"'{text[:80]}' cannot be read. Write an expression such as (36 + 4.5) / 2 or sqrt(16) + 15% of 80."
 
 
 # ------------------------------------------------------------------------------------------------ evaluating
@@ -372,7 +372,7 @@ def evaluate(expression: str) -> str:
     """
     text = normalise(str(expression))
     if not text:
-        raise ToolError("The expression is empty. Write arithmetic, for example (1914 - 1832) * 2.")
+        raise ToolError("The expression is empty. Write arithmetic, for example (36 + 4.5) / 2.")
     if _NOISY.search(text):  # Python's parser would warn on stderr before it refuses the text
         raise ToolError(why_unreadable(text))
     try:
@@ -540,6 +540,6 @@ def calculate(expression: str) -> str:
     """Calculate arithmetic exactly. Knows + - * / // % ** ( ), sqrt, round, min, max, sum, mean, log, sin, pi and more.
 
     Args:
-        expression: Numbers and operators only, for example: (1914 - 1832) * 2
+        expression: Numbers and operators only, for example: (36 + 4.5) / 2
     """
     return evaluate(expression)
