@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -426,6 +427,37 @@ def test_a_snapshot_keeps_its_items_while_its_list_grows() -> None:
     with pytest.raises(IndexError):
         before[3]
     assert [shared_items(before, now), shared_items(now, [1, 2, 9]), shared_items((1, 5), now)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("rest", [[], [3], [9], [3, 4, 9], [3, 4, 5, 6]])
+@pytest.mark.parametrize("length", [0, 1, 2, 5])
+def test_snapshots_of_lists_made_from_each_other_share_what_is_equal(rest: list[int], length: int) -> None:
+    old = [1, 2, 3, 4, 5]
+    before, made = Snapshot(old[:length]), [*old[:2], *rest]
+    known = Snapshot(old), Snapshot(made, (old, 2))
+    assert shared_items(*known) == shared_items(old, made) == shared_items(old, Snapshot(made))
+    assert shared_items(before, known[1]) == shared_items(old[:length], made)
+    assert [known[1].kept_from(each) for each in (known[0], before, old)] == [2, 0, 0]
+
+
+def test_what_requests_share_is_the_same_with_evictions_and_new_attempts() -> None:
+    dialect, seen, messages = get_dialect("function_call"), history(), []
+    for event in (
+        *(accepted(turn) for turn in range(6)),
+        Evicted("main", 1, 3),
+        accepted(6),
+        Evicted("main", 1, 5),
+        AttemptStarted("main", 2),
+        *(accepted(turn) for turn in range(6)),
+        accepted(5),
+        Evicted("main", 2, 4),
+        Compacted("main", 2, 3, summary="s"),
+        accepted(7),
+    ):
+        seen.apply(event)
+        messages.append(dialect.render(seen.view(), Capabilities()).messages)
+    for before, now in pairwise(messages):
+        assert shared_items(before, now) == shared_items(list(before), list(now))
 
 
 @pytest.mark.parametrize("name", ["function_call", "cot_chat", "mcp_xml"])

@@ -54,13 +54,14 @@ class History:
         self._images = tuple(images)
         self._agent = agent
         self._steps: list[Step] = []  # only appended to; any other change makes a new list
+        self._origin: tuple[list[Step], int] | None = None  # the list before an eviction, and the steps both begin with
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
         self._summarised: tuple[str, ...] = ()  # handles of the first and the last result that a summary replaced
 
     @property
     def steps(self) -> Snapshot[Step]:
         """The accepted turns of the attempt, oldest first. Evicted results are stubs."""
-        return Snapshot(self._steps)
+        return Snapshot(self._steps, self._origin)
 
     def after(self, events: Iterable[Event]) -> Self:
         """Apply recorded events, and return the history."""
@@ -92,11 +93,11 @@ class History:
             event.turn, event.text, calls, returns=event.tool_returns(calls), reasoning=event.reasoning, raw=event.raw
         )
         if self._steps and self._steps[-1].turn == event.turn:  # repeated after a departure from the record
-            self._steps = self._steps[:-1]
+            self._replace(self._steps[:-1])
         self._steps.append(step)
 
     def _start(self, event: AttemptStarted) -> None:
-        self._steps = []
+        self._replace([])
         self.evicted_before = 0
         self._evictions = self._summarised = ()
         self._question = self._with_experience = "\n\n".join((self._task, *event.experiences))
@@ -105,7 +106,9 @@ class History:
         first, end = self._index_of(self.evicted_before), self._index_of(event.before)
         self.evicted_before = event.before
         self._evictions = (*self._evictions[-1:], event.before)
-        self._steps = [*self._steps[:first], *map(_stubbed, self._steps[first:end]), *self._steps[end:]]
+        steps = self._steps.copy()
+        steps[first:end] = map(_stubbed, self._steps[first:end])
+        self._replace(steps, kept=first)
 
     def _compact(self, event: Compacted) -> None:
         self._evictions = ()
@@ -120,7 +123,11 @@ class History:
         # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles must
         # alternate.
         self._question = f"{self._with_experience}\n\nSummary of your work so far:\n{event.summary}{readable}"
-        self._steps = self._steps[end:]
+        self._replace(self._steps[end:])
+
+    def _replace(self, steps: list[Step], kept: int = 0) -> None:
+        self._origin = (self._steps, kept) if kept else None
+        self._steps = steps
 
     def _index_of(self, turn: int) -> int:
         """Return the number of steps before a turn."""

@@ -61,6 +61,9 @@ class Transcript:
         self._key = ""
         self._steps: Sequence[Step] = ()
         self._messages: list[Message] = []
+        self._origin: tuple[list[Message], int] | None = (
+            None  # the messages before the last change, and how many it kept
+        )
         self._ends: list[int] = []  # the number of messages up to the end of each step
 
     def write(
@@ -81,7 +84,9 @@ class Transcript:
         same = shared_items(self._steps, steps) if head is self._head and key == self._key else 0
         if head is not self._head or same < len(self._ends):
             del self._ends[same:]
-            self._messages = self._messages[: self._ends[-1]] if same else list(head)
+            kept = self._ends[-1] if same else 0
+            self._origin = self._messages, kept
+            self._messages = self._messages[:kept] if same else list(head)
         for step in steps[same:]:
             done = step.rendered.get(key)
             if done is None:
@@ -89,7 +94,7 @@ class Transcript:
             self._messages += done
             self._ends.append(len(self._messages))
         self._head, self._key, self._steps = head, key, steps
-        return Snapshot(self._messages)
+        return Snapshot(self._messages, self._origin)
 
     def last_of(self, steps: int) -> int:
         """Return the index of the last message of so many steps."""
