@@ -19,6 +19,7 @@ MAX_PROGRAM = 100_000  # characters
 _MAX_FENCES = 20  # closing fences that are tried, as a string in the program may hold some
 
 _OPENING = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*(\w*)[ \t]*$")
+_NOT_BLANK = re.compile(r"\S")
 _TAGS = frozenset({"python", "py", "python3", "tool_code"})
 _EMPTY = Defect("empty", "Your last reply was empty. Write a program or give the answer.")
 _CUT = Defect("truncated", "Your last reply was cut off at the length limit. Write a shorter program.", refuses=True)
@@ -57,6 +58,8 @@ class ProgramReader:
         self._splitter = ThinkingSplitter()
         self._text = ""  # without reasoning
         self._line = 0  # where the line being written begins
+        self._searched = 0  # how far the line being written was searched for its end
+        self._blank = 0  # up to where it is blank
         self._shown = 0  # how much was announced
         self._code_from = -1  # where the program begins
         self._fences = 0
@@ -75,7 +78,7 @@ class ProgramReader:
         return events
 
     def _scan(self) -> Iterator[ReadEvent]:
-        while not self.complete and (end := self._text.find("\n", self._line)) >= 0:
+        while not self.complete and (end := self._text.find("\n", max(self._line, self._searched))) >= 0:
             line, start, self._line = self._text[self._line : end], self._line, end + 1
             opening = _OPENING.match(line)
             if self._code_from < 0 and opening and opening[2].lower() in _TAGS:
@@ -92,8 +95,10 @@ class ProgramReader:
         """What is new and certain: lines that are no fence."""
         if self.complete or self._code_from > self._shown:
             self._shown = max(self._shown, self._code_from)
-        last = self._text[self._line :]
-        until = len(self._text) if last.strip() and last.lstrip()[0] not in "`~" else self._line
+        self._searched = len(self._text)
+        first = _NOT_BLANK.search(self._text, max(self._line, self._blank))
+        self._blank = first.start() if first else self._searched
+        until = self._searched if first and first[0] not in "`~" else self._line
         if not self.complete and until > self._shown:
             piece, self._shown = self._text[self._shown : until], until
             yield ReadEvent("text" if self._code_from < 0 else "tool_arguments", piece)
