@@ -232,10 +232,10 @@ def kill_chain(
     chance = random.Random(seed)
     hits = 0
     for _ in range(kills):
-        pid = workers.start(folder)
-        while workers.running() and not (folder / "home" / "journal.sqlite3").exists():
-            time.sleep(0.002)
-        time.sleep(chance.uniform(0.0, 0.2))
+        pid, due = workers.start(folder), chance.randrange(len(PAYMENTS))
+        while workers.running() and not _has_paid(folder, due):
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, 0.02))
         with suppress(ProcessLookupError):
             if look is not None:
                 os.kill(pid, signal.SIGSTOP)  # alive and holding its locks, however long the bystander takes
@@ -243,6 +243,14 @@ def kill_chain(
             os.kill(pid, signal.SIGKILL)
         hits += workers.finish()["status"].startswith("killed")
     return hits, problems(folder, workers.run(folder))
+
+
+def _has_paid(folder: Path, payments: int) -> bool:
+    """Whether a run has made so many payments; if none are asked for, whether it has a journal."""
+    if not payments:
+        return (folder / "home" / "journal.sqlite3").exists()
+    paid = folder / "paid.txt"
+    return paid.exists() and len(paid.read_text().split()) >= payments
 
 
 def look_around(home: Path) -> None:
