@@ -207,6 +207,16 @@ async def test_near_misses_of_names_are_repaired_in_the_source_without_a_request
     assert {("serch", "search"), ("qeury", "query"), ("limt", "limit")} <= repaired
 
 
+async def test_a_variable_that_differs_only_in_case_is_repaired_in_the_source() -> None:
+    result, _, events = await run(
+        [block("Ö = 1\nnorth_beds = 38"), block("final_answer(North_beds + ö)")], answer=Number()
+    )
+    assert result.value == 39
+    assert [event.after for event in events if isinstance(event, Repaired)] == ["Ö", "north_beds"]
+    result, seen, _ = await run([block("beds = 1\nBeds = 2\nprint(BEDS)")])
+    assert "`BEDS` used when not defined" in seen[0]
+
+
 async def test_arguments_are_repaired_as_in_any_call() -> None:
     _, seen, events = await run([block("print(search('cat', limit='1'))")])
     assert seen == ["[{'title': 'cat 0'}]\n"]

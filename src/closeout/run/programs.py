@@ -346,26 +346,31 @@ class _Execution:
         return [each for each in found if each.rule != "unresolved-reference" or each.name not in known]
 
     def _corrected(self, code: str, findings: list[_Finding]) -> str | None:
-        """The program with the names of functions and parameters repaired that the findings are about."""
+        """The program with the names of functions, parameters and variables repaired that the findings are about."""
         tree = parse_python(code)
         if tree is None:
             return None
-        edits: list[tuple[int, int, str, str]] = []  # line, byte column, old, new
+        edits: dict[tuple[int, int], tuple[str, str]] = {}  # line and byte column: old, new
+        variables = self._sandbox.names | _bound_names(code)
         for finding in findings:
+            unknown = finding.rule == "unresolved-reference"
+            meant = [each for each in variables if unknown and each.casefold() == finding.name.casefold()]
             for node in ast.walk(tree):
+                if isinstance(node, ast.Name) and node.id == finding.name and len(meant) == 1:
+                    edits.setdefault((node.lineno, node.col_offset), (finding.name, meant[0]))
                 if not isinstance(node, ast.Call):
                     continue
-                if finding.rule == "unresolved-reference" and getattr(node.func, "id", None) == finding.name:
+                if unknown and getattr(node.func, "id", None) == finding.name:
                     new = self._function_for(finding.name, len(node.args), [each.arg for each in node.keywords])
                     if new is not None:
-                        edits.append((node.lineno, node.col_offset, finding.name, new))
+                        edits.setdefault((node.lineno, node.col_offset), (finding.name, new))
                 elif finding.rule == "unknown-argument":
                     for keyword in node.keywords:
                         new = self._parameter_for(node, keyword) if keyword.arg == finding.name else None
                         if new is not None:
-                            edits.append((keyword.lineno, keyword.col_offset, finding.name, new))
+                            edits.setdefault((keyword.lineno, keyword.col_offset), (finding.name, new))
         lines = code.encode().split(b"\n")
-        for line, column, old, new in sorted(set(edits), reverse=True):
+        for (line, column), (old, new) in sorted(edits.items(), reverse=True):
             text = lines[line - 1]
             lines[line - 1] = text[:column] + new.encode() + text[column + len(old.encode()) :]
             self.repairs.append(Repair("program_name", f"line {line}", old, after=new))
