@@ -15,7 +15,7 @@ path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "
 project = tomllib.loads(path.read_text("utf-8"))["project"]
 extras = project["optional-dependencies"]
 optional = [each for name, group in extras.items() if name not in ("all", "dev", "clients", "docs") for each in group]
-for requirement in [*project["dependencies"], *optional]:
+for requirement in dict.fromkeys([*project["dependencies"], *optional]):
     found = re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)", requirement)
     if found is None:
         sys.exit(f"{path.name}: '{requirement}' has no plain lower bound. Write it like name>=1.2.")

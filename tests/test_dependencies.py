@@ -15,7 +15,7 @@ EXTRAS = {
     for name, group in PROJECT["optional-dependencies"].items()
     if name not in ("all", "dev", "clients", "docs")
 }
-REQUIREMENTS = [*PROJECT["dependencies"], *(each for group in EXTRAS.values() for each in group)]
+REQUIREMENTS = list(dict.fromkeys([*PROJECT["dependencies"], *(each for group in EXTRAS.values() for each in group)]))
 
 
 def lowest(pyproject: Path) -> subprocess.CompletedProcess[str]:

@@ -21,9 +21,7 @@ def evaluations_shape(home: Path) -> list[dict[str, Any]]:
     return [
         {
             **each,
-            "state": _state(
-                each["state"], each["workers"], each["planned"] - each["finished"], each.get("suspended", 0)
-            ),
+            "state": _state(each["state"], each["workers"], each["planned"] - each["finished"], each["suspended"]),
         }
         for each in list_evaluations(home)
     ]
