@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from closeout.codec import decode_json, encode_json
-from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec, Usage
+from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from closeout.models.anthropic import AnthropicStream, read_message
 from closeout.models.openai import OpenAIStream, read_completion
 from closeout.models.streaming import ReplyBuilder, StreamReader
@@ -20,6 +20,7 @@ from closeout.server.api_errors import ApiError
 from closeout.server.governing import arguments_object, arguments_text
 from closeout.server.sse import event_bytes
 from closeout.server.upstream import UpstreamKind
+from closeout.server.usage import chat_usage, messages_usage, responses_usage
 
 __all__ = [
     "FORMATS",
@@ -171,15 +172,6 @@ def _offered(pairs: Iterator[tuple[ToolSpec | None, str]]) -> OfferedTools:
     return OfferedTools(tuple(functions), tuple(others))
 
 
-def _usage_openai(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.input_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cache_read_tokens},
-    }
-
-
 # ------------------------------------------------------------------------------------------------ Chat Completions
 
 
@@ -243,7 +235,7 @@ class ChatCompletions(NativeFormat):
             "created": int(time.time()),
             "model": reply.model or str(body.get("model") or ""),
             "choices": [choice],
-            "usage": _usage_openai(reply.usage),
+            "usage": chat_usage(reply.usage),
         }
 
     def writer(self, body: Mapping[str, Any]) -> Writer:
@@ -304,7 +296,7 @@ class _ChatWriter(Writer):
         yield self._chunk({}, reply.finish_reason)
         options = self.body.get("stream_options")
         if isinstance(options, dict) and options.get("include_usage"):
-            yield self._chunk({}, usage=_usage_openai(reply.usage))
+            yield self._chunk({}, usage=chat_usage(reply.usage))
         yield b"data: [DONE]\n\n"
 
 
@@ -367,20 +359,11 @@ class AnthropicMessages(NativeFormat):
             "content": _blocks(reply),
             "stop_reason": _stop_reason(reply),
             "stop_sequence": None,
-            "usage": _usage_anthropic(reply.usage),
+            "usage": messages_usage(reply.usage),
         }
 
     def writer(self, body: Mapping[str, Any]) -> Writer:
         return _MessagesWriter(body)
-
-
-def _usage_anthropic(usage: Usage) -> dict[str, int]:
-    return {
-        "input_tokens": max(usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens, 0),
-        "cache_read_input_tokens": usage.cache_read_tokens,
-        "cache_creation_input_tokens": usage.cache_write_tokens,
-        "output_tokens": usage.output_tokens,
-    }
 
 
 def _stop_reason(reply: ModelReply) -> str:
@@ -532,7 +515,7 @@ class _MessagesWriter(Writer):
             yield self._delta({"type": "input_json_delta", "partial_json": arguments_text(call)})
         yield from self._close()
         ending = {"stop_reason": _stop_reason(reply), "stop_sequence": None}
-        yield self._event("message_delta", delta=ending, usage=_usage_anthropic(reply.usage))
+        yield self._event("message_delta", delta=ending, usage=messages_usage(reply.usage))
         yield self._event("message_stop")
 
 
@@ -704,22 +687,12 @@ class _ResponsesWriter(Writer):
             yield from self._call(call)
         cut = reply.finish_reason in ("length", "content_filter")
         reason = "content_filter" if reply.finish_reason == "content_filter" else "max_output_tokens"
-        usage = reply.usage
         self.response |= {
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": reason} if cut else None,
             "model": reply.model or self.model,
             "output": self._output,
-            "usage": {
-                "input_tokens": usage.input_tokens,
-                "input_tokens_details": {
-                    "cached_tokens": usage.cache_read_tokens,
-                    "cache_write_tokens": usage.cache_write_tokens,
-                },
-                "output_tokens": usage.output_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage.total_tokens,
-            },
+            "usage": responses_usage(reply.usage),
         }
         yield self._event("response.incomplete" if cut else "response.completed", response=self.response)
 

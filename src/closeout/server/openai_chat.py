@@ -12,7 +12,6 @@ from aiohttp import web
 from closeout.codec import encode_json
 from closeout.journal.events import RunEnded, ToolStarted, TurnAccepted
 from closeout.journal.totals import RunTotals
-from closeout.messages import Usage
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation
@@ -20,6 +19,7 @@ from closeout.server.reply_text import ReplyText
 from closeout.server.response_state import Outcome
 from closeout.server.responses import check_form, check_model, check_tools, run_headers
 from closeout.server.sse import event_bytes, send_events
+from closeout.server.usage import chat_usage
 
 __all__ = ["add_chat"]
 
@@ -81,7 +81,7 @@ class _Chat:
         completion = {
             **self._head(run_id, "chat.completion"),
             "choices": [choice],
-            "usage": _usage(reader.totals.usage),
+            "usage": chat_usage(reader.totals.usage),
         }
         return web.Response(body=encode_json(completion), content_type="application/json", headers=run_headers(run_id))
 
@@ -122,7 +122,7 @@ class _Chat:
             return
         yield chunk({}, "stop")
         if with_usage:
-            yield event_bytes({**head, "choices": [], "usage": _usage(reader.totals.usage)})
+            yield event_bytes({**head, "choices": [], "usage": chat_usage(reader.totals.usage)})
         yield DONE
 
     def _head(self, run_id: str, kind: str) -> dict[str, Any]:
@@ -155,12 +155,3 @@ class _Reader:
             case RunEnded():
                 self.ended = event
         return ""
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.input_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cache_read_tokens},
-    }

@@ -22,6 +22,7 @@ from closeout.journal.events import (
 from closeout.journal.totals import RunTotals
 from closeout.run.waiting import PendingDecision, pending_of
 from closeout.server.reply_text import ReplyText
+from closeout.server.usage import responses_usage
 
 __all__ = ["Outcome", "ResponseId", "ResponseState"]
 
@@ -354,20 +355,7 @@ class ResponseState:
             "tools": [],
             "top_p": None,
             "truncation": "disabled",
-            "usage": self._usage() if outcome is not None else None,
-        }
-
-    def _usage(self) -> dict[str, Any]:
-        usage = self._totals.usage
-        return {
-            "input_tokens": usage.input_tokens,
-            "input_tokens_details": {
-                "cached_tokens": usage.cache_read_tokens,
-                "cache_write_tokens": usage.cache_write_tokens,
-            },
-            "output_tokens": usage.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.total_tokens,
+            "usage": responses_usage(self._totals.usage) if outcome is not None else None,
         }
 
 
