@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from closeout.models.http_errors import error_from_body, refuses_tools
 from closeout.models.streaming import EventReader, ReplyBuilder
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
-from closeout.server.formats import FORMATS, Format, NativeFormat, OfferedTools, Writer, decoded, with_hint
+from closeout.server.formats import FORMATS, Format, NativeFormat, OfferedTools, Writer, with_hint
 from closeout.server.governing import Governor, Verdict
 from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
@@ -288,7 +288,7 @@ class _Exchange:
             async for frames in stream:
                 passing = 0  # frames of `held` that may be passed on
                 for frame in frames:
-                    events = decoded(pieces.feed(frame))
+                    events = _decoded(pieces.feed(frame))
                     for event in events:
                         error = error_from_body(event, self._proxy.upstream.base)
                         if error is not None:
@@ -314,7 +314,7 @@ class _Exchange:
                     await out.write(b"".join(held[:passing]))
                     self._shown += "".join(held_text[:passing])
                     del held[:passing], held_text[:passing]
-        for event in decoded(pieces.close()):
+        for event in _decoded(pieces.close()):
             reader.take(event)
         if not reader.complete:
             raise StreamDropped("The upstream server broke off its reply.")
@@ -512,3 +512,16 @@ def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:
         tool_choice=None,
         stop=tuple(dict.fromkeys((*request.stop, *written.stop))),
     )
+
+
+def _decoded(frame: Sequence[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects in the data of events; what is not one is left out."""
+    found = []
+    for data in frame:
+        try:
+            value = decode_json(data, keep_surrogates=True)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found

@@ -1,0 +1,139 @@
+"""OpenAI's Chat Completions as a request format of the proxy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
+from closeout.models.openai import OpenAIStream, read_completion
+from closeout.models.streaming import ReplyBuilder, StreamReader
+from closeout.server.formats.format import NativeFormat, OfferedTools, Writer
+from closeout.server.formats.shared_fields import (
+    list_of_objects,
+    new_id,
+    offered_tools,
+    sampling,
+    tool_choice,
+    tool_spec,
+)
+from closeout.server.governing import arguments_text
+from closeout.server.sse import event_bytes
+from closeout.server.usage import chat_usage
+
+__all__ = ["ChatCompletions"]
+
+
+class ChatCompletions(NativeFormat):
+    """OpenAI's Chat Completions."""
+
+    path = "chat/completions"
+    protocol = "openai"
+
+    def tools(self, body: Mapping[str, Any]) -> OfferedTools:
+        def each() -> Iterator[tuple[ToolSpec | None, str]]:
+            for tool in list_of_objects(body.get("tools"), "tools"):
+                function = tool.get("function")
+                if isinstance(function, dict):
+                    yield tool_spec(function.get("name"), function.get("description"), function.get("parameters")), ""
+                else:
+                    custom = tool.get("custom")
+                    yield None, str((custom if isinstance(custom, dict) else tool).get("name") or "")
+
+        return offered_tools(each())
+
+    def messages(self, body: Mapping[str, Any]) -> list[Message]:
+        return [Message(message) for message in list_of_objects(body.get("messages"), "messages")]
+
+    def request(self, body: Mapping[str, Any], tools: OfferedTools) -> ModelRequest:
+        limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+        stop = body.get("stop")
+        return ModelRequest(
+            messages=self.messages(body),
+            tools=tools.functions,
+            tool_choice=tool_choice(body),
+            stop=tuple(stop) if isinstance(stop, list) else (stop,) if isinstance(stop, str) else (),
+            **sampling(body, limit),
+        )
+
+    def read(self, value: Any) -> ModelReply | None:
+        return read_completion(value)
+
+    def reader(self, builder: ReplyBuilder) -> StreamReader:
+        return OpenAIStream(builder, lambda _: None)
+
+    def repaired(self, value: dict[str, Any], reply: ModelReply) -> dict[str, Any]:
+        first, *rest = value["choices"]
+        message = {**first["message"], "content": reply.text or None}
+        message.pop("function_call", None)
+        if reply.tool_calls:
+            message["tool_calls"] = [_chat_call(call) for call in reply.tool_calls]
+        choice = {**first, "message": message, "finish_reason": reply.finish_reason}
+        return {**value, "choices": [choice, *rest]}
+
+    def whole(self, body: Mapping[str, Any], reply: ModelReply) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.tool_calls:
+            message["tool_calls"] = [_chat_call(call) for call in reply.tool_calls]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
+        return {
+            "id": new_id("chatcmpl-"),
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": reply.model or str(body.get("model") or ""),
+            "choices": [choice],
+            "usage": chat_usage(reply.usage),
+        }
+
+    def writer(self, body: Mapping[str, Any]) -> Writer:
+        return _ChatWriter(body)
+
+
+def _chat_call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments_text(call)},
+    }
+
+
+class _ChatWriter(Writer):
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__(body)
+        self._created = int(time.time())
+
+    def observe(self, event: Mapping[str, Any]) -> None:
+        self.begun = True
+        self.id = self.id or str(event.get("id") or "")
+        self.model = str(event.get("model") or self.model)
+        created = event.get("created")
+        self._created = created if isinstance(created, int) else self._created
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        choices = [] if "usage" in more else [{"index": 0, "delta": delta, "finish_reason": finish}]
+        self.id = self.id or new_id("chatcmpl-")
+        head = {"id": self.id, "object": "chat.completion.chunk", "created": self._created, "model": self.model}
+        return event_bytes({**head, "choices": choices, **more})
+
+    def begin(self) -> Iterator[bytes]:
+        if not self.begun:
+            self.begun = True
+            yield self._chunk({"role": "assistant", "content": ""})
+
+    def text(self, piece: str) -> Iterator[bytes]:
+        yield from self.begin()
+        if piece:
+            yield self._chunk({"content": piece})
+
+    def finish(self, reply: ModelReply) -> Iterator[bytes]:
+        yield from self.begin()
+        for index, call in enumerate(reply.tool_calls):
+            yield self._chunk({"tool_calls": [{"index": index, **_chat_call(call)}]})
+        yield self._chunk({}, reply.finish_reason)
+        options = self.body.get("stream_options")
+        if isinstance(options, dict) and options.get("include_usage"):
+            yield self._chunk({}, usage=chat_usage(reply.usage))
+        yield b"data: [DONE]\n\n"
