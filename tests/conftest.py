@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 from closeout.journal.store import close_stores
+
+if TYPE_CHECKING:
+    from aiohttp.test_utils import TestClient
+
+    from viewer_pages import Viewer
 
 # A test that is slow on a busy machine is not wrong.
 settings.register_profile("closeout", deadline=None)
@@ -28,3 +34,36 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     yield folder
     close_stores()
+
+
+# ------------------------------------------------------------------------------------------------ the viewer
+# What only these fixtures need is imported when a test asks for them.
+
+
+@pytest.fixture
+async def client(home: Path) -> AsyncIterator[TestClient]:
+    """A client of the viewer's server. Tests of other servers define their own."""
+    from aiohttp.test_utils import TestClient, TestServer
+
+    from viewer_server import viewer_app
+
+    async with TestClient(TestServer(viewer_app(home))) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """The system's Chromium."""
+    from viewer_pages import open_chromium
+
+    with open_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def viewer(home: Path, browser: Any) -> Iterator[Viewer]:
+    """The viewer of this test's runs in the browser."""
+    from viewer_pages import watched_viewer
+
+    with watched_viewer(home, browser) as viewer:
+        yield viewer

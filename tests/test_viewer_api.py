@@ -6,9 +6,7 @@ import asyncio
 import json
 import re
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -22,20 +20,7 @@ from closeout.server.viewer.export import export_run, joined_modules
 from closeout.server.viewer.routes import add_viewer
 from closeout.server.viewer.shapes import LONGEST_TEXT
 from many_runs import short_run, write_runs
-
-
-@pytest.fixture
-async def client(home: Path) -> AsyncIterator[TestClient]:
-    app = create_app(home)
-    add_viewer(app)
-    async with TestClient(TestServer(app)) as found:
-        yield found
-
-
-async def get(client: TestClient, path: str) -> Any:
-    response = await client.get(f"/viewer/api/{path}")
-    assert response.status == 200, await response.text()
-    return await response.json()
+from viewer_server import get
 
 
 async def test_the_pages_are_served_with_a_policy_that_runs_only_their_own_scripts(client: TestClient) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,7 @@ from closeout.journal.store import open_store
 from closeout.messages import ModelReply, Usage
 from closeout.testing import ScriptedClient, Turn, call, say
 from many_runs import short_run, write_runs
-from viewer_pages import Viewer, needs_chromium, open_chromium, run_apart, texts, watched_viewer
-
-pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
-pytestmark = needs_chromium
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def viewer(home: Path, browser: Any) -> Iterator[Viewer]:
-    with watched_viewer(home, browser) as viewer:
-        yield viewer
+from viewer_pages import Viewer, run_apart, texts
 
 
 @tool(read_only=True)

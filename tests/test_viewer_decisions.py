@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ from closeout import Agent, tool
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.run.waiting import pending_decisions
-from closeout.server.app import create_app
 from closeout.server.host import AgentHost
 from closeout.server.serving import agent_app
 from closeout.server.viewer.deciding import TOKEN_HEADER
-from closeout.server.viewer.routes import add_viewer
 from closeout.testing import ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import ask_user
-from viewer_pages import Viewer, needs_chromium, open_chromium, run_apart, texts, watched_viewer
+from viewer_pages import Viewer, run_apart, texts, watched_viewer
 
 HIDDEN = "\u202egnp.exe <img src=x onerror=alert(1)>\u200b"
 
@@ -52,14 +49,6 @@ async def decide(client: TestClient, run_id: str, decision: Any, **headers: str)
     body = decision if isinstance(decision, bytes) else json.dumps(decision).encode()
     response = await client.post(f"/viewer/api/runs/{run_id}/decisions", data=body, headers=sent)
     return response.status, await response.json()
-
-
-@pytest.fixture
-async def client(home: Path) -> AsyncIterator[TestClient]:
-    app = create_app(home)
-    add_viewer(app)
-    async with TestClient(TestServer(app)) as found:
-        yield found
 
 
 async def waiting_of(client: TestClient, run_id: str) -> list[dict[str, Any]]:
@@ -185,19 +174,6 @@ async def test_a_run_that_is_not_there_waits_for_nothing(client: TestClient, hom
 # ------------------------------------------------------------------------------------------------ the pages
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
-    with open_chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def viewer(home: Path, browser: Any) -> Iterator[Viewer]:
-    with watched_viewer(home, browser) as viewer:
-        yield viewer
-
-
 def made(home: Path, run_id: str) -> list[tuple[str, str, str | None, str]]:
     rows = open_store(home).rows(run_id)
     found = [row.event for row in rows if isinstance(row.event, ev.DecisionMade)]
@@ -209,7 +185,6 @@ def resume_apart(agent: Agent[Any], run_id: str) -> None:
         pool.submit(asyncio.run, agent.resume(run_id)).result()
 
 
-@needs_chromium
 def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer: Viewer, home: Path) -> None:
     question = call("ask_user", question="Which account?", options=["giro", HIDDEN])
     bank = Bank(home, call("pay", key="a"), call("pay", key="b", amount=90), call("pay", key=HIDDEN), question)
@@ -246,7 +221,6 @@ def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer:
     assert page.locator("main img").count() == 0
 
 
-@needs_chromium
 def test_the_page_shows_how_a_decided_run_continues_elsewhere(viewer: Viewer, home: Path) -> None:
     bank = Bank(home, call("pay", key="a"))
     run_id = run_apart(bank.agent, "Pay.")
@@ -259,7 +233,6 @@ def test_the_page_shows_how_a_decided_run_continues_elsewhere(viewer: Viewer, ho
     assert page.locator(".decisions").is_hidden()
 
 
-@needs_chromium
 def test_a_served_run_is_decided_and_followed_to_its_answer(browser: Any, home: Path) -> None:
     bank = Bank(home, call("pay", key="a"))
     with watched_viewer(home, browser, lambda _: agent_app(AgentHost(bank.agent, drain_seconds=0))) as viewer:
@@ -277,7 +250,6 @@ def test_a_served_run_is_decided_and_followed_to_its_answer(browser: Any, home: 
     assert bank.paid == [("a", 1)]
 
 
-@needs_chromium
 def test_a_second_decision_from_another_page_is_refused_with_its_reason(viewer: Viewer, home: Path) -> None:
     bank = Bank(home, call("pay", key="a"), call("pay", key="b"))
     run_id = run_apart(bank.agent, "Pay.")

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient
 
 from closeout import Agent, Number, tool
 from closeout.evaluate import evaluate
 from closeout.evaluate.outcome import RunOutcome
 from closeout.evaluate.scores import Score
 from closeout.evaluate.trials import Finished, TrialStore
-from closeout.server.app import create_app
-from closeout.server.viewer.routes import add_viewer
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 from many_trials import write_evaluation
 from test_viewer_browser import HOSTILE
-from viewer_pages import Viewer, needs_chromium, open_chromium, texts, watched_viewer
+from viewer_pages import Viewer, texts
+from viewer_server import get
 
 SIGNS = {"right": "✓", "wrong": "✗", "unanswered": "–", "failed": "!", "running": "●", "unfinished": "·"}
-
-
-@pytest.fixture
-async def client(home: Path) -> AsyncIterator[TestClient]:
-    app = create_app(home)
-    add_viewer(app)
-    async with TestClient(TestServer(app)) as found:
-        yield found
-
-
-async def get(client: TestClient, path: str) -> Any:
-    response = await client.get(f"/viewer/api/{path}")
-    assert response.status == 200, await response.text()
-    return await response.json()
 
 
 def outcomes(found: Any) -> dict[str, int]:
@@ -103,19 +87,6 @@ async def test_what_is_not_there_is_refused(client: TestClient, home: Path, path
 # ------------------------------------------------------------------------------------------------ the pages
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
-    with open_chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def viewer(home: Path, browser: Any) -> Iterator[Viewer]:
-    with watched_viewer(home, browser) as viewer:
-        yield viewer
-
-
 def evaluated(home: Path) -> None:
     """An evaluation of three tasks, two epochs: always right, always wrong, never answered."""
 
@@ -129,7 +100,6 @@ def evaluated(home: Path) -> None:
         pool.submit(asyncio.run, run).result()
 
 
-@needs_chromium
 def test_the_matrix_leads_to_a_trial_s_run_and_back(viewer: Viewer, home: Path) -> None:
     evaluated(home)
     page = viewer.open()
@@ -153,7 +123,6 @@ def test_the_matrix_leads_to_a_trial_s_run_and_back(viewer: Viewer, home: Path) 
     page.wait_for_selector(".matrix-row >> nth=2")
 
 
-@needs_chromium
 def test_a_trial_that_waits_leads_to_its_decision(viewer: Viewer, home: Path) -> None:
     @tool(approval="always")
     def pay(key: str) -> str:
@@ -170,7 +139,6 @@ def test_a_trial_that_waits_leads_to_its_decision(viewer: Viewer, home: Path) ->
     page.get_by_role("button", name="Approve", exact=True).wait_for()
 
 
-@needs_chromium
 def test_a_matrix_changes_while_the_evaluation_is_at_work(viewer: Viewer, home: Path) -> None:
     store = TrialStore(write_evaluation(home, "live", tasks=2, epochs=2, finished=0))
     store.register("a worker")
@@ -189,7 +157,6 @@ def test_a_matrix_changes_while_the_evaluation_is_at_work(viewer: Viewer, home: 
     store.close()
 
 
-@needs_chromium
 def test_of_ten_thousand_trials_each_can_be_reached_though_few_are_in_the_page(viewer: Viewer, home: Path) -> None:
     write_evaluation(home, "large", tasks=2000, epochs=5)
     page = viewer.open("#/evaluation/large")
@@ -209,7 +176,6 @@ def test_of_ten_thousand_trials_each_can_be_reached_though_few_are_in_the_page(v
     page.wait_for_selector(".evaluation-row")
 
 
-@needs_chromium
 @pytest.mark.parametrize("width", [400, 1200, 2000])
 def test_no_evaluation_is_wider_than_the_screen_or_part_of_the_page(viewer: Viewer, home: Path, width: int) -> None:
     hostile = "\n".join(HOSTILE).replace("\0", "").replace("\ud83d", "").replace("{", "").replace("}", "")
@@ -223,7 +189,6 @@ def test_no_evaluation_is_wider_than_the_screen_or_part_of_the_page(viewer: View
         assert page.evaluate(inside) == 0
 
 
-@needs_chromium
 def test_an_evaluation_that_is_not_there_is_an_error_that_says_so(viewer: Viewer, home: Path) -> None:
     page = viewer.open("#/evaluation/none")
     page.wait_for_selector("text=No evaluation none in")

@@ -15,19 +15,19 @@ from aiohttp import web
 from closeout import Agent
 from viewer_server import find_chromium, serve_viewer, viewer_app
 
-CHROMIUM = find_chromium()
-needs_chromium = pytest.mark.skipif(
-    not CHROMIUM, reason="no Chromium: install the system's package `chromium`, or set CHROME_PATH"
-)
-
 
 @contextmanager
 def open_chromium() -> Iterator[Any]:
+    """Open the system's Chromium. The test is skipped if it or Playwright is not installed."""
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `dev` has it)")
     from playwright.sync_api import sync_playwright
 
+    chromium = find_chromium()
+    if not chromium:
+        pytest.skip("no Chromium: install the system's package `chromium`, or set CHROME_PATH")
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
         yield browser
         browser.close()
 

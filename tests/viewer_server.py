@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import TestClient
 
 from closeout.server.app import create_app
 from closeout.server.viewer.routes import add_viewer
@@ -69,3 +71,10 @@ def serve_viewer(home: Path, make_app: Callable[[Path], web.Application] = viewe
     finally:
         loop.call_soon_threadsafe(stopped.set)
         thread.join(timeout=20)
+
+
+async def get(client: TestClient, path: str) -> Any:
+    """What the viewer's API returns for a path."""
+    response = await client.get(f"/viewer/api/{path}")
+    assert response.status == 200, await response.text()
+    return await response.json()
