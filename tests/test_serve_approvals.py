@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import openai
 import pytest
 
 from closeout import Agent, tool
+from closeout.journal.events import DecisionMade
 from closeout.run.waiting import record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, serve_script
 from closeout.tools.builtin import ask_tool
@@ -27,7 +29,7 @@ class Bank:
     def __init__(self) -> None:
         self.paid: list[str] = []
 
-    def agent(self, *calls: Any, done: str = "done") -> Agent[Any]:
+    def agent(self, *calls: Any, done: str = "done", **question: Any) -> Agent[Any]:
         @tool(approval="always")
         def pay(to: str) -> str:
             """Pay somebody."""
@@ -38,7 +40,7 @@ class Bank:
             over = view.messages[-1]["role"] == "tool" or "denied" in view.text
             return answer(done) if over else Turn(calls=calls)
 
-        return Agent(ScriptedClient(play), [pay, lookup, ask_tool()], name="bank")
+        return Agent(ScriptedClient(play), [pay, lookup, ask_tool(**question)], name="bank")
 
 
 @asynccontextmanager
@@ -166,6 +168,59 @@ async def test_a_run_that_was_decided_while_no_server_ran_continues_at_the_next_
         await served.host.wait(run_id)
         assert bank.paid == ["Ada"]
         assert (await client.responses.retrieve(f"{first.id}.1")).output_text == "done"
+
+
+async def status_of(served: Served, run_id: str) -> str:
+    async with served.http.get(f"{served.base_url}/runs/{run_id}") as response:
+        return str((await response.json())["status"])
+
+
+async def submitted(served: Served) -> str:
+    async with served.http.post(f"{served.base_url}/runs", json={"task": "Pay Ada."}) as response:
+        return str((await response.json())["run_id"])
+
+
+async def answered(served: Served, run_id: str) -> list[tuple[str, str]]:
+    """Wait for the answer of a run. Returns the decisions that it has needed, and by whom they were made."""
+    while await status_of(served, run_id) != "answered":  # noqa: ASYNC110  # a waiting run has no task to wait for
+        await asyncio.sleep(0.02)
+    events = [row.event for row in await served.host.rows(run_id)]
+    return [(each.text or each.verdict, each.by) for each in events if isinstance(each, DecisionMade)]
+
+
+async def test_a_run_continues_with_the_default_answer_in_time() -> None:
+    agent = Bank().agent(call("ask_user", question="Which account?"), max_wait=0.4, default="blue")
+    async with serving(agent) as served:
+        run_id = await submitted(served)
+        assert await answered(served, run_id) == [("blue", "default")]
+
+
+async def test_a_default_answer_that_took_effect_while_no_server_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Bank().agent(call("ask_user", question="Which account?"), max_wait=60, default="blue")
+    async with a_bank(agent) as (client, served):
+        first = await client.responses.create(model="bank", input="Pay Ada.")
+        run_id = first.metadata["run_id"] if first.metadata else ""
+        assert await status_of(served, run_id) == "waiting"
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 61)
+    async with a_bank(agent) as (client, served):
+        assert await answered(served, run_id) == [("blue", "default")]
+        assert (await client.responses.retrieve(first.id)).output_text == "Which account?"
+        assert (await client.responses.retrieve(f"{first.id}.1")).output_text == "done"
+
+
+async def test_a_default_answer_does_not_replace_an_approval(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank = Bank()
+    agent = bank.agent(call("pay", to="Ada"), call("ask_user", question="Which account?"), max_wait=60, default="blue")
+    async with serving(agent) as served:
+        run_id = await submitted(served)
+        await served.host.wait(run_id)
+        clock = time.time
+        monkeypatch.setattr(time, "time", lambda: clock() + 61)
+        assert (await status_of(served, run_id), bank.paid) == ("waiting", [])
+        assert [each.id for each in await served.host.decide(run_id, {"r1": True})] == ["r2"]
+        assert await answered(served, run_id) == [("approve", "api"), ("blue", "default")]
+        assert bank.paid == ["Ada"]
 
 
 async def test_a_decision_survives_kill_9(tmp_path: Path) -> None:

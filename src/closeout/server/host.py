@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from closeout.answers.contracts import Text
 from closeout.errors import JournalError, RunNotFound, UsageError
-from closeout.journal.events import ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
+from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.journal import Journal, new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo
@@ -86,6 +88,7 @@ class AgentHost:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
+        self._timers: set[asyncio.Task[None]] = set()  # resume waiting runs when their default answers take effect
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream
         self._recorder = ReplyRecorder(self._streams_text)
@@ -113,6 +116,8 @@ class AgentHost:
         An interrupted run is resumed when a host of the same name is entered.
         """
         self.stopping = True
+        for timer in self._timers:
+            timer.cancel()
         executing = [task for run_id, task in self._tasks.items() if run_id in self._executing]
         if executing:
             await asyncio.wait(executing, timeout=self._drain_seconds)
@@ -120,7 +125,7 @@ class AgentHost:
             if run_id in self._executing:
                 self.store.note(_resume_note(run_id), "1")  # its record will say "cancelled"
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), *self._timers, return_exceptions=True)
 
     async def _resume_interrupted(self) -> None:
         for record in reversed(await asyncio.to_thread(self.store.runs, MAX_SCANNED)):
@@ -134,7 +139,8 @@ class AgentHost:
                 continue
             if not self._is_own(rows) or not _is_awaited(rows):
                 continue
-            if record.status == "waiting" and pending_decisions(rows):
+            if record.status == "waiting" and (pending := pending_decisions(rows)):
+                self._resume_on_default(record.run_id, pending)
                 continue
             if _resumes_in_vain(rows) > MAX_RESUMES:
                 self._failures[record.run_id] = (
@@ -215,6 +221,7 @@ class AgentHost:
                 result = await self.agent.resume(run_id, listeners=[self._wakeups[run_id], self._recorder])
             self.ended[result.status] += 1
             self.usage += result.usage
+            self._resume_on_default(run_id, result.waiting)
         except asyncio.CancelledError:
             self.ended["cancelled"] += 1
             if not self.stopping:
@@ -268,7 +275,32 @@ class AgentHost:
             await self.store.off_loop(self.store.add_events, run_id, lambda *_: [noted])
         if not pending and run_id not in self._tasks:
             self._launch(run_id, streamed=bool((notes or {}).get("stream")))
+        self._resume_on_default(run_id, pending)
         return pending
+
+    def _resume_on_default(self, run_id: str, pending: Sequence[PendingDecision]) -> None:
+        """Resume a run as soon as all that it waits for has a default answer that counts."""
+        due = _default_time(pending)
+        if pending and due < math.inf and not self.stopping:
+            timer = asyncio.create_task(self._resume_at(run_id, due), name=f"default of run {run_id}")
+            self._timers.add(timer)
+            timer.add_done_callback(self._timers.discard)
+
+    async def _resume_at(self, run_id: str, due: float) -> None:
+        while (left := due - time.time()) > 0:  # noqa: ASYNC110 - the clock can be set meanwhile
+            await asyncio.sleep(left)
+        await self.wait(run_id)  # it has ended to wait, but its task may still be at it
+        try:
+            status = (await asyncio.to_thread(self.store.run, run_id)).status
+            rows = await self.rows(run_id)
+        except RunNotFound:
+            return  # it was deleted
+        except JournalError as error:
+            log.warning("Run %s cannot be read: %s", run_id, error)
+            return
+        is_due = status == "waiting" and _default_time(pending_decisions(rows)) <= time.time()
+        if is_due and _is_awaited(rows) and run_id not in self._tasks:  # else it was decided in the meantime
+            self._launch(run_id, streamed=bool(_notes(rows).get("stream")))
 
     async def wait(self, run_id: str, timeout: float | None = None) -> None:
         """Wait until a run is over, at most `timeout` seconds."""
@@ -360,12 +392,17 @@ def _is_awaited(rows: Sequence[Row]) -> bool:
     return isinstance(started, RunStarted) and started.origin[ORIGIN].get("api") != "chat"
 
 
+def _default_time(pending: Iterable[PendingDecision]) -> float:
+    """Return when the last of the default answers counts; infinity if something has none."""
+    return max((math.inf if each.expires is None else each.expires for each in pending), default=0.0)
+
+
 def _resumes_in_vain(rows: Sequence[Row]) -> int:
     """Return how many times a run was resumed since it last made progress."""
     count = 0
     for row in rows:
         if isinstance(row.event, RunResumed):
             count += 1
-        elif isinstance(row.event, (ModelReplied, ToolFinished)):
+        elif isinstance(row.event, (ModelReplied, ToolFinished, DecisionMade)):
             count = 0
     return count
