@@ -223,6 +223,20 @@ async def test_a_default_answer_does_not_replace_an_approval(monkeypatch: pytest
         assert bank.paid == ["Ada"]
 
 
+async def test_a_waiting_run_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Bank().agent(call("ask_user", question="Which account?"), max_wait=60, default="blue")
+    async with serving(agent) as served:
+        run_id = await submitted(served)
+        await served.host.wait(run_id)
+        async with served.http.post(f"{served.base_url}/runs/{run_id}/cancel") as response:
+            assert (await response.json())["status"] == "cancelled"
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 61)
+    async with serving(agent) as served:
+        assert await status_of(served, run_id) == "cancelled"
+        assert (served.host.active, served.host.queued) == (0, 0)
+
+
 async def test_a_decision_survives_kill_9(tmp_path: Path) -> None:
     (tmp_path / "bank_agent.py").write_text(
         "from closeout import Agent, tool\n"

@@ -232,21 +232,20 @@ class AgentHost:
             log.warning("Run %s cannot be executed: %s", run_id, error)
 
     async def _end_cancelled(self, run_id: str) -> None:
-        """Record the end of a run that was cancelled before it began."""
-        if (await asyncio.to_thread(self.store.run, run_id)).status != "interrupted":
+        """Record the end of a cancelled run that nobody executes: it has not begun, or it waits for a decision."""
+        if (await asyncio.to_thread(self.store.run, run_id)).status not in ("interrupted", "waiting"):
             return
         with suppress(JournalError):
             journal = await Journal.resume(self.store, run_id)
             await journal.end(RunEnded("main", "cancelled", "cancelled"))
 
-    async def cancel(self, run_id: str) -> bool:
-        """Cancel a run. Returns whether it was executed or queued here."""
+    async def cancel(self, run_id: str) -> None:
+        """Cancel a run that is executed or queued here, or that waits for a decision."""
         task = self._tasks.get(run_id)
-        if not isinstance(task, asyncio.Task):
-            return False
-        task.cancel()
-        await asyncio.wait([task])
-        return True
+        if isinstance(task, asyncio.Task):
+            task.cancel()
+            await asyncio.wait([task])
+        await self._end_cancelled(run_id)
 
     async def decide(
         self, run_id: str, decisions: Decisions, *, notes: Mapping[str, Any] | None = None
