@@ -196,6 +196,10 @@ WRITERS: dict[str, Writer] = {
     "mistral with ids": Writer("mistral", each("[TOOL_CALLS]{name}[CALL_ID]abcd1234{index}[ARGS]{json}")),
     "deepseek v3": Writer("deepseek_v3", wrapped("<｜tool▁calls▁begin｜>", each(_V3, "\n"), "<｜tool▁calls▁end｜>")),
     "deepseek r1": Writer("deepseek_r1", each(_V3, "\n")),
+    "deepseek v3, blanks": Writer(
+        "deepseek_v3",
+        wrapped("<|tool calls begin|>", each(_V3.replace("｜", "|").replace("▁", " "), "\n"), "<|tool calls end|>"),
+    ),
     "deepseek v3.1": Writer(
         "deepseek_v31",
         wrapped(
@@ -281,6 +285,12 @@ WRITERS: dict[str, Writer] = {
             "<|tools_prefix|>" + dumped([{name: arguments} for name, arguments in calls]) + "<|tools_suffix|>"
         ),
     ),
+    "k2 horizon": Writer(
+        "k2_horizon",
+        wrapped("<ifm|tool_calls>", each("<ifm|tool_call>{call}</ifm|tool_call>"), "</ifm|tool_calls>"),
+    ),
+    "pangu": Writer("pangu", wrapped("[unused11]", json_list, "[unused12]")),
+    "hyperclova": Writer("hyperclova", wrapped(" -> tool/function_call\n", json_list, "")),
     "gigachat": Writer("gigachat3", each("<|message_sep|>\n\nfunction call<|role_sep|>\n{call}"), several=False),
     "functionary 3.1": Writer("functionary-v3.1", each("<function={name}>{json}</function>")),
     "functionary 3.2": Writer("functionary-v3.2", each(">>>{name}\n{json}", "\n")),
@@ -325,6 +335,11 @@ WRITERS: dict[str, Writer] = {
     "minicpm": Writer(
         "minicpm_xml",
         tagged('<function name="{name}">', '<param name="{key}"><![CDATA[{value}]]></param>', "</function>\n"),
+        plain=True,
+    ),
+    "minicpm, no blank": Writer(
+        "minicpm_xml",
+        tagged('<functionname="{name}">', '<paramname="{key}">{value}</param>', "</function>\n"),
         plain=True,
     ),
     "solar": Writer(

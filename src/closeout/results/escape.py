@@ -41,16 +41,17 @@ _LATER_LINE = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]" + _OPENING)
 _TAG = re.compile(
     r"(?i)<(?=/?\s{0,8}(?:"
     r"(?:[a-z]{1,16}_)?tools?_?(?:call|result|response|output|use|name)s?\b|use_mcp_tool\b|server_name\b|arguments>|final_answer\b|observation\b"
-    r"|function_(?:call|result|response|output)s?\b|function(?:=|\s{1,8}name)|parameter(?:=|\s{1,8}name)|invoke\b|arg_(?:key|value)\b"
-    r"|(?:start|end)_function_(?:call|response)\b|role>|[se]op>|[|｜]DSML|[|｜]tool_call"
+    r"|function_(?:call|result|response|output)s?\b|function(?:=|[\sĠ]{0,8}name)|parameter(?:=|\s{1,8}name)|invoke\b|arg_(?:key|value)\b"
+    r"|(?:start|end)_function_(?:call|response)\b|role>|[se]op>|[|｜]DSML|[|｜]tool\\?[▁_ ]|ifm[|｜]"
     r"|think(?:ing)?\b|(?:start|end)_of_turn\b|[a-z]{2,16}:(?:tool|function|invoke|parameter|think)|s>|bos>|eos>"
     r"|<sys>>)"
     r"|/?[|｜][\w▁\"/-]{1,48}[|｜]?>|[\w▁/]{1,48}[|｜]>)"
 )
 _BRACKET = re.compile(
-    r"\[(?=/?(?:TOOL_CALLS?|TOOL_RESULTS?|AVAILABLE_TOOLS|TOOL_CONTENT|INST|ARGS|CALL_ID|THINK|SYSTEM_PROMPT|gMASK)\])"
+    r"\[(?=/?(?:TOOL_CALLS?|TOOL_RESULTS?|AVAILABLE_TOOLS|TOOL_CONTENT|INST|ARGS|CALL_ID|THINK|SYSTEM_PROMPT|gMASK|unused\d{1,3})\])"
     r"|(?<=functools)\["
 )
+_ARROW = "-> tool/function_call"
 # Code fences and lines that hold a call in the templates of Gemma and Functionary.
 _FENCE = re.compile(r"(?m)^([^\S\n]{0,8})`(?=``+(?:tool_code|tool_call|function_call|tool\s*$))")
 _HEADER = re.compile(r"(?m)>(?=>>[^\W\d][\w.-]{0,199}[^\S\n]{0,8}$)")
@@ -65,6 +66,8 @@ def escape_markers(text: str) -> str:
         text = _TAG.sub("&lt;", text)
     if "[" in text:
         text = _BRACKET.sub("&#91;", text)
+    if _ARROW in text:
+        text = text.replace(_ARROW, _ARROW.replace(">", "&gt;"))
     if "```" in text:
         text = _FENCE.sub(r"\1&#96;", text)
     if ">>>" in text:

@@ -57,7 +57,7 @@ def _block(source: Source, toolbox: Toolbox, marks: Marks, start: int, at: int) 
         return None
     end = at
     for _ in range(_MAX_VALUES):
-        if text[at : at + 1] not in ("{", "["):
+        if text[at : at + 1] not in ("{", "[") or text.startswith(marks.closers, at):  # Pangu's begins with "["
             break
         value, end = _value(source, marks, at)
         found = _calls(value, toolbox, marks) if value else []

@@ -210,6 +210,8 @@ _WRAPPERS = {
     "<invoke name=": "invoke",
     "<｜tool▁call": "deepseek_v3",
     "<|tool_calls_begin|>": "deepseek_v3",
+    "<|tool calls begin|>": "deepseek_v3",
+    "<｜tool calls begin｜>": "deepseek_v3",
     "<｜tool_calls_begin｜>": "step3",
     "<｜tool_call_begin｜>": "step3",
     "<|start|>assistant": "harmony",
