@@ -181,7 +181,7 @@ def test_a_description_cannot_end_its_docstring_or_the_block() -> None:
 async def test_a_program_calls_tools_and_closes_the_run() -> None:
     code = "titles = [row['title'] for word in ['a', 'b'] for row in search(word)]\nprint(titles)\nlen(titles)"
     result, seen, events = await run([block(code), block("final_answer(len(titles) * 10)")], answer=Number())
-    assert (result.status, result.value, result.usage.requests) == ("answered", 40, 2)
+    assert (result.status, result.value, result.usage.requests, result.turns) == ("answered", 40, 2, 2)
     assert seen == ["['a 0', 'a 1', 'b 0', 'b 1']\n4"]
     inner = [event for event in events if isinstance(event, ToolStarted) and event.name == "search"]
     assert [(event.agent, event.handle) for event in inner] == [("main/r1:program", "r1"), ("main/r1:program", "r2")]

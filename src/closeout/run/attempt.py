@@ -244,7 +244,7 @@ class Attempt:
             return self._roll_back(back, reading)
         self._accept(turn)
         if (answer := answer_given(turn.outcomes)) is not None:
-            return Stop(reason="answered", reading=replace(reading, text="", calls=(), answer=answer))
+            return Stop(reason="answered", reading=replace(reading, text="", calls=(), answer=answer), accepted=True)
         if self._circles():
             return Stop(reason="loop")
         await self._make_room()

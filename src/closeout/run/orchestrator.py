@@ -136,7 +136,7 @@ class Orchestrator:
 
 def _ended(attempt: Attempt, stop: Stop, result: AgentResult, path: str) -> AttemptEnded:
     experience = result.experience.text() if result.experience else ""
-    turns = attempt.turns + (stop.reading is not None)
+    turns = attempt.turns + (stop.reading is not None and not stop.accepted)
     return AttemptEnded(
         path, attempt.number, result.stop_reason, answer=result.answer, experience=experience, turns=turns
     )

@@ -35,11 +35,13 @@ class Stop:
             although it was asked to, or the limit or failure that ended the attempt.
         reading: The reply, for "answered" and "insisted".
         failure: What failed.
+        accepted: Whether the reply is a turn of the history: a program in it gave the answer.
     """
 
     reason: str
     reading: Reading | None = None
     failure: Failure | None = None
+    accepted: bool = False
 
     @property
     def text(self) -> str:
