@@ -499,7 +499,14 @@ def load_report(name: str, *, home: Path | str | None = None, scorer: str = "") 
 def read_report(store: TrialStore, scorer: str = "", stopped: str = "") -> Report:
     """Return the report of an open evaluation."""
     spec = store.spec
-    report = Report(store.path.stem, spec, store.tasks(), store.trials(), spec["scorers"][0], stopped)
+    report = Report(
+        name=store.path.stem,
+        spec=spec,
+        tasks=store.tasks(),
+        trials=store.trials(),
+        scorer=spec["scorers"][0],
+        stopped=stopped,
+    )
     return report.with_scorer(scorer) if scorer and scorer != report.scorer else report
 
 
