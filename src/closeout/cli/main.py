@@ -32,6 +32,9 @@ RunId = Annotated[str, typer.Argument(help="A run id from `closeout runs`")]
 Files = Annotated[list[str] | None, typer.Option("--file", "-f", help="A file for the task; may be repeated")]
 Instructions = Annotated[str | None, typer.Option("--instructions", "-s", help="What the agent should know or be")]
 Continue = Annotated[bool, typer.Option("--continue", "-c", help="Continue the last conversation, with its options")]
+Host = Annotated[str, typer.Option(help="Where to listen; addresses beyond loopback need a key")]
+Port = Annotated[int, typer.Option(help="The port; 0 chooses a free one", min=0, max=65535)]
+Keys = Annotated[str | None, typer.Option(help="A file with an API key on each line")]
 
 
 @app.command()
@@ -251,7 +254,7 @@ def runs(
 def view(
     run_id: Annotated[str | None, typer.Argument(help="The run to open; without it, the list of runs")] = None,
     html: Annotated[str | None, typer.Option(help="Write the run as one HTML file instead; - writes to stdout")] = None,
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 chooses a free one", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser")] = True,
 ) -> int:
     """See the runs in the browser: live, searched, compared, with every prompt, repair and rollback."""
@@ -301,9 +304,9 @@ def serve(
     dialect: Dialect = None,
     config: Settings = None,
     name: Annotated[str | None, typer.Option(help="The model name that clients use")] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; addresses beyond loopback need a key")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 chooses a free one", min=0, max=65535)] = 8080,
-    keys: Annotated[str | None, typer.Option(help="A file with an API key on each line")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    keys: Keys = None,
     max_runs: Annotated[int, typer.Option(help="Runs at the same time", min=1)] = 16,
     max_queue: Annotated[int, typer.Option(help="Runs that may wait", min=0)] = 256,
     drain: Annotated[float, typer.Option(help="Seconds that runs may continue after Ctrl-C or SIGTERM", min=0)] = 10.0,
@@ -343,9 +346,9 @@ def proxy(
     api: Annotated[str, typer.Option(help="What the server speaks: auto, openai or anthropic")] = "auto",
     dialect: Annotated[str, typer.Option(help="auto, or text: write tools into the prompt")] = "auto",
     record_only: Annotated[bool, typer.Option("--record-only", help="Repair nothing; record what would be")] = False,
-    host: Annotated[str, typer.Option(help="Where to listen; addresses beyond loopback need a key")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 chooses a free one", min=0, max=65535)] = 8090,
-    keys: Annotated[str | None, typer.Option(help="A file with an API key on each line")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8090,
+    keys: Keys = None,
     max_requests: Annotated[int, typer.Option(help="Requests at the same time", min=1)] = 512,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait", min=0)] = 1024,
 ) -> int:
