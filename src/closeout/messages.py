@@ -367,7 +367,7 @@ class ModelRequest:
     max_tokens: int | None = None
     constraint: Constraint | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    breakpoints: tuple[int, ...] = ()  # indexes of messages that end a stable prefix, for caches that are told
+    breakpoints: tuple[int, ...] = ()  # indexes of messages that end a stable prefix, for caches with explicit marks
     timeout: float | None = None  # seconds for this request, retries not counted
     shared: int = 0  # characters of `prompt`
 

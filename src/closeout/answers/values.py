@@ -147,7 +147,7 @@ def _fold(text: str) -> str:
 
 
 def _lists(rest: str, labels: Sequence[str]) -> bool:
-    """Tell whether what follows a label goes on to another one: "a, b", "a. paris, b. rome"."""
+    """Return whether another label follows a label: "a, b", "a. paris, b. rome"."""
     joined = "|".join(map(re.escape, labels))
     ends = r"\s*(?:[)\]）.:：,、;]|(?:and|or|&|和|或)(?!\w)|\Z)"
     return re.search(rf"(?:\A|[,、;]|(?<!\w)(?:and|or|&|和|或))\s*[(\[（]?(?:{joined}){ends}", rest) is not None

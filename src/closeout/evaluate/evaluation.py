@@ -159,7 +159,7 @@ async def retry(
         on_start: As for `evaluate`.
 
     Raises:
-        UsageError: There is no such evaluation, or the agent is another one.
+        UsageError: The evaluation does not exist, or was begun with another agent.
     """
     agent_for = _agent_for(agent)
     settings = settings or SweepSettings()
@@ -200,7 +200,7 @@ def _agent_for(agent: AgentSource) -> Callable[[EvalTask], Agent[Any]]:
 
 
 def _example(agent: AgentSource, task: EvalTask, *, on_ray: bool) -> Agent[Any]:
-    """Return the agent that an evaluation is described by: the only one, or that of the first task."""
+    """Return the agent that represents the evaluation: the only one, or that of the first task."""
     if isinstance(agent, Agent):
         if on_ray:
             raise UsageError(
@@ -225,7 +225,7 @@ def _as_list(scorer: ScorerSource | Sequence[ScorerSource]) -> list[ScorerSource
 
 
 def make_scorers(scorer: ScorerSource | Sequence[ScorerSource], home: Path) -> list[Scorer]:
-    """Return the scorers that `evaluate` was given."""
+    """Return the scorers for the `scorer` argument of `evaluate`."""
     return [make_scorer(each, home=home) for each in _as_list(scorer)]
 
 
@@ -250,7 +250,7 @@ async def rescore(name: str, scorer: ScorerSource, *, home: Path | str | None = 
         home: The folder that keeps the evaluation. None means `CLOSEOUT_HOME` or the user's data folder.
 
     Raises:
-        UsageError: There is no such evaluation or scorer.
+        UsageError: The evaluation or the scorer does not exist.
     """
     folder = home_folder() if home is None else Path(home)
     made = make_scorer(scorer, home=folder)
@@ -289,7 +289,7 @@ async def _score(store: TrialStore, scorer: Scorer, numbers: Sequence[int]) -> N
 
 
 def default_name(tasks: TaskSource, agent: Agent[Any]) -> str:
-    """Return the name of an evaluation that was not given one: the same for the same tasks and model."""
+    """Return the default name of an evaluation. It is the same for the same tasks and model."""
     what = Path(tasks).stem if isinstance(tasks, str | Path) else "tasks"
     model = agent.plan().client.name.rpartition("/")[2]
     readable = "".join(c if c.isalnum() or c in "._-" else "-" for c in f"{what}-{model}")
@@ -300,7 +300,7 @@ def shard_of(number: int, shard: int, shards: int) -> range:
     """Return the positions of the tasks in the `shard`-th of `shards` shares, from 1.
 
     Raises:
-        UsageError: There is no such share.
+        UsageError: `shard` is not between 1 and `shards`.
     """
     if not 1 <= shard <= shards:
         raise UsageError(f"A shard is i/n with i from 1 to n, got {shard}/{shards}.")

@@ -309,7 +309,7 @@ class Store:
                     if db.execute("PRAGMA data_version").fetchone() != version:
                         continue  # another process wrote meanwhile, perhaps a reference
                     db.executemany("DELETE FROM bodies WHERE hash=?", unused)
-                    # Other processes remember which bodies are stored: they are told to look again.
+                    # Other processes remember which bodies are stored. This makes them look again.
                     db.execute("INSERT OR REPLACE INTO notes VALUES (?,?)", (_DELETIONS, str(time.time_ns())))
                 return
 

@@ -141,7 +141,7 @@ class Encoded(str):
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of the text, for the model that `encode` was given."""
+        """Tokens of the text, as the model passed to `encode` counts them."""
         return count_tokens(self, self._model)
 
     @cached_property

@@ -127,7 +127,7 @@ def to_columns(value: Any) -> Any:
 
 
 def from_columns(value: Any) -> Any:
-    """Return the value that `to_columns` was given."""
+    """Undo `to_columns`: return the value that was passed to it."""
     if type(value) is list:
         return [from_columns(item) for item in value]
     if type(value) is not dict:

@@ -350,7 +350,7 @@ class Attempt:
         self.turns += 1
 
     def _circles(self) -> bool:
-        """Return whether the agent still goes in circles after it was told so once."""
+        """Return whether the agent is in a loop again after one warning."""
         step = self._history.steps[-1]
         finding = self._loops.see([called_through(call) for call in step.calls], step.returns)
         if not finding:

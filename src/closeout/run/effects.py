@@ -369,7 +369,7 @@ class ToolCalls:
         """Ask for the approval of a call, if its tool's policy wants that.
 
         Returns:
-            The call, with other arguments if whoever approved it has changed them; or the output of a denied call.
+            The call, with the arguments that were approved; or the output of a denied call.
 
         Raises:
             Suspended: There is no decision yet.

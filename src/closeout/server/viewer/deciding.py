@@ -24,7 +24,7 @@ def check_own_page(request: web.Request, token: str) -> None:
     """Refuse a request that no page of this server sent: other web pages can send requests to this computer, too.
 
     Raises:
-        HTTPForbidden: It names another origin, or has not the token that the server wrote into its page.
+        HTTPForbidden: It names another origin, or lacks the token that the server wrote into its page.
         HTTPUnsupportedMediaType: It is not JSON, which a page elsewhere may not send.
     """
     origin = request.headers.get("Origin")

@@ -103,7 +103,7 @@ class _Viewer:
         self._stopping = False
 
     async def stop(self, app: web.Application) -> None:
-        """End what would go on by itself: pages that follow runs, indexing."""
+        """End the background work: following runs for pages, indexing."""
         self._stopping = True
         for task in self._followers:
             task.cancel()
