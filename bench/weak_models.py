@@ -356,6 +356,7 @@ async def measure(options: argparse.Namespace, systems: list[str], upstream: str
             environment = {
                 **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
                 "WEAK_MODELS_SERVER": between.address,
+                "WEAK_MODELS_NAME": options.name,
             }
             own = {"WEAK_MODELS_WEIGHTS": options.model, "WEAK_MODELS_THREADS": str(options.threads)}
             own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -434,6 +435,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, help="only that many questions")
     parser.add_argument("--model", default="local", help="local, local:small, or a .gguf file")
     parser.add_argument("--base-url", help="a server that runs already, instead of the weights; leaves out in process")
+    parser.add_argument("--name", help="the model's name on the server; by default that of the file of its weights")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the model")
     parser.add_argument("--seconds", type=float, default=180, help="limit for a question")
     parser.add_argument("--minutes", type=float, help="begin no question after that time")
@@ -447,13 +449,14 @@ def main() -> None:
         if options.table:
             pass
         elif options.base_url:
-            options.model = options.base_url
+            options.model, options.name = options.base_url, options.name or "local"
             systems = [system for system in systems if system != "closeout_embedded"]
             asyncio.run(measure(options, systems, options.base_url))
         else:
             from closeout.models.weights import find_weights, pull_weights
 
             weights = find_weights(options.model) or pull_weights(options.model)
+            options.name = options.name or weights.stem
             with model_server(weights, options.threads) as address:
                 asyncio.run(measure(options, systems, address))
     print(table(read_results(options.results, options.model)))

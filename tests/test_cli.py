@@ -224,8 +224,17 @@ def test_tools_lists_what_an_agent_would_have(tmp_path: Path) -> None:
     assert done.json["problems"] == []
 
 
-@pytest.mark.parametrize(("model", "plain"), [("local", True), ("local:small", True), ("openai:gpt-5", False)])
-def test_an_embedded_model_gets_the_simple_search(tmp_path: Path, model: str, plain: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "plain"),
+    [
+        ("local", True),
+        ("local:small", True),
+        ("openai:gpt-5", False),
+        ("openai:qwen2.5:1.5b", True),
+        ("openai:qwen2.5:7b", False),
+    ],
+)
+def test_a_small_model_gets_the_simple_search(tmp_path: Path, model: str, plain: bool) -> None:
     options = RunOptions(model=model, docs=str(tmp_path), base_url="http://localhost:9/v1")
     (search,) = (tool for tool in make_agent(options).plan().offered_tools() if tool.name == "search_documents")
     assert ("limit" not in search.parameters["properties"]) == plain

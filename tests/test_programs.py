@@ -471,7 +471,15 @@ def test_without_the_library_the_extra_is_named() -> None:
 
 # ------------------------------------------------------------------------------------------------ by default
 
-WEAK = Capabilities(weak=True, completions=True, grammar=True, json_schema=True, known=True, preferred_dialect="code")
+WEAK = Capabilities(
+    weak=True,
+    completions=True,
+    native_tools=False,
+    grammar=True,
+    json_schema=True,
+    known=True,
+    preferred_dialect="code",
+)
 
 
 def asked_by_default(tools: Any) -> tuple[str | None, str | None]:

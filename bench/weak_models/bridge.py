@@ -17,7 +17,7 @@ from typing import Any
 SERVER = os.environ.get("WEAK_MODELS_SERVER", "")
 BASE_URL = f"{SERVER}/v1"
 API_KEY = "none"
-MODEL = "local"
+MODEL = os.environ.get("WEAK_MODELS_NAME", "local")  # the server takes any name
 MAX_REQUESTS = 10  # for a question
 MAX_TOKENS = 512  # of a reply
 INSTRUCTIONS = (

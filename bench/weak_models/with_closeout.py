@@ -1,4 +1,4 @@
-"""Closeout over HTTP, in the form of calls that the server's own chat template has."""
+"""Closeout over HTTP, in the form that it chooses by the model's name."""
 
 from bridge import API_KEY, BASE_URL, INSTRUCTIONS, MAX_REQUESTS, MAX_TOKENS, MODEL, TOOLS, answer_questions
 

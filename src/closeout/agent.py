@@ -759,6 +759,12 @@ class Agent(Generic[Value]):
             self._manager.add(program_tool)
         return True
 
+    def _fits_examples(self) -> bool:
+        """Whether the worked examples for small models are about tools such as this agent's."""
+        from closeout.dialects.prompts import examples_slots
+
+        return bool(examples_slots([each.spec for each in self._manager.local_tools]))
+
     def _with_model(self, tool: AnyTool, api_key: str | None) -> AnyTool:
         """Supply a tool that asks a model, and has none, with the one that the settings name or the agent's own."""
         from closeout.models.connect import connect
@@ -884,8 +890,12 @@ class Agent(Generic[Value]):
             return self._dialect
         capabilities = self._client.capabilities
         preferred = capabilities.preferred_dialect
+        if preferred == "code" and not self._prefers_programs:
+            # Native calls of a small model are worse than text only if the text has worked examples.
+            native = capabilities.weak and capabilities.native_tools and not self._fits_examples()
+            preferred = None if native else "cot_completion"
         if preferred:
-            return "cot_completion" if preferred == "code" and not self._prefers_programs else preferred
+            return preferred
         if not capabilities.chat:
             return "cot_completion"
         if not capabilities.native_tools:

@@ -131,6 +131,9 @@ class LLMSettings(_Section):
     max_tokens: int | None = Field(None, ge=1, description="tokens of one reply")
     max_context_length: int | None = Field(None, ge=256, description="tokens of prompt and reply together")
     images: bool | None = Field(None, description="whether the model takes images; unset: as known for its vendor")
+    small: bool | None = Field(
+        None, description="whether the model behind a server is small and needs worked examples; unset: by its name"
+    )
     timeout: float = Field(600.0, gt=0, description="seconds for one reply")
     max_retries: int = Field(5, ge=0)
     extra_body: dict[str, Any] = {}

@@ -118,6 +118,7 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     """
     from closeout.agent import Agent
     from closeout.answers.typed import named_contract
+    from closeout.models.connect import connect
 
     _refuse_empty(options)
     config = read_settings(options.config)
@@ -125,12 +126,12 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     model = options.model or model_in(config)
     if options.web and api_key is None:
         _check_search(config)
-    tools = _tools(options, config, small=model.partition(":")[0] == "local")
     if model.startswith("local:"):
         _check_weights(model)
+    client = connect(model, options.base_url, api_key, config.llm)
     agent = Agent(
-        model,
-        tools,
+        client,
+        _tools(options, config, small=model.partition(":")[0] == "local" or client.capabilities.weak),
         options.mcp,
         options.dialect,
         options.instructions,

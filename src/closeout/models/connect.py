@@ -135,7 +135,7 @@ def _remote(provider: str, name: str, url: str | None, key: str | None, settings
     if provider == "openai":
         from closeout.models.openai import OpenAIClient
 
-        return OpenAIClient(name, url, key, **options)
+        return OpenAIClient(name, url, key, small=settings.small, **options)
     from closeout.models.anthropic import AnthropicClient
 
     return AnthropicClient(name, url, key, **options)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from closeout.models.sizes import SMALL
+
 __all__ = ["ModelFile", "read_gguf"]
 
 _WANTED = {
@@ -40,7 +42,7 @@ class ModelFile:
     @property
     def small(self) -> bool:
         """Whether worked examples and constrained decoding are needed: fewer than 3 billion parameters."""
-        return self.parameters < 3 if self.parameters else self.size < _SMALL_FILE
+        return self.parameters < SMALL if self.parameters else self.size < _SMALL_FILE
 
     @property
     def takes_tools(self) -> bool:

@@ -112,8 +112,8 @@ class HTTPClient(BaseClient):
     def _constraint_options(self, constraint: Constraint) -> dict[str, Any]:
         """Return the parameters that make the server enforce a constraint; empty if it cannot."""
 
-    async def _learn_constraints(self, constraint: Constraint) -> None:
-        """Find out how this server takes a constraint, if there are several ways."""
+    async def _learn_server(self, request: ModelRequest) -> None:
+        """Find out what kind of server this is, if the form of the request depends on it."""
 
     def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
         """Learn from a refusal. Return whether the request may pass now."""
@@ -135,10 +135,9 @@ class HTTPClient(BaseClient):
     ) -> ModelReply:
         """Send a request once, and again as long as the server's refusals teach the client something."""
         usage = ONE_REQUEST
-        endpoint = self._endpoint(request)
         try:
-            if request.constraint is not None:
-                await self._learn_constraints(request.constraint)
+            await self._learn_server(request)
+            endpoint = self._endpoint(request)
             while True:
                 stream = on_delta is not None and self.capabilities.streaming and "stream" not in self._dropped
                 body = self._body(request, stream=stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +28,9 @@ from closeout.models import transport
 from closeout.models.catalog import Price, known_context
 from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_response
+from closeout.models.ollama import GENERATE_PATH, OLLAMA_PORT, generate_options, read_generated
 from closeout.models.retry import RetryPolicy
+from closeout.models.sizes import SMALL, parameters_in
 from closeout.models.stated_tokens import TokenReader
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
 
@@ -42,15 +45,25 @@ __all__ = [
     "tool_definitions",
 ]
 
+_log = logging.getLogger(__name__)
+
 OPENAI_URL = "https://api.openai.com/v1"
 _HEADS_KEPT = 1024
 DISCOVERY_SECONDS = 30.0  # timeout for asking which kind of server this is, before the first constraint
-CONTEXT_SECONDS = 5.0  # timeout for asking how long the model's context is
+CONTEXT_SECONDS = 5.0  # timeout for asking what a request can do without, such as how long the model's context is
 # vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
 # What vLLM, SGLang and llama.cpp support in addition to every server's features.
 _SELF_HOSTED: dict[str, Any] = {"completions": True, "json_schema": True, "grammar": True, "known": True}
-_OWNERS: Mapping[str, ServerKind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+# A small model is asked as the embedded ones are, because servers of such models complete texts as a rule. A grammar is
+# sent if the server turns out to take one.
+_SMALL_MODEL: dict[str, Any] = {"weak": True, "completions": True, "grammar": True, "preferred_dialect": "code"}
+_SMALL_REPLY = 1024  # tokens of a text completion, unless set; a small model may never stop
+_SMALL_ADVICE = (
+    "%s has fewer than 3 billion parameters, its server says. It gives more right answers with worked examples: "
+    "set llm.small=true, or name the model with its size."
+)
+_OWNERS: Mapping[str, ServerKind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "library": "ollama"}
 
 
 class OpenAIClient(HTTPClient):
@@ -69,6 +82,9 @@ class OpenAIClient(HTTPClient):
         max_tokens: See `temperature`.
         send_reasoning: Whether to send the reasoning of earlier turns back. "auto": unless the server is OpenAI's.
         server: The kind of server, for constraints. "auto": ask it before the first grammar or regular expression.
+        small: Whether it is a small model, which an agent gives worked examples. None: if its name states less than 3
+            billion parameters and the server is not OpenAI's. Where nothing else is set, text completions of a small
+            model have the temperature 0 and at most 1,024 tokens.
         prices: See `catalog.find_price`. Known prices apply only to OpenAI's own server.
         capabilities: Instead of what is known about the server.
 
@@ -96,6 +112,7 @@ class OpenAIClient(HTTPClient):
         max_tokens: int | None = None,
         send_reasoning: Literal["auto"] | bool = "auto",
         server: Literal["auto"] | ServerKind = "auto",
+        small: bool | None = None,
         prices: Mapping[str, Price | Sequence[float]] | None = None,
         capabilities: Capabilities | None = None,
     ) -> None:
@@ -118,10 +135,17 @@ class OpenAIClient(HTTPClient):
         self._chat = transport.Endpoint(f"{base}/chat/completions", sent)
         self._completions = transport.Endpoint(f"{base}/completions", sent)
         self._models = transport.Endpoint(f"{base}/models", sent)
+        self._generate = transport.Endpoint(self._models.origin + GENERATE_PATH, sent)
         self._kind: ServerKind | None = "openai" if self._own_host else None if server == "auto" else server
         self.capabilities = capabilities or _assumed(self._own_host, self._kind)
         if capabilities is None and self._own_host:
             self.capabilities = replace(self.capabilities, max_context=known_context(model))
+        if small is None and capabilities is None and not self._own_host:
+            billions = parameters_in(model)
+            small = None if billions is None else billions < SMALL
+        self._may_be_small = small is None and capabilities is None and not self._own_host
+        if small:
+            self.capabilities = replace(self.capabilities, **_SMALL_MODEL)
         self._server_context: int | None = None  # what the server states
         self._context_asked = self._own_host  # OpenAI's list of models does not state it
         # api.openai.com refuses max_tokens for its reasoning models; other servers support nothing else.
@@ -133,7 +157,12 @@ class OpenAIClient(HTTPClient):
     # -------------------------------------------------------------------------------- requests
 
     def _endpoint(self, request: ModelRequest) -> transport.Endpoint:
-        return self._chat if request.prompt is None else self._completions
+        if request.prompt is None:
+            return self._chat
+        return self._generate if self._is_for_ollama(request) else self._completions
+
+    def _is_for_ollama(self, request: ModelRequest) -> bool:
+        return request.prompt is not None and self._kind == "ollama" and self.capabilities.weak
 
     def _body(self, request: ModelRequest, *, stream: bool) -> bytes:
         """Return the body with the conversation last: each body of a run then begins with the one before."""
@@ -173,6 +202,8 @@ class OpenAIClient(HTTPClient):
         if stream:
             options |= {"stream": True, "stream_options": {"include_usage": True}}
         options = {name: value for name, value in options.items() if name not in self._dropped}
+        if self._is_for_ollama(request):
+            options = generate_options(options)
         return {**options, **self._extra, **request.extra_body}
 
     def _asked(self, request: ModelRequest) -> dict[str, Any]:
@@ -184,7 +215,10 @@ class OpenAIClient(HTTPClient):
         }
         if request.constraint is not None:
             options |= self._constraint_options(request.constraint)
-        return {name: value for name, value in options.items() if value is not None}
+        stated = {name: value for name, value in options.items() if value is not None}
+        if self.capabilities.weak and request.prompt is not None:
+            return {"temperature": 0.0, self._limit_name: _SMALL_REPLY} | stated
+        return stated
 
     def _constraint_options(self, constraint: Constraint) -> dict[str, Any]:
         """Return a JSON schema as `response_format`; a grammar or regular expression as the kind of server takes it.
@@ -205,12 +239,25 @@ class OpenAIClient(HTTPClient):
 
     # -------------------------------------------------------------------------------- replies
 
-    async def _learn_constraints(self, constraint: Constraint) -> None:
-        if self._kind is None and constraint.kind != "json_schema":
-            await self.discover()
+    async def _learn_server(self, request: ModelRequest) -> None:
+        has_grammar = request.constraint is not None and request.constraint.kind != "json_schema"
+        small = self.capabilities.weak
+        if self._kind is not None or not (has_grammar or (small and request.prompt is not None)):
+            return
+        try:
+            await self._discover(CONTEXT_SECONDS if small else DISCOVERY_SECONDS)
+        except ModelError:
+            if not small:
+                raise
+            self._kind = "openai"  # the reply to the request shows what the server takes
+
+    def _warnings(self, request: ModelRequest) -> tuple[str, ...]:
+        # Small models get a grammar by default, wherever the server takes one.
+        is_tried = self.capabilities.weak and request.constraint is not None and request.constraint.kind == "grammar"
+        return () if is_tried else super()._warnings(request)
 
     def _read(self, value: Any) -> ModelReply | None:
-        reply = read_completion(value)
+        reply = read_completion(value) or read_generated(value)
         if reply is not None and reply.reasoning:
             self._learn_reasoning(reasoning_field(value["choices"][0]["message"]))
         return reply
@@ -257,7 +304,10 @@ class OpenAIClient(HTTPClient):
             # A server may lack such a list; if it fails, the request fails too.
             with suppress(ModelError):
                 _, data = await self._ask_for_models(CONTEXT_SECONDS)
-                self._server_context = _context(_entry(data, self.model))
+                entry = _entry(data, self.model)
+                self._server_context = _context(entry)
+                if self._may_be_small and _is_small(entry):
+                    _log.warning(_SMALL_ADVICE, self.name)
             self._context_asked = True
         return self.capabilities.max_context or self._server_context
 
@@ -269,16 +319,22 @@ class OpenAIClient(HTTPClient):
         Raises:
             ModelError: The server cannot be asked.
         """
-        response, data = await self._ask_for_models(DISCOVERY_SECONDS)
+        return await self._discover(DISCOVERY_SECONDS)
+
+    async def _discover(self, seconds: float) -> Capabilities:
+        response, data = await self._ask_for_models(seconds)
         if response.status in {401, 403}:
             raise error_from_response(response.status, response.headers, data, self._models.origin)
         entry = _entry(data, self.model)
         known = self._kind or _OWNERS.get(str(entry.get("owned_by")))
-        self._kind = known or "openai"
+        on_port: ServerKind = "ollama" if urlsplit(self.base_url).port == OLLAMA_PORT else "openai"
+        self._kind = known or on_port
         self._heads.clear()
         self._context_asked = True
         # Keep the rest: what the user has set, and that the server has refused tools.
-        learned: dict[str, Any] = {} if self._kind == "openai" else _SELF_HOSTED
+        learned: dict[str, Any] = {} if self._kind in ("openai", "ollama") else _SELF_HOSTED
+        if self._may_be_small and _is_small(entry):
+            learned = {**_SMALL_MODEL, **learned}
         context = _context(entry) or self.capabilities.max_context
         self.capabilities = replace(self.capabilities, max_context=context, **learned)
         return self.capabilities
@@ -300,7 +356,7 @@ def _assumed(own_host: bool, kind: ServerKind | None) -> Capabilities:
     """Return what servers of a kind support; for an unknown kind, what nearly all do."""
     if own_host:
         return Capabilities(json_schema=True, images=True, known=True)
-    if kind is None or kind == "openai":
+    if kind in (None, "openai", "ollama"):
         return Capabilities()
     return Capabilities(**_SELF_HOSTED)
 
@@ -315,6 +371,13 @@ def _entry(data: bytes, model: str) -> dict[str, Any]:
     return next((entry for entry in found if entry.get("id") == model), found[0] if len(found) == 1 else {})
 
 
+def _is_small(entry: Mapping[str, Any]) -> bool:
+    """Whether a server says that the model is small, as llama.cpp does."""
+    meta = entry.get("meta")
+    parameters = meta.get("n_params") if isinstance(meta, dict) else None
+    return isinstance(parameters, int) and 0 < parameters < SMALL * 1e9
+
+
 def _context(entry: Mapping[str, Any]) -> int | None:
     """Return the context length that a server states: llama.cpp under `meta`, others in one of `_CONTEXT_FIELDS`."""
     meta = entry.get("meta")
@@ -325,7 +388,7 @@ def _context(entry: Mapping[str, Any]) -> int | None:
 # ------------------------------------------------------------------------------------------------ requests
 
 
-ServerKind = Literal["openai", "vllm", "sglang", "llama.cpp"]
+ServerKind = Literal["openai", "vllm", "sglang", "llama.cpp", "ollama"]
 
 # Our keys, not the protocol's: the encoder decides how reasoning is sent.
 _PRIVATE = frozenset({"reasoning_content", "reasoning", "reasoning_details"})

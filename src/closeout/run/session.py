@@ -16,7 +16,7 @@ from closeout.dialects.constrain import PROGRAM_GRAMMAR, action_constraint
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.prompts import examples_slots
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
-from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError
+from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
 from closeout.journal.events import Noted
 from closeout.messages import (
     Constraint,
@@ -49,6 +49,7 @@ SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect before the run
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
 CONSTRAINED = ("cot_chat", "cot_completion", "code")  # dialects that have a form to hold a reply to
+NO_ENDPOINT = (404, 405, 501)  # what a server answers at an address that it does not have
 PRIMER = "Thought:"  # what a text prompt ends with
 REPEATING = Defect("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
 INVENTED = Defect(
@@ -83,6 +84,7 @@ class ModelSession:
         self._salvaged_in_a_row = 0
         self._switched = False
         self._constraint_refused = False
+        self._texts_taken = False  # the server has completed a text
         self._constraints: dict[tuple[Any, ...], Constraint | None] = {}  # by what they depend on
         self._listener: ReplyListener | None = None  # of the last reply, if it was streamed
         self._last_request = ModelRequest()
@@ -95,35 +97,48 @@ class ModelSession:
     async def query(self, history: History, info: RequestInfo, rollbacks: RollbackPolicy) -> Reading:
         """Ask for the next action or the answer, and read the reply.
 
-        A prompt that is too long is shortened once; what the server does not take is left out once.
+        A prompt that is too long is shortened once; what the server does not take is left out.
 
         Raises:
             ModelError: The request failed.
         """
-        recovered = False
+        shrunk = False
         while True:
             request = self.render(history, info.note, draft=rollbacks.draft, withheld=rollbacks.withheld)
             listener = self._new_listener(info.turn) if self._streams else None
             self._listener = listener
             try:
                 reply = await self.calls.request(rollbacks.adjust(request), info, on_delta=listener)
-            except (ContextOverflow, BadRequest) as error:
-                if recovered or not self._recover(error, history, info.attempt):
+            except ContextOverflow:
+                if shrunk or not self._keeper.shrink(history, info.attempt, "overflow"):
                     raise
-                recovered = True
+                shrunk = True
+            except (BadRequest, ModelNotFound, ServerFailed) as error:
+                if not self._leave_out(error):
+                    raise
             else:
+                self._texts_taken = self._texts_taken or request.prompt is not None
                 return self.read(reply)
 
-    def _recover(self, error: ModelError, history: History, attempt: int) -> bool:
-        """Change what a server refused. Returns whether there was anything to change."""
-        if isinstance(error, ContextOverflow):
-            return self._keeper.shrink(history, attempt, "overflow")
-        if self._constrains:
-            self._constraint_refused = True
-            self._warn("Constraint", "The server does not take the constraint on replies; the run continues without.")
+    def _leave_out(self, error: ModelError) -> bool:
+        """Do without what a server refused, each thing once. Returns whether there was anything."""
+        if isinstance(error, BadRequest) and error.status not in NO_ENDPOINT:
+            if self._constrains:
+                self._constraint_refused = True
+                text = "The server does not take the constraint on replies; the run continues without."
+                self._warn("Constraint", text)
+                return True
+            if self._tools_refused:
+                self._switch_dialect("cot_chat", "The server does not take tools")
+                return True
+        if self._last_request.prompt is None or self._texts_taken or not self.capabilities.chat:
+            return False
+        if self.dialect.name == "code":
+            self.capabilities = replace(self.capabilities, completions=False)
+            self._warn("Dialect", "The server does not complete texts; the run continues as a chat.")
             return True
-        if self._tools_refused:
-            self._switch_dialect("cot_chat", "The server does not take tools")
+        if self.dialect.name == "cot_completion" and self._plan.may_switch_dialect and not self._switched:
+            self._switch_dialect("cot_chat", "The server does not complete texts")
             return True
         return False
 
