@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from closeout.dialects.constrain import PROGRAM_GRAMMAR
 from closeout.messages import Constraint, Delta, Message, ModelRequest
 from closeout.models.connect import connect
 from closeout.models.openai import OpenAIClient
@@ -77,3 +78,14 @@ async def test_a_reply_that_is_cut_leaves_a_server_that_answers_at_once(client: 
 async def test_its_grammar_binds_the_reply(client: OpenAIClient) -> None:
     constraint = Constraint("grammar", 'root ::= "yes" | "no"')
     assert (await client.complete(chat("a", constraint=constraint))).text in ("yes", "no")
+
+
+async def test_the_size_that_it_states_makes_a_small_model(client: OpenAIClient) -> None:
+    able = await client.discover()
+    assert (able.weak, able.preferred_dialect) == (True, "code")
+
+
+async def test_it_takes_the_grammar_of_programs_for_a_text(client: OpenAIClient) -> None:
+    constraint = Constraint("grammar", PROGRAM_GRAMMAR)
+    reply = await client.complete(ModelRequest(prompt="abc", constraint=constraint, max_tokens=24))
+    assert reply.text.startswith("```python\n")

@@ -48,9 +48,10 @@ def program(view: Any) -> str:
     ("kind", "constraint"),
     [("llamacpp", "grammar"), ("vllm", "structured_outputs"), ("sglang", "ebnf"), ("somebody", None)],
 )
-async def test_a_small_model_gets_one_text_with_examples(kind: str, constraint: str | None) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_small_model_gets_one_text_with_examples(kind: str, constraint: str | None, stream: bool) -> None:
     async with serve_script(program, kind=kind) as server:
-        result = await agent(SMALL, server.base_url).run(QUESTION)
+        result = await agent(SMALL, server.base_url, stream=stream).run(QUESTION)
     assert (result.answer, result.warnings) == ("240", ())
     assert [request.path for request in server.requests] == ["/v1/completions"] * 2
     first, second = (request.json for request in server.requests)
@@ -67,10 +68,10 @@ async def test_ollama_is_asked_at_the_address_that_inserts_no_chat_template() ->
     counts = {"done": True, "eval_count": 9, "prompt_eval_count": 90}
     replies = [{"model": SMALL, "response": text, **counts} for text in (LOOK_UP, COMPUTE)]
     async with raw_server(listed, *map(http, replies)) as seen:
-        result = await agent(SMALL, f"{seen.url}/v1", stream=True, temperature=0.5).run(QUESTION)
+        result = await agent(SMALL, f"{seen.url}/ollama/v1", stream=True, temperature=0.5).run(QUESTION)
     assert (result.answer, result.warnings) == ("240", ())
     assert (result.usage.input_tokens, result.usage.output_tokens) == (180, 18)
-    assert [head.split()[1] for head in seen.heads] == ["/v1/models", "/api/generate", "/api/generate"]
+    assert [head.split()[1] for head in seen.heads] == ["/ollama/v1/models", *["/ollama/api/generate"] * 2]
     sent = seen.sent[1]
     options = {"temperature": 0.5, "num_predict": 1024, "stop": ["\nResult:", "\nQuestion:"]}
     assert sent.keys() == {"model", "prompt", "raw", "stream", "options"}
@@ -208,9 +209,10 @@ async def test_without_tools_for_the_worked_examples_a_small_model_is_asked_as_o
     assert not seen.sent[0].keys() & {"temperature", "max_tokens"}
 
 
-async def test_a_dialect_that_is_set_is_used() -> None:
+@pytest.mark.parametrize("options", [{"dialect": "function_call"}, {"config": {"llm": {"images": True}}}])
+async def test_a_dialect_that_is_set_is_used_and_pictures_need_a_chat(options: dict[str, Any]) -> None:
     async with raw_server(http(chat(r"\boxed{240}"))) as seen:
-        await agent(SMALL, f"{seen.url}/v1", dialect="function_call").run(QUESTION)
+        await agent(SMALL, f"{seen.url}/v1", **options).run(QUESTION)
     assert paths(seen) == ["chat/completions"]
     assert "tools" in seen.sent[0]
 

@@ -135,7 +135,9 @@ def _remote(provider: str, name: str, url: str | None, key: str | None, settings
     if provider == "openai":
         from closeout.models.openai import OpenAIClient
 
-        return OpenAIClient(name, url, key, small=settings.small, **options)
+        # Pictures need a chat.
+        small = False if settings.small is None and settings.images else settings.small
+        return OpenAIClient(name, url, key, small=small, **options)
     from closeout.models.anthropic import AnthropicClient
 
     return AnthropicClient(name, url, key, **options)

@@ -135,7 +135,7 @@ class OpenAIClient(HTTPClient):
         self._chat = transport.Endpoint(f"{base}/chat/completions", sent)
         self._completions = transport.Endpoint(f"{base}/completions", sent)
         self._models = transport.Endpoint(f"{base}/models", sent)
-        self._generate = transport.Endpoint(self._models.origin + GENERATE_PATH, sent)
+        self._generate = transport.Endpoint(base.removesuffix("/v1") + GENERATE_PATH, sent)
         self._kind: ServerKind | None = "openai" if self._own_host else None if server == "auto" else server
         self.capabilities = capabilities or _assumed(self._own_host, self._kind)
         if capabilities is None and self._own_host:
