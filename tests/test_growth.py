@@ -30,9 +30,12 @@ def test_decoding_is_linear_whatever_the_text(form: str, unit: str) -> None:
 
 
 @pytest.mark.parametrize("blank", [" ", "\t", "\u2028", "\u3000", "\r"])
+@pytest.mark.parametrize(("before", "behind"), [("", ""), ("```", "!\n")])
 @pytest.mark.parametrize("reader", [name for name in growth.READERS if name.endswith("reader")])
-def test_a_reader_of_streams_reads_a_long_blank_line_in_linear_time(reader: str, blank: str) -> None:
-    assert growth.growth(reader, ("", blank, "")).exponent < growth.LIMIT
+def test_a_reader_of_streams_reads_a_long_blank_in_linear_time(
+    reader: str, before: str, behind: str, blank: str
+) -> None:
+    assert growth.growth(reader, (before, blank, behind)).exponent < growth.LIMIT
 
 
 def test_the_rig_finds_a_reader_whose_time_grows_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterable
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from closeout import Agent, Boxed, Json, Number, RunContext, ToolOutput, tool
 from closeout.dialects.functions import call_source, functions_of, stubs
@@ -130,12 +134,46 @@ def test_a_program_of_the_models_own_is_read_whatever_it_calls(text: str) -> Non
     assert ProgramReader("run_program", {"search", "wipe"}, {"wipe"}).close(ModelReply(text)).calls
 
 
-def test_a_program_is_announced_while_it_is_written() -> None:
+def announced(text: str, cuts: Iterable[int] = ()) -> tuple[list[tuple[str, str]], bool]:
+    """What is announced of a text that is fed in pieces, and whether it completes the reply. Joins events of a kind."""
     reader = ProgramReader("run_program")
-    events = [event for letter in block("x = 1\ny = 2") for event in reader.feed(Delta("text", letter))]
-    assert "".join(event.text for event in events if event.kind == "text").strip() == "Next."
-    assert [event.text for event in events if event.kind == "tool_name"] == ["run_program"]
-    assert "".join(event.text for event in events if event.kind == "tool_arguments").startswith("x = 1\ny = 2")
+    places = sorted({0, len(text), *cuts})
+    events = [event for start, end in pairwise(places) for event in reader.feed(Delta("text", text[start:end]))]
+    joined = groupby(events, key=lambda event: event.kind)
+    return [(kind, "".join(event.text for event in group)) for kind, group in joined], reader.complete
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_program_is_announced_while_it_is_written(size: int) -> None:
+    code = "x = 1\ntext = '''\n```\n'''\n"
+    text = f"Next:\n```python\n{code}```\nResult:\n1\n"
+    expected = [("text", "Next:\n"), ("tool_name", "run_program"), ("tool_arguments", code)]
+    assert announced(text, range(0, len(text), size)) == (expected, True)
+
+
+PIECES = (
+    *("```python\n", "~~~py\n", "```json\n", "```\n", "```\n", "~~~\n", "````", "```", "``", "~"),
+    *("\n", "\r\n", " ", "\t", "    ", "\u2028", "x = 1\n", "a", "(", "'''\n", "`f()`", "<think>", "</think>"),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join), st.lists(st.integers(0, 80), max_size=6))
+def test_any_split_of_any_text_is_announced_as_the_whole(text: str, cuts: list[int]) -> None:
+    whole = announced(text)
+    assert announced(text, [cut for cut in cuts if cut < len(text)]) == whole
+    assert announced(text, range(len(text))) == whole
+
+
+def test_a_long_answer_is_not_kept_while_it_is_announced() -> None:
+    reader = ProgramReader("run_program")
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            reader.feed(Delta("text", " and on"))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 50_000
 
 
 @pytest.mark.parametrize("text", ["```python\nx = (", "The answer"])

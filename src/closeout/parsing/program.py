@@ -18,8 +18,8 @@ __all__ = ["MAX_PROGRAM", "ProgramReader", "parse_python"]
 MAX_PROGRAM = 100_000  # characters
 _MAX_FENCES = 20  # closing fences that are tried, as a string in the program may hold some
 
-_OPENING = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*(\w*)[ \t]*$")
-_NOT_BLANK = re.compile(r"\S")
+_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}+|~{3,}+)[ \t]*+(\w*+)[ \t]*+$")
+_PARTS = re.compile(r"[^\n]*\n|[^\n]+")  # of a piece, by lines
 _TAGS = frozenset({"python", "py", "python3", "tool_code"})
 _EMPTY = Defect("empty", "Your last reply was empty. Write a program or give the answer.")
 _CUT = Defect("truncated", "Your last reply was cut off at the length limit. Write a shorter program.", refuses=True)
@@ -32,13 +32,13 @@ _LONG = Defect("too_long", f"The program is longer than {MAX_PROGRAM:,} characte
 
 
 class _Block(NamedTuple):
-    """A fenced block: the text before it, its code, and whether its closing fence is there."""
+    """A fenced block: where it is in the text, its code, and whether its closing fence is there."""
 
-    before: str
+    start: int
+    end: int
     language: str
     code: str
     closed: bool
-    end: int  # where the block ends in the text
 
 
 class ProgramReader:
@@ -56,13 +56,9 @@ class ProgramReader:
         self._functions = frozenset(functions)
         self._destructive = frozenset(destructive)
         self._splitter = ThinkingSplitter()
-        self._text = ""  # without reasoning
-        self._line = 0  # where the line being written begins
-        self._searched = 0  # how far the line being written was searched for its end
-        self._blank = 0  # up to where it is blank
-        self._shown = 0  # how much was announced
-        self._code_from = -1  # where the program begins
-        self._fences = 0
+        self._lines = _LineReader()
+        self._code: list[str] | None = None  # the program so far, None before it begins
+        self._fences = 0  # in the program
         self.complete = False
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
@@ -70,38 +66,36 @@ class ProgramReader:
             return [ReadEvent(delta.kind, delta.text, delta.index)] if delta.text else []
         events: list[ReadEvent] = []
         for thinking, piece in self._splitter.feed(delta.text):
-            if thinking:
-                events.append(ReadEvent("reasoning", piece))
-            elif not self.complete:
-                self._text += piece
-                events += self._scan()
+            events += [ReadEvent("reasoning", piece)] if thinking else self._read(piece)
         return events
 
-    def _scan(self) -> Iterator[ReadEvent]:
-        while not self.complete and (end := self._text.find("\n", max(self._line, self._searched))) >= 0:
-            line, start, self._line = self._text[self._line : end], self._line, end + 1
-            opening = _OPENING.match(line)
-            if self._code_from < 0 and opening and opening[2].lower() in _TAGS:
-                self._code_from = self._line
+    def _read(self, piece: str) -> Iterator[ReadEvent]:
+        """Announce what is new and certain: text, that a program begins, and its lines."""
+        certain: list[str] = []
+        for part, fence in self._lines.feed(piece) if not self.complete else ():
+            if self._code is None and fence is not None and fence[2].lower() in _TAGS:
+                yield from self._announced(certain)
                 yield ReadEvent("tool_name", self._tool)
-            elif self._code_from >= 0 and opening and not opening[2]:
-                self._fences += 1
-                self.complete = (
-                    self._fences >= _MAX_FENCES or parse_python(self._text[self._code_from : start]) is not None
-                )
-        yield from self._announced()
+                self._code, certain = [], []
+            elif self._code is not None and fence is not None and self._closes(self._code, fence):
+                self.complete = True
+                break
+            else:
+                certain.append(part)
+                if self._code is not None:
+                    self._code.append(part)
+        yield from self._announced(certain)
 
-    def _announced(self) -> Iterator[ReadEvent]:
-        """What is new and certain: lines that are no fence."""
-        if self.complete or self._code_from > self._shown:
-            self._shown = max(self._shown, self._code_from)
-        self._searched = len(self._text)
-        first = _NOT_BLANK.search(self._text, max(self._line, self._blank))
-        self._blank = first.start() if first else self._searched
-        until = self._searched if first and first[0] not in "`~" else self._line
-        if not self.complete and until > self._shown:
-            piece, self._shown = self._text[self._shown : until], until
-            yield ReadEvent("text" if self._code_from < 0 else "tool_arguments", piece)
+    def _closes(self, code: list[str], fence: re.Match[str]) -> bool:
+        """Whether a fence ends the program. One that leaves it incomplete is inside a string."""
+        if fence[2]:
+            return False
+        self._fences += 1
+        return self._fences >= _MAX_FENCES or parse_python("".join(code)) is not None
+
+    def _announced(self, parts: list[str]) -> Iterator[ReadEvent]:
+        if parts:
+            yield ReadEvent("text" if self._code is None else "tool_arguments", "".join(parts))
 
     def close(self, reply: ModelReply) -> Reading:
         thinking, text = split_thinking(reply.text)
@@ -118,59 +112,59 @@ class ProgramReader:
         return Reading(text, reasoning, answer=text, defects=(_CUT,) if cut else (), raw=reply.text)
 
     def _reading(self, block: _Block, text: str, reasoning: str, *, cut: bool) -> Reading:
-        before, raw = block.before.strip(), text[: block.end]
-        defect = _CUT if cut else _LONG if len(block.code) > MAX_PROGRAM else self._quoted(block)
+        before, raw = text[: block.start], text[: block.end]
+        defect = _CUT if cut else _LONG if len(block.code) > MAX_PROGRAM else self._quoted(before, block)
         if defect is not None:
-            return Reading(before, reasoning, defects=(defect,), raw=raw)
+            return Reading(before.strip(), reasoning, defects=(defect,), raw=raw)
         repairs = () if block.closed else (Repair("unclosed_fence", "reply", after="```"),)
         call = ToolCall(self._tool, {"code": block.code})
-        return Reading(before, reasoning, (call,), repairs=repairs, raw=raw)
+        return Reading(before.strip(), reasoning, (call,), repairs=repairs, raw=raw)
 
-    def _quoted(self, block: _Block) -> Defect | None:
+    def _quoted(self, before: str, block: _Block) -> Defect | None:
         """Why a program must not run that the reply may only show."""
-        if INVENTED_TAG.search(block.before):
+        if INVENTED_TAG.search(before):
             return Defect("invented_observation", INVENTED_HINT, refuses=True)
         if not self._destructive.isdisjoint(_names(block.code)):
             if not block.language:
                 return _NO_LANGUAGE
-            if introduces_quotation(block.before):
+            if introduces_quotation(before):
                 return Defect("quoted_call", QUOTED_HINT, refuses=True)
         return None
 
     def _program(self, text: str) -> _Block | None:
         """The first block that is a program. What follows it is not read: a result that the model made up, say."""
-        start = 0
-        for line, begins, ends in _lines(text):
-            opening = _OPENING.match(line)
-            if opening is None or begins < start:
+        end = 0
+        for line, start, after in _lines(text):
+            opening = _FENCE.match(line)
+            if opening is None or start < end:
                 continue
-            block = _block(text, opening, begins, ends)
+            block = _block(text, opening, start, after)
             if block.language in _TAGS or (not block.language and self._calls_function(block.code)):
                 return block
-            start = block.end
+            end = block.end
         return None
 
     def _calls_function(self, code: str) -> bool:
         return not self._functions.isdisjoint(_names(code, called=True))
 
 
-def _block(text: str, opening: re.Match[str], before: int, begins: int) -> _Block:
-    """The block whose code begins there. A fence that leaves the code incomplete is inside a string."""
+def _block(text: str, opening: re.Match[str], start: int, begins: int) -> _Block:
+    """The block whose code begins at `begins`. A fence that leaves the code incomplete is inside a string."""
     mark, language = opening[1][0], opening[2].lower()
     first: _Block | None = None
     tried = 0
-    for line, start, end in _lines(text[begins:]):
-        closing = _OPENING.match(line)
+    for line, ends, after in _lines(text, begins):
+        closing = _FENCE.match(line)
         if closing is None or closing[2] or closing[1][0] != mark:
             continue
-        block = _Block(text[:before], language, text[begins : begins + start].rstrip(), True, begins + end)
+        block = _Block(start, after, language, text[begins:ends].rstrip(), closed=True)
         tried += 1
         if parse_python(block.code) is not None:
             return block
         first = first or block
         if tried >= _MAX_FENCES:
             break
-    return first or _Block(text[:before], language, text[begins:].rstrip(), False, len(text))
+    return first or _Block(start, len(text), language, text[begins:].rstrip(), closed=False)
 
 
 def _names(code: str, *, called: bool = False) -> Iterator[str]:
@@ -182,14 +176,35 @@ def _names(code: str, *, called: bool = False) -> Iterator[str]:
             yield named.id
 
 
-def _lines(text: str) -> Iterator[tuple[str, int, int]]:
-    """Each line, where it begins, and where the next one does."""
-    start = 0
+def _lines(text: str, start: int = 0) -> Iterator[tuple[str, int, int]]:
+    """Each line from `start`, where it begins, and where the next one does."""
     while start < len(text):
         end = text.find("\n", start)
         after = len(text) if end < 0 else end + 1
         yield text[start : len(text) if end < 0 else end].rstrip("\r"), start, after
         start = after
+
+
+class _LineReader:
+    """Takes a stream apart into fences and other text."""
+
+    def __init__(self) -> None:
+        self._first = ""  # the first character of the line that is not blank
+        self._held: list[str] = []  # the line as far as it was read, while it may be a fence
+
+    def feed(self, piece: str) -> Iterator[tuple[str, re.Match[str] | None]]:
+        """Yield each part that is certain: the line of a fence with its match, or text that ends within its line."""
+        for part in _PARTS.findall(piece):
+            self._first = self._first or part.lstrip()[:1]
+            may_be_fence, ended = self._first in ("", "`", "~"), part.endswith("\n")
+            self._held.append(part)
+            if may_be_fence and not ended:
+                continue
+            text = "".join(self._held)
+            self._held.clear()
+            yield text, _FENCE.match(text) if may_be_fence else None
+            if ended:
+                self._first = ""
 
 
 def parse_python(code: str) -> ast.Module | None:
