@@ -95,6 +95,8 @@ READ = [
     (block("s = '价格'\r\nprint(s)"), "s = '价格'\r\nprint(s)"),
     ("```\nno function here\n```\nThe answer is 4.", None),
     ("The answer is `search('a')`.", None),
+    ("```markdown\n```python\nx = 1\n```\n```\nThat is how a block is written.\n", None),
+    ("```python\nx = 1\n~~~\ny = 2\n```\n", "x = 1\n~~~\ny = 2"),
 ]
 
 
@@ -110,7 +112,7 @@ def test_a_program_is_read_alike_whole_and_in_pieces(text: str, code: str | None
             break
     reading = reader.close(ModelReply(fed))
     assert [each.arguments for each in reading.calls] == ([] if code is None else [{"code": code}])
-    assert (reading.answer is None) == (code is not None)
+    assert reading.answer == (text if code is None else None)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +146,11 @@ def announced(text: str, cuts: Iterable[int] = ()) -> tuple[list[tuple[str, str]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_a_program_is_announced_while_it_is_written(size: int) -> None:
-    code = "x = 1\ntext = '''\n```\n'''\n"
-    text = f"Next:\n```python\n{code}```\nResult:\n1\n"
-    expected = [("text", "Next:\n"), ("tool_name", "run_program"), ("tool_arguments", code)]
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_program_is_announced_while_it_is_written(size: int, end: str) -> None:
+    code = f"x = 1{end}text = '''{end}```{end}'''{end}"
+    text = f"Next:{end}```python{end}{code}```{end}Result:{end}1{end}"
+    expected = [("text", f"Next:{end}"), ("tool_name", "run_program"), ("tool_arguments", code)]
     assert announced(text, range(0, len(text), size)) == (expected, True)
 
 

@@ -18,7 +18,7 @@ __all__ = ["MAX_PROGRAM", "ProgramReader", "parse_python"]
 MAX_PROGRAM = 100_000  # characters
 _MAX_FENCES = 20  # closing fences that are tried, as a string in the program may hold some
 
-_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}+|~{3,}+)[ \t]*+(\w*+)[ \t]*+$")
+_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}+|~{3,}+)[ \t]*+(\w*+)[ \t]*+\r*+$")
 _PARTS = re.compile(r"[^\n]*\n|[^\n]+")  # of a piece, by lines
 _TAGS = frozenset({"python", "py", "python3", "tool_code"})
 _EMPTY = Defect("empty", "Your last reply was empty. Write a program or give the answer.")
@@ -57,6 +57,7 @@ class ProgramReader:
         self._destructive = frozenset(destructive)
         self._splitter = ThinkingSplitter()
         self._lines = _LineReader()
+        self._mark = ""  # of the open block's fence
         self._code: list[str] | None = None  # the program so far, None before it begins
         self._fences = 0  # in the program
         self.complete = False
@@ -73,25 +74,28 @@ class ProgramReader:
         """Announce what is new and certain: text, that a program begins, and its lines."""
         certain: list[str] = []
         for part, fence in self._lines.feed(piece) if not self.complete else ():
-            if self._code is None and fence is not None and fence[2].lower() in _TAGS:
-                yield from self._announced(certain)
-                yield ReadEvent("tool_name", self._tool)
-                self._code, certain = [], []
-            elif self._code is not None and fence is not None and self._closes(self._code, fence):
-                self.complete = True
-                break
-            else:
-                certain.append(part)
-                if self._code is not None:
-                    self._code.append(part)
+            if fence is not None and not self._mark:
+                self._mark = fence[1][0]
+                if fence[2].lower() in _TAGS:
+                    yield from self._announced(certain)
+                    yield ReadEvent("tool_name", self._tool)
+                    self._code, certain = [], []
+                    continue
+            elif fence is not None and fence[1][0] == self._mark and not fence[2]:
+                if self._code is None:
+                    self._mark = ""
+                elif self._ends(self._code):
+                    self.complete = True
+                    break
+            certain.append(part)
+            if self._code is not None:
+                self._code.append(part)
         yield from self._announced(certain)
 
-    def _closes(self, code: list[str], fence: re.Match[str]) -> bool:
+    def _ends(self, code: list[str]) -> bool:
         """Whether a fence ends the program. One that leaves it incomplete is inside a string."""
-        if fence[2]:
-            return False
         self._fences += 1
-        return self._fences >= _MAX_FENCES or parse_python("".join(code)) is not None
+        return self._fences >= _MAX_FENCES or parse_python("".join(code).rstrip()) is not None
 
     def _announced(self, parts: list[str]) -> Iterator[ReadEvent]:
         if parts:
@@ -181,7 +185,7 @@ def _lines(text: str, start: int = 0) -> Iterator[tuple[str, int, int]]:
     while start < len(text):
         end = text.find("\n", start)
         after = len(text) if end < 0 else end + 1
-        yield text[start : len(text) if end < 0 else end].rstrip("\r"), start, after
+        yield text[start:after], start, after
         start = after
 
 
