@@ -78,6 +78,15 @@ async def test_ollama_is_asked_at_the_address_that_inserts_no_chat_template() ->
     assert (sent["model"], sent["raw"], sent["stream"], sent["options"]) == (SMALL, True, False, options)
 
 
+async def test_ollama_without_the_model_is_an_error_that_says_so() -> None:
+    listed = http({"data": [{"id": "other", "owned_by": "library"}]})
+    missing = http({"error": f"model '{SMALL}' not found"}, 404)
+    async with raw_server(listed, missing) as seen:
+        result = await agent(SMALL, f"{seen.url}/v1").run(QUESTION)
+    assert f"model '{SMALL}' not found" in str(result.failure)
+    assert [head.split()[1] for head in seen.heads] == ["/v1/models", "/api/generate", "/v1/chat/completions"]
+
+
 # ------------------------------------------------------------------------------------------------ what a server refuses
 
 REFUSALS = {

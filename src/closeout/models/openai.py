@@ -257,7 +257,9 @@ class OpenAIClient(HTTPClient):
         return () if is_tried else super()._warnings(request)
 
     def _read(self, value: Any) -> ModelReply | None:
-        reply = read_completion(value) or read_generated(value)
+        reply = read_completion(value)
+        if reply is None and self._kind == "ollama":
+            reply = read_generated(value)
         if reply is not None and reply.reasoning:
             self._learn_reasoning(reasoning_field(value["choices"][0]["message"]))
         return reply
