@@ -21,6 +21,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.totals import RunTotals
 from closeout.run.waiting import PendingDecision, pending_of
+from closeout.server.formats.shared_fields import output_text
 from closeout.server.reply_text import ReplyText
 from closeout.server.usage import responses_usage
 
@@ -278,7 +279,7 @@ class ResponseState:
             item = {"type": "message", "role": "assistant", "phase": "final_answer", "content": []}
             self._message = self._add({**item, "status": "in_progress"})
             self._written = []
-            self._emit("response.content_part.added", **self._place(), part=_text_part(""))
+            self._emit("response.content_part.added", **self._place(), part=output_text(""))
         if text:
             self._emit("response.output_text.delta", **self._place(), delta=text, logprobs=[])
             self._written.append(text)
@@ -291,8 +292,8 @@ class ResponseState:
         """Complete the message. One that is withdrawn is left without content."""
         place, text = self._place(), "".join(self._written)
         self._emit("response.output_text.done", **place, text=text, logprobs=[])
-        self._emit("response.content_part.done", **place, part=_text_part(text))
-        content = [] if withdrawn else [_text_part(text)]
+        self._emit("response.content_part.done", **place, part=output_text(text))
+        content = [] if withdrawn else [output_text(text)]
         self._done(place["output_index"], content=content, status="incomplete" if withdrawn else "completed")
         self._message = None
 
@@ -362,10 +363,6 @@ class ResponseState:
 def _question_text(arguments: Mapping[str, Any]) -> str:
     options = arguments.get("options") or ()
     return "\n".join((str(arguments.get("question", "")), *(f"- {option}" for option in options)))
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 _PREFIXES = {"reasoning": "rs", "mcp_call": "mcp", "message": "msg", "mcp_approval_request": "mcpr"}

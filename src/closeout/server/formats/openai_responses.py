@@ -13,6 +13,7 @@ from closeout.server.formats.shared_fields import (
     list_of_objects,
     new_id,
     offered_tools,
+    output_text,
     plain_text,
     sampling,
     text_or_parts,
@@ -173,7 +174,7 @@ class _ResponsesWriter(Writer):
             self._message = len(self._output)
             item = {"id": new_id("msg_"), "type": "message", "role": "assistant", "status": "in_progress"}
             yield self._add({**item, "content": []})
-            yield self._event("response.content_part.added", **self._place(), part=_part(""))
+            yield self._event("response.content_part.added", **self._place(), part=output_text(""))
         self._text.append(piece)
         yield self._event("response.output_text.delta", **self._place(), delta=piece, logprobs=[])
 
@@ -186,8 +187,8 @@ class _ResponsesWriter(Writer):
         if self._message is not None:
             text = "".join(self._text)
             yield self._event("response.output_text.done", **self._place(), text=text, logprobs=[])
-            yield self._event("response.content_part.done", **self._place(), part=_part(text))
-            yield self._done(self._message, content=[_part(text)])
+            yield self._event("response.content_part.done", **self._place(), part=output_text(text))
+            yield self._done(self._message, content=[output_text(text)])
         for call in reply.tool_calls:
             yield from self._call(call)
         cut = reply.finish_reason in ("length", "content_filter")
@@ -213,7 +214,3 @@ class _ResponsesWriter(Writer):
     def _done(self, index: int, **changes: Any) -> bytes:
         item = self._output[index] = {**self._output[index], **changes, "status": "completed"}
         return self._event("response.output_item.done", output_index=index, item=item)
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

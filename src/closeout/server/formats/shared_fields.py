@@ -14,6 +14,7 @@ __all__ = [
     "list_of_objects",
     "new_id",
     "offered_tools",
+    "output_text",
     "plain_text",
     "sampling",
     "text_or_parts",
@@ -86,6 +87,11 @@ def text_or_parts(parts: list[dict[str, Any]]) -> Any:
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
+
+
+def output_text(text: str) -> dict[str, Any]:
+    """Return the content part of a message that Responses returns."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def untranslatable(kind: Any, param: str) -> ApiError:
