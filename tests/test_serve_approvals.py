@@ -167,7 +167,8 @@ async def test_a_run_that_was_decided_while_no_server_ran_continues_at_the_next_
     async with a_bank(agent) as (client, served):
         await served.host.wait(run_id)
         assert bank.paid == ["Ada"]
-        assert (await client.responses.retrieve(f"{first.id}.1")).output_text == "done"
+        second = await client.responses.retrieve(f"{first.id}.1")
+        assert (second.output_text, second.previous_response_id) == ("done", first.id)
 
 
 async def status_of(served: Served, run_id: str) -> str:

@@ -114,7 +114,7 @@ class ResponseState:
     def __init__(self, response: ResponseId, model: str, after: ResponseState | None = None) -> None:
         self.id = response
         self.model = model
-        self.notes: Mapping[str, Any] = {} if after is None else after.notes
+        self.notes: Mapping[str, Any] = {} if after is None else {**after.notes, "previous_response_id": str(after.id)}
         self.created_at = 0.0
         self.outcome: Outcome | None = None
         self.pending: dict[str, PendingDecision] = {}
