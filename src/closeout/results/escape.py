@@ -6,6 +6,9 @@ One character of each marker becomes its HTML character reference. All other tex
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+
+from closeout.parsing.registered_forms import registered_markers
 
 __all__ = ["escape_markers"]
 
@@ -78,9 +81,19 @@ def escape_markers(text: str) -> str:
             text = _LATER_LINE.sub(_with_reference, text)
             first = _FIRST_LINE.match(text)
             text = text if first is None else _with_reference(first) + text[first.end() :]
+    if markers := registered_markers():
+        text = _first_characters(markers).sub(lambda found: f"&#{ord(found[0])};", text)
     return text
 
 
 def _with_reference(found: re.Match[str]) -> str:
     """The marker with its colon as a character reference."""
     return f"{found[0][:-1]}&#{ord(found[0][-1])};"
+
+
+@lru_cache(maxsize=8)
+def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Find the first character of each marker that is not blank."""
+    parts = ((marker[: -len(bare)], bare) for marker in markers if (bare := marker.lstrip()))
+    found = (f"(?<={re.escape(blank)}){re.escape(bare[0])}(?={re.escape(bare[1:])})" for blank, bare in parts)
+    return re.compile("|".join(found))

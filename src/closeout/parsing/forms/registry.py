@@ -13,6 +13,7 @@ from closeout.parsing.forms.marked_json import MISTRAL, TAGGED_JSON, TOKEN_CALLS
 from closeout.parsing.forms.python_calls import PYTHON_TAG, PYTHONIC
 from closeout.parsing.forms.tag_calls import ARG_PAIRS, MINIMAX_M3, TAG_FAMILIES
 from closeout.parsing.forms.unmarked import UNMARKED
+from closeout.parsing.registered_forms import REGISTERED
 
 __all__ = ["MARKED", "families", "forms_of", "marked_forms", "register_form", "unregister_form"]
 
@@ -122,18 +123,16 @@ _NAMED: dict[str, tuple[Form, ...]] = {
 
 def marked_forms() -> tuple[Form, ...]:
     """The forms that a mark in the text shows, in the order in which they are tried."""
-    registered = tuple(form for forms in _REGISTERED.values() for form in forms if form.markers)
+    registered = tuple(form for form in REGISTERED.values() if form.markers)
     return (*registered, *MARKED) if registered else MARKED
-
-
-_REGISTERED: dict[str, tuple[Form, ...]] = {}
 
 
 def register_form(form: Form, *, replace: bool = False) -> None:
     """Add a form in which a model writes tool calls, for this process.
 
     Its markers are searched in every reply, before those of the built-in forms; a form without markers is used where
-    its family is named. `read_tool_calls`, `salvage` and `FormDetector` use it.
+    its family is named. `read_tool_calls`, `salvage` and `FormDetector` use it. `escape_markers` breaks its markers in
+    tool results, so that a model that repeats a result makes no call.
 
     Args:
         form: The form. Its `read` gets a Source and a Toolbox and returns Found.
@@ -146,27 +145,27 @@ def register_form(form: Form, *, replace: bool = False) -> None:
         raise ValueError("A form needs a family, got an empty name. Pass Form(family='my_model', …).")
     if form.family in _NAMED or form.family in _COMPOUND:
         raise ValueError(f"The family {form.family!r} is built in. Choose another name.")
-    if any(not marker for marker in form.markers):
-        raise ValueError(f"A marker of {form.family!r} is empty, so it would match every reply. Leave it out.")
-    if form.family in _REGISTERED and not replace:
+    if not all(marker.strip() for marker in form.markers):
+        raise ValueError(f"A marker of {form.family!r} is blank, so it would match every reply. Leave it out.")
+    if form.family in REGISTERED and not replace:
         raise ValueError(f"The family {form.family!r} is registered already. Pass replace=True to replace it.")
-    _REGISTERED[form.family] = (form,)
+    REGISTERED[form.family] = form
 
 
 def unregister_form(family: str) -> None:
     """Remove a registered form; an unknown family is ignored."""
-    _REGISTERED.pop(family, None)
+    REGISTERED.pop(family, None)
 
 
 def families() -> tuple[str, ...]:
     """The names of all families, sorted."""
-    return tuple(sorted({*_COMPOUND, *_NAMED, *_REGISTERED}))
+    return tuple(sorted({*_COMPOUND, *_NAMED, *REGISTERED}))
 
 
 def forms_of(family: str) -> tuple[Form, ...]:
     """The forms of a family, by its name here or by a server's or model's name for it; () if it is unknown."""
-    if family in _REGISTERED:
-        return _REGISTERED[family]
+    if family in REGISTERED:
+        return (REGISTERED[family],)
     canonical = _canonical(family)
     if not canonical:
         return ()
