@@ -64,7 +64,8 @@ ORDINARY = [
 
 
 TAGS = re.compile(
-    r"</?(?:tool_(?:call|result|response)\b|think|use_mcp_tool|server_name|invoke|function=|end_of_turn|s>)|<[|｜]\w+[|｜]?>|<\w+[|｜]>|\[/?(?:TOOL_CALLS|INST)\]"
+    r"</?(?:(?:tool_(?:call|result|response)|think|use_mcp_tool|server_name|invoke|end_of_turn)\b|function=|s>)"
+    r"|<[|｜]\w+[|｜]?>|<\w+[|｜]>|\[/?(?:TOOL_CALLS|INST)\]"
 )
 OPENING = re.compile(
     r"[\s*#]*(?:thought|action(?: input)?|observation|(?:final ?)?answer|question|观察|最终答案)\s*\d*\**[:：]",
