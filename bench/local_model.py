@@ -36,14 +36,24 @@ SETS = {
     "seen three": "three-step, seen",
     "unseen two": "two-step, unseen",
     "unseen three": "three-step, unseen",
+    "fresh two A": "two-step, fresh A",
+    "fresh three A": "three-step, fresh A",
+    "fresh two B": "two-step, fresh B",
+    "fresh three B": "three-step, fresh B",
 }
 DEVELOPMENT = ("one", "two")
-FOLDERS = {
+FOLDERS = {  # of other sets than the development set
     "three": "steps_three",
     "held": "held_documents",
-    "seen": "steps_seen",
-    "unseen": "steps_unseen",
-}  # by the first word of the set
+    "seen two": "steps_seen",
+    "seen three": "steps_seen",
+    "unseen two": "steps_unseen",
+    "unseen three": "steps_unseen",
+    "fresh two A": "steps_fresh_a",
+    "fresh three A": "steps_fresh_a",
+    "fresh two B": "steps_fresh_b",
+    "fresh three B": "steps_fresh_b",
+}
 DIALECTS = ("cot_chat", "cot_completion", "code", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_code", "weak_examples_completion", "weak_examples_xml")
 UNITS = (
@@ -112,7 +122,7 @@ async def with_tools(client: LocalClient, asked: Iterable[Question], options: ar
         config["agent"]["max_consecutive_rollbacks"] = 0
     agent = Agent(
         client,
-        tools(FOLDERS.get(options.set.split()[0], "local_documents"), guarded=not options.plain_loop),
+        tools(FOLDERS.get(options.set, "local_documents"), guarded=not options.plain_loop),
         dialect=options.dialect,
         max_turns=options.max_turns,
         answer=Boxed(),

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 
 from closeout.answers.contracts import AnswerContract, Choice, Json, Number
-from closeout.dialects.constrain import PROGRAM_GRAMMAR, action_constraint
+from closeout.dialects.constrain import action_constraint, program_grammar
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.protocol import HistoryView, get_dialect
 from closeout.messages import Capabilities, Constraint, ModelRequest, Step, ToolSpec
@@ -108,8 +108,27 @@ async def test_only_tools_that_find_may_follow_a_fact_described_in_words(client:
 
 
 async def test_a_program_is_fenced(client: LocalClient) -> None:
-    constraint = Constraint("grammar", PROGRAM_GRAMMAR)
+    constraint = Constraint("grammar", program_grammar(()))
     reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
     first, *lines = reply.text.splitlines()
     assert first == "```python"
     assert all(line and len(line) <= 301 and (line[0] != "`" or line == "```") for line in lines)
+
+
+@pytest.mark.parametrize("numbers", [("7",), ("1,200", "7"), ("0.5", "12", "3")], ids=str)
+async def test_the_plan_of_a_program_states_the_numbers_of_the_question(
+    client: LocalClient, numbers: tuple[str, ...]
+) -> None:
+    planned = re.sub(
+        r"\(plan \| .*?\) line", "plan line", program_grammar(numbers)
+    )  # the tiny model would write no plan
+    reply = await client.complete(
+        ModelRequest(prompt="Question: a\n", constraint=Constraint("grammar", planned), max_tokens=700)
+    )
+    plan = reply.text.splitlines()[1]
+    assert plan.startswith("#")
+    assert all(re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", plan) for number in numbers)
+
+
+def test_a_plan_is_free_without_numbers_and_with_many() -> None:
+    assert program_grammar(()) == program_grammar(("1", "2", "3", "4"))

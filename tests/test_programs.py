@@ -305,7 +305,7 @@ async def test_a_failing_call_is_an_exception_in_the_program() -> None:
     _, seen, _ = await run([block(code), block("fail()")], [fail])
     assert seen[0].startswith("caught fail: ")
     assert "no such thing" in seen[0]
-    assert "line 1, in <module>\n    fail()" in seen[1]
+    assert seen[1] == "Error: Line 1: fail()\nRuntimeError: fail: ValueError: no such thing"
 
 
 async def test_the_same_call_is_not_paid_twice_and_the_same_lookup_is_made_once() -> None:

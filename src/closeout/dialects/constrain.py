@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from typing import Any
 
 from closeout.messages import Capabilities, Constraint, ToolSpec
 from closeout.records import record
 
-__all__ = ["PROGRAM_GRAMMAR", "ThoughtRule", "action_constraint", "action_grammar", "action_schema"]
+__all__ = ["ThoughtRule", "action_constraint", "action_grammar", "action_schema", "program_grammar"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
 _LONGEST_THOUGHT = 400  # characters; a weak model that is held to one line may never end it
@@ -35,6 +36,14 @@ PROGRAM_GRAMMAR = r"""
 root ::= "```python\n" line+ "```" ("\n" "\n"?)?
 line ::= [^`\n] [^\n]{0,300} "\n"
 """
+_PLANNED_GRAMMAR = r"""
+root ::= "```python\n" (plan | [^#`\n] [^\n]{0,300} "\n") line* "```" ("\n" "\n"?)?
+plan ::= "#" [^\n]{0,120} (PLANS) (apart [^\n]{0,80})? "\n"
+between ::= apart ([^\n]{0,80} apart)?
+apart ::= [^0-9.,\n]
+line ::= [^`\n] [^\n]{0,300} "\n"
+"""
+_MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')
 
@@ -46,6 +55,18 @@ class ThoughtRule:
     ready: str  # nothing has to be found out: any action or the answer may follow
     pending: str  # something has: only these tools may be called
     finders: frozenset[str]
+
+
+def program_grammar(numbers: Sequence[str]) -> str:
+    """Return the grammar of a first program, whose plan must contain these numbers of the question.
+
+    A small model leaves a factor out of its plan, and then out of the answer, and does not find it when it is asked to
+    check. A program without a plan is free.
+    """
+    if not 0 < len(numbers) <= _MOST_PLANNED:
+        return PROGRAM_GRAMMAR
+    orders = (" between ".join(f'"{number}"' for number in order) for order in permutations(numbers))
+    return _PLANNED_GRAMMAR.replace("(PLANS)", f"apart ({' | '.join(orders)})")
 
 
 def action_constraint(

@@ -13,7 +13,7 @@ from closeout.parsing.readers import INVENTED_HINT, INVENTED_TAG, QUOTED_HINT, R
 from closeout.parsing.reasoning import ThinkingSplitter, split_thinking
 from closeout.parsing.salvage import introduces_quotation
 
-__all__ = ["MAX_PROGRAM", "ProgramReader", "parse_python"]
+__all__ = ["MAX_PROGRAM", "ProgramReader", "numbers_in", "parse_python"]
 
 MAX_PROGRAM = 100_000  # characters
 _MAX_FENCES = 20  # closing fences that are tried, as a string in the program may hold some
@@ -29,6 +29,8 @@ _NO_LANGUAGE = Defect(
     refuses=True,
 )
 _LONG = Defect("too_long", f"The program is longer than {MAX_PROGRAM:,} characters. Write a shorter one.", refuses=True)
+
+_NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?!\w|[.,-]\d)", re.ASCII)
 
 
 class _Block(NamedTuple):
@@ -221,3 +223,8 @@ def parse_python(code: str) -> ast.Module | None:
             return ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
+
+
+def numbers_in(text: str) -> list[str]:
+    """Return the numbers that a question states in digits, without those that are a part of a name or a date."""
+    return _NUMBER.findall(text)

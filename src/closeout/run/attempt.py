@@ -24,7 +24,8 @@ from closeout.run.effects import ToolCalls
 from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
-from closeout.run.programs import answer_given
+from closeout.run.doubts import doubt
+from closeout.run.programs import answer_given, programs_in
 from closeout.run.result import Stop
 from closeout.run.review import (
     Answers,
@@ -32,6 +33,7 @@ from closeout.run.review import (
     RollbackPolicy,
     review_answer,
     review_outcomes,
+    review_program,
     review_reply,
     review_text,
     review_unrun_call,
@@ -65,6 +67,11 @@ class AgentState:
     def tools(self) -> tuple[ToolSpec, ...]:
         """The tools that are offered now."""
         return self.offered.specs
+
+    def doubt(self, program: str, answer: str) -> str | None:
+        """Return why a program should give another answer, None if nothing is doubtful."""
+        weak = self.session.capabilities.weak
+        return doubt(program, answer, self.question, self.history.steps, weak=weak)
 
 
 @dataclass(slots=True)
@@ -267,6 +274,8 @@ class Attempt:
         reading, answers, tools = turn.reading, self.agent.answers, self.agent.tools
         found = answers.read(turn.text) if turn.text else ContractReading()
         back = review_reply(reading, answers.contract, answer_fits=found.ok, tools_offered=bool(tools))
+        if back is None and self._session.capabilities.weak:
+            back = next(filter(None, map(review_program, programs_in(reading.calls))), None)
         if back is not None or reading.calls or not found.ok:
             return back
         if not found.marked:

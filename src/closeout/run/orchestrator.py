@@ -100,7 +100,7 @@ class Orchestrator:
         programs = AsyncExitStack()
         try:
             if any(tool.name == RUN_PROGRAM for tool in agent.tools):
-                made = Programs(agent.scope, agent.executor, agent.answers, lambda: agent.tools)
+                made = Programs(agent.scope, agent.executor, agent.answers, lambda: agent.tools, agent.doubt)
                 await programs.enter_async_context(made)
             for number in range(settings.context_compress_limit + 1):
                 learned = render_experiences(experiences) if settings.retry_with_summary else ""

@@ -41,9 +41,9 @@ from closeout.tools.running import failed_output
 from closeout.tools.tool import tool
 
 if TYPE_CHECKING:
-    from pydantic_monty import AsyncMontySession, AsyncSnapshot
+    from pydantic_monty import AsyncMontySession, AsyncSnapshot, MontyRuntimeError
 
-__all__ = ["Programs", "answer_given", "program_tool", "require_sandbox", "sandbox_installed"]
+__all__ = ["Programs", "answer_given", "program_tool", "programs_in", "require_sandbox", "sandbox_installed"]
 
 LOST_KEY = "variables_lost"
 ANSWER_KEY = "final_answer"  # in the metadata of a program's output: the answer that it gave
@@ -54,7 +54,9 @@ MAX_MEMORY = 200_000_000  # bytes
 MAX_DEPTH = 300  # of recursion
 MAX_CALLS = 1_000  # of functions in one program
 MAX_PRINTED = 200_000  # characters of output that are kept
-MAX_TRACEBACK = 2_000  # characters
+MAX_TRACEBACK = 2_000  # characters of an error
+MAX_FRAMES = 3  # of an error's traceback, and the characters of each
+MAX_LINE = 160
 _DELIVERY_SECONDS = 2.0  # that threads of the sandbox may take to hand over a result
 MAX_CORRECTIONS = 8  # rounds of repairing what the type checker finds
 
@@ -67,6 +69,7 @@ _DIAGNOSTIC = re.compile(r"^[^:\n]*:(\d+):(\d+): error\[([\w-]+)\] (.*)$", re.MU
 # Values that stand in for the arguments of a call in a program, when its name is compared with those of tools.
 _SAMPLES = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 _BUILTINS = frozenset(dir(builtins))
+_BLOCKED = re.compile(r"external function '(\w+)' cannot suspend in this synchronous context")
 TOO_MANY = f"A program may make at most {MAX_CALLS:,} calls. Split the work into several programs."
 NOTHING_PRINTED = "The program printed nothing. Print what you need to see."
 _STUB_HEAD = f"from typing import Any, Literal\n\ndef {FINAL_ANSWER}(answer: Any) -> None: ...\n\n"
@@ -113,6 +116,14 @@ def answer_given(outcomes: Iterable[CallOutcome]) -> str | None:
     return next((answer for answer in reversed(given) if isinstance(answer, str)), None)
 
 
+def programs_in(calls: Iterable[ToolCall]) -> list[str]:
+    """Return the programs among the calls of a turn."""
+    written = (
+        call.arguments.get("code") for call in calls if call.name == RUN_PROGRAM and not isinstance(call.arguments, str)
+    )
+    return [program for program in written if isinstance(program, str)]
+
+
 @dataclass(slots=True)
 class _Recorded:
     """A program of the record, with the outcomes of its calls, and the decisions on them, by their handles."""
@@ -144,15 +155,22 @@ class Programs:
         executor: Governs the calls inside programs.
         answers: Reads the answer that a program gives.
         tools: Returns the tools that are offered now.
+        doubt: Returns why a program, which is given first, should give another answer than the one given next.
     """
 
     def __init__(
-        self, scope: Scope, executor: ToolExecutor, answers: Answers, tools: Callable[[], tuple[ToolSpec, ...]]
+        self,
+        scope: Scope,
+        executor: ToolExecutor,
+        answers: Answers,
+        tools: Callable[[], tuple[ToolSpec, ...]],
+        doubt: Callable[[str, str], str | None],
     ) -> None:
         self._scope = scope
         self._executor = executor
         self._answers = answers
         self._tools = tools
+        self._doubt = doubt
         self._sandbox = _Sandbox(scope)
         self._past: dict[str, _Recorded] = {}  # programs of the record that the sandbox has not executed, by handle
         self._stack = AsyncExitStack()
@@ -198,7 +216,7 @@ class Programs:
         functions = functions_of(self._tools())
         await self._catch_up(functions, scope.handle)
         below = replace(scope.child(PROGRAM, Limits()), artifacts=self._scope.artifacts)
-        execution = _Execution(self._sandbox, functions, self._caller(ToolCalls(below)), self._answers)
+        execution = _Execution(self._sandbox, functions, self._caller(ToolCalls(below)), self._answers, self._doubt)
         await execution.run(code)
         for repair in execution.repairs:
             below.journal.append(
@@ -212,7 +230,9 @@ class Programs:
         for handle, past in list(self._past.items()):
             if handle == running or not past.done:
                 continue
-            await _Execution(self._sandbox, functions, self._caller(past), self._answers).run(past.code)
+            await _Execution(self._sandbox, functions, self._caller(past), self._answers, _refused_before).run(
+                past.code
+            )
             del self._past[handle]
 
     def _caller(self, calls: ToolCalls | _Recorded) -> Call:
@@ -237,6 +257,11 @@ class Programs:
         return call
 
 
+def _refused_before(program: str, answer: str) -> str:
+    """Why a program of the record gives no answer: with an accepted one, no other program would have followed it."""
+    return "The answer was refused."
+
+
 def _code_of(event: ToolStarted) -> str:
     code = json.loads(event.arguments).get("code")
     return code if isinstance(code, str) else ""
@@ -253,14 +278,24 @@ class _Execution:
         functions: What it can call.
         call: Makes a call.
         answers: Reads the answer that it gives.
+        doubt: As for `Programs`.
     """
 
-    def __init__(self, sandbox: _Sandbox, functions: Mapping[str, ToolSpec], call: Call, answers: Answers) -> None:
+    def __init__(
+        self,
+        sandbox: _Sandbox,
+        functions: Mapping[str, ToolSpec],
+        call: Call,
+        answers: Answers,
+        doubt: Callable[[str, str], str | None],
+    ) -> None:
         self.repairs: list[Repair] = []
         self._sandbox = sandbox
         self._functions = functions
         self._call = call
         self._answers = answers
+        self._doubt = doubt
+        self._code = ""
         self._printed = _Printed()
         self._value = ""
         self._answer: str | None = None
@@ -275,6 +310,7 @@ class _Execution:
         if len(code) > MAX_PROGRAM:
             self._error = f"A program may have at most {MAX_PROGRAM:,} characters, this one has {len(code):,}."
             return
+        self._code = code
         session = await self._sandbox.session(self._functions)
         try:
             complete = await self._drive(await self._start(session, code))
@@ -286,10 +322,10 @@ class _Execution:
         except MontyCrashedError:
             self._error, self._lost = "The sandbox broke down.", True
         except MontyRuntimeError as error:
-            self._error = _traceback(error.display())
+            self._error = _traceback(error)
             self._lost = isinstance(error.exception(), TimeoutError) and "time limit" in str(error)
         except MontyError as error:
-            self._error = _traceback(str(error))
+            self._error = _cut(str(error), MAX_TRACEBACK)
         finally:
             self._sandbox.names |= _bound_names(code)
             if self._lost:
@@ -471,6 +507,8 @@ class _Execution:
         for each in texts:
             for form in _answer_forms(each, self._answers.contract.finish_prefix):
                 if self._answers.read(form).ok:
+                    if problem := self._doubt(self._code, each):
+                        return {"exception": ValueError(problem)}
                     self._answer = form
                     return {"return_value": None}
         problem = self._answers.read(text).problem
@@ -508,12 +546,22 @@ def _bound_names(code: str) -> set[str]:
     return found
 
 
-def _traceback(text: str) -> str:
-    """A traceback as the model is shown it: the end matters most."""
-    text = text.strip()
-    if len(text) <= MAX_TRACEBACK:
-        return text
-    return f"{text[: MAX_TRACEBACK // 2]}\n…\n{text[-MAX_TRACEBACK // 2 :]}"
+def _traceback(error: MontyRuntimeError) -> str:
+    """An error as the model is shown it: the lines of its program that led there, the last ones if many, and the error."""
+    exception = error.exception()
+    name, text = type(exception).__name__, str(exception)
+    if blocked := _BLOCKED.fullmatch(text):
+        text = (
+            f"{blocked[1]}() cannot be called by a function that min, max, sorted, map or filter calls. Call it before, "
+            "and keep the results in a variable."
+        )
+    frames = error.traceback()[-MAX_FRAMES:]
+    lines = [_cut(f"Line {frame.line}: {(frame.source_line or '').strip()}", MAX_LINE) for frame in frames]
+    return "\n".join((*lines, _cut(f"{name}: {text}" if text else name, MAX_TRACEBACK)))
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 2 :]}"
 
 
 class _Refused(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ __all__ = [
     "RollbackPolicy",
     "review_answer",
     "review_outcomes",
+    "review_program",
     "review_reply",
     "review_text",
     "review_unrun_call",
@@ -84,6 +86,8 @@ class RollBack:
     draft: str = ""
 
 
+_REPEATED = re.compile(r"(?<!\s)([^\n]{2,20}?)\1{11}")
+REPEATED_PROGRAM = RollBack("repeating", "Your last program repeated itself. Write a short one.")
 REPEATING = RollBack("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
 
 
@@ -120,6 +124,11 @@ def review_reply(
         return None
     hint = f"If anything is missing, call a tool. Otherwise: {contract.finishing()}"
     return RollBack("no_action", hint, text[:200], draft=text)
+
+
+def review_program(program: str) -> RollBack | None:
+    """Decide on a program of a small model before it is run: such models fall into `3 * 3 * 3 * …`."""
+    return REPEATED_PROGRAM if _REPEATED.search(program) else None
 
 
 def review_text(text: str, contract: AnswerContract, *, tools_offered: bool, called: bool) -> RollBack | None:

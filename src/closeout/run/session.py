@@ -12,7 +12,7 @@ from closeout.answers.replies import invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
-from closeout.dialects.constrain import PROGRAM_GRAMMAR, action_constraint
+from closeout.dialects.constrain import action_constraint, program_grammar
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.prompts import examples_slots
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
@@ -32,6 +32,7 @@ from closeout.messages import (
     Usage,
 )
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
+from closeout.parsing.program import numbers_in
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
@@ -185,8 +186,10 @@ class ModelSession:
     def _constraint(self, request: ModelRequest, view: HistoryView, withheld: frozenset[str]) -> Constraint | None:
         """What a reply to this request must match on this server, made once for each form that it may have."""
         if self.dialect.name == "code":  # in a chat, a reply without a program is the answer
-            programs = request.prompt is not None and self.capabilities.grammar
-            return Constraint("grammar", PROGRAM_GRAMMAR, "program") if programs else None
+            if request.prompt is None or not self.capabilities.grammar:
+                return None
+            numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
+            return Constraint("grammar", program_grammar(numbers), "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
         may_answer = not _just_failed(view.steps)

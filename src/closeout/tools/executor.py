@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from closeout.dialects.functions import RUN_PROGRAM
 from closeout.errors import Suspended, ToolDefinitionError
 from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.json_text import repair_json
@@ -446,7 +447,9 @@ class ToolExecutor:
         if not plan.repeated and earlier is not None:
             return self._from_memory(plan, earlier, rollback=False)
         reason = f"You already called {spec.name} with these arguments: use its result, or ask something else."
-        if earlier is not None and earlier.status == "low_quality":
+        if spec.name == RUN_PROGRAM:  # a model that writes programs may not know the tool by its name
+            reason = "You already ran this program: use its result to give the answer, or write another one."
+        elif earlier is not None and earlier.status == "low_quality":
             reason = f"You already called {spec.name} with these arguments and found nothing: ask something else."
         if earlier is not None and spec.policy.read_only:
             again = self._from_memory(plan, earlier, rollback=not allow_duplicates)

@@ -1,0 +1,116 @@
+"""Doubts about answers that programs of small models give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from closeout import Agent, Boxed, Number
+from closeout.messages import Capabilities, Step, ToolCall, ToolReturn
+from closeout.run.doubts import DOUBT, doubt
+from closeout.testing import RequestView, ScriptedClient
+
+SEARCHED = "print(search('North Dairy'))\nprint(search('Hill Dairy'))"
+FOUND = (
+    "The North Dairy makes 1,510 kilograms of cheese a day, opened in 1926.\nThe Hill Dairy makes 270. Rye is 3.5 %."
+)
+
+
+def steps(*programs_and_results: tuple[str, str]) -> list[Step]:
+    made = []
+    for turn, (program, result) in enumerate(programs_and_results):
+        call = ToolCall("run_program", {"code": program})
+        made.append(Step(turn, "", (call,), returns=(ToolReturn(call, result, ok=not result.startswith("Error")),)))
+    return made
+
+
+DOUBTFUL = [
+    # question, program, answer, what is doubted
+    ("How much cheese do both make in 7 days?", "final_answer(1510 + 270)", "1780", "says 7."),
+    ("How much cheese do both make in 7 days?", "# 7 * (a + b)\nfinal_answer(1510 + 270)", "1780", "says 7."),
+    ("买3个要多少钱?", "final_answer(270)", "270", "says 3."),
+    ("How much do 1,200 kilograms cost?", "final_answer(270 * 200)", "54000", "says 1200."),
+    ("How old was the dairy in 2004?", "final_answer(2004 - 1970)", "34", "1970 is in no result"),
+    ("How much is it?", "price = 270.25\nfinal_answer(price)", "270.25", "270.25 is in no result"),
+    ("How much more does the Hill Dairy make?", "final_answer(270 - 1510)", "-1240", "negative"),
+]
+
+
+@pytest.mark.parametrize(("question", "program", "answer", "part"), DOUBTFUL)
+def test_a_number_left_out_or_made_up_and_a_wrong_sign_are_doubted(
+    question: str, program: str, answer: str, part: str
+) -> None:
+    found = doubt(program, answer, question, steps((SEARCHED, FOUND)), weak=True)
+    assert found is not None
+    assert found.startswith(DOUBT)
+    assert part in found
+
+
+CERTAIN = [
+    ("How much cheese do both make in 7 days?", "final_answer(7 * (1510 + 270))", "12460"),
+    ("How much cheese do both make?", "a = {'North': 1510, 'Hill': 270}\nfinal_answer(sum(a.values()))", "1780"),
+    ("How many eggs are 15 dozen?", "final_answer(15 * 12)", "180"),
+    ("How many minutes are 3 days?", "final_answer(3 * 24 * 60)", "4320"),
+    ("How much rye is in 5 % of it?", "final_answer(0.05 * 270)", "13.5"),
+    ("How much is 3.5 % of 270?", "final_answer(3.5 / 100 * 270)", "9.45"),
+    ("Which train leaves at 9, the R2 or the B-17?", "print(search('train at 9'))\nfinal_answer('R2')", "R2"),
+    ("Who?", "final_answer('Jon Berg')", "Jon Berg"),
+    ("How old was it in 2004?", "final_answer(2004 - 1926)", "78"),
+    ("Sort 5, 3, 8, 1, 9, 2 and 7.", "final_answer('see above')", "see above"),  # too many to expect all of them
+]
+
+
+@pytest.mark.parametrize(("question", "program", "answer"), CERTAIN)
+def test_what_the_question_and_the_results_account_for_is_not_doubted(question: str, program: str, answer: str) -> None:
+    assert doubt(program, answer, question, steps((SEARCHED, FOUND)), weak=True) is None
+
+
+def test_a_number_that_an_earlier_program_used_is_used() -> None:
+    done = steps(("print(search('events of 1926'))", "Two dairies were founded."))
+    assert doubt("final_answer(2)", "2", "How many dairies were founded in 1926?", done, weak=True) is None
+
+
+def test_only_one_answer_of_an_attempt_is_doubted() -> None:
+    question, program = "How much in 7 days?", "final_answer(270)"
+    first = doubt(program, "270", question, steps((SEARCHED, FOUND)), weak=True)
+    again = steps((SEARCHED, FOUND), (program, f"Error: Line 1: {program}\nValueError: {first}"))
+    assert doubt(program, "270", question, again, weak=True) is None
+
+
+def test_a_larger_model_is_doubted_only_about_the_error_of_a_program() -> None:
+    question, program, answer, _ = DOUBTFUL[0]
+    assert doubt(program, answer, question, steps((SEARCHED, FOUND)), weak=False) is None
+    error = "RuntimeError: search: the index is locked"
+    found = doubt(f"final_answer({error!r})", error, "What?", steps((SEARCHED, f"Error: {error}")), weak=False)
+    assert found is not None
+    assert "error" in found
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["", "final_answer(", "final_answer(1e999)", "final_answer(2 ** 3j)", "x = 0x7F\nfinal_answer(x)", "9" * 5_000],
+)
+def test_programs_of_any_kind_are_read(program: str) -> None:
+    doubt(program, "1", "How many in 7 days?", steps((SEARCHED, FOUND)), weak=True)
+
+
+async def test_a_doubt_is_an_error_in_the_program_and_the_same_answer_is_accepted_then() -> None:
+    seen: list[str] = []
+
+    def reply(view: RequestView) -> Any:
+        seen[:] = [str(message["content"]) for message in view.messages[2:] if message["role"] == "user"]
+        return "```python\nfinal_answer(12 * 40)\n```" if seen else "```python\nfinal_answer(40)\n```"
+
+    client = ScriptedClient(reply)
+    client.capabilities = replace(client.capabilities, weak=True)
+    agent = Agent(client, dialect="code", answer=Number(), home=False)
+    result = await agent.run("It saves 40 minutes a journey. How many in 12 journeys?")
+    assert (result.answer, result.usage.requests) == ("480", 2)
+    again = ScriptedClient(lambda view: "```python\nfinal_answer(40)\n```")
+    again.capabilities = Capabilities(weak=True)
+    result = await Agent(again, dialect="code", answer=Boxed(), home=False).run(
+        "How many in 12 journeys of 40 minutes?"
+    )
+    assert (result.answer, result.usage.requests) == ("40", 2)
