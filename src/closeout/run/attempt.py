@@ -20,11 +20,11 @@ from closeout.journal.events import (
 )
 from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
 from closeout.results.artifacts import Artifact
+from closeout.run.doubts import doubt
 from closeout.run.effects import ToolCalls
 from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
-from closeout.run.doubts import doubt
 from closeout.run.programs import answer_given, programs_in
 from closeout.run.result import Stop
 from closeout.run.review import (
