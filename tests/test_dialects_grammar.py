@@ -132,3 +132,11 @@ async def test_the_plan_of_a_program_states_the_numbers_of_the_question(
 
 def test_a_plan_is_free_without_numbers_and_with_many() -> None:
     assert program_grammar(()) == program_grammar(("1", "2", "3", "4"))
+
+
+async def test_a_program_that_must_look_something_up_only_prints(client: LocalClient) -> None:
+    constraint = Constraint("grammar", program_grammar((), printing=True))
+    reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
+    first, *lines = reply.text.splitlines()
+    assert first == "```python"
+    assert all(line.startswith("print(") or line == "```" for line in lines)

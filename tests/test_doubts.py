@@ -34,6 +34,10 @@ DOUBTFUL = [
     ("How much do 1,200 kilograms cost?", "final_answer(270 * 200)", "54000", "says 1200."),
     ("How old was the dairy in 2004?", "final_answer(2004 - 1970)", "34", "1970 is in no result"),
     ("How much is it?", "price = 270.25\nfinal_answer(price)", "270.25", "270.25 is in no result"),
+    ("Which makes more, North or Hill?", "final_answer(max(['North', 'Hill'], key=lambda n: n))", "North", "names"),
+    ("Which makes more, North or Hill?", "final_answer(max(1510, 270))", "1510", "for a name"),
+    ("Who founded it?", "final_answer(1926)", "1926", "for a name"),
+    ("What is it?", f"final_answer({FOUND[:80]!r})", FOUND[:80], "passage"),
     ("How much more does the Hill Dairy make?", "final_answer(270 - 1510)", "-1240", "negative"),
 ]
 
@@ -57,6 +61,8 @@ CERTAIN = [
     ("How much is 3.5 % of 270?", "final_answer(3.5 / 100 * 270)", "9.45"),
     ("Which train leaves at 9, the R2 or the B-17?", "print(search('train at 9'))\nfinal_answer('R2')", "R2"),
     ("Who?", "final_answer('Jon Berg')", "Jon Berg"),
+    ("Which year was it?", "final_answer(1926)", "1926"),
+    ("Which makes more?", "kg = {'N': 1510, 'H': 270}\nfinal_answer(max(kg, key=lambda n: kg[n]))", "N"),
     ("How old was it in 2004?", "final_answer(2004 - 1926)", "78"),
     ("Sort 5, 3, 8, 1, 9, 2 and 7.", "final_answer('see above')", "see above"),  # too many to expect all of them
 ]

@@ -248,6 +248,15 @@ async def test_near_misses_of_names_are_repaired_in_the_source_without_a_request
     assert {("serch", "search"), ("qeury", "query"), ("limt", "limit")} <= repaired
 
 
+@pytest.mark.parametrize(
+    "code", [" x = 3\nfinal_answer(x)", "  x = 3\n  final_answer(x)", "\tfor x in [3]:\n\tfinal_answer(x)"]
+)
+async def test_an_indentation_of_the_first_line_is_removed(code: str) -> None:
+    result, _, events = await run([block(code)], answer=Number())
+    assert (result.value, result.usage.requests) == (3, 1)
+    assert [event.kind for event in events if isinstance(event, Repaired)] == ["program_indentation"]
+
+
 async def test_a_variable_that_differs_only_in_case_is_repaired_in_the_source() -> None:
     result, _, events = await run(
         [block("Ö = 1\nnorth_beds = 38"), block("final_answer(North_beds + ö)")], answer=Number()

@@ -57,12 +57,18 @@ class ThoughtRule:
     finders: frozenset[str]
 
 
-def program_grammar(numbers: Sequence[str]) -> str:
-    """Return the grammar of a first program, whose plan must contain these numbers of the question.
+def program_grammar(numbers: Sequence[str], *, printing: bool = False) -> str:
+    """Return the grammar of a reply that is a program.
 
     A small model leaves a factor out of its plan, and then out of the answer, and does not find it when it is asked to
-    check. A program without a plan is free.
+    check.
+
+    Args:
+        numbers: What the plan must contain, if the program begins with one: the numbers of the question.
+        printing: Whether the program may only print what its calls return.
     """
+    if printing:
+        return PROGRAM_GRAMMAR.replace("[^`\\n]", '"print("')
     if not 0 < len(numbers) <= _MOST_PLANNED:
         return PROGRAM_GRAMMAR
     orders = (" between ".join(f'"{number}"' for number in order) for order in permutations(numbers))

@@ -1,7 +1,7 @@
 """Doubt an answer that a small model's program gives: a number left out, a number made up, a wrong sign, an error.
 
-Small models lose a factor of the question, or compute with a number of the worked examples. Such a program is well formed,
-so nothing else finds it. A doubt may be mistaken, so each is raised once, and the same answer is accepted then.
+Small models lose a factor of the question, or compute with a number of the worked examples. Such a program is well
+formed, so nothing else finds it. A doubt may be mistaken, so each is raised once, and the same answer is accepted then.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from closeout.messages import Step
 from closeout.parsing.program import numbers_in, parse_python
 from closeout.run.review import review_answer
 
-__all__ = ["doubt"]
+__all__ = ["doubt", "must_look_up"]
 
 DOUBT = "Check the answer. "
+LOOK_UP = "is in no result. Look it up."
 MOST_DOUBTS = 3  # in an attempt
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
 LONGEST = 60  # characters of a result that may be an answer
@@ -25,6 +26,10 @@ SMALL = 2  # larger numbers must come from somewhere
 WORDS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")  # numbers from 3
 UNITS = frozenset(map(Decimal, (7, 12, 24, 30, 31, 52, 60, 100, 360, 365, 366, 1_000, 3_600, 1_000_000)))
 
+_WANTS_NAME = re.compile(
+    r"(?:who|whose)\b|which\s+(?!year|number|day|date|month|century|page|hour|time|floor|room|platform|line|age|price)",
+    re.IGNORECASE,
+)
 _ANY_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
 
 
@@ -50,6 +55,11 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     return next((f"{DOUBT}{each}" for each in found if not any(each in text for text in results)), None)
 
 
+def must_look_up(steps: Sequence[Step]) -> bool:
+    """Whether the next program has to search: the last answer had a number that nothing was found about."""
+    return bool(steps) and any(DOUBT in result.text and LOOK_UP in result.text for result in steps[-1].returns)
+
+
 def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], results: list[str]) -> Iterator[str]:
     asked = [_value(number) for number in numbers_in(question)]
     last_numbers, last_texts = _literals(program)
@@ -70,7 +80,11 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], res
     known |= {*asked, *_values([question, *results]), *UNITS}
     for number in sorted(last_numbers):
         if number > SMALL and number not in known and number * 100 not in known:
-            yield f"{number:f} is in no result. Look it up."
+            yield f"{number:f} {LOOK_UP}"
+    if not numbers and re.search(r"\b(min|max|sorted)\(", program):
+        yield "It compares names. State the number that was found for each name, and compare the numbers."
+    if _WANTS_NAME.match(question) and re.fullmatch(r"-?[\d.,]+", answer.strip()):
+        yield "The question asks for a name, not for a number."
     if len(answer) > LONGEST and any(" ".join(answer.split()) in " ".join(text.split()) for text in results):
         yield "It is a whole passage. Give only the name or number that is asked for."
     if re.match(r"-\d", answer.strip()):
@@ -81,9 +95,7 @@ def _literals(program: str) -> tuple[set[Decimal], list[str]]:
     """The numbers and the texts that a program states. Comments do not count."""
     tree = parse_python(program)
     constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)] if tree is not None else []
-    numbers = {
-        Decimal(repr(each)) for each in constants if isinstance(each, int | float) and not isinstance(each, bool)
-    }
+    numbers = {Decimal(repr(each)) for each in constants if type(each) in (int, float)}
     return {each for each in numbers if each.is_finite()}, [each for each in constants if isinstance(each, str)]
 
 

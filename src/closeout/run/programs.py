@@ -13,6 +13,7 @@ import builtins
 import json
 import re
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -310,7 +311,7 @@ class _Execution:
         if len(code) > MAX_PROGRAM:
             self._error = f"A program may have at most {MAX_PROGRAM:,} characters, this one has {len(code):,}."
             return
-        self._code = code
+        self._code = code = self._indentation_repaired(code)
         session = await self._sandbox.session(self._functions)
         try:
             complete = await self._drive(await self._start(session, code))
@@ -346,6 +347,17 @@ class _Execution:
         return ToolOutput(result=f"{printed}{self._value}" or NOTHING_PRINTED)
 
     # ------------------------------------------------------------------------------------------ before it runs
+
+    def _indentation_repaired(self, code: str) -> str:
+        """The program without an indentation of its first line that makes it invalid."""
+        if code[:1] not in (" ", "\t") or parse_python(code) is not None:
+            return code
+        for repaired in (textwrap.dedent(code), code.lstrip(" \t")):
+            if parse_python(repaired) is not None:
+                before, after = code.partition("\n")[0], repaired.partition("\n")[0]
+                self.repairs.append(Repair("program_indentation", "line 1", before, after=after))
+                return repaired
+        return code
 
     async def _start(self, session: AsyncMontySession, code: str) -> AsyncSnapshot:
         """Begin the program, with certain near misses repaired. Raises `_Refused` for what is certain to fail."""
@@ -547,13 +559,13 @@ def _bound_names(code: str) -> set[str]:
 
 
 def _traceback(error: MontyRuntimeError) -> str:
-    """An error as the model is shown it: the lines of its program that led there, the last ones if many, and the error."""
+    """An error as the model is shown it: the lines of its program that led there (the last ones), and the error."""
     exception = error.exception()
     name, text = type(exception).__name__, str(exception)
     if blocked := _BLOCKED.fullmatch(text):
         text = (
-            f"{blocked[1]}() cannot be called by a function that min, max, sorted, map or filter calls. Call it before, "
-            "and keep the results in a variable."
+            f"{blocked[1]}() cannot be called by a function that min, max, sorted, map or filter calls. Call it "
+            "before, and keep the results in a variable."
         )
     frames = error.traceback()[-MAX_FRAMES:]
     lines = [_cut(f"Line {frame.line}: {(frame.source_line or '').strip()}", MAX_LINE) for frame in frames]

@@ -36,6 +36,7 @@ from closeout.parsing.program import numbers_in
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
+from closeout.run.doubts import must_look_up
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -189,7 +190,8 @@ class ModelSession:
             if request.prompt is None or not self.capabilities.grammar:
                 return None
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-            return Constraint("grammar", program_grammar(numbers), "program")
+            grammar = program_grammar(numbers, printing=must_look_up(view.steps))
+            return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
         may_answer = not _just_failed(view.steps)
