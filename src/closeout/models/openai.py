@@ -325,6 +325,7 @@ class OpenAIClient(HTTPClient):
 
     async def _discover(self, seconds: float) -> Capabilities:
         response, data = await self._ask_for_models(seconds)
+        self._context_asked = True
         if response.status in {401, 403}:
             raise error_from_response(response.status, response.headers, data, self._models.origin)
         entry = _entry(data, self.model)
@@ -332,7 +333,6 @@ class OpenAIClient(HTTPClient):
         on_port: ServerKind = "ollama" if urlsplit(self.base_url).port == OLLAMA_PORT else "openai"
         self._kind = known or on_port
         self._heads.clear()
-        self._context_asked = True
         # Keep the rest: what the user has set, and that the server has refused tools.
         learned: dict[str, Any] = {} if self._kind in ("openai", "ollama") else _SELF_HOSTED
         if self._may_be_small and _is_small(entry):
