@@ -10,7 +10,7 @@ from closeout import Agent, Boxed, tool
 from closeout.errors import ToolError
 from closeout.messages import Defect, Reading, ToolCall, ToolReturn, ToolSpec
 from closeout.results.tool_output import ToolOutput
-from closeout.run.review import RollBack, review_answer, review_outcomes, review_reply
+from closeout.run.review import RollBack, review_answer, review_outcomes, review_program, review_reply
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.executor import CallOutcome
 
@@ -155,3 +155,17 @@ async def test_it_is_asked_for_once_in_an_attempt() -> None:
     stubborn = ScriptedClient([call("look", name="wrong"), quoted, quoted])
     result = await Agent(stubborn, [look], home=False).run("What does the tool say?")
     assert (result.answer, result.rollbacks) == ("There is no document of that name here.", 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "repeats"),
+    [
+        (f"final_answer({' * '.join('3' * 30)})", True),
+        (f"# answer = {'price + ' * 25}price", True),
+        (f"# {'-' * 80}\nx = 1", False),
+        ("rows = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]", False),
+        ("print(search('a'))\n" * 40, False),
+    ],
+)
+def test_a_program_that_repeats_itself_is_rolled_back(program: str, repeats: bool) -> None:
+    assert (review_program(program) is not None) is repeats

@@ -57,7 +57,8 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
 
 def must_look_up(steps: Sequence[Step]) -> bool:
     """Whether the next program has to search: the last answer had a number that nothing was found about."""
-    return bool(steps) and any(DOUBT in result.text and LOOK_UP in result.text for result in steps[-1].returns)
+    failed = [result.text for result in steps[-1].returns if not result.ok] if steps else []
+    return any(DOUBT in text and LOOK_UP in text for text in failed)
 
 
 def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], results: list[str]) -> Iterator[str]:

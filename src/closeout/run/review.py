@@ -86,7 +86,7 @@ class RollBack:
     draft: str = ""
 
 
-_REPEATED = re.compile(r"(?<!\s)([^\n]{2,20}?)\1{11}")
+_REPEATED = re.compile(r"([^\n]{2,20}?)\1{19}")
 REPEATED_PROGRAM = RollBack("repeating", "Your last program repeated itself. Write a short one.")
 REPEATING = RollBack("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
 
@@ -128,7 +128,8 @@ def review_reply(
 
 def review_program(program: str) -> RollBack | None:
     """Decide on a program of a small model before it is run: such models fall into `3 * 3 * 3 * …`."""
-    return REPEATED_PROGRAM if _REPEATED.search(program) else None
+    repeated = any(any(map(str.isalnum, match[1])) for match in _REPEATED.finditer(program))  # not `# ------`
+    return REPEATED_PROGRAM if repeated else None
 
 
 def review_text(text: str, contract: AnswerContract, *, tools_offered: bool, called: bool) -> RollBack | None:
