@@ -37,6 +37,8 @@ DOUBTFUL = [
     ("Which makes more, North or Hill?", "final_answer(max(['North', 'Hill'], key=lambda n: n))", "North", "names"),
     ("Which makes more, North or Hill?", "final_answer(max(1510, 270))", "1510", "for a name"),
     ("Who founded it?", "final_answer(1926)", "1926", "for a name"),
+    ("Where is more cheese made?", "final_answer(max(1510, 270))", "1510", "for a name"),
+    ("Which dairy is older?", "final_answer(1926 < 1510)", "no", "for a name"),
     ("What is it?", f"final_answer({FOUND[:80]!r})", FOUND[:80], "passage"),
     ("How much more does the Hill Dairy make?", "final_answer(270 - 1510)", "-1240", "negative"),
 ]

@@ -27,7 +27,7 @@ WORDS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleve
 UNITS = frozenset(map(Decimal, (7, 12, 24, 30, 31, 52, 60, 100, 360, 365, 366, 1_000, 3_600, 1_000_000)))
 
 _WANTS_NAME = re.compile(
-    r"(?:who|whose)\b|which\s+(?!year|number|day|date|month|century|page|hour|time|floor|room|platform|line|age|price)",
+    r"(?:who|whose|where)\b|which\s+(?!year|number|day|date|month|century|page|hour|time|floor|room|platform|line|age|price)",
     re.IGNORECASE,
 )
 _ANY_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
@@ -84,8 +84,8 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], res
             yield f"{number:f} {LOOK_UP}"
     if not numbers and re.search(r"\b(min|max|sorted)\(", program):
         yield "It compares names. State the number that was found for each name, and compare the numbers."
-    if _WANTS_NAME.match(question) and re.fullmatch(r"-?[\d.,]+", answer.strip()):
-        yield "The question asks for a name, not for a number."
+    if _WANTS_NAME.match(question) and re.fullmatch(r"-?[\d.,]+|yes|no", answer.strip()):
+        yield "The question asks for a name."
     if len(answer) > LONGEST and any(" ".join(answer.split()) in " ".join(text.split()) for text in results):
         yield "It is a whole passage. Give only the name or number that is asked for."
     if re.match(r"-\d", answer.strip()):
