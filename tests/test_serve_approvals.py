@@ -16,6 +16,7 @@ import pytest
 from closeout import Agent, tool
 from closeout.journal.events import DecisionMade
 from closeout.run.waiting import record_decisions
+from closeout.server.response_state import ResponseId
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, serve_script
 from closeout.tools.builtin import ask_tool
 from serving import Served, serving
@@ -208,6 +209,49 @@ async def test_a_default_answer_that_took_effect_while_no_server_ran(monkeypatch
         assert await answered(served, run_id) == [("blue", "default")]
         assert (await client.responses.retrieve(first.id)).output_text == "Which account?"
         assert (await client.responses.retrieve(f"{first.id}.1")).output_text == "done"
+
+
+async def test_a_queued_run_that_another_process_executes_is_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    paid, released = [], {"Ada": asyncio.Event(), "Bob": asyncio.Event()}
+
+    @tool
+    async def pay(to: str) -> str:
+        """Pay somebody."""
+        paid.append(to)
+        await released[to].wait()
+        return f"{to} was paid"
+
+    def play(view: RequestView) -> Turn:
+        if "was paid" in view.text:
+            return answer("done")
+        to = "Bob" if "Bob" in view.text else "Ada" if "blue" in view.text else ""
+        return call("pay", to=to) if to else call("ask_user", question="Which account?")
+
+    def agent() -> Agent[Any]:
+        return Agent(ScriptedClient(play), [pay, ask_tool()], name="bank")
+
+    async def until(text: str) -> None:
+        while text not in (*paid, *caplog.messages):  # noqa: ASYNC110  # a log has nothing to wait for
+            await asyncio.sleep(0.01)
+
+    async with serving(agent(), max_runs=1) as served, client_of(served.base_url) as client:
+        first = await client.responses.create(model="bank", input="Pay Ada.")
+        await client.responses.create(model="bank", input="Pay Bob.", background=True)
+        await until("Bob")
+        second = await client.responses.create(
+            model="bank", input="blue", previous_response_id=first.id, background=True
+        )
+        run_id = ResponseId.read(first.id).run_id
+        elsewhere = asyncio.create_task(agent().resume(run_id))
+        await until("Ada")
+        released["Bob"].set()
+        await until(f"Run {run_id} is left to another process, which executes it.")
+        assert (await client.responses.retrieve(second.id)).status == "in_progress"
+        released["Ada"].set()
+        assert (await elsewhere).answer == "done"
+        assert (await client.responses.retrieve(second.id)).output_text == "done"
+        assert served.host.ended == {"waiting": 1, "answered": 1}
+    assert paid == ["Bob", "Ada"]
 
 
 async def test_a_default_answer_does_not_replace_an_approval(monkeypatch: pytest.MonkeyPatch) -> None:

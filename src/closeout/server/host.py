@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from closeout.answers.contracts import Text
-from closeout.errors import JournalError, RunNotFound, UsageError
+from closeout.errors import JournalError, JournalLocked, RunNotFound, UsageError
 from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.journal import Journal, new_run_id
 from closeout.journal.store import Row, Store
@@ -226,6 +226,8 @@ class AgentHost:
             self.ended["cancelled"] += 1
             if not self.stopping:
                 await self._end_cancelled(run_id)
+        except JournalLocked:
+            log.warning("Run %s is left to another process, which executes it.", run_id)
         except Exception as error:
             self.ended["failed"] += 1
             self._failures[run_id] = str(error) or type(error).__name__
