@@ -1,9 +1,8 @@
 """Right answers of the embedded models to questions of one, two, and three or more steps over folders of documents.
 
-The sets `one` and `two` are a development set: worked examples were written by looking at what went wrong in them. The
-ten of `held` were written afterwards, over documents of their own. The four of 20 questions over two more folders were
-written before later changes of the prompts: `seen two` and `seen three` were looked at while prompts were changed,
-`unseen two` and `unseen three` were not. `three` was written before programs were measured, and not looked at either.
+The worked examples were written by looking at what went wrong in the sets `one`, `two`, `seen`, `unseen`, `three` and
+`fresh … A`. Those of `fresh … A` and `fresh … B` were written by somebody who did not know the prompts. Those of
+`fresh … B` were asked once, with the final prompts.
 Baseline, in the same run: the same weights asked the same questions without
 tools. Run `python bench/local_model.py --help` for the choice of model, dialect, set and prompt.
 """

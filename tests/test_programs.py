@@ -394,7 +394,7 @@ HOSTILE = {
     "(lambda: 0).__code__.co_code": "AttributeError",
     "def f(n): return f(n + 1)\nf(0)": "RecursionError",
     "x = 'a' * 10 ** 12": "MemoryError",
-    "x = []\nwhile True: x.append('a' * 10 ** 6)": "MemoryError",
+    "x = []\nwhile True: x.append('a' * 10 ** 7)": "MemoryError",
     "9 ** 9 ** 9": "Error",
     "raise SystemExit": "SystemExit",
     "raise KeyboardInterrupt": "KeyboardInterrupt",
