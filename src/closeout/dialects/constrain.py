@@ -40,7 +40,7 @@ _PLANNED_GRAMMAR = r"""
 root ::= "```python\n" (plan | [^#`\n] [^\n]{0,300} "\n") line* "```" ("\n" "\n"?)?
 plan ::= "#" [^\n]{0,120} (PLANS) (apart [^\n]{0,80})? "\n"
 between ::= apart ([^\n]{0,80} apart)?
-apart ::= [^0-9.,\n]
+apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 line ::= [^`\n] [^\n]{0,300} "\n"
 """
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
