@@ -2,7 +2,7 @@
 
 The worked examples were written by looking at what went wrong in the sets `one`, `two`, `seen`, `unseen`, `three` and
 `fresh … A`. Those of `fresh … A` and `fresh … B` were written by somebody who did not know the prompts. Those of
-`fresh … B` were asked once, with the final prompts.
+`fresh … B` led to no example.
 Baseline, in the same run: the same weights asked the same questions without
 tools. Run `python bench/local_model.py --help` for the choice of model, dialect, set and prompt.
 """
