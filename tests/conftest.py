@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 settings.register_profile("closeout", deadline=None)
 settings.load_profile("closeout")
 
+
+# Under `nohup`, or in the background of a script, signals are ignored, also in the programs that tests start.
+for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    _number = getattr(signal, _name, None)  # Windows has no SIGHUP
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 SEARCH = ("SEARXNG_BASE_URL", "SERPER_API_KEY", "TAVILY_API_KEY", "BRAVE_API_KEY")
 

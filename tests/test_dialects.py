@@ -123,7 +123,7 @@ def test_a_weak_model_that_completes_texts_writes_programs_in_one_text():
         dialect.render(each, able) for each in (view(), view(steps), view(steps * 2), view(steps, note="Stop."))
     ]
     first, second, third, hinted = (request.prompt for request in requests)
-    assert 'print(search("bell that was cast by two monks"))' in first
+    assert 'print(search("stuffed bear in the hall"))' in first
     assert "def calculate(e: str) -> Any: ..." in first
     assert second == first + '```python\nprint(search("ö"))\n```\nResult:\nfound\n'
     assert third.startswith(second)
