@@ -8,9 +8,18 @@ from typing import Any, Literal
 
 from closeout.answers.contracts import ContractReading
 from closeout.answers.reading import said
+from closeout.messages import Defect
 from closeout.parsing.forms.reader import find_call_mark
 
-__all__ = ["ReplyProblem", "announces_step", "has_tool_calls", "invents_result", "is_refusal", "problem_of"]
+__all__ = [
+    "INVENTED",
+    "ReplyProblem",
+    "announces_step",
+    "has_tool_calls",
+    "invents_result",
+    "is_refusal",
+    "problem_of",
+]
 
 Kind = Literal["empty", "tool_call", "invented", "cut", "refusal", "announced", "format_missing", "contract"]
 
@@ -53,6 +62,12 @@ _ANNOUNCED = re.compile(
 )
 _OFFERED = re.compile(r"\b(?:if|once|when|unless|whenever) (?:you|that|this|it)\b|[?？]\W*\Z|如果|吗", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n+")
+
+INVENTED = Defect(
+    "invented_observation",
+    "You wrote a tool result yourself. Results come only from tools: make the call and wait for its result.",
+    refuses=True,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.reading import ContractReading
 from closeout.answers.replies import announces_step, is_refusal
-from closeout.messages import ModelRequest, Reading, ToolReturn, ToolSpec
+from closeout.messages import Defect, ModelRequest, Reading, ToolReturn, ToolSpec
 from closeout.parsing.forms.reader import read_tool_calls
 from closeout.records import record
-from closeout.run.streaming import repeated_tail
+from closeout.run.streaming import REPEATING, repeated_tail
 
 if TYPE_CHECKING:
     from closeout.tools.executor import CallOutcome
@@ -86,9 +86,7 @@ class RollBack:
     draft: str = ""
 
 
-_REPEATED = re.compile(r"([^\n]{2,20}?)\1{19}")
-REPEATED_PROGRAM = RollBack("repeating", "Your last program repeated itself. Write a short one.")
-REPEATING = RollBack("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
+_TWENTY_TIMES = re.compile(r"([^\n]{2,20}?)\1{19}")  # the same 2 to 20 characters
 
 
 def review_reply(
@@ -111,15 +109,14 @@ def review_reply(
     if reading.calls:
         return None
     if reading.defects:
-        defect = reading.defects[0]
-        return RollBack(defect.code, defect.hint)
+        return _for_defect(reading.defects[0])
     text = reading.answer if reading.answer is not None else reading.text
     if not text.strip():
         return RollBack("empty", "Your last reply was empty. Call a tool or give the answer.")
     if answer_fits:
         return None
     if repeated_tail(text) >= 0:
-        return REPEATING
+        return _for_defect(REPEATING)
     if not tools_offered:
         return None
     hint = f"If anything is missing, call a tool. Otherwise: {contract.finishing()}"
@@ -128,8 +125,8 @@ def review_reply(
 
 def review_program(program: str) -> RollBack | None:
     """Decide on a program of a small model before it is run: such models fall into `3 * 3 * 3 * …`."""
-    repeated = any(any(map(str.isalnum, match[1])) for match in _REPEATED.finditer(program))  # not `# ------`
-    return REPEATED_PROGRAM if repeated else None
+    repeated = any(any(map(str.isalnum, match[1])) for match in _TWENTY_TIMES.finditer(program))  # not `# ------`
+    return RollBack("repeating", "Your last program repeated itself. Write a short one.") if repeated else None
 
 
 def review_text(text: str, contract: AnswerContract, *, tools_offered: bool, called: bool) -> RollBack | None:
@@ -145,7 +142,7 @@ def review_text(text: str, contract: AnswerContract, *, tools_offered: bool, cal
         called: Whether the attempt has called a tool.
     """
     if repeated_tail(text) >= 0:
-        return REPEATING
+        return _for_defect(REPEATING)
     if not tools_offered:
         return None
     if announces_step(text):
@@ -186,6 +183,10 @@ def review_unrun_call(text: str, tools: Sequence[ToolSpec]) -> RollBack | None:
         "it. If you need its result, make the call and write nothing after it."
     )
     return RollBack("unrun_call", hint, text[:200])
+
+
+def _for_defect(defect: Defect) -> RollBack:
+    return RollBack(defect.code, defect.hint)
 
 
 def _plain(text: str) -> str:

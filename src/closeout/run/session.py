@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from closeout.answers.contracts import Boxed, Text
-from closeout.answers.replies import invents_result
+from closeout.answers.replies import INVENTED, invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
@@ -20,7 +20,6 @@ from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelErro
 from closeout.journal.events import Noted
 from closeout.messages import (
     Constraint,
-    Defect,
     Message,
     ModelReply,
     ModelRequest,
@@ -41,7 +40,7 @@ from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.review import Answers, RollbackPolicy
-from closeout.run.streaming import ReplyListener, repeated_tail
+from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
 
 __all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
 
@@ -53,12 +52,6 @@ DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 CONSTRAINED = ("cot_chat", "cot_completion", "code")  # dialects that have a form to hold a reply to
 NO_ENDPOINT = (404, 405, 501)  # what a server answers at an address that it does not have
 PRIMER = "Thought:"  # what a text prompt ends with
-REPEATING = Defect("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
-INVENTED = Defect(
-    "invented_observation",
-    "You wrote a tool result yourself. Results come only from tools: make the call and wait for its result.",
-    refuses=True,
-)
 
 
 class ModelSession:

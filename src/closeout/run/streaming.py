@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from closeout.journal.subscribers import Progress, Subscribers
-from closeout.messages import Delta
+from closeout.messages import Defect, Delta
 from closeout.parsing.readers import Reader
 
-__all__ = ["RepetitionWatch", "ReplyListener", "repeated_tail"]
+__all__ = ["REPEATING", "RepetitionWatch", "ReplyListener", "repeated_tail"]
 
 
 class ReplyListener:
@@ -89,6 +89,8 @@ TIMES = 4  # how often the unit must occur
 PLAIN_RUN = 1600  # the same for units of up to three different characters: rules, table borders and padding are shorter
 PLAIN_CHARACTERS = 3
 CHECK_EVERY = 200  # characters between two checks of a stream
+
+REPEATING = Defect("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
 
 
 def repeated_tail(text: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from closeout.answers.replies import invents_result
+from closeout.answers.replies import INVENTED, invents_result
 from closeout.codec import encode_json
 from closeout.errors import ToolDefinitionError
 from closeout.messages import Defect, ModelReply, Reading, Repair, ToolCall, ToolSpec
@@ -14,16 +14,10 @@ from closeout.parsing.action_keys import read_object
 from closeout.parsing.readers import NativeReader, Reader
 from closeout.parsing.salvage import salvage
 from closeout.repair import SchemaRules, repair_arguments, resolve_tool_name
-from closeout.run.streaming import repeated_tail
+from closeout.run.streaming import REPEATING, repeated_tail
 from closeout.tools.toolbox import governed
 
 __all__ = ["Governor", "Verdict"]
-
-INVENTED = Defect(
-    "invented_observation",
-    "You wrote a tool result yourself. Results come only from tools: make the call and wait for its result.",
-)
-REPEATING = Defect("repeating", "Your last reply repeated itself. Be brief: call one tool or give the answer.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
