@@ -106,7 +106,7 @@ class LoopWatch:
             return ""
         recent = self._recent(SAME_RESULT)
         if recent and all(turn.result == recent[0].result for turn in recent):
-            return f"Your last {len(recent)} calls of {recent[0].name} all returned the same result."
+            return f"Your last {len(recent)} calls all returned the same result."
         return ""
 
     def _paraphrase(self) -> str:
@@ -115,7 +115,7 @@ class LoopWatch:
             return ""
         recent = self._recent(PARAPHRASES)
         if recent and all(turn.query is not None and same_question(turn.query, last) for turn in recent[:-1]):
-            return f"Your last {len(recent)} calls of {recent[0].name} ask the same in other words."
+            return f"Your last {len(recent)} calls ask the same in other words."
         return ""
 
 
