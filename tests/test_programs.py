@@ -97,6 +97,7 @@ READ = [
     ("The answer is `search('a')`.", None),
     ("```markdown\n```python\nx = 1\n```\n```\nThat is how a block is written.\n", None),
     ("```python\nx = 1\n~~~\ny = 2\n```\n", "x = 1\n~~~\ny = 2"),
+    ("```text\ns = '''\n```\n```python\nx = 1\n'''\n```\n", "x = 1\n'''"),  # only in Python is a fence in a string
 ]
 
 

@@ -155,8 +155,9 @@ class ProgramReader:
 
 
 def _block(text: str, opening: re.Match[str], start: int, begins: int) -> _Block:
-    """The block whose code begins at `begins`. A fence that leaves the code incomplete is inside a string."""
+    """The block whose code begins at `begins`. A fence that leaves Python incomplete is inside a string."""
     mark, language = opening[1][0], opening[2].lower()
+    may_be_python = not language or language in _TAGS
     first: _Block | None = None
     tried = 0
     for line, ends, after in _lines(text, begins):
@@ -165,7 +166,7 @@ def _block(text: str, opening: re.Match[str], start: int, begins: int) -> _Block
             continue
         block = _Block(start, after, language, text[begins:ends].rstrip(), closed=True)
         tried += 1
-        if parse_python(block.code) is not None:
+        if not may_be_python or parse_python(block.code) is not None:
             return block
         first = first or block
         if tried >= _MAX_FENCES:
