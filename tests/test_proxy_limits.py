@@ -39,17 +39,19 @@ async def test_more_requests_than_allowed_wait_and_more_than_that_are_refused(ho
     async with written_model() as model, proxied(home, one_call, max_requests=1, max_queue=1) as server:
         server.proxy.upstream.base = model.base_url
         async with server.openai() as client:
-            first, second = (asyncio.create_task(ask(client, stream=True)) for _ in range(2))
+            waiting = {asyncio.create_task(ask(client, stream=True)) for _ in range(2)}
             reply = await model.asked()
             await until(lambda: server.proxy.admission.present == 2)
             with pytest.raises(openai.RateLimitError, match="limit") as refused:
                 await ask(client)
             assert refused.value.response.headers["Retry-After"]
-            for each in (first, second):
+            while waiting:  # either request may have come first
                 reply.text("fine")
                 reply.end()
-                assert [chunk async for chunk in await each]
-                if each is first:
+                served, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for each in served:
+                    assert [chunk async for chunk in await each]
+                if waiting:
                     reply = await model.asked()  # only now
         await until(lambda: server.proxy.admission.present == 0)
 
