@@ -352,3 +352,18 @@ async def test_a_tool_that_the_server_runs_itself_is_not_a_call():
         whole = await client(seen.url).complete(request(tools=TOOLS))
     for reply in (streamed, whole):
         assert (reply.tool_calls, reply.text, reply.finish_reason) == ((), "Found.", "stop")
+
+
+async def test_fields_of_a_wrong_type_are_left_out():
+    wrong = [
+        {"type": "message_start", "message": "x"},
+        {"type": "content_block_start", "index": 0, "content_block": ["x"]},
+        {"type": "content_block_delta", "index": 0, "delta": "x"},
+        {"type": "message_delta", "delta": ["x"], "usage": "x"},
+    ]
+    stream = events(*wrong, block(1, "text", text=""), delta(1, "text_delta", text="hi"), stop="end_turn")
+    async with raw_server(sse(*stream, end=END)) as seen:
+        streamed = await client(seen.url).complete(request(), on_delta=lambda _: None)
+    async with raw_server(http(message({"type": {"x": 1}}, {"type": "text", "text": "hi"}))) as seen:
+        whole = await client(seen.url).complete(request())
+    assert (streamed.text, whole.text) == ("hi", "hi")

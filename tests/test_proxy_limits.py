@@ -11,6 +11,8 @@ import anthropic
 import openai
 import pytest
 
+from closeout.messages import ModelReply
+from closeout.server.formats.anthropic_messages import AnthropicMessages
 from closeout.testing import Turn, answer, once
 from serving import WrittenModel, written_model
 from test_proxy import CHAT_TOOLS, MESSAGE_TOOLS, RESPONSE_TOOLS, one_call, proxied
@@ -178,3 +180,17 @@ async def test_what_cannot_be_translated_is_refused(home: Path) -> None:
             with pytest.raises(openai.BadRequestError, match="input_file"):
                 await client.responses.create(model="m", input=[{"role": "user", "content": [part]}])
         assert server.model.requests == []
+
+
+async def test_malformed_items_are_refused(home: Path) -> None:
+    item: Any = {"type": "function_call_output", "call_id": "c1", "output": ["no part"]}
+    async with proxied(home, lambda _: Turn(text="x")) as server, server.openai() as client:
+        with pytest.raises(openai.BadRequestError, match="list of objects"):
+            await client.responses.create(model="m", input=[item])
+        assert server.model.requests == []
+
+
+def test_a_block_that_is_no_object_is_left_out_of_a_repaired_reply() -> None:
+    value = {"content": ["no block", {"type": "thinking", "thinking": "hm"}]}
+    repaired = AnthropicMessages().repaired(value, ModelReply("hi"))
+    assert repaired["content"] == [value["content"][1], {"type": "text", "text": "hi"}]

@@ -38,7 +38,7 @@ _FINISHES: Mapping[str, str] = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-_THINKING = frozenset({"thinking", "redacted_thinking"})
+_THINKING = ("thinking", "redacted_thinking")
 _CHOICES: Mapping[str, dict[str, str]] = {
     "auto": {"type": "auto"},
     "required": {"type": "any"},
@@ -260,18 +260,17 @@ class AnthropicStream(StreamReader):
     def take(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
         if kind == "content_block_delta":
-            self._grow(_index(event), event.get("delta") or {})
+            self._grow(_index(event), _object(event, "delta"))
         elif kind == "content_block_start":
-            self._start(_index(event), event.get("content_block") or {})
+            self._start(_index(event), _object(event, "content_block"))
         elif kind == "message_start":
-            message = event.get("message") or {}
+            message = _object(event, "message")
             self.builder.model = str(message.get("model") or "")
             self.builder.usage = _usage(message.get("usage"), Usage(requests=1))
         elif kind == "message_delta":
             self.builder.usage = _usage(event.get("usage"), self.builder.usage or Usage(requests=1))
-            delta = event.get("delta") or {}
-            if delta.get("stop_reason"):
-                self.builder.finish_reason = _finish(delta["stop_reason"])
+            if reason := _object(event, "delta").get("stop_reason"):
+                self.builder.finish_reason = _finish(reason)
         elif kind == "message_stop":
             self.done = True
 
@@ -305,6 +304,12 @@ class AnthropicStream(StreamReader):
         elif kind == "signature_delta":
             block = self._blocks.setdefault(index, {"type": "thinking", "thinking": ""})
             block["signature"] = str(block.get("signature") or "") + str(delta.get("signature") or "")
+
+
+def _object(event: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a field that should be an object; empty if it is not."""
+    value = event.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _index(event: Mapping[str, Any]) -> int:

@@ -252,7 +252,7 @@ class _Exchange:
             self._proxy.remember_text(self._model)
             return None
         said = f"The upstream server answered with status {response.status}."
-        if self._again and response.status >= 500:  # the client has not asked for this request: it is not told
+        if self._again and response.status >= 500:  # a request that the client did not make
             raise ServerFailed(said, status=response.status)
         error = ModelError(said, status=response.status)
         self._record.failed(error)

@@ -72,7 +72,8 @@ class AnthropicMessages(NativeFormat):
         return AnthropicStream(builder)
 
     def repaired(self, value: dict[str, Any], reply: ModelReply) -> dict[str, Any]:
-        kept = [block for block in value["content"] if block.get("type") not in ("text", "tool_use")]
+        blocks = [block for block in value["content"] if isinstance(block, dict)]
+        kept = [block for block in blocks if block.get("type") not in ("text", "tool_use")]
         return {**value, "content": [*kept, *_blocks(reply)], "stop_reason": _stop_reason(reply)}
 
     def whole(self, body: Mapping[str, Any], reply: ModelReply) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _add_item(messages: list[Message], item: Mapping[str, Any]) -> None:
             output = item.get("output")
             text = output if isinstance(output, str) else plain_text(output)
             messages.append(Message(role="tool", tool_call_id=str(item.get("call_id")), content=text))
-            within = output if isinstance(output, list) else []
+            within = list_of_objects(output, "input") if isinstance(output, list) else []
             if parts := [_input_part(part) for part in within if part.get("type") != "input_text"]:
                 messages.append(Message(role="user", content=parts))
         case "message":
