@@ -15,9 +15,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import typer
 
 from cli_process import COMMAND, Done, closeout, environment, here, start, stopped, wait_for
 from closeout import Agent
+from closeout.cli.exits import guarded
 from closeout.cli.terminal import print_json
 from closeout.errors import AuthenticationFailed, BadRequest, ModelError, ServerFailed
 from closeout.journal.store import close_stores
@@ -432,6 +434,22 @@ def test_a_run_stopped_while_a_tool_runs_can_be_resumed(signals: Sequence[int], 
         again = here("resume", run_id)
     assert (again.code, again.out) == (0, "42\n")
     assert "Interrupted: the program stopped while this call was running" in again.err
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_with_json_a_command_stopped_before_its_run_prints_an_object(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*, json: bool) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as end:
+        guarded(command)(json=as_json)
+    out, err = capsys.readouterr()
+    assert (end.value.exit_code, err) == (130, "closeout: stopped.\n")
+    assert (json.loads(out) if out else None) == (
+        {"answer": None, "status": "cancelled", "run_id": None} if as_json else None
+    )
 
 
 @posix_only

@@ -107,6 +107,8 @@ def _exit_code(command: Callable[[], int], *, as_json: bool) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        if as_json:
+            _print_object({"answer": None, "status": "cancelled", "run_id": None})
         _say_error("stopped.")
         return STOPPED
     except BrokenPipeError:
@@ -117,7 +119,7 @@ def _exit_code(command: Callable[[], int], *, as_json: bool) -> int:
             traceback.print_exc()
         sentence, code = _explain(error)
         if as_json:
-            _print_failure(sentence, type(error).__name__)
+            _print_object(_failure(sentence, type(error).__name__))
         _say_error(sentence)
         return code
 
@@ -133,7 +135,7 @@ class CommandGroup(TyperGroup):
             message = getattr(end.__context__, "format_message", None)  # of the parser's error, already printed
             if message is not None and _wants_json(arguments):
                 _configure_streams()
-                _print_failure(message(), "UsageError")
+                _print_object(_failure(message(), "UsageError"))
             raise
 
 
@@ -167,11 +169,15 @@ def _say_error(sentence: str) -> None:
     say_error(sentence)
 
 
-def _print_failure(sentence: str, kind: str) -> None:
+def _failure(sentence: str, kind: str) -> dict[str, Any]:
+    return {"answer": None, "status": "failed", "error": sentence, "error_kind": kind}
+
+
+def _print_object(value: dict[str, Any]) -> None:
     from closeout.cli.terminal import print_json
 
     with suppress(OSError, ValueError):
-        print_json({"answer": None, "status": "failed", "error": sentence, "error_kind": kind})
+        print_json(value)
         sys.stdout.flush()
 
 
