@@ -1,7 +1,7 @@
 """Full-text search over recorded runs, and the totals of each run: an SQLite FTS5 index beside the journal.
 
 The index is a cache in a file of its own, so that recording a run costs nothing more and old journals can be searched.
-Whoever searches brings it up to date first. It can be deleted at any time.
+Each search first brings it up to date. It can be deleted at any time.
 """
 
 from __future__ import annotations
