@@ -12,17 +12,26 @@ from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
 
-__all__ = ["Code"]
+__all__ = ["READ_AGAIN", "Code", "reads_again"]
 
 CONTINUE = "Continue: write a program, or give the answer."
+READ_AGAIN = "Make the answer again, from the facts that were found."  # in a result: what the next program is for
 _RESULT = "Result:\n"
+
+
+def reads_again(view: HistoryView) -> bool:
+    """Whether the next program makes the answer from the facts alone: it was asked to, and nothing has failed since."""
+    asked = any(_asks_to_read(step) for step in view.steps)
+    return (
+        asked and not view.note and (_asks_to_read(view.steps[-1]) or all(each.ok for each in view.steps[-1].returns))
+    )
 
 
 class Code(TextChat):
     """Programs in fenced blocks: one program in a reply, then its output.
 
     A conversation is a chat. A weak model that completes texts gets one growing text instead, which looks like the
-    worked examples.
+    worked examples. To read the facts again, it gets a text without its programs.
     """
 
     name = "code"
@@ -64,11 +73,18 @@ class Code(TextChat):
             examples=self._program_examples(view.tools),
         )
         head = f"{head.rstrip()}\n\n"
+        if reads_again(view):
+            lines = (line for step in view.steps for each in step.returns if each.ok for line in each.text.splitlines())
+            facts = "\n".join(dict.fromkeys(filter(None, lines)))
+            prompt = f"{head}{historic_prompt(view.earlier)}Facts:\n{facts}\n\nQuestion: {view.question}\n"
+            return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
         hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)
         steps = "".join(self._step_text(step) for step in view.steps)
         prompt = f"{head}{historic_prompt(view.earlier)}Question: {view.question}\n{steps}{hints}"
-        stop = (*self.stop, "\nQuestion:") if capabilities.stop else ()
-        return ModelRequest(prompt=prompt, stop=stop, shared=len(head))
+        return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
+
+    def _stops(self, capabilities: Capabilities) -> tuple[str, ...]:
+        return (*self.stop, "\nQuestion:") if capabilities.stop else ()
 
     def _program_examples(self, tools: Sequence[ToolSpec]) -> str:
         slots = program_slots(tools)
@@ -81,6 +97,10 @@ class Code(TextChat):
             text = "".join(f"{text}\n" for text in texts if text)
             step.rendered[form] = (Message(role="user", content=text),)
         return step.rendered[form][0].text
+
+
+def _asks_to_read(step: Step) -> bool:
+    return any(READ_AGAIN in each.text for each in step.returns if not each.ok)
 
 
 def _fenced(call: ToolCall) -> str:

@@ -31,18 +31,21 @@ ws ::= " "?
 rest ::= [^\x00]+
 end ::= ("\n" "\n"?)?
 """
-# A reply that is one fenced program.
-PROGRAM_GRAMMAR = r"""
-root ::= "```python\n" line+ "```" ("\n" "\n"?)?
-line ::= [^`\n] [^\n]{0,300} "\n"
+# A reply that is one fenced program: BODY is its lines.
+_PROGRAM = r"""
+root ::= "```python\n" BODY "```" ("\n" "\n"?)?
+line ::= [^`\n] text
+text ::= [^\n]{0,300} "\n"
 """
-_PLANNED_GRAMMAR = r"""
-root ::= "```python\n" (plan | [^#`\n] [^\n]{0,300} "\n") line* "```" ("\n" "\n"?)?
-plan ::= "#" [^\n]{0,120} (PLANS) (apart [^\n]{0,80})? "\n"
+_PRINTING = r'(BEGINNINGS) text ("print(" text)*'
+_PLANNED = r"""(plan | [^#`\n] text) line*"""
+_PLAN = r"""
+plan ::= "#" [^\n]{0,120} apart (ORDERS) (apart [^\n]{0,80})? "\n"
 between ::= apart ([^\n]{0,80} apart)?
 apart ::= [^0-9.,\n] | [.,] [^0-9\n]
-line ::= [^`\n] [^\n]{0,300} "\n"
 """
+# Names, or the answer at once. A comment would be a plan, after which everything is looked up once more.
+_READING = r"""([a-z] [a-z0-9_]{0,40} " = " text ([^#`\n] text)* | "final_answer(" text)"""
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')
@@ -57,7 +60,7 @@ class ThoughtRule:
     finders: frozenset[str]
 
 
-def program_grammar(numbers: Sequence[str], *, printing: bool = False) -> str:
+def program_grammar(numbers: Sequence[str], *, printing: Sequence[str] = (), reading: bool = False) -> str:
     """Return the grammar of a reply that is a program.
 
     A small model leaves a factor out of its plan, and then out of the answer, and does not find it when it is asked to
@@ -65,14 +68,17 @@ def program_grammar(numbers: Sequence[str], *, printing: bool = False) -> str:
 
     Args:
         numbers: What the plan must contain, if the program begins with one: the numbers of the question.
-        printing: Whether the program may only print what its calls return.
+        printing: How the program may begin, if it may only print what its calls return.
+        reading: Whether it makes the answer from facts that were found, without a plan.
     """
     if printing:
-        return PROGRAM_GRAMMAR.replace("[^`\\n]", '"print("')
+        return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", " | ".join(map(_literal, printing))))
+    if reading:
+        return _PROGRAM.replace("BODY", _READING)
     if not 0 < len(numbers) <= _MOST_PLANNED:
-        return PROGRAM_GRAMMAR
-    orders = (" between ".join(f'"{number}"' for number in order) for order in permutations(numbers))
-    return _PLANNED_GRAMMAR.replace("(PLANS)", f"apart ({' | '.join(orders)})")
+        return _PROGRAM.replace("BODY", "line+")
+    orders = " | ".join(" between ".join(f'"{number}"' for number in order) for order in permutations(numbers))
+    return _PROGRAM.replace("BODY", _PLANNED) + _PLAN.replace("ORDERS", orders)
 
 
 def action_constraint(

@@ -9,9 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from closeout.messages import ToolSpec
+from closeout.messages import ToolCall, ToolSpec
 
-__all__ = ["FINAL_ANSWER", "RUN_PROGRAM", "call_source", "functions_of", "stub_of", "stubs", "with_functions"]
+__all__ = [
+    "FINAL_ANSWER",
+    "RUN_PROGRAM",
+    "call_source",
+    "functions_of",
+    "programs_in",
+    "stub_of",
+    "stubs",
+    "with_functions",
+]
 
 RUN_PROGRAM = "run_program"  # the tool that runs programs
 FINAL_ANSWER = "final_answer"  # the function that closes a run
@@ -121,3 +130,11 @@ def call_source(name: str, arguments: Mapping[str, Any] | str) -> str:
     if isinstance(arguments, str):
         return f"{name}({arguments})"
     return f"{name}({', '.join(f'{key}={json.dumps(value, default=str)}' for key, value in arguments.items())})"
+
+
+def programs_in(calls: Iterable[ToolCall]) -> list[str]:
+    """Return the programs among the calls of a turn."""
+    written = (
+        call.arguments.get("code") for call in calls if call.name == RUN_PROGRAM and not isinstance(call.arguments, str)
+    )
+    return [program for program in written if isinstance(program, str)]

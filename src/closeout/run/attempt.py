@@ -9,6 +9,7 @@ from closeout.answers.experience import CallFact
 from closeout.answers.reading import ContractReading
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
+from closeout.dialects.functions import programs_in
 from closeout.errors import ContextOverflow, Failure, LimitReached, ModelError
 from closeout.journal.events import (
     AnswerSeen,
@@ -20,12 +21,12 @@ from closeout.journal.events import (
 )
 from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
 from closeout.results.artifacts import Artifact
-from closeout.run.doubts import doubt
+from closeout.run.doubts import doubt, read_again
 from closeout.run.effects import ToolCalls
 from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
-from closeout.run.programs import answer_given, programs_in
+from closeout.run.programs import answer_given
 from closeout.run.result import Stop
 from closeout.run.review import (
     Answers,
@@ -70,8 +71,9 @@ class AgentState:
 
     def doubt(self, program: str, answer: str) -> str | None:
         """Return why a program should give another answer, None if nothing is doubtful."""
-        weak = self.session.capabilities.weak
-        return doubt(program, answer, self.question, self.history.steps, weak=weak)
+        model, steps = self.session.capabilities, self.history.steps
+        problem = doubt(program, answer, self.question, steps, weak=model.weak)
+        return problem or (read_again(steps) if model.weak and model.completions else None)
 
 
 @dataclass(slots=True)

@@ -7,20 +7,24 @@ formed, so nothing else finds it. A doubt may be mistaken, so each is raised onc
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
+from closeout.dialects.code import READ_AGAIN
+from closeout.dialects.functions import FINAL_ANSWER, programs_in
 from closeout.messages import Step
 from closeout.parsing.program import numbers_in, parse_python
 from closeout.run.review import review_answer
 
-__all__ = ["doubt", "must_look_up"]
+__all__ = ["doubt", "must_look_up", "read_again"]
 
 DOUBT = "Check the answer. "
 LOOK_UP = "is in no result. Look it up."
-MOST_DOUBTS = 3  # in an attempt
+MOST_DOUBTS = 3  # of an answer, before the facts are read again and after it
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
+MOST_NAMES = 8  # that a query may begin with
 LONGEST = 60  # characters of a result that may be an answer
 SMALL = 2  # larger numbers must come from somewhere
 WORDS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")  # numbers from 3
@@ -30,6 +34,8 @@ _WANTS_NAME = re.compile(
     r"(?:who|whose|where)\b|which\s+(?!year|number|day|date|month|century|page|hour|time|floor|room|platform|line|age|price)",
     re.IGNORECASE,
 )
+_NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
+_MISSING = re.compile(rf"{DOUBT}(.+) {re.escape(LOOK_UP)}")
 _ANY_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
 
 
@@ -46,32 +52,63 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     Returns:
         None if nothing is doubtful that was not doubted before.
     """
-    results = [result.text for step in steps for result in step.returns]
-    if sum(DOUBT in text for text in results) >= MOST_DOUBTS:
+    last = next((index for index, step in enumerate(steps) if READ_AGAIN in _text_of(step)), -1) + 1
+    told = [_text_of(step) for step in steps[last:]]
+    if sum(DOUBT in text for text in told) >= MOST_DOUBTS:
         return None
-    found = list(_doubts(program, answer, question, steps, results)) if weak else []
+    found = list(_doubts(program, answer, question, steps, steps[last:])) if weak else []
     if steps and review_answer(answer, steps[-1].returns) is not None:
         found = ["It is the error of a tool or program."]
-    return next((f"{DOUBT}{each}" for each in found if not any(each in text for text in results)), None)
+    return next((f"{DOUBT}{each}" for each in found if not any(each in text for text in told)), None)
 
 
-def must_look_up(steps: Sequence[Step]) -> bool:
-    """Whether the next program has to search: the last answer had a number that nothing was found about."""
+def read_again(steps: Sequence[Step]) -> str | None:
+    """Return what asks a small model to make its answer once more, from what was found and the question alone.
+
+    What it makes so is right more often: what was found is not between the question and the answer.
+
+    Returns:
+        None if nothing was found, or the attempt has been asked before.
+    """
+    found = any(each.ok for step in steps for each in step.returns)
+    if not found or any(READ_AGAIN in _text_of(step) for step in steps):
+        return None
+    return f"{DOUBT}{READ_AGAIN}"
+
+
+def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None:
+    """Return how the query of the next program has to begin; empty if in any way.
+
+    Returns:
+        None if the next program need not search: nothing is missing in the results.
+    """
     failed = [result.text for result in steps[-1].returns if not result.ok] if steps else []
-    return any(DOUBT in text and LOOK_UP in text for text in failed)
+    missing = _MISSING.search("\n".join(failed))
+    if missing is None:
+        return None
+    if not _ANY_NUMBER.fullmatch(missing[1]):
+        return (missing[1],)
+    # What is known about the number's subject is in another document: one that is named in what was found.
+    searched = " ".join([question, *_texts_in(steps)]).casefold()
+    found = [_text_of(step) for step in steps if all(result.ok for result in step.returns)]
+    names = dict.fromkeys(name for text in found for name in _names_in(text))
+    return tuple(name for name in names if name.casefold() not in searched)[:MOST_NAMES]
 
 
-def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], results: list[str]) -> Iterator[str]:
+def _text_of(step: Step) -> str:
+    return "\n".join(result.text for result in step.returns)
+
+
+def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tried: Sequence[Step]) -> Iterator[str]:
+    """Find what is doubtful. `tried` are the steps in which this answer was made."""
+    results = [_text_of(step) for step in steps]
+    if steps and not _calls_tools(program):  # what they return is not known here
+        said = " ".join([*results, *_texts_in(steps)]).casefold()
+        yield from (f"{name} {LOOK_UP}" for name in _names_in(question) if name.casefold() not in said)
     asked = [_value(number) for number in numbers_in(question)]
-    last_numbers, last_texts = _literals(program)
-    numbers, texts = set(last_numbers), last_texts
-    for step in steps:
-        for call in step.calls:
-            code = call.arguments.get("code") if not isinstance(call.arguments, str) else None
-            if isinstance(code, str):
-                more_numbers, more_texts = _literals(code)
-                numbers |= more_numbers
-                texts += more_texts
+    last_numbers, texts = _literals(program)
+    numbers = last_numbers.union(*(_literals(earlier)[0] for earlier in _programs_in(tried)))
+    texts = [*texts, *_texts_in(tried)]
     used = numbers | {number * 100 for number in numbers} | set(_values(texts))  # 5 % may be written 0.05
     unused = [number for number in asked if number not in used]
     if unused and len(asked) <= MOST_NUMBERS:
@@ -90,6 +127,34 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], res
         yield "It is a whole passage. Give only the name or number that is asked for."
     if re.match(r"-\d", answer.strip()):
         yield "It is negative. Turn the difference around."
+
+
+def _calls_tools(program: str) -> bool:
+    tree = parse_python(program)
+    called = (
+        {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        if tree
+        else set()
+    )
+    return bool(called - {FINAL_ANSWER, *dir(builtins)})
+
+
+def _programs_in(steps: Sequence[Step]) -> list[str]:
+    return [program for step in steps for program in programs_in(step.calls)]
+
+
+def _texts_in(steps: Sequence[Step]) -> list[str]:
+    """The texts that the programs state: queries, names."""
+    return [text for program in _programs_in(steps) for text in _literals(program)[1]]
+
+
+def _names_in(text: str) -> Iterator[str]:
+    """Names of people, places and things: words in capital letters that do not begin a sentence."""
+    for name in _NAME.finditer(text):
+        begins = not name.start() or text[: name.start()].rstrip()[-1:] in ".?!:"
+        words = name[0].split()[1:] if begins else [name[0]]
+        if words:
+            yield " ".join(words)
 
 
 def _literals(program: str) -> tuple[set[Decimal], list[str]]:

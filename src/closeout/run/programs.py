@@ -44,7 +44,7 @@ from closeout.tools.tool import tool
 if TYPE_CHECKING:
     from pydantic_monty import AsyncMontySession, AsyncSnapshot, MontyRuntimeError
 
-__all__ = ["Programs", "answer_given", "program_tool", "programs_in", "require_sandbox", "sandbox_installed"]
+__all__ = ["Programs", "answer_given", "program_tool", "require_sandbox", "sandbox_installed"]
 
 LOST_KEY = "variables_lost"
 ANSWER_KEY = "final_answer"  # in the metadata of a program's output: the answer that it gave
@@ -115,14 +115,6 @@ def answer_given(outcomes: Iterable[CallOutcome]) -> str | None:
         if outcome.was_executed and outcome.spec is not None and outcome.spec.policy is program_tool.spec.policy
     ]
     return next((answer for answer in reversed(given) if isinstance(answer, str)), None)
-
-
-def programs_in(calls: Iterable[ToolCall]) -> list[str]:
-    """Return the programs among the calls of a turn."""
-    written = (
-        call.arguments.get("code") for call in calls if call.name == RUN_PROGRAM and not isinstance(call.arguments, str)
-    )
-    return [program for program in written if isinstance(program, str)]
 
 
 @dataclass(slots=True)

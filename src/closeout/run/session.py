@@ -12,9 +12,10 @@ from closeout.answers.replies import INVENTED, invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
+from closeout.dialects.code import reads_again
 from closeout.dialects.constrain import action_constraint, program_grammar
 from closeout.dialects.cot import CotCompletion
-from closeout.dialects.prompts import examples_slots
+from closeout.dialects.prompts import examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
 from closeout.journal.events import Noted
@@ -183,7 +184,7 @@ class ModelSession:
             if request.prompt is None or not self.capabilities.grammar:
                 return None
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-            grammar = program_grammar(numbers, printing=must_look_up(view.steps))
+            grammar = program_grammar(numbers, printing=_searches(view), reading=reads_again(view))
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
@@ -464,6 +465,15 @@ def _just_failed(steps: Sequence[Step]) -> bool:
         return bool(step.returns) and not any(returned.ok for returned in step.returns)
 
     return bool(steps) and failed(steps[-1]) and not (len(steps) > 1 and failed(steps[-2]))
+
+
+def _searches(view: HistoryView) -> list[str]:
+    """How the next program may begin if it has to search."""
+    names = must_look_up(view.question, view.steps)
+    if names is None:
+        return []
+    look_up = program_slots(view.tools).get("look_up")
+    return [f'print({look_up["name"]}("{name}' for name in names] if look_up and names else ["print("]
 
 
 def _names_stored(request: ModelRequest) -> bool:
