@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from closeout.dialects.code import READ_AGAIN
 from closeout.dialects.constrain import action_constraint, action_grammar, action_schema
 from closeout.dialects.prompts import tools_brief
 from closeout.dialects.protocol import DIALECTS, HistoryView, get_dialect, serves
@@ -131,6 +132,25 @@ def test_a_weak_model_that_completes_texts_writes_programs_in_one_text():
     assert {request.prompt[: request.shared] for request in requests} == {first[: requests[0].shared]}
     assert first[requests[0].shared :] == f"Question: {view().question}\n"
     assert dialect.render(view(), Capabilities(weak=True)).prompt is None
+
+
+def test_facts_are_read_again_without_the_programs_until_one_fails():
+    dialect, able = get_dialect("code"), Capabilities(weak=True, completions=True, stop=True)
+    program = ToolCall("run_program", {"code": 'print(search("ö"))'})
+    found = Step(1, "", (program,), returns=(ToolReturn(program, "One.\nTwo.\n"),))
+    more = Step(3, "", (program,), returns=(ToolReturn(program, "Two.\n\nThree."),))
+    asked = Step(2, "", (program,), returns=(ToolReturn(program, f"Error: {READ_AGAIN}", ok=False),))
+    failed = Step(4, "", (program,), returns=(ToolReturn(program, "Error: no", ok=False),))
+
+    def prompt(*steps, **rest):
+        request = dialect.render(view(steps, **rest), able)
+        return request.prompt[request.shared :]
+
+    question = f"Question: {view().question}\n"
+    assert prompt(found, asked) == f"Facts:\nOne.\nTwo.\n\n{question}"
+    assert prompt(found, asked, more) == f"Facts:\nOne.\nTwo.\nThree.\n\n{question}"
+    for steps, rest in [((found, more), {}), ((found, asked, failed), {}), ((found, asked), {"note": "Stop."})]:
+        assert prompt(*steps, **rest).startswith(f"{question}```python\n")
 
 
 def test_tools_are_described_briefly_with_their_required_parameters():

@@ -134,9 +134,19 @@ def test_a_plan_is_free_without_numbers_and_with_many() -> None:
     assert program_grammar(()) == program_grammar(("1", "2", "3", "4"))
 
 
-async def test_a_program_that_must_look_something_up_only_prints(client: LocalClient) -> None:
-    constraint = Constraint("grammar", program_grammar((), printing=True))
+@pytest.mark.parametrize("beginnings", [["print("], ['print(search("Orm', "print(search(\"Æ'"]])
+async def test_a_program_that_must_look_something_up_only_prints(client: LocalClient, beginnings: list[str]) -> None:
+    constraint = Constraint("grammar", program_grammar((), printing=beginnings))
     reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
-    first, *lines = reply.text.splitlines()
+    first, second, *lines = reply.text.splitlines()
     assert first == "```python"
+    assert second.startswith(tuple(beginnings))
     assert all(line.startswith("print(") or line == "```" for line in lines)
+
+
+async def test_a_program_that_reads_facts_begins_with_a_name_or_the_answer(client: LocalClient) -> None:
+    constraint = Constraint("grammar", program_grammar(("7",), reading=True))
+    reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
+    first, second, *_ = reply.text.splitlines()
+    assert first == "```python"
+    assert re.match(r"[a-z][a-z0-9_]* = |final_answer\(", second)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Boxed, Number
+from closeout.dialects.code import READ_AGAIN
 from closeout.messages import Capabilities, Step, ToolCall, ToolReturn
-from closeout.run.doubts import DOUBT, doubt
+from closeout.run.doubts import DOUBT, doubt, must_look_up, read_again
 from closeout.testing import RequestView, ScriptedClient
 
 SEARCHED = "print(search('North Dairy'))\nprint(search('Hill Dairy'))"
@@ -39,6 +40,7 @@ DOUBTFUL = [
     ("Who founded it?", "final_answer(1926)", "1926", "for a name"),
     ("Where is more cheese made?", "final_answer(max(1510, 270))", "1510", "for a name"),
     ("Which dairy is older?", "final_answer(1926 < 1510)", "no", "for a name"),
+    ("How many live in Pellam and Sankt-Orm?", "final_answer(270)", "270", "Pellam is in no result"),
     ("What is it?", f"final_answer({FOUND[:80]!r})", FOUND[:80], "passage"),
     ("How much more does the Hill Dairy make?", "final_answer(270 - 1510)", "-1240", "negative"),
 ]
@@ -62,6 +64,8 @@ CERTAIN = [
     ("How much rye is in 5 % of it?", "final_answer(0.05 * 270)", "13.5"),
     ("How much is 3.5 % of 270?", "final_answer(3.5 / 100 * 270)", "9.45"),
     ("Which train leaves at 9, the R2 or the B-17?", "print(search('train at 9'))\nfinal_answer('R2')", "R2"),
+    ("Does Otto say that the Hill Dairy is older?", "final_answer(search('Otto') == 'yes')", "yes"),
+    ("Why? Is the North Dairy older?", "final_answer(1510)", "1510"),
     ("Who?", "final_answer('Jon Berg')", "Jon Berg"),
     ("Which year was it?", "final_answer(1926)", "1926"),
     ("Which makes more?", "kg = {'N': 1510, 'H': 270}\nfinal_answer(max(kg, key=lambda n: kg[n]))", "N"),
@@ -85,6 +89,38 @@ def test_only_one_answer_of_an_attempt_is_doubted() -> None:
     first = doubt(program, "270", question, steps((SEARCHED, FOUND)), weak=True)
     again = steps((SEARCHED, FOUND), (program, f"Error: Line 1: {program}\nValueError: {first}"))
     assert doubt(program, "270", question, again, weak=True) is None
+
+
+def test_an_answer_made_again_is_doubted_anew() -> None:
+    question, program = "How much more does the Hill Dairy make?", "final_answer(270 - 1510)"
+    first = doubt(program, "-1240", question, steps((SEARCHED, FOUND)), weak=True)
+    told = [(SEARCHED, FOUND), (program, f"Error: {first}")]
+    assert doubt(program, "-1240", question, steps(*told), weak=True) is None
+    asked = steps(*told, ("final_answer(1240)", f"Error: {DOUBT}{READ_AGAIN}"))
+    assert doubt(program, "-1240", question, asked, weak=True) == first
+
+
+def test_an_answer_is_made_again_once_and_only_if_something_was_found() -> None:
+    assert read_again([]) is None
+    assert read_again(steps((SEARCHED, "Error: the index is locked"))) is None
+    asked = read_again(steps((SEARCHED, FOUND)))
+    assert asked is not None
+    assert read_again(steps((SEARCHED, FOUND), ("final_answer(1)", f"Error: {asked}"))) is None
+
+
+def test_what_is_missing_is_searched_for() -> None:
+    program = "final_answer(1)"
+    for question, made_up, names in [
+        ("How many live in Pellam?", program, ("Pellam",)),
+        ("How old was the town when the North Dairy was opened?", "final_answer(1926 - 1700)", ("Hill Dairy", "Rye")),
+    ]:
+        found = steps(("print(search('North Dairy'))", f"{FOUND} It is near Hill Dairy and Rye."))
+        missing = doubt(made_up, "1", question, found, weak=True)
+        after = steps(
+            ("print(search('North Dairy'))", f"{FOUND} It is near Hill Dairy and Rye."), (made_up, f"Error: {missing}")
+        )
+        assert must_look_up(question, found) is None
+        assert must_look_up(question, after) == names
 
 
 def test_a_larger_model_is_doubted_only_about_the_error_of_a_program() -> None:
@@ -122,3 +158,24 @@ async def test_a_doubt_is_an_error_in_the_program_and_the_same_answer_is_accepte
         "How many in 12 journeys of 40 minutes?"
     )
     assert (result.answer, result.usage.requests) == ("40", 2)
+
+
+async def test_a_small_model_makes_its_answer_again_from_the_facts_alone() -> None:
+    prompts: list[str] = []
+
+    def reply(view: RequestView) -> str:
+        prompts.append(str(view.prompt))
+        programs = ['print(search_dairies("Hill Dairy"))', "final_answer(7)", "hill = 270\nfinal_answer(hill)"]
+        return f"```python\n{programs[len(prompts) - 1]}\n```"
+
+    def search_dairies(query: str) -> str:
+        return "The Hill Dairy makes 270 in 7 days."
+
+    client = ScriptedClient(reply)
+    client.capabilities = Capabilities(weak=True, completions=True, preferred_dialect="code")
+    result = await Agent(client, [search_dairies], answer=Number(), home=False).run("How much does it make?")
+    assert (result.answer, result.usage.requests) == ("270", 3)
+    head = prompts[0].removesuffix("Question: How much does it make?\n")
+    assert prompts[1].startswith(prompts[0])
+    facts = "Facts:\nThe Hill Dairy makes 270 in 7 days.\n\nQuestion: How much does it make?\n"
+    assert prompts[2] == f"{head}{facts}"

@@ -34,6 +34,7 @@ _WANTS_NAME = re.compile(
     r"(?:who|whose|where)\b|which\s+(?!year|number|day|date|month|century|page|hour|time|floor|room|platform|line|age|price)",
     re.IGNORECASE,
 )
+_NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) {re.escape(LOOK_UP)}")
 _ANY_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
@@ -131,12 +132,8 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
 
 def _calls_tools(program: str) -> bool:
     tree = parse_python(program)
-    called = (
-        {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-        if tree
-        else set()
-    )
-    return bool(called - {FINAL_ANSWER, *dir(builtins)})
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree is not None else []
+    return any(isinstance(each, ast.Name) and each.id not in _NO_TOOLS for each in called)
 
 
 def _programs_in(steps: Sequence[Step]) -> list[str]:
@@ -151,7 +148,8 @@ def _texts_in(steps: Sequence[Step]) -> list[str]:
 def _names_in(text: str) -> Iterator[str]:
     """Names of people, places and things: words in capital letters that do not begin a sentence."""
     for name in _NAME.finditer(text):
-        begins = not name.start() or text[: name.start()].rstrip()[-1:] in ".?!:"
+        before = text[max(name.start() - 2, 0) : name.start()]
+        begins = not before.strip() or before.strip()[-1] in ".?!:" or "\n" in before
         words = name[0].split()[1:] if begins else [name[0]]
         if words:
             yield " ".join(words)
