@@ -39,6 +39,8 @@ SETS = {
     "fresh three A": "three-step, fresh A",
     "fresh two B": "two-step, fresh B",
     "fresh three B": "three-step, fresh B",
+    "fresh two C": "two-step, fresh C",
+    "fresh three C": "three-step, fresh C",
 }
 DEVELOPMENT = ("one", "two")
 FOLDERS = {  # of other sets than the development set
@@ -52,6 +54,8 @@ FOLDERS = {  # of other sets than the development set
     "fresh three A": "steps_fresh_a",
     "fresh two B": "steps_fresh_b",
     "fresh three B": "steps_fresh_b",
+    "fresh two C": "steps_fresh_c",
+    "fresh three C": "steps_fresh_c",
 }
 DIALECTS = ("cot_chat", "cot_completion", "code", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_code", "weak_examples_completion", "weak_examples_xml")

@@ -44,8 +44,9 @@ plan ::= "#" [^\n]{0,120} apart (ORDERS) (apart [^\n]{0,80})? "\n"
 between ::= apart ([^\n]{0,80} apart)?
 apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 """
-# Names, or the answer at once. A comment would be a plan, after which everything is looked up once more.
-_READING = r"""([a-z] [a-z0-9_]{0,40} " = " text ([^#`\n] text)* | "final_answer(" text)"""
+# Names, or the answer at once, without capital letters outside quotes: `final_answer(Ada Rehn)`. A comment would be a
+# plan, after which everything is looked up once more.
+_READING = r"""([a-z] [a-z0-9_]{0,40} " = " [^A-Z\n] text ([^#`\n] text)* | "final_answer(" [^A-Z\n] text)"""
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')
