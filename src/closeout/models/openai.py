@@ -60,7 +60,7 @@ _SELF_HOSTED: dict[str, Any] = {"completions": True, "json_schema": True, "gramm
 _SMALL_MODEL: dict[str, Any] = {"weak": True, "completions": True, "grammar": True, "preferred_dialect": "code"}
 _SMALL_REPLY = 1024  # tokens of a text completion, unless set; a small model may never stop
 _SMALL_ADVICE = (
-    "%s has fewer than 3 billion parameters, its server says. It gives more right answers with worked examples: "
+    "The server says that %s has fewer than 3 billion parameters. Such models answer better with worked examples: "
     "set llm.small=true, or name the model with its size."
 )
 _OWNERS: Mapping[str, ServerKind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "library": "ollama"}
