@@ -146,7 +146,11 @@ def test_facts_are_read_again_without_the_programs_until_one_fails():
         request = dialect.render(view(steps, **rest), able)
         return request.prompt[request.shared :]
 
+    twice = ToolCall("run_program", {"code": 'print(search("ö"))\nprint(search("ü"))'})
+    both = Step(1, "", (twice,), returns=(ToolReturn(twice, "One.\nTwo.\n"),))
     question = f"Question: {view().question}\n"
+    assert prompt(both) == f"Facts:\nOne.\nTwo.\n\n{question}"
+    assert prompt(both, failed).startswith(f"{question}```python\n")
     assert prompt(found, asked) == f"Facts:\nOne.\nTwo.\n\n{question}"
     assert prompt(found, asked, more) == f"Facts:\nOne.\nTwo.\nThree.\n\n{question}"
     for steps, rest in [((found, more), {}), ((found, asked, failed), {}), ((found, asked), {"note": "Stop."})]:

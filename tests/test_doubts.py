@@ -9,7 +9,7 @@ import pytest
 
 from closeout import Agent, Boxed, Number
 from closeout.dialects.code import READ_AGAIN
-from closeout.messages import Capabilities, Step, ToolCall, ToolReturn
+from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
 from closeout.run.doubts import DOUBT, doubt, must_look_up, read_again
 from closeout.testing import RequestView, ScriptedClient
 
@@ -100,12 +100,17 @@ def test_an_answer_made_again_is_doubted_anew() -> None:
     assert doubt(program, "-1240", question, asked, weak=True) == first
 
 
-def test_an_answer_is_made_again_once_and_only_if_something_was_found() -> None:
-    assert read_again([]) is None
-    assert read_again(steps((SEARCHED, "Error: the index is locked"))) is None
-    asked = read_again(steps((SEARCHED, FOUND)))
+def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
+    parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    tools = (ToolSpec("search", "Search.", parameters),)
+    once = ("print(search('North Dairy'))", FOUND)
+    assert read_again([], tools) is None
+    assert read_again(steps((once[0], "Error: the index is locked")), tools) is None
+    assert read_again(steps((SEARCHED, FOUND)), tools) is None  # the first answer was made from the facts alone
+    asked = read_again(steps(once), tools)
     assert asked is not None
-    assert read_again(steps((SEARCHED, FOUND), ("final_answer(1)", f"Error: {asked}"))) is None
+    assert read_again(steps(once, once), tools) == asked
+    assert read_again(steps(once, ("final_answer(1)", f"Error: {asked}")), tools) is None
 
 
 def test_what_is_missing_is_searched_for() -> None:

@@ -5,33 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from closeout.dialects.function_call import NOT_RUN
-from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, call_source, functions_of, stubs
+from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, call_source, functions_of, programs_in, stubs
 from closeout.dialects.prompts import program_slots
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
 
-__all__ = ["READ_AGAIN", "Code", "reads_again"]
+__all__ = ["READ_AGAIN", "Code", "answers_from_facts", "searched_twice"]
 
 CONTINUE = "Continue: write a program, or give the answer."
 READ_AGAIN = "Make the answer again, from the facts that were found."  # in a result: what the next program is for
 _RESULT = "Result:\n"
 
 
-def reads_again(view: HistoryView) -> bool:
-    """Whether the next program makes the answer from the facts alone: it was asked to, and nothing has failed since."""
-    asked = any(_asks_to_read(step) for step in view.steps)
-    return (
-        asked and not view.note and (_asks_to_read(view.steps[-1]) or all(each.ok for each in view.steps[-1].returns))
-    )
+def answers_from_facts(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> bool:
+    """Whether a small model's next program makes the answer from the facts alone.
+
+    It is asked to, or one program has searched for several things. After one search only, it decides better with its
+    plan before it whether something has still to be searched for.
+    """
+    if not any(map(_asks_to_read, steps)) and not searched_twice(steps, tools):
+        return False
+    return _asks_to_read(steps[-1]) or all(result.ok for result in steps[-1].returns)
+
+
+def searched_twice(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> bool:
+    """Whether a program that succeeded has searched for two things."""
+    look_up = program_slots(tools).get("look_up")
+    done = (step for step in steps if all(result.ok for result in step.returns))
+    programs = (program for step in done for program in programs_in(step.calls))
+    return look_up is not None and any(program.count(f"{look_up['name']}(") > 1 for program in programs)
 
 
 class Code(TextChat):
     """Programs in fenced blocks: one program in a reply, then its output.
 
     A conversation is a chat. A weak model that completes texts gets one growing text instead, which looks like the
-    worked examples. To read the facts again, it gets a text without its programs.
+    worked examples. To make the answer from facts, it gets a text without its
+    programs.
     """
 
     name = "code"
@@ -73,7 +85,7 @@ class Code(TextChat):
             examples=self._program_examples(view.tools),
         )
         head = f"{head.rstrip()}\n\n"
-        if reads_again(view):
+        if not view.note and answers_from_facts(view.steps, view.tools):
             lines = (line for step in view.steps for each in step.returns if each.ok for line in each.text.splitlines())
             facts = "\n".join(dict.fromkeys(filter(None, lines)))
             prompt = f"{head}{historic_prompt(view.earlier)}Facts:\n{facts}\n\nQuestion: {view.question}\n"

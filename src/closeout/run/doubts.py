@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
-from closeout.dialects.code import READ_AGAIN
+from closeout.dialects.code import READ_AGAIN, searched_twice
 from closeout.dialects.functions import FINAL_ANSWER, programs_in
-from closeout.messages import Step
+from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
 from closeout.run.review import review_answer
 
@@ -63,16 +63,16 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     return next((f"{DOUBT}{each}" for each in found if not any(each in text for text in told)), None)
 
 
-def read_again(steps: Sequence[Step]) -> str | None:
+def read_again(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
     """Return what asks a small model to make its answer once more, from what was found and the question alone.
 
     What it makes so is right more often: what was found is not between the question and the answer.
 
     Returns:
-        None if nothing was found, or the attempt has been asked before.
+        None if nothing was found, or an answer has been made so before.
     """
     found = any(each.ok for step in steps for each in step.returns)
-    if not found or any(READ_AGAIN in _text_of(step) for step in steps):
+    if not found or searched_twice(steps, tools) or any(READ_AGAIN in _text_of(step) for step in steps):
         return None
     return f"{DOUBT}{READ_AGAIN}"
 

@@ -12,7 +12,7 @@ from closeout.answers.replies import INVENTED, invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
-from closeout.dialects.code import reads_again
+from closeout.dialects.code import answers_from_facts
 from closeout.dialects.constrain import action_constraint, program_grammar
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.prompts import examples_slots, program_slots
@@ -184,7 +184,8 @@ class ModelSession:
             if request.prompt is None or not self.capabilities.grammar:
                 return None
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-            grammar = program_grammar(numbers, printing=_searches(view), reading=reads_again(view))
+            reading = not view.note and answers_from_facts(view.steps, view.tools)
+            grammar = program_grammar(numbers, printing=_searches(view), reading=reading)
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
