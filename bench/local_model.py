@@ -1,9 +1,7 @@
 """Right answers of the embedded models to questions of one, two, and three or more steps over folders of documents.
 
-The worked examples were written by looking at what went wrong in the sets `one`, `two`, `seen`, `unseen`, `three` and
-`fresh … A`. Those of `fresh … A` and `fresh … B` were written by somebody who did not know the prompts. Those of
-`fresh … B` led to no example.
-Baseline, in the same run: the same weights asked the same questions without
+Prompts and remedies were made by looking at what went wrong in all sets but `fresh … C`. The sets `fresh …` were written
+by somebody who did not know the prompts. Baseline, in the same run: the same weights asked the same questions without
 tools. Run `python bench/local_model.py --help` for the choice of model, dialect, set and prompt.
 """
 
