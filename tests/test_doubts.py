@@ -177,7 +177,7 @@ async def test_a_small_model_makes_its_answer_again_from_the_facts_alone() -> No
         return "The Hill Dairy makes 270 in 7 days."
 
     client = ScriptedClient(reply)
-    client.capabilities = Capabilities(weak=True, completions=True, preferred_dialect="code")
+    client.capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
     result = await Agent(client, [search_dairies], answer=Number(), home=False).run("How much does it make?")
     assert (result.answer, result.usage.requests) == ("270", 3)
     head = prompts[0].removesuffix("Question: How much does it make?\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from closeout.dialects.function_call import NOT_RUN
@@ -17,6 +18,7 @@ __all__ = ["READ_AGAIN", "Code", "answers_from_facts", "searched_twice"]
 CONTINUE = "Continue: write a program, or give the answer."
 READ_AGAIN = "Make the answer again, from the facts that were found."  # in a result: what the next program is for
 _RESULT = "Result:\n"
+_PART = re.compile(r"^(?=Question:|Facts:|Result:|```)", re.MULTILINE)
 
 
 def answers_from_facts(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> bool:
@@ -85,12 +87,12 @@ class Code(TextChat):
             examples=self._program_examples(view.tools),
         )
         head = f"{head.rstrip()}\n\n"
-        if not view.note and answers_from_facts(view.steps, view.tools):
+        hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)
+        if capabilities.grammar and not hints and answers_from_facts(view.steps, view.tools):
             lines = (line for step in view.steps for each in step.returns if each.ok for line in each.text.splitlines())
-            facts = "\n".join(dict.fromkeys(filter(None, lines)))
+            facts = _inert("\n".join(dict.fromkeys(filter(None, lines))))
             prompt = f"{head}{historic_prompt(view.earlier)}Facts:\n{facts}\n\nQuestion: {view.question}\n"
             return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
-        hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)
         steps = "".join(self._step_text(step) for step in view.steps)
         prompt = f"{head}{historic_prompt(view.earlier)}Question: {view.question}\n{steps}{hints}"
         return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
@@ -105,7 +107,7 @@ class Code(TextChat):
     def _step_text(self, step: Step) -> str:
         form = f"{self.name}/text"
         if form not in step.rendered:
-            texts = (message.text.rstrip("\n") for message in self.step_messages(step))
+            texts = (_in_one_text(message).rstrip("\n") for message in self.step_messages(step))
             text = "".join(f"{text}\n" for text in texts if text)
             step.rendered[form] = (Message(role="user", content=text),)
         return step.rendered[form][0].text
@@ -113,6 +115,17 @@ class Code(TextChat):
 
 def _asks_to_read(step: Step) -> bool:
     return any(READ_AGAIN in each.text for each in step.returns if not each.ok)
+
+
+def _in_one_text(message: Message) -> str:
+    if not message.text.startswith(_RESULT):
+        return message.text
+    return f"{_RESULT}{_inert(message.text.removeprefix(_RESULT))}"
+
+
+def _inert(text: str) -> str:
+    """Move what looks like a part of the prompt away from the beginnings of lines: a result cannot add a question."""
+    return _PART.sub(" ", text)
 
 
 def _fenced(call: ToolCall) -> str:

@@ -73,7 +73,9 @@ class AgentState:
         """Return why a program should give another answer, None if nothing is doubtful."""
         model, steps = self.session.capabilities, self.history.steps
         problem = doubt(program, answer, self.question, steps, weak=model.weak)
-        return problem or (read_again(steps, self.tools) if model.weak and model.completions else None)
+        if problem is None and model.weak and model.completions and model.grammar:
+            return read_again(steps, self.tools)
+        return problem
 
 
 @dataclass(slots=True)

@@ -184,7 +184,7 @@ class ModelSession:
             if request.prompt is None or not self.capabilities.grammar:
                 return None
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-            reading = not view.note and answers_from_facts(view.steps, view.tools)
+            reading = not (view.note or view.closing) and answers_from_facts(view.steps, view.tools)
             grammar = program_grammar(numbers, printing=_searches(view), reading=reading)
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
