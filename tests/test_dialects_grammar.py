@@ -144,9 +144,18 @@ async def test_a_program_that_must_look_something_up_only_prints(client: LocalCl
     assert all(line.startswith("print(") or line == "```" for line in lines)
 
 
-async def test_a_program_that_reads_facts_begins_with_a_name_or_the_answer(client: LocalClient) -> None:
-    constraint = Constraint("grammar", program_grammar(("7",), reading=True))
+@pytest.mark.parametrize(
+    ("name", "beginning"),
+    [
+        (False, r"[a-z][a-z0-9_]* = [^A-Z]|final_answer\([^A-Z]"),
+        (True, r'[a-z][a-z0-9_]* = \{|final_answer\("'),
+    ],
+)
+async def test_a_program_that_reads_facts_begins_with_a_variable_or_the_answer(
+    client: LocalClient, name: bool, beginning: str
+) -> None:
+    constraint = Constraint("grammar", program_grammar(("7",), reading=True, name=name))
     reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
     first, second, *_ = reply.text.splitlines()
     assert first == "```python"
-    assert re.match(r"[a-z][a-z0-9_]* = |final_answer\(", second)
+    assert re.match(beginning, second)

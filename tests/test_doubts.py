@@ -84,6 +84,12 @@ def test_a_number_that_an_earlier_program_used_is_used() -> None:
     assert doubt("final_answer(2)", "2", "How many dairies were founded in 1926?", done, weak=True) is None
 
 
+def test_a_number_of_a_query_is_used_when_the_answer_is_made_again() -> None:
+    question = "How many kilograms does the dairy of 1926 make?"
+    done = steps(("print(search('dairy of 1926'))", FOUND), ("final_answer(1926)", f"Error: {DOUBT}{READ_AGAIN}"))
+    assert doubt("final_answer(1510)", "1510", question, done, weak=True) is None
+
+
 def test_only_one_answer_of_an_attempt_is_doubted() -> None:
     question, program = "How much in 7 days?", "final_answer(270)"
     first = doubt(program, "270", question, steps((SEARCHED, FOUND)), weak=True)

@@ -44,9 +44,13 @@ plan ::= "#" [^\n]{0,120} apart (ORDERS) (apart [^\n]{0,80})? "\n"
 between ::= apart ([^\n]{0,80} apart)?
 apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 """
-# Names, or the answer at once, without capital letters outside quotes: `final_answer(Ada Rehn)`. A comment would be a
-# plan, after which everything is looked up once more.
-_READING = r"""([a-z] [a-z0-9_]{0,40} " = " [^A-Z\n] text ([^#`\n] text)* | "final_answer(" [^A-Z\n] text)"""
+# Variables, or the answer at once, without capital letters outside quotes: `final_answer(Ada Rehn)`. A comment would be
+# a plan, after which everything is looked up once more.
+_READING = r"""(variable " = " [^A-Z\n] text ([^#`\n] text)* | "final_answer(" [^A-Z\n] text)"""
+_READING_NAMES = r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" text)"""
+_VARIABLE = r"""
+variable ::= [a-z] [a-z0-9_]{0,40}
+"""
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')
@@ -61,7 +65,9 @@ class ThoughtRule:
     finders: frozenset[str]
 
 
-def program_grammar(numbers: Sequence[str], *, printing: Sequence[str] = (), reading: bool = False) -> str:
+def program_grammar(
+    numbers: Sequence[str], *, printing: Sequence[str] = (), reading: bool = False, name: bool = False
+) -> str:
     """Return the grammar of a reply that is a program.
 
     A small model leaves a factor out of its plan, and then out of the answer, and does not find it when it is asked to
@@ -71,11 +77,12 @@ def program_grammar(numbers: Sequence[str], *, printing: Sequence[str] = (), rea
         numbers: What the plan must contain, if the program begins with one: the numbers of the question.
         printing: How the program may begin, if it may only print what its calls return.
         reading: Whether it makes the answer from facts that were found, without a plan.
+        name: Whether this answer is a name. It is written out, or chosen from a dictionary: not a number.
     """
     if printing:
         return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", " | ".join(map(_literal, printing))))
     if reading:
-        return _PROGRAM.replace("BODY", _READING)
+        return _PROGRAM.replace("BODY", _READING_NAMES if name else _READING) + _VARIABLE
     if not 0 < len(numbers) <= _MOST_PLANNED:
         return _PROGRAM.replace("BODY", "line+")
     orders = " | ".join(" between ".join(f'"{number}"' for number in order) for order in permutations(numbers))

@@ -18,7 +18,7 @@ from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
 from closeout.run.review import review_answer
 
-__all__ = ["doubt", "must_look_up", "read_again"]
+__all__ = ["asks_for_name", "doubt", "must_look_up", "read_again"]
 
 DOUBT = "Check the answer. "
 LOOK_UP = "is in no result. Look it up."
@@ -61,6 +61,11 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     if steps and review_answer(answer, steps[-1].returns) is not None:
         found = ["It is the error of a tool or program."]
     return next((f"{DOUBT}{each}" for each in found if not any(each in text for text in told)), None)
+
+
+def asks_for_name(question: str) -> bool:
+    """Whether the answer is the name of a person, place or thing."""
+    return _WANTS_NAME.match(question) is not None
 
 
 def read_again(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
@@ -109,7 +114,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
     asked = [_value(number) for number in numbers_in(question)]
     last_numbers, texts = _literals(program)
     numbers = last_numbers.union(*(_literals(earlier)[0] for earlier in _programs_in(tried)))
-    texts = [*texts, *_texts_in(tried)]
+    texts = [*texts, *_texts_in(steps)]
     used = numbers | {number * 100 for number in numbers} | set(_values(texts))  # 5 % may be written 0.05
     unused = [number for number in asked if number not in used]
     if unused and len(asked) <= MOST_NUMBERS:
@@ -122,7 +127,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
             yield f"{number:f} {LOOK_UP}"
     if not numbers and re.search(r"\b(min|max|sorted)\(", program):
         yield "It compares names. State the number that was found for each name, and compare the numbers."
-    if _WANTS_NAME.match(question) and re.fullmatch(r"-?[\d.,]+|yes|no", answer.strip()):
+    if asks_for_name(question) and re.fullmatch(r"-?[\d.,]+|yes|no", answer.strip()):
         yield "The question asks for a name."
     if len(answer) > LONGEST and any(" ".join(answer.split()) in " ".join(text.split()) for text in results):
         yield "It is a whole passage. Give only the name or number that is asked for."

@@ -36,7 +36,7 @@ from closeout.parsing.program import numbers_in
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.doubts import must_look_up
+from closeout.run.doubts import asks_for_name, must_look_up
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -185,7 +185,9 @@ class ModelSession:
                 return None
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
             reading = not (view.note or view.closing) and answers_from_facts(view.steps, view.tools)
-            grammar = program_grammar(numbers, printing=_searches(view), reading=reading)
+            grammar = program_grammar(
+                numbers, printing=_searches(view), reading=reading, name=asks_for_name(view.question)
+            )
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
