@@ -115,7 +115,7 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
     assert read_again(steps((SEARCHED, FOUND)), tools) is None  # the first answer was made from the facts alone
     asked = read_again(steps(once), tools)
     assert asked is not None
-    assert read_again(steps(once, once), tools) == asked
+    assert read_again(steps(once, once), tools) is None  # the second program has found what was missing
     assert read_again(steps(once, ("final_answer(1)", f"Error: {asked}")), tools) is None
 
 

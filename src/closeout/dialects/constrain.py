@@ -47,7 +47,7 @@ apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 # Variables, or the answer at once, without capital letters outside quotes: `final_answer(Ada Rehn)`. A comment would be
 # a plan, after which everything is looked up once more.
 _READING = r"""(variable " = " [^A-Z\n] text ([^#`\n] text)* | "final_answer(" [^A-Z\n] text)"""
-_READING_NAMES = r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" text)"""
+_READING_NAMES = r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")"""
 _VARIABLE = r"""
 variable ::= [a-z] [a-z0-9_]{0,40}
 """

@@ -71,13 +71,13 @@ def asks_for_name(question: str) -> bool:
 def read_again(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
     """Return what asks a small model to make its answer once more, from what was found and the question alone.
 
-    What it makes so is right more often: what was found is not between the question and the answer.
+    What it makes so is right more often: its plan is not between what was found and the answer.
 
     Returns:
-        None if nothing was found, or an answer has been made so before.
+        None if nothing was found, if the last of several programs found it, or if an answer has been made so before.
     """
-    found = any(each.ok for step in steps for each in step.returns)
-    if not found or searched_twice(steps, tools) or any(READ_AGAIN in _text_of(step) for step in steps):
+    found = [step for step in steps if step.returns and all(each.ok for each in step.returns)]
+    if len(found) != 1 or searched_twice(steps, tools) or any(READ_AGAIN in _text_of(step) for step in steps):
         return None
     return f"{DOUBT}{READ_AGAIN}"
 
