@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -145,16 +146,17 @@ async def test_a_program_that_must_look_something_up_only_prints(client: LocalCl
 
 
 @pytest.mark.parametrize(
-    ("name", "beginning"),
+    ("reading", "beginning"),
     [
-        (False, r"[a-z][a-z0-9_]* = [^A-Z]|final_answer\([^A-Z]"),
-        (True, r'[a-z][a-z0-9_]* = \{|final_answer\("'),
+        ("value", r"[a-z][a-z0-9_]* = [^A-Z]|final_answer\([^A-Z]"),
+        ("name", r'[a-z][a-z0-9_]* = \{|final_answer\("[^"]+"\)$'),
+        ("choice", r"[a-z][a-z0-9_]* = \{"),
     ],
 )
 async def test_a_program_that_reads_facts_begins_with_a_variable_or_the_answer(
-    client: LocalClient, name: bool, beginning: str
+    client: LocalClient, reading: Any, beginning: str
 ) -> None:
-    constraint = Constraint("grammar", program_grammar(("7",), reading=True, name=name))
+    constraint = Constraint("grammar", program_grammar(("7",), reading=reading))
     reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
     first, second, *_ = reply.text.splitlines()
     assert first == "```python"

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import Any
+from typing import Any, Literal
 
 from closeout.messages import Capabilities, Constraint, ToolSpec
 from closeout.records import record
@@ -46,8 +46,11 @@ apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 """
 # Variables, or the answer at once, without capital letters outside quotes: `final_answer(Ada Rehn)`. A comment would be
 # a plan, after which everything is looked up once more.
-_READING = r"""(variable " = " [^A-Z\n] text ([^#`\n] text)* | "final_answer(" [^A-Z\n] text)"""
-_READING_NAMES = r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")"""
+_READING = {
+    "value": r"""(variable " = " [^A-Z\n] text ([^#`\n] text)* | "final_answer(" [^A-Z\n] text)""",
+    "name": r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")""",
+    "choice": r"""variable " = {" text ([^#`\n] text)+""",
+}
 _VARIABLE = r"""
 variable ::= [a-z] [a-z0-9_]{0,40}
 """
@@ -66,7 +69,7 @@ class ThoughtRule:
 
 
 def program_grammar(
-    numbers: Sequence[str], *, printing: Sequence[str] = (), reading: bool = False, name: bool = False
+    numbers: Sequence[str], *, printing: Sequence[str] = (), reading: Literal["value", "name", "choice"] | None = None
 ) -> str:
     """Return the grammar of a reply that is a program.
 
@@ -76,13 +79,13 @@ def program_grammar(
     Args:
         numbers: What the plan must contain, if the program begins with one: the numbers of the question.
         printing: How the program may begin, if it may only print what its calls return.
-        reading: Whether it makes the answer from facts that were found, without a plan.
-        name: Whether this answer is a name. It is written out, or chosen from a dictionary: not a number.
+        reading: What it makes from facts that were found, without a plan: a value, a name, or a choice between names,
+            for which it needs a dictionary.
     """
     if printing:
         return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", " | ".join(map(_literal, printing))))
     if reading:
-        return _PROGRAM.replace("BODY", _READING_NAMES if name else _READING) + _VARIABLE
+        return _PROGRAM.replace("BODY", _READING[reading]) + _VARIABLE
     if not 0 < len(numbers) <= _MOST_PLANNED:
         return _PROGRAM.replace("BODY", "line+")
     orders = " | ".join(" between ".join(f'"{number}"' for number in order) for order in permutations(numbers))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from closeout.answers.contracts import Boxed, Text
 from closeout.answers.replies import INVENTED, invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
-from closeout.dialects.code import answers_from_facts
+from closeout.dialects.code import answers_from_facts, searched_twice
 from closeout.dialects.constrain import action_constraint, program_grammar
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.prompts import examples_slots, program_slots
@@ -184,10 +184,7 @@ class ModelSession:
             if request.prompt is None or not self.capabilities.grammar:
                 return None
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-            reading = not (view.note or view.closing) and answers_from_facts(view.steps, view.tools)
-            grammar = program_grammar(
-                numbers, printing=_searches(view), reading=reading, name=asks_for_name(view.question)
-            )
+            grammar = program_grammar(numbers, printing=_searches(view), reading=_made_from_facts(view))
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
@@ -468,6 +465,15 @@ def _just_failed(steps: Sequence[Step]) -> bool:
         return bool(step.returns) and not any(returned.ok for returned in step.returns)
 
     return bool(steps) and failed(steps[-1]) and not (len(steps) > 1 and failed(steps[-2]))
+
+
+def _made_from_facts(view: HistoryView) -> Literal["value", "name", "choice"] | None:
+    """What the next program makes from the facts alone, if it does."""
+    if view.note or view.closing or not answers_from_facts(view.steps, view.tools):
+        return None
+    if not asks_for_name(view.question):
+        return "value"
+    return "choice" if searched_twice(view.steps, view.tools) else "name"
 
 
 def _searches(view: HistoryView) -> list[str]:
