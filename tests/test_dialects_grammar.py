@@ -17,6 +17,7 @@ from closeout.dialects.cot import CotCompletion
 from closeout.dialects.protocol import HistoryView, get_dialect
 from closeout.messages import Capabilities, Constraint, ModelRequest, Step, ToolSpec
 from closeout.models.local import LocalClient
+from closeout.parsing.program import parse_python
 from tiny_gguf import write_model
 
 pytest.importorskip("xllamacpp")
@@ -150,7 +151,7 @@ async def test_a_program_that_must_look_something_up_only_prints(client: LocalCl
     [
         ("value", r"[a-z][a-z0-9_]* = [^A-Z]|final_answer\([^A-Z]"),
         ("name", r'[a-z][a-z0-9_]* = \{|final_answer\("[^"]+"\)$'),
-        ("choice", r"[a-z][a-z0-9_]* = \{"),
+        ("choice", r"numbers = \{"),
     ],
 )
 async def test_a_program_that_reads_facts_begins_with_a_variable_or_the_answer(
@@ -161,3 +162,16 @@ async def test_a_program_that_reads_facts_begins_with_a_variable_or_the_answer(
     first, second, *_ = reply.text.splitlines()
     assert first == "```python"
     assert re.match(beginning, second)
+
+
+@pytest.mark.parametrize("chosen", ["max(", "min(", "sorted("])
+async def test_a_choice_by_number_is_a_valid_program(client: LocalClient, chosen: str) -> None:
+    grammar = program_grammar((), reading="choice")
+    short = grammar.replace('[^\\n]{1,300} "}', '"}').replace(
+        '("max(" | "min(") by ")" | "sorted(" by', f'"{chosen}" by'
+    )
+    short = short.replace(' by "[" "-"? [0-9] "])"', ' by "[" "-"? [0-9] "])"' if chosen == "sorted(" else ' by ")"')
+    reply = await client.complete(ModelRequest(prompt="a", constraint=Constraint("grammar", short), max_tokens=700))
+    program = parse_python(reply.text.removeprefix("```python\n").partition("```")[0])
+    assert program is not None
+    assert f"final_answer({chosen}numbers, key=" in reply.text

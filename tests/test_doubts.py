@@ -10,7 +10,7 @@ import pytest
 from closeout import Agent, Boxed, Number
 from closeout.dialects.code import READ_AGAIN
 from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
-from closeout.run.doubts import DOUBT, doubt, must_look_up, read_again
+from closeout.run.doubts import DOUBT, asks_for_name, asks_to_compare, doubt, must_look_up, read_again
 from closeout.testing import RequestView, ScriptedClient
 
 SEARCHED = "print(search('North Dairy'))\nprint(search('Hill Dairy'))"
@@ -117,6 +117,21 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
     assert asked is not None
     assert read_again(steps(once, once), tools) is None  # the second program has found what was missing
     assert read_again(steps(once, ("final_answer(1)", f"Error: {asked}")), tools) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "compared"),
+    [
+        ("Which is older, the North Dairy or the Hill Dairy?", True, True),
+        ("Which of the three dairies is the oldest?", True, True),
+        ("Who has more workers, Orm or Pell?", True, True),
+        ("Who conducts the choir of the town with the bell?", True, False),
+        ("Which year was it, 1926 or 1970?", False, False),
+        ("How many more are there in the north or west?", False, False),
+    ],
+)
+def test_questions_for_names_and_comparisons_are_told_apart(question: str, name: bool, compared: bool) -> None:
+    assert (asks_for_name(question), asks_to_compare(question)) == (name, compared)
 
 
 def test_what_is_missing_is_searched_for() -> None:

@@ -49,10 +49,14 @@ apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 _READING = {
     "value": r"""(variable " = " [^A-Z\n] text ([^#`\n] text)* | "final_answer(" [^A-Z\n] text)""",
     "name": r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")""",
-    "choice": r"""variable " = {" text ([^#`\n] text)+""",
+    "choice": r"""
+"numbers = {" [^\n]{1,300} "}\nfinal_answer("
+(("max(" | "min(") by ")" | "sorted(" by "[" "-"? [0-9] "])") "\n"
+""".replace("\n", " "),
 }
 _VARIABLE = r"""
 variable ::= [a-z] [a-z0-9_]{0,40}
+by ::= "numbers, key=lambda name: numbers[name])"
 """
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.

@@ -18,7 +18,7 @@ from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
 from closeout.run.review import review_answer
 
-__all__ = ["asks_for_name", "doubt", "must_look_up", "read_again"]
+__all__ = ["asks_for_name", "asks_to_compare", "doubt", "must_look_up", "read_again"]
 
 DOUBT = "Check the answer. "
 LOOK_UP = "is in no result. Look it up."
@@ -34,6 +34,7 @@ _WANTS_NAME = re.compile(
     r"(?:who|whose|where)\b|which\s+(?!year|number|day|date|month|century|page|hour|time|floor|room|platform|line|age|price)",
     re.IGNORECASE,
 )
+_COMPARES = re.compile(r"\b(?:or|most|least|first|last|second|neither)\b|\w{2}est\b", re.IGNORECASE)
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) {re.escape(LOOK_UP)}")
@@ -66,6 +67,11 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
 def asks_for_name(question: str) -> bool:
     """Whether the answer is the name of a person, place or thing."""
     return _WANTS_NAME.match(question) is not None
+
+
+def asks_to_compare(question: str) -> bool:
+    """Whether the answer is one of several names, chosen by a number: "Which is older, …?", "Which is the oldest?"."""
+    return asks_for_name(question) and _COMPARES.search(question) is not None
 
 
 def read_again(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:

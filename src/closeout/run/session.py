@@ -36,7 +36,7 @@ from closeout.parsing.program import numbers_in
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.doubts import asks_for_name, must_look_up
+from closeout.run.doubts import asks_for_name, asks_to_compare, must_look_up
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -473,7 +473,7 @@ def _made_from_facts(view: HistoryView) -> Literal["value", "name", "choice"] | 
         return None
     if not asks_for_name(view.question):
         return "value"
-    return "choice" if searched_twice(view.steps, view.tools) else "name"
+    return "choice" if asks_to_compare(view.question) and searched_twice(view.steps, view.tools) else "name"
 
 
 def _searches(view: HistoryView) -> list[str]:
