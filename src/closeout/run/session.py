@@ -121,6 +121,7 @@ class ModelSession:
         if isinstance(error, BadRequest) and error.status not in NO_ENDPOINT:
             if self._constrains:
                 self._constraint_refused = True
+                self.capabilities = replace(self.capabilities, grammar=False)
                 text = "The server does not take the constraint on replies; the run continues without."
                 self._warn("Constraint", text)
                 return True
