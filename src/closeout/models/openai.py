@@ -55,6 +55,7 @@ CONTEXT_SECONDS = 5.0  # timeout for asking what a request can do without, such 
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
 # What vLLM, SGLang and llama.cpp support in addition to every server's features.
 _SELF_HOSTED: dict[str, Any] = {"completions": True, "json_schema": True, "grammar": True, "known": True}
+_GRAMMAR_SERVERS = ("vllm", "sglang", "llama.cpp")
 # A small model is asked as the embedded ones are, because servers of such models complete texts as a rule. A grammar is
 # sent if the server turns out to take one.
 _SMALL_MODEL: dict[str, Any] = {"weak": True, "completions": True, "grammar": True, "preferred_dialect": "code"}
@@ -250,6 +251,8 @@ class OpenAIClient(HTTPClient):
             if not small:
                 raise
             self._kind = "openai"  # the reply to the request shows what the server takes
+        if small and self._kind not in _GRAMMAR_SERVERS:
+            self.capabilities = replace(self.capabilities, grammar=False)
 
     def _warnings(self, request: ModelRequest) -> tuple[str, ...]:
         # Small models get a grammar by default, wherever the server takes one.

@@ -114,6 +114,8 @@ class ModelSession:
                     raise
             else:
                 self._texts_taken = self._texts_taken or request.prompt is not None
+                if not self._plan.client.capabilities.grammar:  # the client has learned what the server takes
+                    self.capabilities = replace(self.capabilities, grammar=False)
                 return self.read(reply)
 
     def _leave_out(self, error: ModelError) -> bool:
