@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Boxed, Number
-from closeout.dialects.code import READ_AGAIN
+from closeout.dialects.code import DOUBT, READ_AGAIN
 from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
-from closeout.run.doubts import DOUBT, asks_for_name, asks_to_compare, doubt, must_look_up, read_again
+from closeout.run.doubts import asks_for_name, asks_to_compare, doubt, must_look_up, read_again
 from closeout.testing import RequestView, ScriptedClient
 
 SEARCHED = "print(search('North Dairy'))\nprint(search('Hill Dairy'))"
@@ -205,3 +205,22 @@ async def test_a_small_model_makes_its_answer_again_from_the_facts_alone() -> No
     assert prompts[1].startswith(prompts[0])
     facts = "Facts:\nThe Hill Dairy makes 270 in 7 days.\n\nQuestion: How much does it make?\n"
     assert prompts[2] == f"{head}{facts}"
+
+
+async def test_the_first_answer_stands_if_it_cannot_be_made_again() -> None:
+    prompts: list[str] = []
+
+    def reply(view: RequestView) -> str:
+        prompts.append(str(view.prompt))
+        facts = "Facts:" in prompts[-1]
+        first = "final_answer(270)" if "makes 270" in prompts[-1] else 'print(search_dairies("Hill Dairy"))'
+        return f"```python\n{'final_answer(Hill Dairy)' if facts else first}\n```"
+
+    def search_dairies(query: str) -> str:
+        return "The Hill Dairy makes 270."
+
+    client = ScriptedClient(reply)
+    client.capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
+    result = await Agent(client, [search_dairies], answer=Number(), home=False).run("How much does it make?")
+    assert (result.answer, result.stop_reason) == ("270", "answered")
+    assert prompts[3] == prompts[1]

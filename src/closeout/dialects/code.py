@@ -13,9 +13,10 @@ from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
 
-__all__ = ["READ_AGAIN", "Code", "answers_from_facts", "searched_twice"]
+__all__ = ["DOUBT", "READ_AGAIN", "Code", "answers_from_facts", "searched_twice"]
 
 CONTINUE = "Continue: write a program, or give the answer."
+DOUBT = "Check the answer. "  # begins an error that only questions an answer
 READ_AGAIN = "Make the answer again, from the facts that were found."  # in a result: what the next program is for
 _RESULT = "Result:\n"
 _PART = re.compile(r"^(?=Question:|Facts:|Result:|```)", re.MULTILINE)
@@ -93,7 +94,7 @@ class Code(TextChat):
             facts = _inert("\n".join(dict.fromkeys(filter(None, lines))))
             prompt = f"{head}{historic_prompt(view.earlier)}Facts:\n{facts}\n\nQuestion: {view.question}\n"
             return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
-        steps = "".join(self._step_text(step) for step in view.steps)
+        steps = "".join(self._step_text(step) for step in _without_failed_readings(view.steps))
         prompt = f"{head}{historic_prompt(view.earlier)}Question: {view.question}\n{steps}{hints}"
         return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
 
@@ -115,6 +116,17 @@ class Code(TextChat):
 
 def _asks_to_read(step: Step) -> bool:
     return any(READ_AGAIN in each.text for each in step.returns if not each.ok)
+
+
+def _without_failed_readings(steps: Sequence[Step]) -> Sequence[Step]:
+    """Leave out the answer that was to be made again, and the attempts at it, if these have only failed.
+
+    The model then gives the first answer once more. After its failed programs, it would repeat those.
+    """
+    asked = next((index for index, step in enumerate(steps) if _asks_to_read(step)), len(steps))
+    later = [result for step in steps[asked + 1 :] for result in step.returns]
+    failed = later and not any(result.ok or DOUBT in result.text for result in later)
+    return steps[:asked] if failed else steps
 
 
 def _in_one_text(message: Message) -> str:

@@ -44,10 +44,10 @@ plan ::= "#" [^\n]{0,120} apart (ORDERS) (apart [^\n]{0,80})? "\n"
 between ::= apart ([^\n]{0,80} apart)?
 apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 """
-# Variables, or the answer at once, without capital letters outside quotes: `final_answer(Ada Rehn)`. A comment would be
-# a plan, after which everything is looked up once more.
+# Variables with written values, or the answer at once; no bare words (`final_answer(Ada Rehn)`). A comment would be a
+# plan, after which everything is looked up once more.
 _READING = {
-    "value": r"""(variable " = " [^A-Z\n] text ([^#`\n] text)* | "final_answer(" [^A-Z\n] text)""",
+    "value": r"""(variable " = " [-0-9({"'[] text ([^#`\n] text)* | "final_answer(" [-0-9a-z({"'[] text)""",
     "name": r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")""",
     "choice": r"""
 "numbers = {" [^\n]{1,300} "}\nfinal_answer("

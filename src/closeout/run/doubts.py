@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
-from closeout.dialects.code import READ_AGAIN, searched_twice
+from closeout.dialects.code import DOUBT, READ_AGAIN, searched_twice
 from closeout.dialects.functions import FINAL_ANSWER, programs_in
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
@@ -20,7 +20,6 @@ from closeout.run.review import review_answer
 
 __all__ = ["asks_for_name", "asks_to_compare", "doubt", "must_look_up", "read_again"]
 
-DOUBT = "Check the answer. "
 LOOK_UP = "is in no result. Look it up."
 MOST_DOUBTS = 3  # of an answer, before the facts are read again and after it
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
