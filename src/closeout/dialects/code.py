@@ -22,13 +22,14 @@ _RESULT = "Result:\n"
 _PART = re.compile(r"^(?=Question:|Facts:|Result:|```)", re.MULTILINE)
 
 
-def answers_from_facts(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> bool:
+def answers_from_facts(view: HistoryView) -> bool:
     """Whether a small model's next program makes the answer from the facts alone.
 
     It is asked to, or one program has searched for several things. After one search only, it decides better with its
     plan before it whether something has still to be searched for.
     """
-    if not any(map(_asks_to_read, steps)) and not searched_twice(steps, tools):
+    steps = view.steps
+    if view.note or view.closing or not (any(map(_asks_to_read, steps)) or searched_twice(steps, view.tools)):
         return False
     return _asks_to_read(steps[-1]) or all(result.ok for result in steps[-1].returns)
 
@@ -45,8 +46,7 @@ class Code(TextChat):
     """Programs in fenced blocks: one program in a reply, then its output.
 
     A conversation is a chat. A weak model that completes texts gets one growing text instead, which looks like the
-    worked examples. To make the answer from facts, it gets a text without its
-    programs.
+    worked examples. To make the answer from facts, it gets a text without its programs.
     """
 
     name = "code"
@@ -88,12 +88,12 @@ class Code(TextChat):
             examples=self._program_examples(view.tools),
         )
         head = f"{head.rstrip()}\n\n"
-        hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)
-        if capabilities.grammar and not hints and answers_from_facts(view.steps, view.tools):
+        if capabilities.grammar and answers_from_facts(view):
             lines = (line for step in view.steps for each in step.returns if each.ok for line in each.text.splitlines())
             facts = _inert("\n".join(dict.fromkeys(filter(None, lines))))
             prompt = f"{head}{historic_prompt(view.earlier)}Facts:\n{facts}\n\nQuestion: {view.question}\n"
             return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
+        hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)
         steps = "".join(self._step_text(step) for step in _without_failed_readings(view.steps))
         prompt = f"{head}{historic_prompt(view.earlier)}Question: {view.question}\n{steps}{hints}"
         return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))

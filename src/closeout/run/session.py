@@ -472,7 +472,7 @@ def _just_failed(steps: Sequence[Step]) -> bool:
 
 def _made_from_facts(view: HistoryView) -> Literal["value", "name", "choice"] | None:
     """What the next program makes from the facts alone, if it does."""
-    if view.note or view.closing or not answers_from_facts(view.steps, view.tools):
+    if not answers_from_facts(view):
         return None
     if not asks_for_name(view.question):
         return "value"
