@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     yield folder
     close_stores()
+
+
+@pytest.fixture
+def skip_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the clocks of the process forward, those of event loops too: minutes pass at once, at a chosen moment.
+
+    So a test of a time limit can have one of minutes, which a slow machine does not reach by itself.
+    """
+    monotonic, perf_counter, ahead = time.monotonic, time.perf_counter, 0.0
+
+    def skip(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ahead)
+    monkeypatch.setattr(time, "perf_counter", lambda: perf_counter() + ahead)
+    return skip
 
 
 # ------------------------------------------------------------------------------------------------ the viewer

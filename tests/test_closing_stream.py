@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,10 +150,13 @@ async def test_after_too_many_rollbacks_the_last_reply_is_discarded_before_closi
     assert screen.last == BOX
 
 
-async def test_closing_does_not_discard_a_rolled_back_turn_again() -> None:
-    script = [Turn(text="I look", finish_reason="length"), say(BOX)]
-    model = ScriptedClient(script, misbehave=once("slow", at=1, seconds=0.7))
-    screen, result = await watched(model, max_turns=9, config={"agent": {"max_seconds": 2}})
+async def test_closing_does_not_discard_a_rolled_back_turn_again(skip_time: Callable[[float], None]) -> None:
+    def slow(view: RequestView) -> Turn:
+        skip_time(950)
+        return Turn(text="I look", finish_reason="length")
+
+    model = ScriptedClient([slow, say(BOX)])
+    screen, result = await watched(model, max_turns=9, config={"agent": {"max_seconds": 2000}})
     assert (result.answer, result.stop_reason, result.rollbacks) == ("42", "max_seconds", 1)
     assert (screen.last, screen.discards) == (BOX, 0)
 
@@ -234,13 +238,15 @@ async def test_a_closing_reply_that_fails_permanently_is_discarded() -> None:
     assert (result.answer, screen.pieces, screen.discards) == (None, [], 2)
 
 
-async def test_a_reply_that_outlasts_the_time_is_discarded() -> None:
+async def test_a_reply_that_outlasts_the_time_is_discarded(skip_time: Callable[[float], None]) -> None:
     class Slow(ScriptedClient):
         async def complete(self, request: ModelRequest, *, on_delta: Any = None, on_retry: Any = None) -> ModelReply:
             await super().complete(request, on_delta=on_delta, on_retry=on_retry)
-            return await ScriptedClient([say("")], misbehave="hang").complete(request)
+            skip_time(1001)
+            await asyncio.Event().wait()
+            raise AssertionError
 
-    screen, result = await watched(Slow([say("I think")] * 9), config={"agent": {"max_seconds": 0.2}})
+    screen, result = await watched(Slow([say("I think")] * 9), config={"agent": {"max_seconds": 1000}})
     assert result.stop_reason == "max_seconds"
     assert (screen.pieces, screen.discards) == ([], screen.discards or 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from closeout import Agent, Boxed, tool
@@ -78,10 +80,14 @@ async def test_every_misbehaviour_is_survived(dialect, fault):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_hanging_server_is_asked_again(dialect):
+async def test_a_hanging_server_is_asked_again(dialect, skip_time):
     question = next(iter(SINGLE))
     async with serve_script(SINGLE, by="question", misbehave=once("hang")) as server:
-        result = await agent(server, dialect, timeout=0.3).run(question)
+        task = asyncio.ensure_future(agent(server, dialect, timeout=300).run(question))
+        while not server.requests:  # noqa: ASYNC110  # the server's state
+            await asyncio.sleep(0.005)
+        skip_time(301)
+        result = await task
         assert result.answer == ANSWERS[question]
 
 

@@ -300,23 +300,30 @@ async def test_the_turn_limit_counts_per_attempt() -> None:
     assert (result.stop_reason, result.attempts, result.turns, result.answer) == ("max_turns", 2, 6, "so far")
 
 
-async def test_time_ends_a_tool_that_hangs_and_leaves_enough_to_answer() -> None:
+async def test_time_ends_a_tool_that_hangs_and_leaves_enough_to_answer(skip_time: Callable[[float], None]) -> None:
     @tool(read_only=True)
     async def wait(key: str) -> str:
         """Wait for ever."""
-        await asyncio.sleep(3600)
+        skip_time(901)
+        await asyncio.Event().wait()
         return key
 
     def script(view: RequestView) -> Turn:
         return answer("late") if "nearly over" in view.text else Turn(calls=[call("wait", key="a")])
 
-    result = await run(script, [wait], config={"agent": {"max_seconds": 0.5}})
+    result = await run(script, [wait], config={"agent": {"max_seconds": 1000}})
     assert (result.stop_reason, result.answer) == ("max_seconds", "late")
 
 
-async def test_time_ends_a_model_that_hangs() -> None:
-    client = ScriptedClient(endless, misbehave="hang")
-    result = await Agent(client, [look], home=False, config={"agent": {"max_seconds": 0.3}}).run("What?")
+async def test_time_ends_a_model_that_hangs(skip_time: Callable[[float], None]) -> None:
+    def script(view: RequestView) -> Turn:
+        if view.number == 1:
+            asyncio.get_running_loop().call_soon(skip_time, 901)
+        return endless(view)
+
+    client = ScriptedClient(script, misbehave="hang")
+    config = {"agent": {"max_seconds": 1000}, "llm": {"timeout": 5000}}
+    result = await Agent(client, [look], home=False, config=config).run("What?")
     assert result.stop_reason == "max_seconds"
     assert result.answer == "so far"
 
@@ -401,9 +408,16 @@ def test_whatever_the_limit_it_is_not_exceeded(limit: int, attempts: int, boxes:
     assert result.usage.total_tokens <= limit
 
 
-async def test_a_reply_that_outlasts_the_time_is_the_end_of_the_time_not_a_failure_of_the_model() -> None:
-    model = ScriptedClient(endless, misbehave=always("slow", seconds=5))
-    result = await Agent(model, [look], home=False, config={"agent": {"max_seconds": 0.4}}).run("What?")
+async def test_a_reply_that_outlasts_the_time_is_the_end_of_the_time_not_a_failure_of_the_model(
+    skip_time: Callable[[float], None],
+) -> None:
+    def script(view: RequestView) -> Turn:
+        asyncio.get_running_loop().call_soon(skip_time, 1001)
+        return endless(view)
+
+    model = ScriptedClient(script, misbehave=always("slow", seconds=5000))
+    config = {"agent": {"max_seconds": 1000}, "llm": {"timeout": 5000}}
+    result = await Agent(model, [look], home=False, config=config).run("What?")
     assert (result.status, result.stop_reason) == ("unanswered", "max_seconds")
     assert "max_seconds" in result.error
 

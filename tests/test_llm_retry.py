@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from email.utils import formatdate
 
 import pytest
@@ -196,11 +197,15 @@ async def test_cancelling_while_waiting_stops_at_once():
     assert client.usage.requests == 1
 
 
-async def test_a_request_has_its_own_deadline():
+async def test_a_request_has_its_own_deadline(skip_time: Callable[[float], None]):
     async with raw_server(None) as seen:
         client = OpenAIClient("m", seen.url, retry=RetryPolicy(retries=0))
+        task = asyncio.ensure_future(client.complete(ModelRequest(messages=REQUEST.messages, timeout=300)))
+        while not seen.bodies:  # noqa: ASYNC110  # the server's state
+            await asyncio.sleep(0.005)
+        skip_time(301)
         with pytest.raises(ModelTimeout):
-            await client.complete(ModelRequest(messages=REQUEST.messages, timeout=0.05))
+            await task
 
 
 # ------------------------------------------------------------------------------------------------ what they say

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -281,18 +282,28 @@ def billed(home: Path) -> Usage:
     return RunTotals(events_of(home, "run")).usage
 
 
-async def cancelled(agent: Agent, start: Callable[[Agent], Any]) -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
-            await start(agent)
+async def cancelled(start: Callable[..., Any], *, at: int) -> None:
+    """Cancel a run while this request of it hangs."""
+    sent, hanging = 0, asyncio.Event()
+
+    def listen(event: Any) -> None:
+        nonlocal sent
+        sent += isinstance(event, ev.ModelRequested)
+        if sent == at:
+            hanging.set()
+
+    running = asyncio.ensure_future(start(listeners=[listen]))
+    await hanging.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_a_cancelled_request_counts_once_however_often_the_run_is_resumed(home: Path) -> None:
     first = await make_agent(home / "other").run("Do a")
-    hang = [once("hang", at=2)]
-    await cancelled(make_agent(home, misbehave=hang), lambda agent: agent.run("Do a", run_id="run"))
+    await cancelled(partial(make_agent(home, misbehave=once("hang", at=2)).run, "Do a", run_id="run"), at=2)
     assert (billed(home).requests, billed(home).input_tokens > 0) == (2, True)
-    await cancelled(make_agent(home, misbehave=once("hang", at=1)), lambda agent: agent.resume("run"))
+    await cancelled(partial(make_agent(home, misbehave=once("hang", at=1)).resume, "run"), at=1)
     assert billed(home).requests == 3
 
     resumed = await make_agent(home).resume("run")
@@ -317,17 +328,17 @@ async def test_what_was_spent_on_a_cancelled_request_counts_against_the_limit(ho
     limited = {"config": {"agent": {"max_tokens": 900}}}
     whole = await make_agent(home / "other", **limited).run("Do a")
     hang = make_agent(home, misbehave=once("hang", at=5), **limited)
-    await cancelled(hang, lambda agent: agent.run("Do a", run_id="run"))
+    await cancelled(partial(hang.run, "Do a", run_id="run"), at=5)
     for _ in range(3):
         hang = make_agent(home, misbehave=once("hang", at=1), **limited)
-        await cancelled(hang, lambda agent: agent.resume("run"))
+        await cancelled(partial(hang.resume, "run"), at=1)
     resumed = await make_agent(home, **limited).resume("run")
     assert (whole.stop_reason, resumed.stop_reason) == ("answered", "max_tokens")
     assert resumed.usage.total_tokens <= 900
 
 
 async def test_a_watcher_hears_of_every_try_in_pairs(home: Path) -> None:
-    await cancelled(make_agent(home, misbehave=once("hang", at=2)), lambda agent: agent.run("Do a", run_id="run"))
+    await cancelled(partial(make_agent(home, misbehave=once("hang", at=2)).run, "Do a", run_id="run"), at=2)
     heard: list[dict[str, Any]] = []
     await make_agent(home).resume("run", listeners=[StreamHandler(heard.append)])
     told = [event["event"] for event in heard if event["event"] in ("start_of_llm", "end_of_llm", "show_error")]
@@ -343,7 +354,7 @@ async def test_a_cancelled_sub_agents_request_counts_too(home: Path) -> None:
 
         return Agent(ScriptedClient(script), [clerk.as_tool("clerk", "Finds out.")], home=home)
 
-    await cancelled(agent("hang"), lambda chief: chief.run("What?", run_id="run"))
+    await cancelled(partial(agent("hang").run, "What?", run_id="run"), at=2)
     resumed = await agent().resume("run")
     again = await agent().resume("run")
     assert resumed.usage == again.usage == billed(home)

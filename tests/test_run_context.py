@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,27 +157,36 @@ async def test_a_checkpoint_is_recorded_by_its_name(home: Path, stream: bool) ->
 
 @STREAMED
 @pytest.mark.parametrize("threaded", [False, True], ids=["async", "thread"])
-async def test_progress_reaches_the_stream_and_extends_the_deadline(stream: bool, threaded: bool) -> None:
-    import time
+async def test_progress_reaches_the_stream_and_extends_the_deadline(
+    stream: bool, threaded: bool, skip_time: Callable[[float], None]
+) -> None:
+    reported = threading.Semaphore(0)
 
     def work(context: RunContext) -> str:
         """Work."""
         for done in range(1, 5):
-            time.sleep(0.1)
+            skip_time(200)
             context.progress(done, 4, "reading")
+            assert reported.acquire(timeout=60)
         return "done"
 
     async def work_async(context: RunContext) -> str:
         """Work."""
         for done in range(1, 5):
-            await asyncio.sleep(0.1)
+            skip_time(200)
             context.progress(done, 4, "reading")
+            await asyncio.sleep(0.001)  # a deadline that has passed ends it here
         return "done"
 
-    slow = tool(name="work", timeout=0.25)(work if threaded else work_async)
+    def listen(event: Any) -> None:
+        heard.append(event)
+        if isinstance(event, Progress) and event.kind == "tool_progress":
+            reported.release()
+
+    slow = tool(name="work", timeout=300)(work if threaded else work_async)
     heard: list[Any] = []
     sent: list[Any] = []
-    listeners = [heard.append, StreamHandler(sent.append)]
+    listeners = [listen, StreamHandler(sent.append)]
     result, _ = await run_agent([call("work"), answer("1")], slow, stream=stream, listeners=listeners)
     assert result.telemetry.by_tool["work"]["errors"] == 0
     pieces = [each for each in heard if isinstance(each, Progress) and each.kind == "tool_progress"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -370,11 +371,14 @@ async def test_every_reply_fault_looks_the_same_over_http_as_in_process(kind: st
             assert (ours.text, [c.text for c in ours.tool_calls]) == (theirs.text, [c.text for c in theirs.tool_calls])
 
 
-async def test_the_server_notices_that_a_client_gave_up():
+async def test_the_server_notices_that_a_client_gave_up(skip_time: Callable[[float], None]):
     async with serve_script(SCRIPT, misbehave="hang") as server:
         client = OpenAIClient("m", server.base_url, retry=RetryPolicy(retries=0))
+        task = asyncio.ensure_future(client.complete(ModelRequest(messages=(USER,), timeout=300)))
+        await _until(lambda: bool(server.requests))
+        skip_time(301)
         with pytest.raises(ModelTimeout):
-            await client.complete(ModelRequest(messages=(USER,), timeout=0.1))
+            await task
         await _until(lambda: server.requests[0].disconnected)
 
 
@@ -524,6 +528,6 @@ def test_shared_prefix(start: bytes, a: bytes, b: bytes):
 
 
 async def _until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  the condition is another connection's state
             await asyncio.sleep(0.005)

@@ -172,11 +172,19 @@ async def test_a_resumed_run_begins_with_what_it_was_asked(home: Path) -> None:
 
 async def test_working_agents_are_reported_as_ended_when_a_run_is_interrupted() -> None:
     heard: list[dict[str, Any]] = []
-    clerk = Agent(ScriptedClient([answer("42")], misbehave="hang"))
+    asked = asyncio.Event()
+
+    def script(view: RequestView) -> Turn:
+        asked.set()
+        return answer("42")
+
+    clerk = Agent(ScriptedClient(script, misbehave="hang"))
     chief = Agent(ScriptedClient([call("clerk", task="find out")]), [clerk.as_tool("clerk", "Finds out.")], home=False)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
-            await chief.run("What?", listeners=[StreamHandler(heard.append)])
+    running = asyncio.ensure_future(chief.run("What?", listeners=[StreamHandler(heard.append)]))
+    await asked.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     begun, ended = of(heard, "start_of_agent"), of(heard, "end_of_agent")
     assert {data["agent_id"] for data in begun} == {data["agent_id"] for data in ended}
     assert len(begun) == 2
