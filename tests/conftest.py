@@ -66,12 +66,13 @@ def skip_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.fixture
-async def client(home: Path) -> AsyncIterator[TestClient]:
-    """A client of the viewer's server. Tests of other servers define their own."""
+async def client(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TestClient]:
+    """A client of the viewer's server, which indexes all runs at once. Tests of other servers define their own."""
     from aiohttp.test_utils import TestClient, TestServer
 
     from viewer_server import viewer_app
 
+    monkeypatch.setattr("closeout.server.viewer.routes.INDEX_SECONDS", 60.0)
     async with TestClient(TestServer(viewer_app(home))) as found:
         yield found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -109,15 +108,14 @@ def test_the_name_of_a_call_is_known_before_its_arguments_end(form: str) -> None
     assert at < 400
 
 
-def test_a_million_blanks_cost_no_more_than_a_million_letters() -> None:
+def test_the_cost_of_blanks_is_linear() -> None:
+    """Otherwise this takes longer than a test may."""
     detector = FormDetector()
-    start = time.perf_counter()
 
-    for _ in range(100_000):
-        detector.feed(" " * 10)
+    for _ in range(300_000):
+        detector.feed(" " * 100)
 
-    assert detector.close() == " " * 1_000_000
-    assert time.perf_counter() - start < 5
+    assert detector.close() == " " * 30_000_000
 
 
 OFFERED = (ToolSpec("search", "", {"type": "object", "properties": {"query": {"type": "string"}}}),)

@@ -82,7 +82,7 @@ def test_the_list_is_searched_filtered_and_continued(viewer: Viewer, home: Path)
     page.wait_for_selector("text=No run matches.")
     page.select_option("select", "")
     page.wait_for_selector(".run-row")
-    for _ in range(10):
+    for _ in range(300):
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         if page.locator(".run-row").count() == 150:
             break
@@ -226,7 +226,7 @@ def test_of_a_long_run_every_event_can_be_reached_though_few_are_in_the_page(vie
     for place in (0.2, 0.7, 0.9):  # wherever one scrolls to, there are items
         page.evaluate(f"scrollTo(0, {place} * document.documentElement.scrollHeight)")
         seen = "document.elementFromPoint(800, 400)?.closest('.item') !== null"
-        assert any(page.evaluate(seen) or page.wait_for_timeout(50) for _ in range(100))
+        assert any(page.evaluate(seen) or page.wait_for_timeout(50) for _ in range(600))
 
 
 # ------------------------------------------------------------------------------------------------ prompts, comparing

@@ -37,7 +37,7 @@ def call(parameters: dict[str, Any]) -> dict[str, Any]:
             send(method="notifications/progress", params=progress)
         return {"content": [{"type": "text", "text": "done"}]}
     if name == "silent":
-        time.sleep(2)
+        sys.stdin.readline()  # whatever comes next: the call has been given up
     if name == "grow":
         tools.append({"name": "grown", "inputSchema": {"type": "object"}})
         send(method="notifications/tools/list_changed")

@@ -91,6 +91,20 @@ async def wait(seconds: float) -> str:
     return "waited"
 
 
+met, all_met = 0, anyio.Event()
+
+
+@server.tool()
+async def meet(others: int) -> str:
+    """Wait until so many calls of this tool are under way."""
+    global met
+    met += 1
+    if met == others:
+        all_met.set()
+    await all_met.wait()
+    return "met"
+
+
 @server.tool()
 async def hang() -> str:
     """Never come back, nor let anyone else be served."""
