@@ -112,7 +112,7 @@ async def test_a_wait_that_is_cancelled_as_it_is_admitted_gives_its_place_back()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert gate.in_flight == 0
-    await asyncio.wait_for(gate.enter(), 5)
+    await asyncio.wait_for(gate.enter(), 60)
 
 
 async def test_a_spent_budget_closes_the_gate() -> None:

@@ -364,11 +364,11 @@ async def test_cancelling_a_stream_closes_its_connection_and_counts_as_usage():
     async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
         model = client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         task = asyncio.ensure_future(model.complete(request(), on_delta=lambda _: begun.set()))
-        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.wait_for(begun.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(closed.wait(), 5)
+        await asyncio.wait_for(closed.wait(), 60)
     assert model.usage == Usage(requests=1)
 
 
@@ -684,7 +684,7 @@ async def test_a_stream_that_stays_open_after_its_finish_reason_is_complete(monk
     async def held(*events: dict) -> ModelReply:
         async with raw_server([*sse(*events), HOLD]) as seen:
             reply = await client(seen.url, timeout=30).complete(request(), on_delta=lambda _: None)
-            await asyncio.wait_for(seen.hung_up.wait(), 5)
+            await asyncio.wait_for(seen.hung_up.wait(), 60)
             return reply
 
     reply = await held(piece("hi"), piece(finish="stop"))

@@ -190,7 +190,7 @@ async def test_cancelling_while_waiting_stops_at_once():
         waiting = asyncio.Event()
         client = OpenAIClient("m", seen.url)
         task = asyncio.ensure_future(client.complete(REQUEST, on_retry=lambda _: waiting.set()))
-        await asyncio.wait_for(waiting.wait(), 5)
+        await asyncio.wait_for(waiting.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -37,7 +37,7 @@ USER = Message(role="user", content="Hello")
 
 async def test_a_body_goes_out_byte_for_byte_and_the_answer_comes_back():
     async with raw_server(http('{"a": "é"}')) as seen:
-        response = await post(Endpoint(seen.url, {"X-Key": "1"}), '{"元": 1}'.encode(), timeout=5)
+        response = await post(Endpoint(seen.url, {"X-Key": "1"}), '{"元": 1}'.encode(), timeout=60)
         assert (response.status, response.content_type, await response.read()) == (
             200,
             "application/json",
@@ -57,7 +57,7 @@ async def test_requests_share_connections():
     async with raw_server(http("{}")) as seen:
         endpoint = Endpoint(seen.url)
         for _ in range(5):
-            await (await post(endpoint, b"{}", timeout=5)).read()
+            await (await post(endpoint, b"{}", timeout=60)).read()
         assert seen.connections == 1
 
 
@@ -65,26 +65,26 @@ async def test_a_stream_read_to_its_end_gives_its_connection_back():
     async with raw_server(sse({"a": 1}, "[DONE]", end=END)) as seen:
         endpoint = Endpoint(seen.url)
         for _ in range(3):
-            response = await post(endpoint, b"{}", timeout=5)
+            response = await post(endpoint, b"{}", timeout=60)
             assert b"".join([piece async for piece in response.chunks()]).endswith(b"data: [DONE]\n\n")
         assert seen.connections == 1
 
 
 async def test_closing_a_response_closes_the_connection():
     async with raw_server(sse({"a": 1}, end=b"10\r\n")) as seen:
-        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        response = await post(Endpoint(seen.url), b"{}", timeout=60)
         response.close()
-        await asyncio.wait_for(_until(lambda: seen.connections == 1), 5)
+        await asyncio.wait_for(_until(lambda: seen.connections == 1), 60)
 
 
 async def test_cancelling_closes_the_connection():
     async with raw_server(None) as seen:
         task = asyncio.ensure_future(post(Endpoint(seen.url), b"{}", timeout=30))
-        await asyncio.wait_for(_until(lambda: bool(seen.bodies)), 5)
+        await asyncio.wait_for(_until(lambda: bool(seen.bodies)), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(seen.hung_up.wait(), 5)
+        await asyncio.wait_for(seen.hung_up.wait(), 60)
 
 
 # A body whose length is given piece by piece, after the first of them.
@@ -101,7 +101,7 @@ async def test_cancelling_in_the_middle_of_a_body_of_unknown_length_closes_the_c
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(seen.hung_up.wait(), 5)
+        await asyncio.wait_for(seen.hung_up.wait(), 60)
 
 
 async def test_a_deadline_in_the_middle_of_a_body_closes_the_connection(skip_time: Callable[[float], None]):
@@ -110,22 +110,22 @@ async def test_a_deadline_in_the_middle_of_a_body_closes_the_connection(skip_tim
         asyncio.get_running_loop().call_soon(skip_time, 301)
         with pytest.raises(ModelTimeout):
             await response.read()
-        await asyncio.wait_for(seen.hung_up.wait(), 30)
+        await asyncio.wait_for(seen.hung_up.wait(), 60)
 
 
 async def test_a_deadline_is_a_model_timeout(skip_time: Callable[[float], None]):
     async with raw_server(None) as seen:
         task = asyncio.ensure_future(post(Endpoint(seen.url), b"{}", timeout=300))
-        await asyncio.wait_for(_until(lambda: bool(seen.bodies)), 30)
+        await asyncio.wait_for(_until(lambda: bool(seen.bodies)), 60)
         skip_time(301)
         with pytest.raises(ModelTimeout, match=r"in time.*llm\.timeout"):
             await task
-        await asyncio.wait_for(seen.hung_up.wait(), 30)
+        await asyncio.wait_for(seen.hung_up.wait(), 60)
 
 
 async def test_a_refused_connection_says_what_to_check():
     with pytest.raises(ModelUnreachable, match=r"http://127\.0\.0\.1:9: Connection refused.*running\?"):
-        await post(Endpoint("http://127.0.0.1:9/v1"), b"{}", timeout=5)
+        await post(Endpoint("http://127.0.0.1:9/v1"), b"{}", timeout=60)
 
 
 async def test_a_name_that_does_not_resolve():
@@ -136,12 +136,12 @@ async def test_a_name_that_does_not_resolve():
 async def test_a_connection_that_ends_without_an_answer():
     async with raw_server([]) as seen:
         with pytest.raises(StreamDropped, match="before it replied"):
-            await post(Endpoint(seen.url), b"{}", timeout=5)
+            await post(Endpoint(seen.url), b"{}", timeout=60)
 
 
 async def test_a_body_that_breaks_off():
     async with raw_server([http("{}" * 50)[:-20]]) as seen:
-        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        response = await post(Endpoint(seen.url), b"{}", timeout=60)
         with pytest.raises(StreamDropped, match="in the middle"):
             await response.read()
 
@@ -149,13 +149,13 @@ async def test_a_body_that_breaks_off():
 async def test_a_server_that_does_not_speak_http():
     async with raw_server([b"SSH-2.0-OpenSSH_9.7\r\n\r\n"]) as seen:
         with pytest.raises(ServerFailed, match="does not answer in HTTP"):
-            await post(Endpoint(seen.url), b"{}", timeout=5)
+            await post(Endpoint(seen.url), b"{}", timeout=60)
 
 
 async def test_a_body_without_end_is_bounded():
     endless = [b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", *[b"x" * 65536] * 40]
     async with raw_server(endless) as seen:
-        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        response = await post(Endpoint(seen.url), b"{}", timeout=60)
         with pytest.raises(ServerFailed, match="more than 1 MiB"):
             await response.read(limit=2**20)
 
@@ -163,7 +163,7 @@ async def test_a_body_without_end_is_bounded():
 async def test_a_small_body_that_unpacks_to_a_large_one_is_bounded():
     packed = gzip.compress(bytes(2 * 2**20))
     async with raw_server(http(packed, Content_Encoding="gzip")) as seen:
-        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        response = await post(Endpoint(seen.url), b"{}", timeout=60)
         with pytest.raises(ServerFailed, match="more than 1 MiB"):
             await response.read(limit=2**20)
 
@@ -172,7 +172,7 @@ async def test_a_stream_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(transport, "MAX_STREAM", 2**20)
     endless = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", *[b": wait\n\n" * 8192] * 40]
     async with raw_server(endless) as seen:
-        response = await post(Endpoint(seen.url), b"{}", timeout=5)
+        response = await post(Endpoint(seen.url), b"{}", timeout=60)
         with pytest.raises(ServerFailed, match="more than 1 MiB"):
             async for _ in response.chunks():
                 pass
@@ -180,7 +180,7 @@ async def test_a_stream_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 async def test_redirects_are_not_followed_with_the_key():
     async with raw_server(http("", status=307, Location="http://127.0.0.1:9/elsewhere")) as seen:
-        response = await post(Endpoint(seen.url, {"Authorization": "Bearer k"}), b"{}", timeout=5)
+        response = await post(Endpoint(seen.url, {"Authorization": "Bearer k"}), b"{}", timeout=60)
         assert response.status == 307
 
 
@@ -199,7 +199,7 @@ async def test_the_environments_proxy_is_used_with_its_login(monkeypatch: pytest
     async with raw_server(http('{"by": "proxy"}')) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.replace("http://", "http://user:p%40ss@"))
         monkeypatch.setenv("no_proxy", "")
-        response = await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=5)
+        response = await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=60)
         assert await response.read() == b'{"by": "proxy"}'
     assert proxy.heads[0].startswith("POST http://model.example:8000/v1/x HTTP/1.1")
     assert "Proxy-Authorization: Basic dXNlcjpwQHNz" in proxy.heads[0]
@@ -209,17 +209,17 @@ async def test_no_proxy_is_obeyed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     async with raw_server(http("{}")) as seen:
-        assert await (await post(Endpoint(seen.url), b"{}", timeout=5)).read() == b"{}"
+        assert await (await post(Endpoint(seen.url), b"{}", timeout=60)).read() == b"{}"
 
 
 async def test_an_unreachable_or_invalid_proxy_is_distinguished_from_the_server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with pytest.raises(ModelUnreachable, match=r"No connection to the proxy 127\.0\.0\.1:1: .*NO_PROXY"):
-        await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=5)
+        await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=60)
     monkeypatch.setenv("http_proxy", "::bad::")
     with pytest.raises(ConfigError, match=r"The proxy \S+ from the environment is not an HTTP proxy"):
-        await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=5)
+        await post(Endpoint("http://model.example:8000/v1/x"), b"{}", timeout=60)
 
 
 def test_a_trailing_line_break_in_a_key_is_dropped_and_one_within_is_refused() -> None:
@@ -232,7 +232,7 @@ async def test_a_proxy_of_another_kind_is_an_error_that_says_so(monkeypatch: pyt
     monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1080")
     monkeypatch.setenv("no_proxy", "")
     with pytest.raises(ConfigError, match=r"socks5://127\.0\.0\.1:1080 .*not an HTTP proxy.*NO_PROXY=model\.example"):
-        await post(Endpoint("http://model.example/v1"), b"{}", timeout=5)
+        await post(Endpoint("http://model.example/v1"), b"{}", timeout=60)
 
 
 async def test_an_untrusted_certificate_is_permanent(tmp_path):
@@ -251,7 +251,7 @@ async def test_an_untrusted_certificate_is_permanent(tmp_path):
         with pytest.raises(
             PermanentModelError, match=r"certificate of https://localhost:\d+ is not trusted.*SSL_CERT_FILE"
         ):
-            await post(Endpoint(f"https://localhost:{port}/v1"), b"{}", timeout=5)
+            await post(Endpoint(f"https://localhost:{port}/v1"), b"{}", timeout=60)
 
 
 async def test_https_to_a_plain_server_says_what_is_wrong():
@@ -262,7 +262,7 @@ async def test_https_to_a_plain_server_says_what_is_wrong():
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     async with server:
         with pytest.raises(ModelUnreachable, match=r"No TLS connection to https://127.*speak https\?"):
-            await post(Endpoint(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"), b"{}", timeout=5)
+            await post(Endpoint(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"), b"{}", timeout=60)
 
 
 # ------------------------------------------------------------------------------------------------ the pool's life
@@ -271,7 +271,7 @@ async def test_https_to_a_plain_server_says_what_is_wrong():
 def test_every_asyncio_run_has_its_own_pool_and_leaves_nothing_open():
     async def once() -> int:
         async with raw_server(http(chat())) as seen:
-            response = await get(Endpoint(seen.url), timeout=5)
+            response = await get(Endpoint(seen.url), timeout=60)
             return len(await response.read())
 
     with warnings.catch_warnings():
@@ -290,7 +290,7 @@ def test_a_loop_that_is_never_shut_down_properly_ends_without_a_word(tmp_path):
 
         async def once():
             try:
-                await get(Endpoint("http://127.0.0.1:9/"), timeout=5)
+                await get(Endpoint("http://127.0.0.1:9/"), timeout=60)
             except ModelUnreachable:
                 print("refused")
 
@@ -312,7 +312,7 @@ def test_a_loop_that_is_never_shut_down_properly_ends_without_a_word(tmp_path):
 async def test_close_pool_closes_and_a_later_request_opens_a_new_one():
     async with raw_server(http("{}")) as seen:
         for _ in range(2):
-            await (await get(Endpoint(seen.url), timeout=5)).read()
+            await (await get(Endpoint(seen.url), timeout=60)).read()
             await transport.close_pool()
         assert seen.connections == 2
     await transport.close_pool()
@@ -392,16 +392,16 @@ async def test_a_server_that_closes_after_every_stream_costs_no_retry():
 async def test_a_request_that_received_a_byte_is_not_sent_again(begun: bytes):
     async with raw_server(http("{}"), [begun], http("{}")) as seen:
         endpoint = Endpoint(seen.url)
-        await (await post(endpoint, b"{}", timeout=5)).read()
+        await (await post(endpoint, b"{}", timeout=60)).read()
         with pytest.raises((StreamDropped, ServerFailed)):
-            await (await post(endpoint, b"{}", timeout=5)).read()
+            await (await post(endpoint, b"{}", timeout=60)).read()
         assert len(seen.bodies) == 2
 
 
 async def test_a_fresh_connection_that_is_closed_without_a_response_is_a_failure():
     async with raw_server(http("{}"), []) as seen:
         endpoint = Endpoint(seen.url)
-        await (await post(endpoint, b"{}", timeout=5)).read()
+        await (await post(endpoint, b"{}", timeout=60)).read()
         with pytest.raises(StreamDropped, match="before it replied"):
-            await post(endpoint, b"{}", timeout=5)
+            await post(endpoint, b"{}", timeout=60)
         assert len(seen.bodies) == 3, "once on the pooled connection, once on a fresh one"

@@ -36,7 +36,7 @@ STEPS: tuple[tuple[tuple[str, str], ...], ...] = (
 SERVER_STEPS = ((("book", "p6"),), (("book", "p7"), ("look", "d")))
 PAYING: dict[str, Any] = {}  # how `pay` is declared
 CHECKS = {"pay": "was_paid", "book": "was_booked"}
-GRACE = 5.0  # seconds in which a server process must be gone
+GRACE = 60.0  # seconds in which a server process must be gone
 
 
 def agent_for(folder: Path, *, server: bool) -> Agent[Any]:
@@ -132,7 +132,7 @@ def execute(work: Coroutine[Any, Any, Any], at: tuple[int, ...] = ()) -> tuple[A
             loop.task = None
             left = asyncio.all_tasks() - {asyncio.current_task()}
             if left:
-                await asyncio.wait(left, timeout=1)
+                await asyncio.wait(left, timeout=60)
             wrong.extend(f"left over: {task!r}" for task in left if not task.done())
 
     gc.freeze()  # what exists already need not be searched
