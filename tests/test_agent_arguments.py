@@ -233,7 +233,6 @@ def test_a_tool_that_asks_a_model_gets_the_agents_in_a_manager_too() -> None:
         ("claude-sonnet-5", "anthropic:claude-sonnet-5"),
         ("openai/gpt-5", "openai:gpt-5"),
         ("Qwen/Qwen3-8B", "openai:Qwen/Qwen3-8B"),
-        ("weights/qwen.gguf", "local:weights/qwen.gguf"),
     ],
 )
 def test_a_model_without_its_provider_is_refused_with_what_is_meant(name: str, meant: str) -> None:

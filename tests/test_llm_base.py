@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,6 +261,19 @@ def test_the_embedded_model_by_its_names():
     client = connect("local", settings=LLMSettings(max_context_length=2048), environment={})
     assert (client.name, client.capabilities.weak, client.capabilities.max_context) == ("local", True, 2048)
     asyncio.run(client.aclose())
+
+
+@pytest.mark.parametrize("prefix", ["", "local:"])
+@pytest.mark.parametrize("name", ["own.gguf", "of:mine/own.GGUF"])
+def test_a_model_file_by_its_path(tmp_path: Path, prefix: str, name: str):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"GGUF")
+    assert connect(f"{prefix}{path}", environment={}).name == f"{prefix}{path}"
+
+
+def test_a_servers_model_may_be_named_like_a_file():
+    assert isinstance(connect("openai:own.gguf", "http://s:1/v1", environment={}), OpenAIClient)
 
 
 # ------------------------------------------------------------------------------------------------ prices

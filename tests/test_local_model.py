@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -217,14 +218,27 @@ async def test_markers_of_the_chat_template_in_a_text_stay_text(client: LocalCli
     assert parts.usage.input_tokens == marked.usage.input_tokens
 
 
-async def test_tools_and_tool_messages_are_taken(client: LocalClient) -> None:
+async def test_a_files_own_markers_in_a_text_stay_text(model: Path, tmp_path: Path) -> None:
+    """`</s>` is the control token that ends a reply. As text it has one token for each byte."""
+    own = write_model(tmp_path / "own.gguf", template="{{ messages[0]['content'] }}")
+    async with LocalClient(own) as client:
+        reply = await client.complete(chat("</s>a"))
+        assert reply.usage.input_tokens == 1 + len("</s>a") + 3  # the beginning, and a zero-width space
+    assert {"<s>", "</s>"} <= set(read_gguf(model).markers)
+
+
+async def test_tools_and_tool_messages_are_taken(tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         Message(role="user", content="a"),
         Message(role="assistant", content=None, tool_calls=[call]),
         Message(role="tool", tool_call_id="1", content="b"),
     ]
-    await client.complete(ModelRequest(messages=messages, tools=(ToolSpec("f", "does"),), max_tokens=2))
+    async with LocalClient(write_model(tmp_path / "tools.gguf", template=TOOLS_TEMPLATE)) as client:
+        with_tools = ModelRequest(messages=messages, tools=(ToolSpec("f", "does"),), max_tokens=2)
+        reply = await client.complete(with_tools)
+        plain = await client.complete(replace(with_tools, tools=()))
+    assert reply.usage.input_tokens > plain.usage.input_tokens + len("does")
 
 
 # ------------------------------------------------------------------------------------------------ time
@@ -497,7 +511,7 @@ async def test_a_file_that_is_not_a_model_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "notes.gguf"
     path.write_text("These are notes.")
     async with LocalClient(path) as client:
-        with pytest.raises(ModelUnavailable, match="it is not a GGUF model"):
+        with pytest.raises(ModelUnavailable, match=r"notes\.gguf cannot be loaded: it is damaged, or not a GGUF model"):
             await client.complete(prompt())
 
 
@@ -566,7 +580,16 @@ def test_it_says_what_it_can() -> None:
 
 # ------------------------------------------------------------------------------------------------ other weights
 
-TOOLS_TEMPLATE = "{% if tools %}{{ tools }}{% endif %}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+STRICT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ raise_exception('No system role.') }}{% endif %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate.') }}{% endif %}"
+    "[{{ message['role'] }}]{{ message['content'] }}\n{% endfor %}"
+)
+TOOLS_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -586,8 +609,56 @@ def test_a_files_own_description_decides_how_it_is_used(tmp_path: Path, describe
 
 def test_a_file_is_described_by_its_header(model: Path) -> None:
     found = read_gguf(model)
-    assert (found.architecture, found.context, found.parameters, found.small) == ("llama", 2048, 0.0, True)
+    assert (found.architecture, found.context, found.small) == ("llama", 2048, True)
+    assert found.parameters == pytest.approx(0.0005, rel=0.05)  # counted: the file does not state its size
     assert "message['content']" in found.template
+
+
+async def test_tools_are_refused_if_the_chat_template_has_no_place_for_them(client: LocalClient) -> None:
+    """The library would leave them out of the prompt, and the model would never hear of them."""
+    with pytest.raises(BadRequest, match="has no place for tools"):
+        await client.complete(replace(chat("a"), tools=(ToolSpec("f", "does"),)))
+
+
+async def test_a_file_without_a_chat_template_is_asked_in_plain_text(tmp_path: Path) -> None:
+    """The library would take the markers of another family, and a model that does not know them does not stop."""
+    async with LocalClient(write_model(tmp_path / "base.gguf", template="")) as client:
+        assert not client.capabilities.chat
+        reply = await client.complete(chat("abc", "de.", "f"))
+        written = await client.complete(prompt("User: abc\nAssistant: de.\nUser: f\nAssistant:"))
+        assert (reply.text, reply.usage.input_tokens) == (written.text, written.usage.input_tokens)
+        ended = await client.complete(chat("abc", constraint=Constraint("regex", "x\nUser: more")))
+        assert (ended.text, ended.finish_reason) == ("x", "stop")
+
+
+@pytest.mark.parametrize("roles", [("system", "user"), ("user", "assistant", "user")])
+async def test_a_template_that_knows_no_system_role_takes_instructions(tmp_path: Path, roles: tuple[str, ...]) -> None:
+    messages = [Message(role=role, content="abc") for role in roles]
+    async with LocalClient(write_model(tmp_path / "strict.gguf", template=STRICT_TEMPLATE)) as client:
+        assert (await client.complete(ModelRequest(messages=messages, max_tokens=3))).text == "abc"
+
+
+async def test_a_template_says_what_it_does_not_take(tmp_path: Path) -> None:
+    messages = [Message(role="user", content="a"), Message(role="user", content="b")]
+    async with LocalClient(write_model(tmp_path / "strict.gguf", template=STRICT_TEMPLATE)) as client:
+        with pytest.raises(BadRequest, match=r"its chat template says: Roles must alternate\.$"):
+            await client.complete(ModelRequest(messages=messages, max_tokens=3))
+
+
+async def test_the_first_token_is_not_doubled_by_a_template_that_writes_it(tmp_path: Path) -> None:
+    text = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    read = []
+    for name, template in (("once", text), ("twice", "{{ bos_token }}" + text)):
+        async with LocalClient(write_model(tmp_path / f"{name}.gguf", template=template)) as client:
+            read.append((await client.complete(chat("abc"))).usage.input_tokens)
+    assert read == [4, 4]
+
+
+async def test_a_file_that_the_library_refuses_is_described(tmp_path: Path) -> None:
+    invalid = write_model(tmp_path / "invalid.gguf", template="{% for message in messages %}{{ message['content'] ")
+    async with LocalClient(invalid) as client:
+        with pytest.raises(ModelUnavailable, match=r"its chat template is invalid, .* its architecture \(llama\)"):
+            await client.complete(prompt())
 
 
 def test_a_damaged_header_is_an_error_of_one_kind(model: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ __all__ = ["Answer", "BaseUrl", "Dialect", "Docs", "Json", "Mcp", "Model", "Quie
 
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="openai:NAME, anthropic:NAME, local, local:small, local:FILE.gguf"),
+    typer.Option("--model", "-m", help="openai:NAME, anthropic:NAME, local, local:small, FILE.gguf"),
 ]
 BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1")]
 Docs = Annotated[str | None, typer.Option(help="A folder of documents that the agent may search and read")]

@@ -18,7 +18,7 @@ from closeout.models.retry import RetryPolicy
 __all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model"]
 
 PROVIDERS = ("openai", "anthropic", "local")
-FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, local:FILE.gguf"
+FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, FILE.gguf"
 # What a client of the message-history interface must have.
 METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
 
@@ -53,9 +53,10 @@ def connect(
     variables: Mapping[str, str] = os.environ if environment is None else environment
     name = model or _name_in(settings, variables)
     provider, _, model_name = name.partition(":")
-    if provider == "local":
+    remote = provider in {"openai", "anthropic"}
+    if provider == "local" or (not remote and name.lower().endswith(".gguf")):
         return _local(name, settings)
-    if provider not in {"openai", "anthropic"} or not model_name:
+    if not remote or not model_name:
         raise ConfigError(f"'{name:.80}' is not a model name. {_suggestion(name)}Use one of: {FORMS}.")
     prefix = provider.upper()
     url = base_url or settings.base_url or variables.get(f"{prefix}_BASE_URL") or None
@@ -114,8 +115,6 @@ def _suggestion(name: str) -> str:
     model = name.rpartition("/")[2].strip()
     if not model or ":" in name.partition("/")[0]:
         return ""
-    if model.endswith(".gguf"):
-        return f"Did you mean 'local:{name}'? "
     if name.startswith(("openai/", "anthropic/")):
         return f"Did you mean '{name.replace('/', ':', 1)}'? "
     provider = "anthropic" if model.startswith("claude") else "openai"

@@ -1,7 +1,8 @@
-"""Reads what a GGUF file says about its model: architecture, size, trained context, chat template."""
+"""Reads what a GGUF file says about its model: architecture, size, trained context, chat template, markers."""
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from dataclasses import dataclass
@@ -12,20 +13,26 @@ from closeout.models.sizes import SMALL
 
 __all__ = ["ModelFile", "read_gguf"]
 
+_TOKENS, _TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _WANTED = {
     "general.architecture",
     "general.name",
     "general.size_label",
     "tokenizer.chat_template",
+    _TOKENS,
+    _TOKEN_TYPES,
 }
+_CONTROL = 3  # the type of tokens that have no text of their own, such as the end of a message
+_WITHOUT_A_USE = re.compile(r"\W*(unused|reserved)", re.IGNORECASE)  # thousands in some vocabularies
 _MOST_KEYS = 10_000
+_MOST_TENSORS = 100_000
+_MOST_DIMENSIONS = 8
 _LONGEST_TEXT = 1 << 20
 _LONGEST_ARRAY = 10_000_000
 _STRING, _ARRAY = 8, 9
 # The type's number in the format's specification → how struct reads it.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _SIZE = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])", re.IGNORECASE)
-_SMALL_FILE = 2_200_000_000  # bytes: about 3 billion parameters in 4 to 5 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +43,13 @@ class ModelFile:
     architecture: str
     context: int  # tokens that the model was trained for
     template: str  # the chat template, Jinja text
-    parameters: float  # billions
-    size: int  # bytes
+    parameters: float  # billions, as stated or else as counted
+    markers: tuple[str, ...] = ()  # of the chat template: text that becomes a control token
 
     @property
     def small(self) -> bool:
         """Whether worked examples and constrained decoding are needed: fewer than 3 billion parameters."""
-        return self.parameters < SMALL if self.parameters else self.size < _SMALL_FILE
+        return self.parameters < SMALL
 
     @property
     def takes_tools(self) -> bool:
@@ -59,7 +66,7 @@ def read_gguf(path: Path) -> ModelFile:
     """
     with path.open("rb") as file:
         try:
-            found = _read_keys(file)
+            found, counted = _read_header(file)
         except (struct.error, UnicodeDecodeError, OverflowError) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
     architecture = str(found.get("general.architecture", ""))
@@ -69,26 +76,47 @@ def read_gguf(path: Path) -> ModelFile:
         architecture=architecture,
         context=context if isinstance(context, int) else 0,
         template=str(found.get("tokenizer.chat_template", "")),
-        parameters=_billions(str(found.get("general.size_label", ""))),
-        size=path.stat().st_size,
+        parameters=_billions(str(found.get("general.size_label", ""))) or counted,
+        markers=_markers(found.get(_TOKENS), found.get(_TOKEN_TYPES)),
     )
 
 
-def _read_keys(file: BinaryIO) -> dict[str, Any]:
-    magic, _version, _tensors, keys = struct.unpack("<4sIQQ", file.read(24))
-    if magic != b"GGUF" or keys > _MOST_KEYS:
+def _markers(tokens: object, types: object) -> tuple[str, ...]:
+    if not isinstance(tokens, list) or not isinstance(types, list):
+        return ()
+    control = (token for token, kind in zip(tokens, types, strict=False) if kind == _CONTROL and len(token) > 1)
+    return tuple(token for token in control if not _WITHOUT_A_USE.match(token))
+
+
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], float]:
+    """Read the wanted keys, and count the parameters of all tensors in billions."""
+    if file.read(4) != b"GGUF":
         raise ValueError("This is not a GGUF file.")
+    _version, tensors, keys = struct.unpack("<IQQ", file.read(20))
+    if keys > _MOST_KEYS or tensors > _MOST_TENSORS:
+        raise ValueError("The file is damaged: its header is too long.")
     found: dict[str, Any] = {}
     for _ in range(keys):
         key = _text(file)
         value = _value(file, _number(file, "I"), keep=key in _WANTED)
         if key in _WANTED or key.endswith(".context_length"):
             found[key] = value
-    return found
+    return found, sum(_parameters(file) for _ in range(tensors)) / 1e9
+
+
+def _parameters(file: BinaryIO) -> int:
+    """Read a tensor's description and return the number of its values."""
+    _skip_text(file)
+    dimensions = _number(file, "I")
+    if dimensions > _MOST_DIMENSIONS:
+        raise ValueError("The file is damaged: a tensor has too many dimensions.")
+    shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
+    file.seek(12, 1)  # its type and its place
+    return math.prod(shape)
 
 
 def _value(file: BinaryIO, kind: int, *, keep: bool) -> Any:
-    """Read a value; skip an array, and a text that is not to be kept."""
+    """Read a value; skip a text and an array that are not to be kept."""
     if kind == _STRING:
         return _text(file) if keep else _skip_text(file)
     if kind != _ARRAY:
@@ -97,13 +125,11 @@ def _value(file: BinaryIO, kind: int, *, keep: bool) -> Any:
     if length > _LONGEST_ARRAY:
         raise ValueError("The file is damaged: an array is too long.")
     if kind in _NUMBERS:
-        file.seek(length * struct.calcsize(_format(kind)), 1)
-        return None
+        size = length * struct.calcsize(_format(kind))
+        return list(struct.unpack(f"<{length}{_format(kind)}", file.read(size))) if keep else file.seek(size, 1)
     if kind != _STRING:
         raise ValueError(f"The file is damaged: there is no array of type {kind}.")
-    for _ in range(length):
-        _skip_text(file)
-    return None
+    return [_text(file) if keep else _skip_text(file) for _ in range(length)]
 
 
 def _format(kind: int) -> str:

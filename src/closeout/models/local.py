@@ -9,14 +9,14 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from closeout.codec import decode_json, encode_json
 from closeout.errors import BadRequest, ContextOverflow, ModelError, ModelTimeout, ServerFailed, UsageError
-from closeout.messages import Capabilities, Constraint, Delta, ModelReply, ModelRequest, Usage
+from closeout.messages import Capabilities, Constraint, Delta, Message, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.gguf import ModelFile, read_gguf
 from closeout.models.local_engine import Engine, EngineKey, borrow, give_back
@@ -86,6 +86,8 @@ class LocalClient(BaseClient):
         tools = own is not None and own.takes_tools and not small
         if own is not None and own.context:
             context = min(context, own.context)
+        self._own = own
+        self._markers = _marker_pattern(() if own is None else own.markers)
         self.name = str(model)
         self.on_status = on_status
         self.speed = Speed(0, 0.0, 0.0)  # of the last request
@@ -118,15 +120,17 @@ class LocalClient(BaseClient):
 
         Raises:
             ContextOverflow: The prompt is longer than the model's context.
-            BadRequest: The request is not valid.
+            BadRequest: The request is not valid, or it has tools and the model's chat template no place for them.
             ModelTimeout: The reply was not complete in time.
             ModelUnavailable: The model cannot be loaded.
         """
+        if self._own is not None:
+            request = _fitted(request, self._own)
         job = _Job(
             asyncio.get_running_loop(),
             chat=request.prompt is None,
             beginning=(request.prompt or "")[: request.shared],
-            body=_body(request, self._defaults),
+            body=_body(request, self._defaults, self._markers),
             pull=self._pull,
         )
         builder = _Builder(self.name, on_delta, self._tell, constrained=request.constraint is not None)
@@ -240,7 +244,9 @@ class _Job:
         except ModelError as error:
             self._send(error)
         except ValueError as error:
-            self._send(BadRequest(f"The embedded model cannot read this request: {error}"))
+            found = re.search(r"Jinja Exception: (.+)", str(error))
+            reason = f"its chat template says: {found[1]}" if found else error
+            self._send(BadRequest(f"The embedded model cannot read this request: {reason}"))
         except Exception as error:  # the event loop waits for any failure of the library
             self._send(ServerFailed(f"The embedded model failed: {error}"))
 
@@ -268,7 +274,24 @@ class _Job:
 # ------------------------------------------------------------------------------------------------ requests
 
 
-def _body(request: ModelRequest, defaults: Mapping[str, Any]) -> bytes:
+def _fitted(request: ModelRequest, own: ModelFile) -> ModelRequest:
+    """Return a request that a file's chat template can write, in place of one that the library would cut silently."""
+    if request.prompt is not None:
+        return request
+    if request.tools and not own.takes_tools:
+        raise BadRequest(
+            f"The chat template of {own.name or 'this model'} has no place for tools. "
+            "Use the dialect cot_chat or cot_completion, which write them as text."
+        )
+    if own.template:
+        return request
+    # The library would take another family's markers. A model without a template only continues texts.
+    parts = [f"{str(message['role']).capitalize()}: {Message(message).text}\n" for message in request.messages]
+    stop = (*request.stop, *(f"\n{role}:" for role in ("User", "Assistant", "System", "Tool")))
+    return replace(request, messages=(), prompt="".join([*parts, "Assistant:"]), stop=stop)
+
+
+def _body(request: ModelRequest, defaults: Mapping[str, Any], markers: re.Pattern[str]) -> bytes:
     body: dict[str, Any] = {
         **defaults,
         "stream": True,
@@ -280,7 +303,7 @@ def _body(request: ModelRequest, defaults: Mapping[str, Any]) -> bytes:
     if request.prompt is not None:
         body["prompt"] = request.prompt
     else:
-        body["messages"] = [_unmarked(message) for message in request.messages]
+        body["messages"] = [_unmarked(message, markers) for message in request.messages]
         if request.tools:
             body["tools"] = tool_definitions(request.tools)
             body["tool_choice"] = request.tool_choice or "auto"
@@ -295,14 +318,19 @@ def _body(request: ModelRequest, defaults: Mapping[str, Any]) -> bytes:
     return encode_json(body)
 
 
-def _unmarked(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message without text that the library would read as a marker of the chat template."""
+def _marker_pattern(markers: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of what the library reads as a marker of a chat template: `<|im_end|>` and the file's own."""
+    return re.compile("|".join([r"<\|[\w ]{1,40}\|>", *map(re.escape, markers)]))
+
+
+def _unmarked(message: Mapping[str, Any], markers: re.Pattern[str]) -> dict[str, Any]:
+    """Return the message with a zero-width space in each marker, which would otherwise end the message."""
     content = message.get("content")
     if isinstance(content, str):
-        content = _without_markers(content)
+        content = markers.sub(_broken, content)
     elif isinstance(content, list):
         content = [
-            {**part, "text": _without_markers(part["text"])}
+            {**part, "text": markers.sub(_broken, part["text"])}
             if isinstance(part, dict) and isinstance(part.get("text"), str)
             else part
             for part in content
@@ -310,9 +338,8 @@ def _unmarked(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _without_markers(text: str) -> str:
-    """Insert a zero-width space into `<|im_end|>` and the like, which would end the message."""
-    return re.sub(r"<(?=\|[\w ]{1,40}\|>)", "<\u200b", text) if "<|" in text else text
+def _broken(marker: re.Match[str]) -> str:
+    return f"{marker[0][0]}\u200b{marker[0][1:]}"
 
 
 def _constraint(constraint: Constraint) -> dict[str, Any]:

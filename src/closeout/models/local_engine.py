@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import ModelUnavailable
+from closeout.models.gguf import read_gguf
 from closeout.models.local_machine import Speed, Speeds, idle_cores, pick_threads, processor_flags, usable_cores
 from closeout.models.prompt_states import PromptStates
 from closeout.models.weights import PullProgress, find_weights, models_folder, pull_weights
@@ -308,8 +309,7 @@ class _Library:
         except RuntimeError:
             self.close()
             raise ModelUnavailable(
-                f"The model file {path} cannot be loaded: it is damaged, it is not a GGUF model, or there is too "
-                f"little memory for its {stat.st_size // 1_000_000:,} MB and {context:,} tokens of context."
+                f"The model file {path} cannot be loaded: {_why_not(path, context, library.__version__)}."
             ) from None
         # Freeing a model before its own loop runs hangs for ever. One generated token makes sure that it runs.
         self._server.handle_completions(b'{"prompt": "a", "max_tokens": 1, "cache_prompt": false}', lambda _: False)
@@ -359,6 +359,19 @@ class _Library:
         self._server = None
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _why_not(path: Path, context: int, version: str) -> str:
+    """Say what is wrong with a file that the library refused; it gives no reason."""
+    try:
+        found = read_gguf(path)
+    except ValueError:
+        return "it is damaged, or not a GGUF model"
+    return (
+        f"it is damaged, its chat template is invalid, xllamacpp {version} does not know its architecture "
+        f"({found.architecture or 'not stated'}), or there is too little memory for its "
+        f"{path.stat().st_size // 1_000_000:,} MB and {context:,} tokens of context"
+    )
 
 
 class _Connection(http.client.HTTPConnection):
