@@ -129,7 +129,11 @@ def _value(file: BinaryIO, kind: int, *, keep: bool) -> Any:
         return list(struct.unpack(f"<{length}{_format(kind)}", file.read(size))) if keep else file.seek(size, 1)
     if kind != _STRING:
         raise ValueError(f"The file is damaged: there is no array of type {kind}.")
-    return [_text(file) if keep else _skip_text(file) for _ in range(length)]
+    if keep:
+        return [_text(file) for _ in range(length)]
+    for _ in range(length):
+        _skip_text(file)
+    return None
 
 
 def _format(kind: int) -> str:
