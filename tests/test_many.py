@@ -296,12 +296,17 @@ from pathlib import Path
 from closeout import Agent, tool
 import closeout.models.openai, closeout.run.many  # once, before the forks
 
-kept = Path(sys.argv[2])
+kept, enough = Path(sys.argv[2]), 25
+
+def are_kept():
+    return len(kept.read_text().split()) >= enough
 
 @tool(on_crash="report")
 def keep(number: int) -> str:
     with kept.open("a") as file:
         file.write(f"{number}\\n")
+    if are_kept():
+        time.sleep(600)  # it is killed here
     return f"[{number}] kept"
 
 def sweep():
@@ -313,12 +318,13 @@ for enough in (3, 9, 15):  # in a child each time, so that the process that is k
     if not child:
         sweep()
         os._exit(0)
-    while len(kept.read_text().split()) < enough and not os.waitpid(child, os.WNOHANG)[0]:
+    while not are_kept() and not os.waitpid(child, os.WNOHANG)[0]:
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     print("killed", flush=True)
     sys.stdin.readline()
+enough = 25  # never
 print(*[result.answer for result in sweep()])
 """
 

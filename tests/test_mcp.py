@@ -82,6 +82,13 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+async def until_gone(pid: int) -> None:
+    """Wait for the end of a server that was killed, but that the library, in its haste here, may not have reaped."""
+    async with asyncio.timeout(60):
+        while is_alive(pid):  # noqa: ASYNC110  # another process
+            await asyncio.sleep(0.02)
+
+
 # ------------------------------------------------------------------------------------------------ stdio
 
 
@@ -218,7 +225,7 @@ async def test_a_hanging_call_ends_at_its_deadline_and_the_server_is_replaced() 
         with pytest.raises(ToolError, match=r"hang did not answer within 0\.5 s"):
             await manager._servers[0].call("hang", {}, ToolPolicy(timeout=0.5))
         assert await result_of(manager, "pid") != hung
-    assert not is_alive(hung)
+    await until_gone(hung)
 
 
 @shared
@@ -286,9 +293,7 @@ async def test_a_server_ends_with_its_run_however_often_the_run_is_cancelled(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert cancels > 2
-    async with asyncio.timeout(10):
-        while is_alive(int(noted.read_text())):  # noqa: ASYNC110  # killed, but perhaps not yet reaped
-            await asyncio.sleep(0.02)
+    await until_gone(int(noted.read_text()))
 
 
 # ------------------------------------------------------------------------------------------------ servers that fail
@@ -429,7 +434,8 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize(("transport", "path"), [("streamable-http", "/mcp"), ("sse", "/sse")])
-async def test_a_remote_server_works_alike(transport: str, path: str) -> None:
+async def test_a_remote_server_works_alike(transport: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_client, "BROKEN_SECONDS", 60.0)
     port = free_port()
     with serving(transport, port):
         manager = ToolManager(mcp_servers={"everything": f"http://127.0.0.1:{port}{path}"})
