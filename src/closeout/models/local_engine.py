@@ -367,6 +367,8 @@ def _why_not(path: Path, context: int, version: str) -> str:
         found = read_gguf(path)
     except ValueError:
         return "it is damaged, or not a GGUF model"
+    if found.cut:
+        return "it is incomplete"
     return (
         f"it is damaged, its chat template is invalid, xllamacpp {version} does not know its architecture "
         f"({found.architecture or 'not stated'}), or there is too little memory for its "

