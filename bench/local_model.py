@@ -40,6 +40,9 @@ SETS = {
     "fresh three B": "three-step, fresh B",
     "fresh two C": "two-step, fresh C",
     "fresh three C": "three-step, fresh C",
+    "fresh two D": "two-step, fresh D",
+    "fresh three D": "three-step, fresh D",
+    "fresh two E": "two-step, fresh E",
 }
 DEVELOPMENT = ("one", "two")
 FOLDERS = {  # of other sets than the development set
@@ -55,6 +58,9 @@ FOLDERS = {  # of other sets than the development set
     "fresh three B": "steps_fresh_b",
     "fresh two C": "steps_fresh_c",
     "fresh three C": "steps_fresh_c",
+    "fresh two D": "steps_fresh_d",
+    "fresh three D": "steps_fresh_d",
+    "fresh two E": "steps_fresh_e",
 }
 DIALECTS = ("cot_chat", "cot_completion", "code", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_code", "weak_examples_completion", "weak_examples_xml")
