@@ -74,6 +74,18 @@ async def test_the_passage_that_answers_comes_first(query: str, source: str, hol
     assert holds in best["text"]
 
 
+def test_a_document_whose_whole_title_is_asked_for_comes_before_those_that_only_mention_it(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "# Orm Archers\n\nThe Orm Archers were founded in the year 1906. They have 57 members.\n"
+    )
+    (tmp_path / "b.md").write_text(
+        "# Orm\n\nOrm is a village of 940 people at the foot of a hill. It was founded in 1618.\n"
+    )
+    index = DocumentIndex(tmp_path)
+    assert [hit.title for hit in index.search("Orm founding year", 2)] == ["Orm", "Orm Archers"]
+    assert index.search("Orm Archers founding year", 2)[0].title == "Orm Archers"
+
+
 async def test_a_question_about_two_things_brings_both() -> None:
     question = "How many years passed between the opening of the Rideau Canal and the opening of the Panama Canal?"
     text = " ".join(passage["text"] for passage in await search(EXAMPLES, question))
