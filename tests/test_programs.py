@@ -258,6 +258,28 @@ async def test_an_indentation_of_the_first_line_is_removed(code: str) -> None:
     assert [event.kind for event in events if isinstance(event, Repaired)] == ["program_indentation"]
 
 
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("final_answer(9) - 2", 7),
+        ("a = 9\nfinal_answer(a) * 2 + 1  # è", 19),
+        ("final_answer(2 + 1) * 3", 9),
+        ("print('final_answer(9) - 2')\nfinal_answer(9) - 2\n", 7),
+    ],
+)
+async def test_a_calculation_after_the_answer_belongs_to_it(code: str, value: int) -> None:
+    result, _, events = await run([block(code)], answer=Number())
+    assert (result.value, result.usage.requests) == (value, 1)
+    assert [event.kind for event in events if isinstance(event, Repaired)] == ["program_answer"]
+
+
+@pytest.mark.parametrize("code", ["final_answer(9)", "x = 4 - 2\nx - 1\nfinal_answer(9)", "final_answer(answer=9)"])
+async def test_a_finished_answer_is_left_as_it_is(code: str) -> None:
+    result, _, events = await run([block(code)], answer=Number())
+    assert result.value == 9
+    assert not [event for event in events if isinstance(event, Repaired)]
+
+
 async def test_a_variable_that_differs_only_in_case_is_repaired_in_the_source() -> None:
     result, _, events = await run(
         [block("Ö = 1\nnorth_beds = 38"), block("final_answer(North_beds + ö)")], answer=Number()

@@ -303,7 +303,7 @@ class _Execution:
         if len(code) > MAX_PROGRAM:
             self._error = f"A program may have at most {MAX_PROGRAM:,} characters, this one has {len(code):,}."
             return
-        self._code = code = self._indentation_repaired(code)
+        self._code = code = self._answer_repaired(self._indentation_repaired(code))
         session = await self._sandbox.session(self._functions)
         try:
             complete = await self._drive(await self._start(session, code))
@@ -350,6 +350,26 @@ class _Execution:
                 self.repairs.append(Repair("program_indentation", "line 1", before, after=after))
                 return repaired
         return code
+
+    def _answer_repaired(self, code: str) -> str:
+        """The program with all of its last line's calculation inside `final_answer(…)`, which returns nothing."""
+        tree = parse_python(code)
+        last = tree.body[-1] if tree is not None and tree.body else None
+        if not isinstance(last, ast.Expr) or not isinstance(last.value, ast.BinOp):
+            return code
+        call: ast.expr = last.value
+        while isinstance(call, ast.BinOp):
+            call = call.left
+        whole, called = ast.get_source_segment(code, last.value), ast.get_source_segment(code, call)
+        if not isinstance(call, ast.Call) or not whole or not called or not whole.startswith(called):
+            return code
+        if not isinstance(call.func, ast.Name) or call.func.id != FINAL_ANSWER or len(call.args) != 1 or call.keywords:
+            return code
+        argument = ast.get_source_segment(code, call.args[0])
+        after = f"{FINAL_ANSWER}(({argument}){whole.removeprefix(called)})"
+        self.repairs.append(Repair("program_answer", f"line {last.lineno}", whole, after=after))
+        before, _, end = code.rpartition(whole)
+        return f"{before}{after}{end}"
 
     async def _start(self, session: AsyncMontySession, code: str) -> AsyncSnapshot:
         """Begin the program, with certain near misses repaired. Raises `_Refused` for what is certain to fail."""
