@@ -136,37 +136,56 @@ def test_a_plan_is_free_without_numbers_and_with_many() -> None:
     assert program_grammar(()) == program_grammar(("1", "2", "3", "4"))
 
 
-@pytest.mark.parametrize("beginnings", [["print("], ['print(search("Orm', "print(search(\"Æ'"]])
+@pytest.mark.parametrize(
+    "beginnings", [["print("], ['print(search("Orm', "print(search(\"Æ'"], ["print(a", "print(b"] * 2]
+)
 async def test_a_program_that_must_look_something_up_only_prints(client: LocalClient, beginnings: list[str]) -> None:
     constraint = Constraint("grammar", program_grammar((), printing=beginnings))
     reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
-    first, second, *lines = reply.text.splitlines()
+    first, *lines = reply.text.splitlines()
     assert first == "```python"
-    assert second.startswith(tuple(beginnings))
     assert all(line.startswith("print(") or line == "```" for line in lines)
+    if len(beginnings) > 3:  # one of them
+        assert lines[0].startswith(tuple(beginnings))
+    else:
+        assert all(line.startswith(beginning) for line, beginning in zip(lines, beginnings, strict=False))
+        assert len(lines) >= len(beginnings)
 
 
 @pytest.mark.parametrize(
-    ("reading", "beginning"),
+    ("makes", "beginning"),
     [
         ("value", r"[a-z][a-z0-9_]* = [^A-Z]|final_answer\([^A-Z]"),
         ("name", r'[a-z][a-z0-9_]* = \{|final_answer\("[^"]+"\)$'),
+        ("size", r"final_answer\(abs\([^\n]+\)\)$"),
         ("choice", r"numbers = \{"),
+        ("least", r"numbers = \{"),
+        ("most", r"numbers = \{"),
     ],
 )
 async def test_a_program_that_reads_facts_begins_with_a_variable_or_the_answer(
-    client: LocalClient, reading: Any, beginning: str
+    client: LocalClient, makes: Any, beginning: str
 ) -> None:
-    constraint = Constraint("grammar", program_grammar(("7",), reading=reading))
+    constraint = Constraint("grammar", program_grammar(("7",), makes=makes))
     reply = await client.complete(ModelRequest(prompt="Question: a\n", constraint=constraint, max_tokens=700))
     first, second, *_ = reply.text.splitlines()
     assert first == "```python"
     assert re.match(beginning, second)
 
 
-@pytest.mark.parametrize("chosen", ["max(", "min(", "sorted("])
-async def test_a_choice_by_number_is_a_valid_program(client: LocalClient, chosen: str) -> None:
-    grammar = program_grammar((), reading="choice")
+async def test_a_program_that_must_use_a_number_calculates_with_it(client: LocalClient) -> None:
+    grammar = program_grammar((), using="24")
+    for short in (grammar.replace("{1,150}", "{1,9}").replace("{0,80}", "{0,9}"), grammar):
+        reply = await client.complete(ModelRequest(prompt="a", constraint=Constraint("grammar", short), max_tokens=700))
+        assert re.search(r"final_answer\(.*(24 ?[-+*/]|[-+*/] ?\(?24)", reply.text), reply.text
+
+
+@pytest.mark.parametrize(
+    ("makes", "chosen"),
+    [("choice", "max("), ("choice", "min("), ("choice", "sorted("), ("most", "max("), ("least", "min(")],
+)
+async def test_a_choice_by_number_is_a_valid_program(client: LocalClient, makes: Any, chosen: str) -> None:
+    grammar = program_grammar((), makes=makes)
     short = grammar.replace('[^\\n]{1,300} "}', '"}').replace(
         '("max(" | "min(") by ")" | "sorted(" by', f'"{chosen}" by'
     )

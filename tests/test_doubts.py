@@ -10,7 +10,7 @@ import pytest
 from closeout import Agent, Boxed, Number
 from closeout.dialects.code import DOUBT, READ_AGAIN
 from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
-from closeout.run.doubts import asks_for_name, asks_to_compare, doubt, must_look_up, read_again
+from closeout.run.doubts import asks_for_name, asks_to_compare, doubt, must_correct, must_look_up, must_use, read_again
 from closeout.testing import RequestView, ScriptedClient
 
 SEARCHED = "print(search('North Dairy'))\nprint(search('Hill Dairy'))"
@@ -27,6 +27,7 @@ def steps(*programs_and_results: tuple[str, str]) -> list[Step]:
     return made
 
 
+YEARS = "y = {'North': 1926, 'Orm': 1510}\n"
 DOUBTFUL = [
     # question, program, answer, what is doubted
     ("How much cheese do both make in 7 days?", "final_answer(1510 + 270)", "1780", "says 7."),
@@ -43,6 +44,14 @@ DOUBTFUL = [
     ("How many live in Pellam and Sankt-Orm?", "final_answer(270)", "270", "Pellam is in no result"),
     ("What is it?", f"final_answer({FOUND[:80]!r})", FOUND[:80], "passage"),
     ("How much more does the Hill Dairy make?", "final_answer(270 - 1510)", "-1240", "negative"),
+    ("When was the North Dairy opened?", "final_answer('Hill Dairy')", "Hill Dairy", "for a number"),
+    ("How many cows are there?", "final_answer('many')", "many", "for a number"),
+    ("How much do 7 make?", "final_answer(7 * 7)", "49", "no number that was found"),
+    ("How many remain of 1,200?", "final_answer(1200 - 1200)", "0", "0 is in no result"),
+    ("How old is it?", "final_answer(1926 - 1926)", "0", "1926 is used more often than it was found"),
+    ("Which dairy is the oldest?", f"{YEARS}final_answer(max(y, key=lambda n: y[n]))", "Orm", "has the smaller year"),
+    ("Which has been open longest?", f"{YEARS}final_answer(max(y, key=lambda n: y[n]))", "Orm", "has the smaller year"),
+    ("Which dairy is newer, or last?", f"{YEARS}final_answer(min(y, key=lambda n: y[n]))", "N", "has the larger year"),
 ]
 
 
@@ -70,6 +79,12 @@ CERTAIN = [
     ("Which year was it?", "final_answer(1926)", "1926"),
     ("Which makes more?", "kg = {'N': 1510, 'H': 270}\nfinal_answer(max(kg, key=lambda n: kg[n]))", "N"),
     ("How old was it in 2004?", "final_answer(2004 - 1926)", "78"),
+    ("How many are 6 and 3 times as much?", "all_of_them = 9  # 6 + 3\nfinal_answer((6 + 3) * 270 or 9)", "2430"),
+    ("How many dairies are there?", "final_answer('two or three')", "two or three"),
+    ("Who makes 270?", "final_answer('Hill Dairy')", "Hill Dairy"),
+    ("Which dairy is the oldest?", f"{YEARS}final_answer(min(y, key=lambda n: y[n]))", "Orm"),
+    ("Which was founded neither first nor last?", f"{YEARS}final_answer(sorted(y, key=lambda n: y[n])[1])", "North"),
+    ("Which makes most, the oldest or the first?", "m = {'N': 1510, 'H': 270}\nfinal_answer(max(m, key=m.get))", "N"),
     ("Sort 5, 3, 8, 1, 9, 2 and 7.", "final_answer('see above')", "see above"),  # too many to expect all of them
 ]
 
@@ -77,6 +92,65 @@ CERTAIN = [
 @pytest.mark.parametrize(("question", "program", "answer"), CERTAIN)
 def test_what_the_question_and_the_results_account_for_is_not_doubted(question: str, program: str, answer: str) -> None:
     assert doubt(program, answer, question, steps((SEARCHED, FOUND)), weak=True) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "program", "part"),
+    [
+        (
+            "The Imsel Herald appears 6 times a week. How many are printed?",
+            "final_answer(6 * 7)",
+            "Imsel Herald is in no",
+        ),
+        ("What do 9 tickets for the Old Theatre cost?", "final_answer(9 * 12)", "Old Theatre is in no result"),
+        ("How many pens does Ada Rehn have if she buys 3 packs of 12?", "final_answer(3 * 12)", None),
+        ("Ben Orm packs three boxes of 5. How many is that?", "final_answer(3 * 5)", None),
+        ("What is 90 - 3 to the power of 4?", "final_answer(90 - 3 ** 4)", None),
+    ],
+)
+def test_an_answer_before_any_search_may_only_use_the_numbers_of_the_question(
+    question: str, program: str, part: str | None
+) -> None:
+    found = doubt(program, "42", question, [], weak=True)
+    assert (found is None) if part is None else (part in str(found))
+
+
+def test_an_answer_from_the_facts_that_uses_none_of_them_lets_the_first_one_stand() -> None:
+    done = steps(("print(search('dairy'))", FOUND), ("final_answer(7 * 270)", f"Error: {DOUBT}{READ_AGAIN}"))
+    for program, answer in [("final_answer(7 * 7)", "49"), ("final_answer(7 - 7)", "0")]:
+        found = doubt(program, answer, "How much in 7 days?", done, weak=True)
+        assert found is not None
+        assert DOUBT not in found
+
+
+@pytest.mark.parametrize(
+    ("question", "program", "answer", "makes"),
+    [
+        ("How much more does the Hill Dairy make?", "final_answer(270 - 1510)", "-1240", "size"),
+        ("Which dairy is the oldest?", f"{YEARS}final_answer(max(y, key=lambda n: y[n]))", "Orm", "least"),
+        ("Which dairy is the newest?", f"{YEARS}final_answer(min(y, key=lambda n: y[n]))", "Orm", "most"),
+        ("Who founded it?", "final_answer(1926)", "1926", None),
+    ],
+)
+def test_a_fault_that_can_be_mended_at_once_decides_what_the_next_program_makes(
+    question: str, program: str, answer: str, makes: str | None
+) -> None:
+    told = doubt(program, answer, question, steps((SEARCHED, FOUND)), weak=True)
+    assert must_correct(steps((SEARCHED, FOUND), (program, f"Error: {told}"))) == makes
+    assert must_correct(steps((SEARCHED, FOUND))) is None
+
+
+def test_the_next_program_must_use_a_number_that_was_left_out_unless_it_only_describes() -> None:
+    def then(question: str, program: str, answer: str) -> str | None:
+        done = steps((SEARCHED, FOUND))
+        told = doubt(program, answer, question, done, weak=True)
+        assert "must use it" in str(told)
+        return must_use(question, [*done, *steps((program, f"Error: {told}"))])
+
+    assert then("How much cheese do both make in 7 days?", "final_answer(1510 + 270)", "1780") == "7"
+    assert then("How much does the dairy with 270 make?", "final_answer(1510)", "1510") is None
+    assert then("Which makes more in 7 days, North or Hill?", "final_answer('Orm')", "Orm") is None
+    assert must_use("How much in 7 days?", []) is None
 
 
 def test_a_number_that_an_earlier_program_used_is_used() -> None:
@@ -110,13 +184,19 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
     parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
     tools = (ToolSpec("search", "Search.", parameters),)
     once = ("print(search('North Dairy'))", FOUND)
-    assert read_again([], tools) is None
-    assert read_again(steps((once[0], "Error: the index is locked")), tools) is None
-    assert read_again(steps((SEARCHED, FOUND)), tools) is None  # the first answer was made from the facts alone
-    asked = read_again(steps(once), tools)
-    assert asked is not None
-    assert read_again(steps(once, once), tools) is None  # the second program has found what was missing
-    assert read_again(steps(once, ("final_answer(1)", f"Error: {asked}")), tools) is None
+
+    def asked(*done: tuple[str, str], question: str = "How much does it make?", answer: str = "270") -> str | None:
+        return read_again(answer, question, steps(*done), tools)
+
+    assert asked() is None
+    assert asked((once[0], "Error: the index is locked")) is None
+    assert asked((SEARCHED, FOUND)) is None  # the first answer was made from the facts alone
+    again = asked(once)
+    assert again is not None
+    assert asked(once, once) is None  # the second program has found what was missing
+    assert asked(once, ("final_answer(1)", f"Error: {again}")) is None
+    assert asked(once, question="Who owns it?", answer="Jon Berg") is None  # the name that is asked for
+    assert asked(once, question="Who owns it?") == again
 
 
 @pytest.mark.parametrize(
@@ -126,6 +206,13 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
         ("Which of the three dairies is the oldest?", True, True),
         ("Who has more workers, Orm or Pell?", True, True),
         ("Who conducts the choir of the town with the bell?", True, False),
+        ("In which town is a goose led across the square?", True, False),
+        ("At whose mill were both born?", True, False),
+        ("What is the name of the mayor?", True, False),
+        ("What lasts longer, a tour of the mine or a dive?", True, True),
+        ("What is the price of dinner or lunch?", False, False),
+        ("In which year was it?", False, False),
+        ("On which day is it open?", False, False),
         ("Which year was it, 1926 or 1970?", False, False),
         ("How many more are there in the north or west?", False, False),
     ],
@@ -147,6 +234,17 @@ def test_what_is_missing_is_searched_for() -> None:
         )
         assert must_look_up(question, found) is None
         assert must_look_up(question, after) == names
+
+
+def test_a_name_that_a_program_computes_with_is_searched_for() -> None:
+    first = ("print(search('Agathe Brill'))", "Agathe Brill was born in Orm and found it in 1788.")
+    failed = (
+        "town = 'Orm'\nfinal_answer(1788 - town)",
+        "Error: TypeError: unsupported operand type(s) for -: 'int' and 'str'",
+    )
+    assert must_look_up("How old was her town?", steps(first, failed)) == ("Orm",)
+    searched = ("print(search('Orm'))", "Orm has a bell.")
+    assert must_look_up("How old was her town?", steps(first, searched, failed)) is None
 
 
 def test_a_larger_model_is_doubted_only_about_the_error_of_a_program() -> None:
@@ -205,6 +303,29 @@ async def test_a_small_model_makes_its_answer_again_from_the_facts_alone() -> No
     assert prompts[1].startswith(prompts[0])
     facts = "Facts:\nThe Hill Dairy makes 270 in 7 days.\n\nQuestion: How much does it make?\n"
     assert prompts[2] == f"{head}{facts}"
+
+
+async def test_after_two_failed_programs_the_answer_is_made_from_the_facts() -> None:
+    prompts: list[str] = []
+
+    def reply(view: RequestView) -> str:
+        prompts.append(str(view.prompt))
+        programs = [
+            'print(search_dairies("Hill"))',
+            "final_answer('a'['b'])",
+            "final_answer('a'['c'])",
+            "final_answer(270)",
+        ]
+        return f"```python\n{programs[len(prompts) - 1]}\n```"
+
+    def search_dairies(query: str) -> str:
+        return "The Hill Dairy makes 270."
+
+    client = ScriptedClient(reply)
+    client.capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
+    result = await Agent(client, [search_dairies], answer=Number(), home=False).run("How much does it make?")
+    assert (result.answer, result.usage.requests) == ("270", 4)
+    assert ["Facts:\nThe Hill Dairy makes 270.\n" in prompt for prompt in prompts] == [False, False, False, True]
 
 
 async def test_the_first_answer_stands_if_it_cannot_be_made_again() -> None:

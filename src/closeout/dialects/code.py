@@ -25,11 +25,15 @@ _PART = re.compile(r"^(?=Question:|Facts:|Result:|```)", re.MULTILINE)
 def answers_from_facts(view: HistoryView) -> bool:
     """Whether a small model's next program makes the answer from the facts alone.
 
-    It is asked to, or one program has searched for several things. After one search only, it decides better with its
-    plan before it whether something has still to be searched for.
+    It is asked to, one program has searched for several things, or two have failed since something was found. After
+    one search only, it decides better with its plan before it whether something has still to be searched for.
     """
     steps = view.steps
-    if view.note or view.closing or not (any(map(_asks_to_read, steps)) or searched_twice(steps, view.tools)):
+    if view.note or view.closing:
+        return False
+    if [_outcome(step) for step in steps[-3:]] == ["found", "failed", "failed"]:
+        return True
+    if not (any(map(_asks_to_read, steps)) or searched_twice(steps, view.tools)):
         return False
     return _asks_to_read(steps[-1]) or all(result.ok for result in steps[-1].returns)
 
@@ -112,6 +116,13 @@ class Code(TextChat):
             text = "".join(f"{text}\n" for text in texts if text)
             step.rendered[form] = (Message(role="user", content=text),)
         return step.rendered[form][0].text
+
+
+def _outcome(step: Step) -> str:
+    """Whether a step's program has found something, failed, or given an answer that was doubted."""
+    if all(result.ok for result in step.returns):
+        return "found"
+    return "doubted" if any(DOUBT in result.text for result in step.returns) else "failed"
 
 
 def _asks_to_read(step: Step) -> bool:

@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from closeout.messages import Capabilities, Constraint, ToolSpec
 from closeout.records import record
 
-__all__ = ["ThoughtRule", "action_constraint", "action_grammar", "action_schema", "program_grammar"]
+__all__ = ["ProgramResult", "ThoughtRule", "action_constraint", "action_grammar", "action_schema", "program_grammar"]
+
+ProgramResult: TypeAlias = Literal["value", "size", "name", "choice", "least", "most"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
 _LONGEST_THOUGHT = 400  # characters; a weak model that is held to one line may never end it
@@ -35,10 +37,10 @@ end ::= ("\n" "\n"?)?
 _PROGRAM = r"""
 root ::= "```python\n" BODY "```" ("\n" "\n"?)?
 line ::= [^`\n] text
-text ::= [^\n]{0,300} "\n"
+text ::= [^`\n]{0,300} "\n"
 """
-_PRINTING = r'(BEGINNINGS) text ("print(" text)*'
-_PLANNED = r"""(plan | [^#`\n] text) line*"""
+_PRINTING = r'(BEGINNINGS) ("print(" text){0,6}'
+_PLANNED = r"""(plan | [^#`\n] text) line{0,12}"""
 _PLAN = r"""
 plan ::= "#" [^\n]{0,120} apart (ORDERS) (apart [^\n]{0,80})? "\n"
 between ::= apart ([^\n]{0,80} apart)?
@@ -46,18 +48,27 @@ apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 """
 # Variables with written values, or the answer at once; no bare words (`final_answer(Ada Rehn)`). A comment would be a
 # plan, after which everything is looked up once more.
-_READING = {
+_MAKING: dict[ProgramResult, str] = {
     "value": r"""(variable " = " [-0-9({"'[] text ([^#`\n] text)* | "final_answer(" [-0-9a-z({"'[] text)""",
+    "size": r""""final_answer(abs(" [^`\n]{1,200} "))" "\n" """,
     "name": r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")""",
-    "choice": r"""
-"numbers = {" [^\n]{1,300} "}\nfinal_answer("
-(("max(" | "min(") by ")" | "sorted(" by "[" "-"? [0-9] "])") "\n"
-""".replace("\n", " "),
+    "choice": r'dictionary (("max(" | "min(") by ")" | "sorted(" by "[" "-"? [0-9] "])") "\n"',
+    "least": r'dictionary "min(" by ")" "\n"',
+    "most": r'dictionary "max(" by ")" "\n"',
 }
-_VARIABLE = r"""
+_MAKING_RULES = r"""
 variable ::= [a-z] [a-z0-9_]{0,40}
+dictionary ::= "numbers = {" [^\n]{1,300} "}\nfinal_answer("
 by ::= "numbers, key=lambda name: numbers[name])"
 """
+_USING = (
+    r'"final_answer(" (NUMBER operator [^`\n]{1,150} | [^`\n]{1,150} operator "("? NUMBER ([^0-9.`\n] [^`\n]{0,80})?)'
+    r' ")" "\n"'
+)
+_OPERATOR = r"""
+operator ::= " "? [-+*/] " "?
+"""
+_MOST_SEARCHED = 3  # names that one program must search for
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z][\w-]*')
@@ -73,7 +84,11 @@ class ThoughtRule:
 
 
 def program_grammar(
-    numbers: Sequence[str], *, printing: Sequence[str] = (), reading: Literal["value", "name", "choice"] | None = None
+    numbers: Sequence[str],
+    *,
+    printing: Sequence[str] = (),
+    makes: ProgramResult | None = None,
+    using: str | None = None,
 ) -> str:
     """Return the grammar of a reply that is a program.
 
@@ -82,14 +97,20 @@ def program_grammar(
 
     Args:
         numbers: What the plan must contain, if the program begins with one: the numbers of the question.
-        printing: How the program may begin, if it may only print what its calls return.
-        reading: What it makes from facts that were found, without a plan: a value, a name, or a choice between names,
-            for which it needs a dictionary.
+        printing: How its first lines must begin, if it may only print what its calls return; if there are more than
+            three beginnings, one of them.
+        makes: What it makes from facts that were found, without a plan: a value, a size (a number without its sign), a
+            name; or which name it chooses by its number from a dictionary: any, that of the least or of the most.
+        using: A number with which it must calculate the answer.
     """
     if printing:
-        return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", " | ".join(map(_literal, printing))))
-    if reading:
-        return _PROGRAM.replace("BODY", _READING[reading]) + _VARIABLE
+        lines = [f"{_literal(beginning)} text" for beginning in printing]
+        lines = (" " if len(lines) <= _MOST_SEARCHED else " | ").join(lines)
+        return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", lines))
+    if using:
+        return _PROGRAM.replace("BODY", _USING.replace("NUMBER", f'"{using}"')) + _OPERATOR
+    if makes:
+        return _PROGRAM.replace("BODY", _MAKING[makes]) + _MAKING_RULES
     if not 0 < len(numbers) <= _MOST_PLANNED:
         return _PROGRAM.replace("BODY", "line+")
     orders = " | ".join(" between ".join(f'"{number}"' for number in order) for order in permutations(numbers))

@@ -74,7 +74,7 @@ class AgentState:
         model, steps = self.session.capabilities, self.history.steps
         problem = doubt(program, answer, self.question, steps, weak=model.weak)
         if problem is None and model.weak and model.completions and model.grammar:
-            return read_again(steps, self.tools)
+            return read_again(answer, self.question, steps, self.tools)
         return problem
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
+from itertools import combinations
+from typing import Literal
 
 from closeout.dialects.code import DOUBT, READ_AGAIN, searched_twice
 from closeout.dialects.functions import FINAL_ANSWER, programs_in
@@ -18,9 +21,15 @@ from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
 from closeout.run.review import review_answer
 
-__all__ = ["asks_for_name", "asks_to_compare", "doubt", "must_look_up", "read_again"]
+__all__ = ["asks_for_name", "asks_to_compare", "doubt", "must_correct", "must_look_up", "must_use", "read_again"]
 
 LOOK_UP = "is in no result. Look it up."
+USE = "The program must use it."
+NOTHING_FOUND = "It uses no number that was found."
+NO_REMAINDER = f"0 {LOOK_UP}"
+NEGATIVE = "It is negative. Turn the difference around."
+OLDER = "What is older has the smaller year."
+NEWER = "What is newer has the larger year."
 MOST_DOUBTS = 3  # of an answer, before the facts are read again and after it
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
 MOST_NAMES = 8  # that a query may begin with
@@ -30,13 +39,30 @@ WORDS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleve
 UNITS = frozenset(map(Decimal, (7, 12, 24, 30, 31, 52, 60, 100, 360, 365, 366, 1_000, 3_600, 1_000_000)))
 
 _WANTS_NAME = re.compile(
-    r"(?:who|whose|where)\b|which\s+(?!year|number|day|date|month|century|page|hour|time|floor|room|platform|line|age|price)",
+    r"(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
+    r"|century|page|hour|time|floor|room|platform|line|age|price))\b|what (?:is|was) the name\b"
+    r"|what\s+\w+\s+(?:more|less|fewer|\w{2,}er)\b[^?]*\bor\b",
     re.IGNORECASE,
 )
+_WANTS_NUMBER = re.compile(
+    r"how (?:many|much|old|tall|long|high|deep|far|heavy)\b|(?:which|what) year\b|when (?:was|were|did)\b",
+    re.IGNORECASE,
+)
+_OLD = re.compile(
+    r"\b(?:old(?:er|est)|earl(?:ier|iest)|first|longe(?:r|st) history"
+    r"|(?:been|exist|open|stood)\w* .{0,30}\blonge(?:r|st))\b",
+    re.IGNORECASE,
+)
+_NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most recent(?:ly)?)\b", re.IGNORECASE)
 _COMPARES = re.compile(r"\b(?:or|most|least|first|last|second|neither)\b|\w{2}est\b", re.IGNORECASE)
+_FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) {re.escape(LOOK_UP)}")
+_NAME_AS_NUMBER = re.compile(
+    r"TypeError: unsupported operand .*'str'|invalid literal for int\(\)|could not convert string to float"
+)
+_LEFT_OUT = re.compile(rf"{DOUBT}The question says ([\d.]+)\. {re.escape(USE)}")
 _ANY_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
 
 
@@ -60,7 +86,10 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     found = list(_doubts(program, answer, question, steps, steps[last:])) if weak else []
     if steps and review_answer(answer, steps[-1].returns) is not None:
         found = ["It is the error of a tool or program."]
-    return next((f"{DOUBT}{each}" for each in found if not any(each in text for text in told)), None)
+    problem = next((each for each in found if not any(each in text for text in told)), None)
+    if problem is None or (last and problem in _FUTILE):  # an attempt to read the facts has failed
+        return problem
+    return f"{DOUBT}{problem}"
 
 
 def asks_for_name(question: str) -> bool:
@@ -73,28 +102,50 @@ def asks_to_compare(question: str) -> bool:
     return asks_for_name(question) and _COMPARES.search(question) is not None
 
 
-def read_again(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
+def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
     """Return what asks a small model to make its answer once more, from what was found and the question alone.
 
     What it makes so is right more often: its plan is not between what was found and the answer.
 
     Returns:
-        None if nothing was found, if the last of several programs found it, or if an answer has been made so before.
+        None if nothing was found, if the last of several programs found it, if the answer is the name that is asked
+        for, or if an answer has been made so before.
     """
+    if asks_for_name(question) and not _ANY_NUMBER.fullmatch(answer.strip()):
+        return None
     found = [step for step in steps if step.returns and all(each.ok for each in step.returns)]
     if len(found) != 1 or searched_twice(steps, tools) or any(READ_AGAIN in _text_of(step) for step in steps):
         return None
     return f"{DOUBT}{READ_AGAIN}"
 
 
+def must_correct(steps: Sequence[Step]) -> Literal["size", "least", "most"] | None:
+    """Return what the next program makes if the last answer was doubted for a fault that it can mend at once."""
+    failed = [result.text for result in steps[-1].returns if not result.ok] if steps else []
+    forms: dict[str, Literal["size", "least", "most"]] = {NEGATIVE: "size", OLDER: "least", NEWER: "most"}
+    return next((form for fault, form in forms.items() if any(fault in text for text in failed)), None)
+
+
+def must_use(question: str, steps: Sequence[Step]) -> str | None:
+    """Return the number that the next program must calculate with, because the last answer left it out."""
+    failed = "\n".join(result.text for result in steps[-1].returns if not result.ok) if steps else ""
+    number = _LEFT_OUT.search(failed)
+    if number is None or asks_for_name(question) or _value(number[1]) in _found_in(steps):  # it may only describe
+        return None
+    return number[1]
+
+
 def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None:
-    """Return how the query of the next program has to begin; empty if in any way.
+    """Return how the queries of the next program have to begin; empty if in any way.
 
     Returns:
         None if the next program need not search: nothing is missing in the results.
     """
-    failed = [result.text for result in steps[-1].returns if not result.ok] if steps else []
-    missing = _MISSING.search("\n".join(failed))
+    failed = "\n".join(result.text for result in steps[-1].returns if not result.ok) if steps else ""
+    if _NAME_AS_NUMBER.search(failed):
+        stated = [name for text in _texts_in(steps[-1:]) for name in _NAME.findall(text)]
+        return tuple(name for name in stated if name not in " ".join(_texts_in(steps[:-1]))) or None
+    missing = _MISSING.search(failed)
     if missing is None:
         return None
     if not _ANY_NUMBER.fullmatch(missing[1]):
@@ -113,31 +164,81 @@ def _text_of(step: Step) -> str:
 def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tried: Sequence[Step]) -> Iterator[str]:
     """Find what is doubtful. `tried` are the steps in which this answer was made."""
     results = [_text_of(step) for step in steps]
-    if steps and not _calls_tools(program):  # what they return is not known here
+    asked = [_value(number) for number in numbers_in(question)]
+    stated, _ = _literals(program)
+    numbers = set(stated).union(*(_literals(earlier)[0] for earlier in _programs_in(tried)))
+    is_number = re.fullmatch(r"-?[\d.,]+", answer.strip()) is not None
+    is_closed = not _calls_tools(program)  # what tools return is not known here
+    # An answer at once may be that of a problem in words, but then it needs only the problem's numbers.
+    if is_closed and (steps or not numbers <= {*asked, *_written_out([question])}):
         said = " ".join([*results, *_texts_in(steps)]).casefold()
         yield from (f"{name} {LOOK_UP}" for name in _names_in(question) if name.casefold() not in said)
-    asked = [_value(number) for number in numbers_in(question)]
-    last_numbers, texts = _literals(program)
-    numbers = last_numbers.union(*(_literals(earlier)[0] for earlier in _programs_in(tried)))
-    texts = [*texts, *_texts_in(steps)]
-    used = numbers | {number * 100 for number in numbers} | set(_values(texts))  # 5 % may be written 0.05
-    unused = [number for number in asked if number not in used]
-    if unused and len(asked) <= MOST_NUMBERS:
-        yield f"The question says {unused[0]:f}. The program must use it."
-    words = set(re.findall(r"[a-z]+", " ".join([question, *results]).casefold()))
-    known = {Decimal(3 + index) for index, word in enumerate(WORDS) if word in words}
-    known |= {*asked, *_values([question, *results]), *UNITS}
-    for number in sorted(last_numbers):
-        if number > SMALL and number not in known and number * 100 not in known:
-            yield f"{number:f} {LOOK_UP}"
+    if is_number or not asks_for_name(question) or asks_to_compare(question):  # another name may be found by a number
+        yield from _left_out(asked, numbers, [*_literals(program)[1], *_texts_in(steps)])
+    yield from _made_up(stated, answer, asked, question, steps)
+    if asks_for_name(question) and (is_number or answer.strip() in ("yes", "no")):
+        yield "The question asks for a name."
+    if is_closed and is_number and numbers <= {*asked, *range(SMALL + 1)} and _found_in(steps):
+        yield NOTHING_FOUND
     if not numbers and re.search(r"\b(min|max|sorted)\(", program):
         yield "It compares names. State the number that was found for each name, and compare the numbers."
-    if asks_for_name(question) and re.fullmatch(r"-?[\d.,]+|yes|no", answer.strip()):
-        yield "The question asks for a name."
+    yield from _wrong_end(program, numbers, question)
+    if _WANTS_NUMBER.search(question) and not re.search(r"\d", answer) and not _written_out([answer]):
+        yield "The question asks for a number."
     if len(answer) > LONGEST and any(" ".join(answer.split()) in " ".join(text.split()) for text in results):
         yield "It is a whole passage. Give only the name or number that is asked for."
     if re.match(r"-\d", answer.strip()):
-        yield "It is negative. Turn the difference around."
+        yield NEGATIVE
+
+
+def _left_out(asked: Sequence[Decimal], numbers: set[Decimal], texts: Sequence[str]) -> Iterator[str]:
+    """A number of the question that neither a program nor a query uses."""
+    used = numbers | {number * 100 for number in numbers} | set(_values(texts))  # 5 % may be written 0.05
+    unused = [number for number in asked if number not in used]
+    if unused and len(asked) <= MOST_NUMBERS:
+        yield f"The question says {unused[0]:f}. {USE}"
+
+
+def _made_up(
+    stated: Sequence[Decimal], answer: str, asked: Sequence[Decimal], question: str, steps: Sequence[Step]
+) -> Iterator[str]:
+    """Numbers that were not found, or not as often as the program states them."""
+    given = {*asked, *_written_out([question, *map(_text_of, steps)]), *UNITS}
+    found = _found_in(steps)
+    known = {*given, *found, *map(sum, combinations(asked, 2))}
+    yield from (
+        f"{number:f} {LOOK_UP}"
+        for number in sorted(set(stated))
+        if number > SMALL and number not in known and number * 100 not in known
+    )
+    for number, count in Counter(stated).items():
+        if number > SMALL and number not in given and 0 < found.count(number) < count:
+            yield f"{number:f} is used more often than it was found."
+    if answer.strip() == "0" and 0 not in known:
+        yield NO_REMAINDER
+
+
+def _wrong_end(program: str, numbers: set[Decimal], question: str) -> Iterator[str]:
+    """The oldest of several things is sought by the largest year, or the newest by the smallest."""
+    if not asks_to_compare(question) or not all(1_000 <= number < 2_100 for number in numbers):
+        return
+    old, new = _OLD.search(question), _NEW.search(question)
+    if old and not new and "max(" in program:
+        yield OLDER
+    if new and not old and "min(" in program:
+        yield NEWER
+
+
+def _written_out(texts: Iterable[str]) -> set[Decimal]:
+    """The numbers from 3 to 12 that are written as words."""
+    words = set(re.findall(r"[a-z]+", " ".join(texts).casefold()))
+    return {Decimal(3 + index) for index, word in enumerate(WORDS) if word in words}
+
+
+def _found_in(steps: Sequence[Step]) -> list[Decimal]:
+    """The numbers that were found. A line that was found twice counts once."""
+    texts = [result.text for step in steps for result in step.returns if result.ok]
+    return list(_values(dict.fromkeys(line for text in texts for line in text.splitlines())))
 
 
 def _calls_tools(program: str) -> bool:
@@ -165,12 +266,12 @@ def _names_in(text: str) -> Iterator[str]:
             yield " ".join(words)
 
 
-def _literals(program: str) -> tuple[set[Decimal], list[str]]:
+def _literals(program: str) -> tuple[list[Decimal], list[str]]:
     """The numbers and the texts that a program states. Comments do not count."""
     tree = parse_python(program)
     constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)] if tree is not None else []
-    numbers = {Decimal(repr(each)) for each in constants if type(each) in (int, float)}
-    return {each for each in numbers if each.is_finite()}, [each for each in constants if isinstance(each, str)]
+    numbers = [Decimal(repr(each)) for each in constants if type(each) in (int, float)]
+    return [each for each in numbers if each.is_finite()], [each for each in constants if isinstance(each, str)]
 
 
 def _values(texts: Iterable[str]) -> Iterator[Decimal]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from closeout.answers.contracts import Boxed, Text
 from closeout.answers.replies import INVENTED, invents_result
@@ -13,7 +13,7 @@ from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
 from closeout.dialects.code import answers_from_facts, searched_twice
-from closeout.dialects.constrain import action_constraint, program_grammar
+from closeout.dialects.constrain import ProgramResult, action_constraint, program_grammar
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.prompts import examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
@@ -36,7 +36,7 @@ from closeout.parsing.program import numbers_in
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.doubts import asks_for_name, asks_to_compare, must_look_up
+from closeout.run.doubts import asks_for_name, asks_to_compare, must_correct, must_look_up, must_use
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -187,7 +187,8 @@ class ModelSession:
             if request.prompt is None or not self.capabilities.grammar:
                 return None
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-            grammar = program_grammar(numbers, printing=_searches(view), reading=_made_from_facts(view))
+            left_out = must_use(view.question, view.steps)
+            grammar = program_grammar(numbers, printing=_searches(view), makes=_made(view), using=left_out)
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
@@ -470,8 +471,10 @@ def _just_failed(steps: Sequence[Step]) -> bool:
     return bool(steps) and failed(steps[-1]) and not (len(steps) > 1 and failed(steps[-2]))
 
 
-def _made_from_facts(view: HistoryView) -> Literal["value", "name", "choice"] | None:
-    """What the next program makes from the facts alone, if it does."""
+def _made(view: HistoryView) -> ProgramResult | None:
+    """What the next program makes, if it makes the answer from the facts or corrects it."""
+    if corrected := must_correct(view.steps):
+        return corrected
     if not answers_from_facts(view):
         return None
     if not asks_for_name(view.question):
@@ -480,7 +483,7 @@ def _made_from_facts(view: HistoryView) -> Literal["value", "name", "choice"] | 
 
 
 def _searches(view: HistoryView) -> list[str]:
-    """How the next program may begin if it has to search."""
+    """How the lines of the next program begin if it has to search."""
     names = must_look_up(view.question, view.steps)
     if names is None:
         return []
