@@ -44,8 +44,9 @@ DOUBTFUL = [
     ("How many live in Pellam and Sankt-Orm?", "final_answer(270)", "270", "Pellam is in no result"),
     ("What is it?", f"final_answer({FOUND[:80]!r})", FOUND[:80], "passage"),
     ("How much more does the Hill Dairy make?", "final_answer(270 - 1510)", "-1240", "negative"),
-    ("When was the North Dairy opened?", "final_answer('Hill Dairy')", "Hill Dairy", "for a number"),
+    ("When was the North Dairy opened?", "final_answer('Hill Dairy')", "Hill Dairy", "for a year"),
     ("How many cows are there?", "final_answer('many')", "many", "for a number"),
+    ("When was it opened?", "final_answer(3.5 * 2)", "7", "for a year"),
     ("How much do 7 make?", "final_answer(7 * 7)", "49", "no number that was found"),
     ("How many remain of 1,200?", "final_answer(1200 - 1200)", "0", "0 is in no result"),
     ("How old is it?", "final_answer(1926 - 1926)", "0", "1926 is used more often than it was found"),
@@ -193,7 +194,8 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
     assert asked((SEARCHED, FOUND)) is None  # the first answer was made from the facts alone
     again = asked(once)
     assert again is not None
-    assert asked(once, once) is None  # the second program has found what was missing
+    assert asked(once, ("print(search('Hill'))", "The Hill Dairy has a shop.")) is None  # it found what was missing
+    assert asked(once, once) == again  # it found nothing new
     assert asked(once, ("final_answer(1)", f"Error: {again}")) is None
     assert asked(once, question="Who owns it?", answer="Jon Berg") is None  # the name that is asked for
     assert asked(once, question="Who owns it?") == again

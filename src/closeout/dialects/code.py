@@ -13,7 +13,7 @@ from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
 
-__all__ = ["DOUBT", "READ_AGAIN", "Code", "answers_from_facts", "searched_twice"]
+__all__ = ["DOUBT", "READ_AGAIN", "Code", "answers_from_facts", "failed_twice", "searched_twice"]
 
 CONTINUE = "Continue: write a program, or give the answer."
 DOUBT = "Check the answer. "  # begins an error that only questions an answer
@@ -31,11 +31,16 @@ def answers_from_facts(view: HistoryView) -> bool:
     steps = view.steps
     if view.note or view.closing:
         return False
-    if [_outcome(step) for step in steps[-3:]] == ["found", "failed", "failed"]:
+    if failed_twice(steps):
         return True
     if not (any(map(_asks_to_read, steps)) or searched_twice(steps, view.tools)):
         return False
     return _asks_to_read(steps[-1]) or all(result.ok for result in steps[-1].returns)
+
+
+def failed_twice(steps: Sequence[Step]) -> bool:
+    """Whether the last two programs failed, after one that found something."""
+    return [_outcome(step) for step in steps[-3:]] == ["found", "failed", "failed"]
 
 
 def searched_twice(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> bool:

@@ -49,7 +49,7 @@ apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 # Variables with written values, or the answer at once; no bare words (`final_answer(Ada Rehn)`). A comment would be a
 # plan, after which everything is looked up once more.
 _MAKING: dict[ProgramResult, str] = {
-    "value": r"""(variable " = " [-0-9({"'[] text ([^#`\n] text)* | "final_answer(" [-0-9a-z({"'[] text)""",
+    "value": r"""(variable " = " [-0-9({"'[] text ([^#`\n] text)* | "final_answer(" [-0-9a-z({"'[] bare)""",
     "size": r""""final_answer(abs(" [^`\n]{1,200} "))" "\n" """,
     "name": r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")""",
     "choice": r'dictionary (("max(" | "min(") by ")" | "sorted(" by "[" "-"? [0-9] "])") "\n"',
@@ -58,15 +58,14 @@ _MAKING: dict[ProgramResult, str] = {
 }
 _MAKING_RULES = r"""
 variable ::= [a-z] [a-z0-9_]{0,40}
+bare ::= [^#`\n]{1,300} "\n"
 dictionary ::= "numbers = {" [^\n]{1,300} "}\nfinal_answer("
 by ::= "numbers, key=lambda name: numbers[name])"
 """
-_USING = (
-    r'"final_answer(" (NUMBER operator [^`\n]{1,150} | [^`\n]{1,150} operator "("? NUMBER ([^0-9.`\n] [^`\n]{0,80})?)'
-    r' ")" "\n"'
-)
-_OPERATOR = r"""
+_USING = r'"final_answer(" (NUMBER operator sum | sum operator "("? NUMBER ([^0-9.a-zA-Z_`\n] sum?)?) ")" "\n"'
+_CALCULATION = r"""
 operator ::= " "? [-+*/] " "?
+sum ::= [-+*/ ().a-zA-Z0-9_]{1,100}
 """
 _MOST_SEARCHED = 3  # names that one program must search for
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
@@ -108,7 +107,7 @@ def program_grammar(
         lines = (" " if len(lines) <= _MOST_SEARCHED else " | ").join(lines)
         return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", lines))
     if using:
-        return _PROGRAM.replace("BODY", _USING.replace("NUMBER", f'"{using}"')) + _OPERATOR
+        return _PROGRAM.replace("BODY", _USING.replace("NUMBER", f'"{using}"')) + _CALCULATION
     if makes:
         return _PROGRAM.replace("BODY", _MAKING[makes]) + _MAKING_RULES
     if not 0 < len(numbers) <= _MOST_PLANNED:

@@ -15,7 +15,7 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Literal
 
-from closeout.dialects.code import DOUBT, READ_AGAIN, searched_twice
+from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twice
 from closeout.dialects.functions import FINAL_ANSWER, programs_in
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
@@ -44,10 +44,8 @@ _WANTS_NAME = re.compile(
     r"|what\s+\w+\s+(?:more|less|fewer|\w{2,}er)\b[^?]*\bor\b",
     re.IGNORECASE,
 )
-_WANTS_NUMBER = re.compile(
-    r"how (?:many|much|old|tall|long|high|deep|far|heavy)\b|(?:which|what) year\b|when (?:was|were|did)\b",
-    re.IGNORECASE,
-)
+_WANTS_NUMBER = re.compile(r"how (?:many|much|old|tall|long|high|deep|far|heavy)\b", re.IGNORECASE)
+_WANTS_YEAR = re.compile(r"(?:which|what) year\b|when (?:was|were|did)\b", re.IGNORECASE)
 _OLD = re.compile(
     r"\b(?:old(?:er|est)|earl(?:ier|iest)|first|longe(?:r|st) history"
     r"|(?:been|exist|open|stood)\w* .{0,30}\blonge(?:r|st))\b",
@@ -109,14 +107,25 @@ def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequenc
 
     Returns:
         None if nothing was found, if the last of several programs found it, if the answer is the name that is asked
-        for, or if an answer has been made so before.
+        for, or if this answer or an earlier one was made so.
     """
     if asks_for_name(question) and not _ANY_NUMBER.fullmatch(answer.strip()):
         return None
-    found = [step for step in steps if step.returns and all(each.ok for each in step.returns)]
-    if len(found) != 1 or searched_twice(steps, tools) or any(READ_AGAIN in _text_of(step) for step in steps):
+    from_facts = failed_twice(steps) or searched_twice(steps, tools) or any(READ_AGAIN in _text_of(s) for s in steps)
+    if from_facts or _searches_with_success(steps) != 1:
         return None
     return f"{DOUBT}{READ_AGAIN}"
+
+
+def _searches_with_success(steps: Sequence[Step]) -> int:
+    """How many steps have found something that was not found before."""
+    known: set[str] = set()
+    count = 0
+    for step in steps:
+        lines = {line for result in step.returns if result.ok for line in result.text.splitlines()}
+        count += not lines <= known
+        known |= lines
+    return count
 
 
 def must_correct(steps: Sequence[Step]) -> Literal["size", "least", "most"] | None:
@@ -185,6 +194,8 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
     yield from _wrong_end(program, numbers, question)
     if _WANTS_NUMBER.search(question) and not re.search(r"\d", answer) and not _written_out([answer]):
         yield "The question asks for a number."
+    if _WANTS_YEAR.search(question) and not re.search(r"\d{3}", answer):
+        yield "The question asks for a year."
     if len(answer) > LONGEST and any(" ".join(answer.split()) in " ".join(text.split()) for text in results):
         yield "It is a whole passage. Give only the name or number that is asked for."
     if re.match(r"-\d", answer.strip()):
