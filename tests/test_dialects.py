@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from closeout.dialects.code import READ_AGAIN
+from closeout.dialects.code import DOUBT, READ_AGAIN
 from closeout.dialects.constrain import action_constraint, action_grammar, action_schema
 from closeout.dialects.prompts import tools_brief
 from closeout.dialects.protocol import DIALECTS, HistoryView, get_dialect, serves
@@ -139,7 +139,7 @@ def test_facts_are_read_again_without_the_programs_until_one_fails():
     program = ToolCall("run_program", {"code": 'print(search("ö"))'})
     found = Step(1, "", (program,), returns=(ToolReturn(program, "One.\nTwo.\n"),))
     more = Step(3, "", (program,), returns=(ToolReturn(program, "Two.\n\nThree."),))
-    asked = Step(2, "", (program,), returns=(ToolReturn(program, f"Error: {READ_AGAIN}", ok=False),))
+    asked = Step(2, "", (program,), returns=(ToolReturn(program, f"Error: {DOUBT}{READ_AGAIN}", ok=False),))
     failed = Step(4, "", (program,), returns=(ToolReturn(program, "Error: no", ok=False),))
 
     def prompt(*steps, **rest):
@@ -152,9 +152,11 @@ def test_facts_are_read_again_without_the_programs_until_one_fails():
     assert prompt(both) == f"Facts:\nOne.\nTwo.\n\n{question}"
     assert prompt(both, failed).startswith(f"{question}```python\n")
     assert prompt(found, asked) == f"Facts:\nOne.\nTwo.\n\n{question}"
+    assert prompt(found, failed, failed) == f"Facts:\nOne.\nTwo.\n\n{question}"
     assert prompt(found, asked, more) == f"Facts:\nOne.\nTwo.\nThree.\n\n{question}"
     for steps, rest in [
         ((found, more), {}),
+        ((found, failed), {}),
         ((found, asked, failed), {}),
         ((found, asked), {"note": "Stop."}),
         ((both,), {"closing": "End."}),
