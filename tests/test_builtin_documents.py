@@ -111,6 +111,15 @@ async def test_plain_results_are_text_of_one_passage_or_of_two_that_fit_nearly_a
     assert "results" in await plain.call({"query": "xylophone"})
 
 
+async def test_the_paragraphs_of_a_plain_passage_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "# Orm\n\nOrm has 940\npeople.\n\nIts bell is\nold.\n\n- 2 inns\n- 3 mills\n\n全长\n1794\n公里，运\n河\n"
+    )
+    search, _ = document_tools(tmp_path, plain=True)
+    found = await search.call({"query": "Orm people bell inns mills 全长"})
+    assert found == "Orm has 940 people. Its bell is old.\n- 2 inns\n- 3 mills\n全长 1794 公里，运河"
+
+
 async def test_a_plain_passage_that_names_its_subject_goes_without_its_title(tmp_path: Path) -> None:
     plain, _ = document_tools(
         write(tmp_path, {"a.md": "# Orm Canal\n\nThe Orm canal is old.\n## Locks\n\nNine."}), plain=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,6 +43,7 @@ _READ_ALIASES = {
 _STEM = 4  # letters that inflected forms of a word share: opened, opening
 _SENTENCE = re.compile(r".+?(?:[.!?]\s+(?=[A-Z*])|\Z)", re.DOTALL)
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
+_MARKED = re.compile(r"\s*(?:[|#>*+-]|\d+[.)]\s)")  # a row, a heading or an item of a list: a line of its own
 _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 
 
@@ -119,12 +121,30 @@ def _as_record(hit: Hit) -> dict[str, str]:
 def _as_sentences(hit: Hit, query: str) -> str:
     """The passage without what is beside the query at its ends, after its title unless it names its subject itself.
 
-    Numbers are written without commas: a small model takes 1,842 for two numbers.
+    Numbers are written without commas: a small model takes 1,842 for two numbers. Its paragraphs are one line: after an
+    empty line, a small model has forgotten what was before.
     """
     text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), _trimmed(hit.text, query))
+    text = _joined(text)
     subject = _subject(hit)
     named = set(query_terms(subject)) <= set(query_terms(text))
     return text if named else f"{subject}: {text}"
+
+
+def _joined(text: str) -> str:
+    """Write a text with each row, heading and item on a line of its own, and all else between them on one line."""
+    parts: list[str] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if parts and not _MARKED.match(line) and not _MARKED.match(parts[-1]):
+            before = parts.pop()
+            line = f"{before}{'' if _is_wide(before[-1]) and _is_wide(line[0]) else ' '}{line}"
+        parts.append(line)
+    return "\n".join(parts)
+
+
+def _is_wide(character: str) -> bool:
+    """Whether words are written without spaces around this character."""
+    return unicodedata.east_asian_width(character) in "WF"
 
 
 def _trimmed(text: str, query: str) -> str:
