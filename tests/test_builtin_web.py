@@ -101,7 +101,7 @@ async def site() -> AsyncIterator[Site]:
     await runner.cleanup()
 
 
-near = web_tool(allow_private="127.0.0.1", seconds=10.0, max_bytes=200_000, max_redirects=3)
+near = web_tool(allow_private="127.0.0.1", seconds=60.0, max_bytes=200_000, max_redirects=3)
 
 
 async def fetch(url: str, tool: Any = near) -> dict[str, str]:

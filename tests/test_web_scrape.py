@@ -107,7 +107,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def local(**limits: Any) -> Any:
-    return scrape_tool(PageReader(allow_private="127.0.0.1", **{"seconds": 10.0, **limits}))
+    return scrape_tool(PageReader(allow_private="127.0.0.1", **{"seconds": 60.0, **limits}))
 
 
 async def scrape(url: str, tool: Any = None) -> dict[str, Any]:
