@@ -62,10 +62,11 @@ bare ::= [^#`\n]{1,300} "\n"
 dictionary ::= "numbers = {" [^\n]{1,300} "}\nfinal_answer("
 by ::= "numbers, key=lambda name: numbers[name])"
 """
-_USING = r'"final_answer(" (NUMBER operator sum | sum operator "("? NUMBER ([^0-9.a-zA-Z_`\n] sum?)?) ")" "\n"'
+_USING = r'"final_answer(" (NUMBER operator sum | sum operator NUMBER (operator sum)?) ")" "\n"'
 _CALCULATION = r"""
 operator ::= " "? [-+*/] " "?
-sum ::= [-+*/ ().a-zA-Z0-9_]{1,100}
+sum ::= operand (operator operand){0,5}
+operand ::= [a-z] [a-z0-9_]{0,40} | [0-9] [0-9.]{0,12} | "(" sum ")"
 """
 _MOST_SEARCHED = 3  # names that one program must search for
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar

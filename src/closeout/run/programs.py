@@ -60,6 +60,7 @@ MAX_FRAMES = 3  # of an error's traceback, and the characters of each
 MAX_LINE = 160
 _DELIVERY_SECONDS = 2.0  # that threads of the sandbox may take to hand over a result
 MAX_CORRECTIONS = 8  # rounds of repairing what the type checker finds
+MAX_FINDINGS = 6  # of the type checker in an error
 
 # Findings of the type checker that are certain to fail when the program runs; others may be right in Python.
 _CERTAIN = frozenset({
@@ -386,7 +387,8 @@ class _Execution:
                     continue
                 corrected = self._corrected(code, findings)
                 if corrected is None:
-                    raise _Refused("The program was not run.\n" + "\n".join(map(str, findings))) from None
+                    shown = [*map(str, findings[:MAX_FINDINGS]), *["…"] * (len(findings) > MAX_FINDINGS)]
+                    raise _Refused("\n".join(("The program was not run.", *shown))) from None
                 code = corrected
         return await self._fed(session, code, unchecked=True)
 
