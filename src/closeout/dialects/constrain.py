@@ -105,8 +105,8 @@ def program_grammar(
     """
     if printing:
         lines = [f"{_literal(beginning)} text" for beginning in printing]
-        lines = (" " if len(lines) <= _MOST_SEARCHED else " | ").join(lines)
-        return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", lines))
+        joined = (" " if len(lines) <= _MOST_SEARCHED else " | ").join(lines)
+        return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", joined))
     if using:
         return _PROGRAM.replace("BODY", _USING.replace("NUMBER", f'"{using}"')) + _CALCULATION
     if makes:

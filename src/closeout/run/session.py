@@ -187,8 +187,8 @@ class ModelSession:
             if request.prompt is None or not self.capabilities.grammar:
                 return None
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-            left_out = must_use(view.question, view.steps)
-            grammar = program_grammar(numbers, printing=_searches(view), makes=_made(view), using=left_out)
+            used = must_use(view.question, view.steps)
+            grammar = program_grammar(numbers, printing=_searches(view), makes=_made(view), using=used)
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
