@@ -153,7 +153,8 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     failed = "\n".join(result.text for result in steps[-1].returns if not result.ok) if steps else ""
     if _NAME_AS_NUMBER.search(failed):
         stated = [name for text in _texts_in(steps[-1:]) for name in _NAME.findall(text)]
-        return tuple(name for name in stated if name not in " ".join(_texts_in(steps[:-1]))) or None
+        searched = " ".join(_texts_in(steps[:-1]))
+        return tuple(name for name in dict.fromkeys(stated) if name not in searched)[:MOST_NAMES] or None
     missing = _MISSING.search(failed)
     if missing is None:
         return None
@@ -215,15 +216,15 @@ def _made_up(
 ) -> Iterator[str]:
     """Numbers that were not found, or not as often as the program states them."""
     given = {*asked, *_written_out([question, *map(_text_of, steps)]), *UNITS}
-    found = _found_in(steps)
-    known = {*given, *found, *map(sum, combinations(asked, 2))}
+    found = Counter(_found_in(steps))
+    known = {*given, *found, *map(sum, combinations(asked[:MOST_NUMBERS], 2))}
     yield from (
         f"{number:f} {LOOK_UP}"
         for number in sorted(set(stated))
         if number > SMALL and number not in known and number * 100 not in known
     )
     for number, count in Counter(stated).items():
-        if number > SMALL and number not in given and 0 < found.count(number) < count:
+        if number > SMALL and number not in given and 0 < found[number] < count:
             yield f"{number:f} is used more often than it was found."
     if answer.strip() == "0" and 0 not in known:
         yield NO_REMAINDER
