@@ -1,9 +1,9 @@
 """Right answers of the embedded models to questions of one, two, and three or more steps over folders of documents.
 
-Prompts and remedies were made by looking at what went wrong in all sets; `fresh … C` was asked once before that. The
-sets `fresh …` were written by somebody who did not know the prompts. Baseline, in the same run: the same weights asked
-the same questions without tools. Run `python bench/local_model.py --help` for the choice of model, dialect, set and
-prompt.
+Prompts and remedies were made by looking at what went wrong in all sets; `fresh … C`, `D` and `E` were asked once before
+that. The sets `fresh …` were written by somebody who did not know the prompts. Baseline, in the same run: the same
+weights asked the same questions without tools. Run `python bench/local_model.py --help` for the choice of model,
+dialect, set and prompt.
 """
 
 from __future__ import annotations
