@@ -1,9 +1,9 @@
 """Right answers of the embedded models to questions of one, two, and three or more steps over folders of documents.
 
-Prompts and remedies were made by looking at what went wrong in all sets; `fresh … C`, `D` and `E` were asked once before
-that. The sets `fresh …` were written by somebody who did not know the prompts. Baseline, in the same run: the same
-weights asked the same questions without tools. Run `python bench/local_model.py --help` for the choice of model,
-dialect, set and prompt.
+Prompts and remedies were made by looking at what went wrong in all sets but `fresh … F`; `C`, `D` and `E` were asked
+once before that. The sets `fresh …` were written by somebody who did not know the prompts. Baseline, in the same run:
+the same weights asked the same questions without tools. Run `python bench/local_model.py --help` for the choice of
+model, dialect, set and prompt.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ SETS = {
     "fresh two D": "two-step, fresh D",
     "fresh three D": "three-step, fresh D",
     "fresh two E": "two-step, fresh E",
+    "fresh two F": "two-step, fresh F",
+    "fresh three F": "three-step, fresh F",
 }
 DEVELOPMENT = ("one", "two")
 FOLDERS = {  # of other sets than the development set
@@ -61,6 +63,8 @@ FOLDERS = {  # of other sets than the development set
     "fresh two D": "steps_fresh_d",
     "fresh three D": "steps_fresh_d",
     "fresh two E": "steps_fresh_e",
+    "fresh two F": "steps_fresh_f",
+    "fresh three F": "steps_fresh_f",
 }
 DIALECTS = ("cot_chat", "cot_completion", "code", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_code", "weak_examples_completion", "weak_examples_xml")
