@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, Number
+from closeout import Agent, Boxed, Number, RunResult
 from closeout.dialects.code import DOUBT, READ_AGAIN
 from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
 from closeout.run.doubts import asks_for_name, asks_to_compare, doubt, must_correct, must_look_up, must_use, read_again
@@ -286,6 +287,12 @@ async def test_a_doubt_is_an_error_in_the_program_and_the_same_answer_is_accepte
     assert (result.answer, result.usage.requests) == ("40", 2)
 
 
+async def ask_a_small_model(reply: Callable[[RequestView], str], search: Callable[[str], str]) -> RunResult:
+    client = ScriptedClient(reply)
+    client.capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
+    return await Agent(client, [search], answer=Number(), home=False).run("How much does it make?")
+
+
 async def test_a_small_model_makes_its_answer_again_from_the_facts_alone() -> None:
     prompts: list[str] = []
 
@@ -297,9 +304,7 @@ async def test_a_small_model_makes_its_answer_again_from_the_facts_alone() -> No
     def search_dairies(query: str) -> str:
         return "The Hill Dairy makes 270 in 7 days."
 
-    client = ScriptedClient(reply)
-    client.capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
-    result = await Agent(client, [search_dairies], answer=Number(), home=False).run("How much does it make?")
+    result = await ask_a_small_model(reply, search_dairies)
     assert (result.answer, result.usage.requests) == ("270", 3)
     head = prompts[0].removesuffix("Question: How much does it make?\n")
     assert prompts[1].startswith(prompts[0])
@@ -323,9 +328,7 @@ async def test_after_two_failed_programs_the_answer_is_made_from_the_facts() -> 
     def search_dairies(query: str) -> str:
         return "The Hill Dairy makes 270."
 
-    client = ScriptedClient(reply)
-    client.capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
-    result = await Agent(client, [search_dairies], answer=Number(), home=False).run("How much does it make?")
+    result = await ask_a_small_model(reply, search_dairies)
     assert (result.answer, result.usage.requests) == ("270", 4)
     assert ["Facts:\nThe Hill Dairy makes 270.\n" in prompt for prompt in prompts] == [False, False, False, True]
 
@@ -342,8 +345,6 @@ async def test_the_first_answer_stands_if_it_cannot_be_made_again() -> None:
     def search_dairies(query: str) -> str:
         return "The Hill Dairy makes 270."
 
-    client = ScriptedClient(reply)
-    client.capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
-    result = await Agent(client, [search_dairies], answer=Number(), home=False).run("How much does it make?")
+    result = await ask_a_small_model(reply, search_dairies)
     assert (result.answer, result.stop_reason) == ("270", "answered")
     assert prompts[3] == prompts[1]

@@ -130,14 +130,14 @@ def _searches_with_success(steps: Sequence[Step]) -> int:
 
 def must_correct(steps: Sequence[Step]) -> Literal["size", "least", "most"] | None:
     """Return what the next program makes if the last answer was doubted for a fault that it can mend at once."""
-    failed = [result.text for result in steps[-1].returns if not result.ok] if steps else []
+    failed = _last_errors(steps)
     forms: dict[str, Literal["size", "least", "most"]] = {NEGATIVE: "size", OLDER: "least", NEWER: "most"}
-    return next((form for fault, form in forms.items() if any(fault in text for text in failed)), None)
+    return next((form for fault, form in forms.items() if fault in failed), None)
 
 
 def must_use(question: str, steps: Sequence[Step]) -> str | None:
     """Return the number that the next program must calculate with, because the last answer left it out."""
-    failed = "\n".join(result.text for result in steps[-1].returns if not result.ok) if steps else ""
+    failed = _last_errors(steps)
     number = _LEFT_OUT.search(failed)
     if number is None or asks_for_name(question) or _value(number[1]) in _found_in(steps):  # it may only describe
         return None
@@ -150,7 +150,7 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     Returns:
         None if the next program need not search: nothing is missing in the results.
     """
-    failed = "\n".join(result.text for result in steps[-1].returns if not result.ok) if steps else ""
+    failed = _last_errors(steps)
     if _NAME_AS_NUMBER.search(failed):
         stated = [name for text in _texts_in(steps[-1:]) for name in _NAME.findall(text)]
         searched = " ".join(_texts_in(steps[:-1]))
@@ -167,6 +167,10 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     return tuple(name for name in names if name.casefold() not in searched)[:MOST_NAMES]
 
 
+def _last_errors(steps: Sequence[Step]) -> str:
+    return "\n".join(result.text for result in steps[-1].returns if not result.ok) if steps else ""
+
+
 def _text_of(step: Step) -> str:
     return "\n".join(result.text for result in step.returns)
 
@@ -175,7 +179,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
     """Find what is doubtful. `tried` are the steps in which this answer was made."""
     results = [_text_of(step) for step in steps]
     asked = [_value(number) for number in numbers_in(question)]
-    stated, _ = _literals(program)
+    stated, texts = _literals(program)
     numbers = set(stated).union(*(_literals(earlier)[0] for earlier in _programs_in(tried)))
     is_number = re.fullmatch(r"-?[\d.,]+", answer.strip()) is not None
     is_closed = not _calls_tools(program)  # what tools return is not known here
@@ -184,7 +188,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
         said = " ".join([*results, *_texts_in(steps)]).casefold()
         yield from (f"{name} {LOOK_UP}" for name in _names_in(question) if name.casefold() not in said)
     if is_number or not asks_for_name(question) or asks_to_compare(question):  # another name may be found by a number
-        yield from _left_out(asked, numbers, [*_literals(program)[1], *_texts_in(steps)])
+        yield from _left_out(asked, numbers, [*texts, *_texts_in(steps)])
     yield from _made_up(stated, answer, asked, question, steps)
     if asks_for_name(question) and (is_number or answer.strip() in ("yes", "no")):
         yield "The question asks for a name."
@@ -197,7 +201,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
         yield "The question asks for a number."
     if _WANTS_YEAR.search(question) and not re.search(r"\d{3}", answer):
         yield "The question asks for a year."
-    if len(answer) > LONGEST and any(" ".join(answer.split()) in " ".join(text.split()) for text in results):
+    if len(answer) > LONGEST and any(" ".join(answer.split()) in " ".join(result.split()) for result in results):
         yield "It is a whole passage. Give only the name or number that is asked for."
     if re.match(r"-\d", answer.strip()):
         yield NEGATIVE
