@@ -45,6 +45,8 @@ SETS = {
     "fresh two E": "two-step, fresh E",
     "fresh two F": "two-step, fresh F",
     "fresh three F": "three-step, fresh F",
+    "fresh two G": "two-step, fresh G",
+    "fresh three G": "three-step, fresh G",
 }
 DEVELOPMENT = ("one", "two")
 FOLDERS = {  # of other sets than the development set
@@ -65,6 +67,8 @@ FOLDERS = {  # of other sets than the development set
     "fresh two E": "steps_fresh_e",
     "fresh two F": "steps_fresh_f",
     "fresh three F": "steps_fresh_f",
+    "fresh two G": "steps_fresh_g",
+    "fresh three G": "steps_fresh_g",
 }
 DIALECTS = ("cot_chat", "cot_completion", "code", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_code", "weak_examples_completion", "weak_examples_xml")

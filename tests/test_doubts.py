@@ -11,7 +11,9 @@ import pytest
 from closeout import Agent, Boxed, Number, RunResult
 from closeout.dialects.code import DOUBT, READ_AGAIN
 from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
-from closeout.run.doubts import asks_for_name, asks_to_compare, doubt, must_correct, must_look_up, must_use, read_again
+from closeout.parsing.questions import asks_for_name, asks_to_compare
+from closeout.run.doubts import doubt, must_correct, must_look_up, must_use, read_again
+from closeout.run.programs import NOTHING_PRINTED
 from closeout.testing import RequestView, ScriptedClient
 
 SEARCHED = "print(search('North Dairy'))\nprint(search('Hill Dairy'))"
@@ -192,9 +194,11 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
 
     assert asked() is None
     assert asked((once[0], "Error: the index is locked")) is None
-    assert asked((SEARCHED, FOUND)) is None  # the first answer was made from the facts alone
     again = asked(once)
     assert again is not None
+    assert asked((SEARCHED, FOUND)) == again
+    older = "Which is older, the North Dairy or the Hill Dairy?"
+    assert asked((SEARCHED, FOUND), question=older) is None  # the first answer was made from the facts alone
     assert asked(once, ("print(search('Hill'))", "The Hill Dairy has a shop.")) is None  # it found what was missing
     assert asked(once, once) == again  # it found nothing new
     assert asked(once, ("final_answer(1)", f"Error: {again}")) is None
@@ -213,6 +217,14 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
         ("At whose mill were both born?", True, False),
         ("What is the name of the mayor?", True, False),
         ("What lasts longer, a tour of the mine or a dive?", True, True),
+        ("What goes on for longer, a lesson or a concert?", True, True),
+        ("Is the brewery Orm or the pottery Pell the older one?", True, True),
+        ("Name the faster of the two ships Orm and Pell.", True, True),
+        ("Orm or Pell – whose light shone first?", True, True),
+        ("Otto climbs the tower of the mill. Who built it?", True, False),
+        ("Otto asks who it was. How many mills are there?", False, False),
+        ("Name the number of rooms.", False, False),
+        ("Is the tower higher than 30 m or 40 m?", False, False),
         ("What is the price of dinner or lunch?", False, False),
         ("In which year was it?", False, False),
         ("On which day is it open?", False, False),
@@ -222,6 +234,19 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
 )
 def test_questions_for_names_and_comparisons_are_told_apart(question: str, name: bool, compared: bool) -> None:
     assert (asks_for_name(question), asks_to_compare(question)) == (name, compared)
+
+
+def test_a_remainder_of_0_is_made_again_from_the_facts_if_several_searches_found_something() -> None:
+    once = ("print(search('Gudrun'))", "The Gudrun was launched in 1911.")
+    twice = (once, ("print(search('Philippa'))", "The Philippa was launched in 1897."))
+    question = "How many years after the Philippa was the Gudrun launched?"
+
+    def told(*done: tuple[str, str]) -> str:
+        return str(doubt("final_answer(launched - launched)", "0", question, steps(*done), weak=True))
+
+    assert told(*twice) == f"{DOUBT}{READ_AGAIN}"
+    assert "Look it up" in told(once)
+    assert "Look it up" in told(*twice, ("final_answer(5)", f"Error: {DOUBT}{READ_AGAIN}"))
 
 
 def test_what_is_missing_is_searched_for() -> None:
@@ -237,6 +262,22 @@ def test_what_is_missing_is_searched_for() -> None:
         )
         assert must_look_up(question, found) is None
         assert must_look_up(question, after) == names
+
+
+def test_what_was_found_is_looked_up_if_the_answer_uses_nothing_of_it() -> None:
+    found = ("print(search('Fontaine'))", "The hat shop Fontaine is owned by Ada Rehn, who was born in Orm.")
+    question, program = (
+        "How many wells has the birthplace of the owner of the hat shop?",
+        "wells = 1\nfinal_answer(wells)",
+    )
+    told = doubt(program, "1", question, steps((found[0], f"{found[1]} It sells 57 hats.")), weak=True)
+    after = (program, f"Error: {told}")
+    assert must_look_up(question, steps(found, after)) == ("Ada Rehn", "Orm")
+    assert must_look_up(question, steps(("print(search('Orm'))", "57 wells."), after)) is None
+
+
+def test_a_program_that_printed_nothing_is_followed_by_one_that_prints() -> None:
+    assert must_look_up("Who?", steps(("# a plan", f"{NOTHING_PRINTED}\n"))) == ()
 
 
 def test_a_name_that_a_program_computes_with_is_searched_for() -> None:
@@ -261,7 +302,15 @@ def test_a_larger_model_is_doubted_only_about_the_error_of_a_program() -> None:
 
 @pytest.mark.parametrize(
     "program",
-    ["", "final_answer(", "final_answer(1e999)", "final_answer(2 ** 3j)", "x = 0x7F\nfinal_answer(x)", "9" * 5_000],
+    [
+        "",
+        "final_answer(",
+        "final_answer(1e999)",
+        "final_answer(2 ** 3j)",
+        "x = 0x7F\nfinal_answer(x)",
+        "9" * 5_000,
+        f"final_answer(0x{'F' * 6_000})",
+    ],
 )
 def test_programs_of_any_kind_are_read(program: str) -> None:
     doubt(program, "1", "How many in 7 days?", steps((SEARCHED, FOUND)), weak=True)
@@ -297,6 +346,8 @@ async def test_a_small_model_makes_its_answer_again_from_the_facts_alone() -> No
     prompts: list[str] = []
 
     def reply(view: RequestView) -> str:
+        if str(view.prompt).endswith("final_answer("):
+            return "7)\n"  # without its likelihood
         prompts.append(str(view.prompt))
         programs = ['print(search_dairies("Hill Dairy"))', "final_answer(7)", "hill = 270\nfinal_answer(hill)"]
         return f"```python\n{programs[len(prompts) - 1]}\n```"
@@ -305,7 +356,7 @@ async def test_a_small_model_makes_its_answer_again_from_the_facts_alone() -> No
         return "The Hill Dairy makes 270 in 7 days."
 
     result = await ask_a_small_model(reply, search_dairies)
-    assert (result.answer, result.usage.requests) == ("270", 3)
+    assert (result.answer, len(prompts)) == ("270", 3)
     head = prompts[0].removesuffix("Question: How much does it make?\n")
     assert prompts[1].startswith(prompts[0])
     facts = "Facts:\nThe Hill Dairy makes 270 in 7 days.\n\nQuestion: How much does it make?\n"

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from cli_process import here
+from closeout.dialects.constrain import exactly
 from closeout.errors import BadRequest, ContextOverflow, ModelTimeout, ModelUnavailable, ServerFailed, UsageError
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelRequest, ToolSpec, Usage
 from closeout.models import local, local_engine, local_machine
@@ -155,6 +156,26 @@ async def test_the_usage_counts_every_request_and_costs_nothing(client: LocalCli
 async def test_a_grammar_binds_the_reply(client: LocalClient) -> None:
     constraint = Constraint("grammar", 'root ::= "yes" | "no"')
     assert (await client.complete(prompt(constraint=constraint))).text in ("yes", "no")
+
+
+async def test_a_reply_states_how_likely_each_of_its_tokens_is_if_it_is_asked_to(client: LocalClient) -> None:
+    def asked(text: str) -> ModelRequest:
+        return prompt(constraint=Constraint("grammar", exactly(text)), extra_body={"logprobs": 1}, max_tokens=99)
+
+    text = 'ab "c"\\\nd'
+    reply = await client.complete(asked(text))
+    assert reply.tokens is not None
+    assert (reply.text, "".join(reply.tokens.texts)) == (text, text)
+    assert len(reply.tokens.logprobs) == len(reply.tokens.texts)
+    assert all(value <= 0 for value in reply.tokens.logprobs)
+    free = await client.complete(prompt(max_tokens=4, extra_body={"logprobs": 1}))
+    other = await client.complete(asked(f"{free.text[::-1]}"))
+    same = await client.complete(asked(free.text))
+    assert free.tokens is not None
+    assert same.tokens is not None
+    assert other.tokens is not None
+    assert sum(same.tokens.logprobs[:1]) > sum(other.tokens.logprobs[:1])
+    assert (await client.complete(prompt(max_tokens=4))).tokens is None
 
 
 async def test_a_constrained_reply_that_repeats_itself_in_a_text_is_ended_as_not_whole(client: LocalClient) -> None:

@@ -50,7 +50,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Display"]
 
-WORKING = {"act": "thinking", "close": "closing", "experience": "summing up", "compact": "making room"}
+WORKING = {
+    "act": "thinking",
+    "weigh": "weighing two answers",
+    "close": "closing",
+    "experience": "summing up",
+    "compact": "making room",
+}
 ASCII = str.maketrans({"→": ">", "✗": "x", "↺": "<", "▸": ">", "◂": "<", "·": "-", "—": "-", "…": "~"})
 LINE_PERIOD = 5.0  # seconds between two lines about the same work if stderr is not a terminal
 EXPERIENCE_LINES = 12
@@ -240,6 +246,8 @@ class Display:
         if not self._brief:
             title = f"{reply.title()} · {duration(event.ms)} · {usage_line(Usage(**event.usage))}"
             self._print(event, title, "bold")
+        if reply.request.purpose == "weigh":
+            return
         closes = reply.request.purpose != "act"
         readable = event.tool_calls or closes  # the text of a ReAct turn is not
         words = reply.text if reply.streamed and not closes else event.text if readable else ""

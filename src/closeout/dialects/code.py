@@ -12,8 +12,9 @@ from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
+from closeout.parsing.questions import asks_for_name
 
-__all__ = ["DOUBT", "READ_AGAIN", "Code", "answers_from_facts", "failed_twice", "searched_twice"]
+__all__ = ["DOUBT", "READ_AGAIN", "Code", "answers_from_facts", "failed_twice", "searched_twice", "was_asked_again"]
 
 CONTINUE = "Continue: write a program, or give the answer."
 DOUBT = "Check the answer. "  # begins an error that only questions an answer
@@ -25,17 +26,17 @@ _PART = re.compile(r"^(?=Question:|Facts:|Result:|```)", re.MULTILINE)
 def answers_from_facts(view: HistoryView) -> bool:
     """Whether a small model's next program makes the answer from the facts alone.
 
-    It is asked to, one program has searched for several things, or two have failed since something was found. After
-    one search only, it decides better with its plan before it whether something has still to be searched for.
+    It is asked to, two have failed since something was found, or one has searched for several things to choose from.
     """
     steps = view.steps
     if view.note or view.closing:
         return False
     if failed_twice(steps):
         return True
-    if not (any(map(_asks_to_read, steps)) or searched_twice(steps, view.tools)):
+    chooses = asks_for_name(view.question) and searched_twice(steps, view.tools)
+    if not (chooses or any(map(was_asked_again, steps))):
         return False
-    return _asks_to_read(steps[-1]) or all(result.ok for result in steps[-1].returns)
+    return was_asked_again(steps[-1]) or all(result.ok for result in steps[-1].returns)
 
 
 def failed_twice(steps: Sequence[Step]) -> bool:
@@ -49,6 +50,11 @@ def searched_twice(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> bool:
     done = (step for step in steps if all(result.ok for result in step.returns))
     programs = (program for step in done for program in programs_in(step.calls))
     return look_up is not None and any(program.count(f"{look_up['name']}(") > 1 for program in programs)
+
+
+def was_asked_again(step: Step) -> bool:
+    """Whether a step gave an answer that is to be made again, from the facts."""
+    return any(READ_AGAIN in each.text for each in step.returns if not each.ok)
 
 
 class Code(TextChat):
@@ -130,16 +136,12 @@ def _outcome(step: Step) -> str:
     return "doubted" if any(DOUBT in result.text for result in step.returns) else "failed"
 
 
-def _asks_to_read(step: Step) -> bool:
-    return any(READ_AGAIN in each.text for each in step.returns if not each.ok)
-
-
 def _without_failed_readings(steps: Sequence[Step]) -> Sequence[Step]:
     """Leave out the answer that was to be made again, and the attempts at it, if these have only failed.
 
     The model then gives the first answer once more. After its failed programs, it would repeat those.
     """
-    asked = next((index for index, step in enumerate(steps) if _asks_to_read(step)), len(steps))
+    asked = next((index for index, step in enumerate(steps) if was_asked_again(step)), len(steps))
     later = [result for step in steps[asked + 1 :] for result in step.returns]
     failed = later and not any(result.ok or DOUBT in result.text for result in later)
     return steps[:asked] if failed else steps

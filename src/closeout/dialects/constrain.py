@@ -11,7 +11,15 @@ from typing import Any, Literal, TypeAlias
 from closeout.messages import Capabilities, Constraint, ToolSpec
 from closeout.records import record
 
-__all__ = ["ProgramResult", "ThoughtRule", "action_constraint", "action_grammar", "action_schema", "program_grammar"]
+__all__ = [
+    "ProgramResult",
+    "ThoughtRule",
+    "action_constraint",
+    "action_grammar",
+    "action_schema",
+    "exactly",
+    "program_grammar",
+]
 
 ProgramResult: TypeAlias = Literal["value", "size", "name", "choice", "least", "most"]
 
@@ -278,6 +286,11 @@ def _in_answer(token: re.Match[str]) -> str:
 
 def _maybe(members: Sequence[str]) -> str:
     return "".join(f'(", " {member})? ' for member in members)
+
+
+def exactly(text: str) -> str:
+    """Return the grammar of a reply that is a given text."""
+    return f"root ::= {_literal(text)}"
 
 
 def _literal(text: str) -> str:

@@ -148,11 +148,11 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
         elif isinstance(event, ModelRequested):
             purpose = event.purpose
         elif isinstance(event, ModelReplied):
-            reply, stated = event, {}
-            if event.tokens:
-                tokens = load_tokens(event.tokens, sequence)
+            tokens = load_tokens(event.tokens, sequence) if event.tokens else None
+            if tokens is not None:
                 sequence = (*tokens.prompt, *tokens.ids)
-                stated = {"tokens": _stated(tokens)}
+            if purpose != "weigh":  # its text is not what the model wrote, but what was asked about
+                reply, stated = event, {} if tokens is None else {"tokens": _stated(tokens)}
         elif isinstance(event, Repaired):
             repaired.add(event.turn)
         elif isinstance(event, TurnRolledBack) and rolled_back and reply is not None:

@@ -224,7 +224,7 @@ class ModelRequested(Event):
     attempt: int = 0
     _: KW_ONLY
     turn: int = 0
-    purpose: str = "act"  # act | close | experience | compact | probe
+    purpose: str = "act"  # act | weigh | close | experience | compact | probe
     messages: int = 0
     size: int = 0
     shared: int = 0

@@ -446,7 +446,7 @@ class _Builder:
         return Usage(self._input, self._output, cache_read_tokens=cached, requests=1, cost_usd=0.0)
 
     def reply(self) -> ModelReply:
-        return self._reply.reply(usage=self.usage())
+        return self._reply.reply(usage=self.usage(), tokens=self._stream.tokens)
 
 
 def _repeats_itself(tail: str, least: int) -> bool:

@@ -15,13 +15,15 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Literal
 
-from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twice
+from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twice, was_asked_again
 from closeout.dialects.functions import FINAL_ANSWER, programs_in
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
+from closeout.parsing.questions import asks_for_name, asks_to_compare
+from closeout.run.programs import NOTHING_PRINTED
 from closeout.run.review import review_answer
 
-__all__ = ["asks_for_name", "asks_to_compare", "doubt", "must_correct", "must_look_up", "must_use", "read_again"]
+__all__ = ["doubt", "must_correct", "must_look_up", "must_use", "not_looked_up", "read_again"]
 
 LOOK_UP = "is in no result. Look it up."
 USE = "The program must use it."
@@ -38,12 +40,6 @@ SMALL = 2  # larger numbers must come from somewhere
 WORDS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")  # numbers from 3
 UNITS = frozenset(map(Decimal, (7, 12, 24, 30, 31, 52, 60, 100, 360, 365, 366, 1_000, 3_600, 1_000_000)))
 
-_WANTS_NAME = re.compile(
-    r"(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
-    r"|century|page|hour|time|floor|room|platform|line|age|price))\b|what (?:is|was) the name\b"
-    r"|what\s+\w+\s+(?:more|less|fewer|\w{2,}er)\b[^?]*\bor\b",
-    re.IGNORECASE,
-)
 _WANTS_NUMBER = re.compile(r"how (?:many|much|old|tall|long|high|deep|far|heavy)\b", re.IGNORECASE)
 _WANTS_YEAR = re.compile(r"(?:which|what) year\b|when (?:was|were|did)\b", re.IGNORECASE)
 _OLD = re.compile(
@@ -52,7 +48,6 @@ _OLD = re.compile(
     re.IGNORECASE,
 )
 _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most recent(?:ly)?)\b", re.IGNORECASE)
-_COMPARES = re.compile(r"\b(?:or|most|least|first|last|second|neither)\b|\w{2}est\b", re.IGNORECASE)
 _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
@@ -78,6 +73,9 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
         None if nothing is doubtful that was not doubted before.
     """
     last = next((index for index, step in enumerate(steps) if READ_AGAIN in _text_of(step)), -1) + 1
+    doubted = [step for step in steps[max(last - 1, 0) :] if DOUBT in _text_of(step)]
+    if program in _programs_in(doubted):  # it is given again
+        return None
     told = [_text_of(step) for step in steps[last:]]
     if sum(DOUBT in text for text in told) >= MOST_DOUBTS:
         return None
@@ -85,19 +83,11 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     if steps and review_answer(answer, steps[-1].returns) is not None:
         found = ["It is the error of a tool or program."]
     problem = next((each for each in found if not any(each in text for text in told)), None)
+    if problem == NO_REMAINDER and not last and _searches_with_success(steps) > 1:  # all may have been found
+        problem = READ_AGAIN
     if problem is None or (last and problem in _FUTILE):  # an attempt to read the facts has failed
         return problem
     return f"{DOUBT}{problem}"
-
-
-def asks_for_name(question: str) -> bool:
-    """Whether the answer is the name of a person, place or thing."""
-    return _WANTS_NAME.match(question) is not None
-
-
-def asks_to_compare(question: str) -> bool:
-    """Whether the answer is one of several names, chosen by a number: "Which is older, …?", "Which is the oldest?"."""
-    return asks_for_name(question) and _COMPARES.search(question) is not None
 
 
 def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
@@ -111,7 +101,9 @@ def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequenc
     """
     if asks_for_name(question) and not _ANY_NUMBER.fullmatch(answer.strip()):
         return None
-    from_facts = failed_twice(steps) or searched_twice(steps, tools) or any(READ_AGAIN in _text_of(s) for s in steps)
+    from_facts = failed_twice(steps) or any(map(was_asked_again, steps))
+    if asks_for_name(question):
+        from_facts = from_facts or searched_twice(steps, tools)
     if from_facts or _searches_with_success(steps) != 1:
         return None
     return f"{DOUBT}{READ_AGAIN}"
@@ -150,7 +142,11 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     Returns:
         None if the next program need not search: nothing is missing in the results.
     """
+    if steps and _text_of(steps[-1]).strip() == NOTHING_PRINTED:
+        return ()
     failed = _last_errors(steps)
+    if NOTHING_FOUND in failed:
+        return not_looked_up(question, steps) or None
     if _NAME_AS_NUMBER.search(failed):
         stated = [name for text in _texts_in(steps[-1:]) for name in _NAME.findall(text)]
         searched = " ".join(_texts_in(steps[:-1]))
@@ -160,7 +156,11 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
         return None
     if not _ANY_NUMBER.fullmatch(missing[1]):
         return (missing[1],)
-    # What is known about the number's subject is in another document: one that is named in what was found.
+    return not_looked_up(question, steps)
+
+
+def not_looked_up(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
+    """Return the names in what was found that were not searched for: other documents may say more about them."""
     searched = " ".join([question, *_texts_in(steps)]).casefold()
     found = [_text_of(step) for step in steps if all(result.ok for result in step.returns)]
     names = dict.fromkeys(name for text in found for name in _names_in(text))
@@ -286,7 +286,7 @@ def _literals(program: str) -> tuple[list[Decimal], list[str]]:
     """The numbers and the texts that a program states. Comments do not count."""
     tree = parse_python(program)
     constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)] if tree is not None else []
-    numbers = [Decimal(repr(each)) for each in constants if type(each) in (int, float)]
+    numbers = [Decimal(each if type(each) is int else repr(each)) for each in constants if type(each) in (int, float)]
     return [each for each in numbers if each.is_finite()], [each for each in constants if isinstance(each, str)]
 
 

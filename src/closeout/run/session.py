@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from closeout.answers.contracts import Boxed, Text
@@ -12,9 +13,10 @@ from closeout.answers.replies import INVENTED, invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
-from closeout.dialects.code import answers_from_facts, searched_twice
+from closeout.dialects.code import answers_from_facts, searched_twice, was_asked_again
 from closeout.dialects.constrain import ProgramResult, action_constraint, program_grammar
 from closeout.dialects.cot import CotCompletion
+from closeout.dialects.functions import programs_in
 from closeout.dialects.prompts import examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
@@ -25,6 +27,7 @@ from closeout.messages import (
     ModelReply,
     ModelRequest,
     Reading,
+    Repair,
     RequestInfo,
     Step,
     ToolCall,
@@ -33,15 +36,17 @@ from closeout.messages import (
 )
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
 from closeout.parsing.program import numbers_in
+from closeout.parsing.questions import asks_for_name, asks_to_compare
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.doubts import asks_for_name, asks_to_compare, must_correct, must_look_up, must_use
+from closeout.run.doubts import must_correct, must_look_up, must_use, not_looked_up
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
+from closeout.run.weighing import HANDICAP, UNLIKELY, calculation, in_order_of, likelihood, same_value, weighing_request
 
 __all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
 
@@ -116,7 +121,40 @@ class ModelSession:
                 self._texts_taken = self._texts_taken or request.prompt is not None
                 if not self._plan.client.capabilities.grammar:  # the client has learned what the server takes
                     self.capabilities = replace(self.capabilities, grammar=False)
-                return self.read(reply)
+                return await self._weighed(self.read(reply), history, info)
+
+    async def _weighed(self, reading: Reading, history: History, info: RequestInfo) -> Reading:
+        """Put the answer that was to be made again in the place of the new one, if it is likelier."""
+        steps = history.steps
+        if not steps or not was_asked_again(steps[-1]):
+            return reading
+        earlier = [program for step in steps for program in programs_in(step.calls)]
+        first, second = calculation(earlier), calculation([*earlier, *programs_in(reading.calls)])
+        if first is None or second is None or same_value(first, second):
+            return reading
+        view = history.view()
+        found = (result.text for step in steps for result in step.returns if result.ok)
+        first = in_order_of("\n".join([view.question, *found]), first)
+        views = (view, replace(view, steps=steps[:-1]))  # from the facts, and after the plan
+        asked = [replace(self.dialect.render(each, self.capabilities), **self._options) for each in views]
+        acting, info = info, replace(info, purpose="weigh", note="")
+        total = {first: 0.0, second: 0.0}
+        try:
+            for request, calculated in product(asked, total):
+                reply = await self.calls.request(weighing_request(request, calculated), info)
+                if (likely := likelihood(reply)) is None:
+                    return reading
+                total[calculated] += likely
+        except (ModelError, LimitReached):  # the new answer stands
+            return reading
+        if max(total.values()) < UNLIKELY and (names := not_looked_up(view.question, view.steps)):
+            grammar = program_grammar((), printing=_queries(view, names))
+            constraint = Constraint("grammar", grammar, "program")
+            return self.read(await self.calls.request(replace(asked[1], constraint=constraint), acting))
+        if total[first] + HANDICAP <= total[second]:
+            return reading
+        repair = Repair("likelier_answer", "reply", second, after=first)
+        return replace(reading, calls=steps[-1].calls, repairs=(*reading.repairs, repair))
 
     def _leave_out(self, error: ModelError) -> bool:
         """Do without what a server refused, each thing once. Returns whether there was anything."""
@@ -485,8 +523,11 @@ def _made(view: HistoryView) -> ProgramResult | None:
 def _searches(view: HistoryView) -> list[str]:
     """How the lines of the next program begin if it has to search."""
     names = must_look_up(view.question, view.steps)
-    if names is None:
-        return []
+    return [] if names is None else _queries(view, names)
+
+
+def _queries(view: HistoryView, names: Sequence[str]) -> list[str]:
+    """How the lines of a program begin that searches for names; for anything without any."""
     look_up = program_slots(view.tools).get("look_up")
     return [f'print({look_up["name"]}("{name}' for name in names] if look_up and names else ["print("]
 

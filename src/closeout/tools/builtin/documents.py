@@ -43,7 +43,7 @@ _READ_ALIASES = {
 _STEM = 4  # letters that inflected forms of a word share: opened, opening
 _SENTENCE = re.compile(r".+?(?:[.!?]\s+(?=[A-Z*])|\Z)", re.DOTALL)
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
-_MARKED = re.compile(r"\s*(?:[|#>*+-]|\d+[.)]\s)")  # a row, a heading or an item of a list: a line of its own
+_MARKED = re.compile(r"\s*(?:[|#>*+-]|\d{1,3}[.)]\s)")  # a row, a heading or an item of a list: a line of its own
 _LINES = re.compile(r"^(.*):(\d+)(?:-\d+)?$")
 
 

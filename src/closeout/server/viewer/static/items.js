@@ -50,7 +50,13 @@ function headExtras(item, page) {
 
 // ------------------------------------------------------------------------------------------------ a turn
 
-const PURPOSES = { close: "Closing", experience: "Failure account", compact: "Summary request", probe: "Probe" };
+const PURPOSES = {
+  weigh: "Weighing two answers",
+  close: "Closing",
+  experience: "Failure account",
+  compact: "Summary request",
+  probe: "Probe",
+};
 
 function turnName(item) {
   if (item.purpose !== "act") return t(PURPOSES[item.purpose] ?? item.purpose);

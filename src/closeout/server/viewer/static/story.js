@@ -109,6 +109,7 @@ function newTurn(story, event, agent) {
     notes: [],
   });
   agent.since = [];
+  if (turn.purpose === "weigh") turn.weighed = agent.current; // the turn goes on when its answer was weighed
   agent.current = turn;
   if (turn.request) story.requests.push(turn);
   return turn;
@@ -181,6 +182,7 @@ const HANDLERS = {
   ModelReplied(story, event, agent) {
     const turn = currentTurn(story, event, agent);
     turn.reply = event;
+    if (turn.weighed) agent.current = turn.weighed;
     event.tool_calls.forEach((each, index) => {
       const call = callOf(turn, index, "");
       Object.assign(call, { name: textOf(each.name), arguments: each.arguments, proposed: true });
@@ -189,6 +191,7 @@ const HANDLERS = {
   ModelFailed(story, event, agent) {
     const turn = currentTurn(story, event, agent);
     turn.failure = event;
+    if (turn.weighed) agent.current = turn.weighed;
     story.note("failure", turn);
   },
   ToolStarted(story, event, agent) {

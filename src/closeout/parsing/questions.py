@@ -1,0 +1,31 @@
+"""Tell what a question in English asks for."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["asks_for_name", "asks_to_compare"]
+
+_WANTS_NAME = re.compile(
+    r"(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
+    r"|century|page|hour|time|floor|room|platform|line|age|price))\b|what (?:is|was) the name\b"
+    r"|what\s+(?:\w+\s+){1,3}(?:more|less|fewer|\w{2,}er)\b[^?]*\bor\b"
+    r"|(?:is|was|are|were|do|does|did|has|have|had|can|could|will)\b[^?]*(?-i:[A-Z])\w*\s+or\s[^?]*(?-i:[A-Z])"
+    r"|name (?:the|one)\s+(?!number|year|amount|price|sum|total)",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"(?<=[.!?:;–—])\s+")  # a sentence, or a half of one
+_COMPARES = re.compile(
+    r"\b(?:or|most|least|first|last|second|neither)\b|\w{2}est\b|\w{2}er of (?:the )?(?:two|three|both)\b",
+    re.IGNORECASE,
+)
+
+
+def asks_for_name(question: str) -> bool:
+    """Whether the answer is the name of a person, place or thing."""
+    return any(map(_WANTS_NAME.match, _PART.split(question.strip())))
+
+
+def asks_to_compare(question: str) -> bool:
+    """Whether the answer is one of several names, chosen by a number: "Which is older, …?", "Which is the oldest?"."""
+    return asks_for_name(question) and _COMPARES.search(question) is not None
