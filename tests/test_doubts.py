@@ -63,7 +63,7 @@ DOUBTFUL = [
 def test_a_number_left_out_or_made_up_and_a_wrong_sign_are_doubted(
     question: str, program: str, answer: str, part: str
 ) -> None:
-    found = doubt(program, answer, question, steps((SEARCHED, FOUND)), weak=True)
+    found = doubt(program, answer, question, steps(("print(search('dairies'))", FOUND)), weak=True)
     assert found is not None
     assert found.startswith(DOUBT)
     assert part in found
@@ -75,6 +75,7 @@ CERTAIN = [
     ("How many eggs are 15 dozen?", "final_answer(15 * 12)", "180"),
     ("How many minutes are 3 days?", "final_answer(3 * 24 * 60)", "4320"),
     ("How much rye is in 5 % of it?", "final_answer(0.05 * 270)", "13.5"),
+    ("How much is it with 10 % off?", "final_answer(270 * 0.9)", "243"),
     ("How much is 3.5 % of 270?", "final_answer(3.5 / 100 * 270)", "9.45"),
     ("Which train leaves at 9, the R2 or the B-17?", "print(search('train at 9'))\nfinal_answer('R2')", "R2"),
     ("Does Otto say that the Hill Dairy is older?", "final_answer(search('Otto') == 'yes')", "yes"),
@@ -219,6 +220,8 @@ def test_an_answer_is_made_again_once_and_only_after_one_search() -> None:
         ("What lasts longer, a tour of the mine or a dive?", True, True),
         ("What goes on for longer, a lesson or a concert?", True, True),
         ("Is the brewery Orm or the pottery Pell the older one?", True, True),
+        ("What is the dearest of these: a hat, an umbrella or a night at the hotel?", True, True),
+        ("What is the highest number of guests or cars?", False, False),
         ("Name the faster of the two ships Orm and Pell.", True, True),
         ("Orm or Pell – whose light shone first?", True, True),
         ("Otto climbs the tower of the mill. Who built it?", True, False),
@@ -236,17 +239,23 @@ def test_questions_for_names_and_comparisons_are_told_apart(question: str, name:
     assert (asks_for_name(question), asks_to_compare(question)) == (name, compared)
 
 
-def test_a_remainder_of_0_is_made_again_from_the_facts_if_several_searches_found_something() -> None:
+@pytest.mark.parametrize(
+    ("program", "answer"), [("final_answer(launched - launched)", "0"), ("final_answer(14 * 9)", "126")]
+)
+def test_a_number_from_nowhere_is_made_again_from_the_facts_if_several_searches_found_something(
+    program: str, answer: str
+) -> None:
     once = ("print(search('Gudrun'))", "The Gudrun was launched in 1911.")
-    twice = (once, ("print(search('Philippa'))", "The Philippa was launched in 1897."))
+    other = ("print(search('Philippa'))", "The Philippa was launched in 1897.")
+    both = (f"{once[0]}\n{other[0]}", f"{once[1]}\n{other[1]}")
     question = "How many years after the Philippa was the Gudrun launched?"
 
     def told(*done: tuple[str, str]) -> str:
-        return str(doubt("final_answer(launched - launched)", "0", question, steps(*done), weak=True))
+        return str(doubt(program, answer, question, steps(*done), weak=True))
 
-    assert told(*twice) == f"{DOUBT}{READ_AGAIN}"
+    assert told(once, other) == told(both) == f"{DOUBT}{READ_AGAIN}"
     assert "Look it up" in told(once)
-    assert "Look it up" in told(*twice, ("final_answer(5)", f"Error: {DOUBT}{READ_AGAIN}"))
+    assert "Look it up" in told(both, ("final_answer(5)", f"Error: {DOUBT}{READ_AGAIN}"))
 
 
 def test_what_is_missing_is_searched_for() -> None:

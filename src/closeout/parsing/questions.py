@@ -9,7 +9,8 @@ __all__ = ["asks_for_name", "asks_to_compare"]
 _WANTS_NAME = re.compile(
     r"(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
     r"|century|page|hour|time|floor|room|platform|line|age|price))\b|what (?:is|was) the name\b"
-    r"|what\s+(?:\w+\s+){1,3}(?:more|less|fewer|\w{2,}er)\b[^?]*\bor\b"
+    r"|what (?:is|was) the (?:\w+est|most \w+|least \w+) of\b"
+    r"|what\s+(?:\w+\s+){1,3}(?:more|less|fewer|(?!number|other|after|under)\w{2,}er)\b[^?]*\bor\b"
     r"|(?:is|was|are|were|do|does|did|has|have|had|can|could|will)\b[^?]*(?-i:[A-Z])\w*\s+or\s[^?]*(?-i:[A-Z])"
     r"|name (?:the|one)\s+(?!number|year|amount|price|sum|total)",
     re.IGNORECASE,

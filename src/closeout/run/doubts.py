@@ -52,6 +52,7 @@ _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) {re.escape(LOOK_UP)}")
+_NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
 _NAME_AS_NUMBER = re.compile(
     r"TypeError: unsupported operand .*'str'|invalid literal for int\(\)|could not convert string to float"
 )
@@ -83,8 +84,8 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     if steps and review_answer(answer, steps[-1].returns) is not None:
         found = ["It is the error of a tool or program."]
     problem = next((each for each in found if not any(each in text for text in told)), None)
-    if problem == NO_REMAINDER and not last and _searches_with_success(steps) > 1:  # all may have been found
-        problem = READ_AGAIN
+    if problem and _NUMBER_MISSING.match(problem) and not last and _has_searched_twice(steps):
+        problem = READ_AGAIN  # all may have been found
     if problem is None or (last and problem in _FUTILE):  # an attempt to read the facts has failed
         return problem
     return f"{DOUBT}{problem}"
@@ -118,6 +119,12 @@ def _searches_with_success(steps: Sequence[Step]) -> int:
         count += not lines <= known
         known |= lines
     return count
+
+
+def _has_searched_twice(steps: Sequence[Step]) -> bool:
+    """Whether several searches have found something, in one program or in several."""
+    found = [step for step in steps if step.returns and all(result.ok for result in step.returns)]
+    return _searches_with_success(steps) > 1 or any(_calls_of_tools(each) > 1 for each in _programs_in(found))
 
 
 def must_correct(steps: Sequence[Step]) -> Literal["size", "least", "most"] | None:
@@ -182,7 +189,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
     stated, texts = _literals(program)
     numbers = set(stated).union(*(_literals(earlier)[0] for earlier in _programs_in(tried)))
     is_number = re.fullmatch(r"-?[\d.,]+", answer.strip()) is not None
-    is_closed = not _calls_tools(program)  # what tools return is not known here
+    is_closed = not _calls_of_tools(program)  # what tools return is not known here
     # An answer at once may be that of a problem in words, but then it needs only the problem's numbers.
     if is_closed and (steps or not numbers <= {*asked, *_written_out([question])}):
         said = " ".join([*results, *_texts_in(steps)]).casefold()
@@ -209,7 +216,8 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
 
 def _left_out(asked: Sequence[Decimal], numbers: set[Decimal], texts: Sequence[str]) -> Iterator[str]:
     """A number of the question that neither a program nor a query uses."""
-    used = numbers | {number * 100 for number in numbers} | set(_values(texts))  # 5 % may be written 0.05
+    shares = {share for number in numbers for share in (number * 100, 100 - number * 100)}  # 5 %: 0.05, 0.95
+    used = numbers | shares | set(_values(texts))
     unused = [number for number in asked if number not in used]
     if unused and len(asked) <= MOST_NUMBERS:
         yield f"The question says {unused[0]:f}. {USE}"
@@ -257,10 +265,10 @@ def _found_in(steps: Sequence[Step]) -> list[Decimal]:
     return list(_values(dict.fromkeys(line for text in texts for line in text.splitlines())))
 
 
-def _calls_tools(program: str) -> bool:
+def _calls_of_tools(program: str) -> int:
     tree = parse_python(program)
     called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree is not None else []
-    return any(isinstance(each, ast.Name) and each.id not in _NO_TOOLS for each in called)
+    return sum(isinstance(each, ast.Name) and each.id not in _NO_TOOLS for each in called)
 
 
 def _programs_in(steps: Sequence[Step]) -> list[str]:
