@@ -47,6 +47,8 @@ SETS = {
     "fresh three F": "three-step, fresh F",
     "fresh two G": "two-step, fresh G",
     "fresh three G": "three-step, fresh G",
+    "fresh two H": "two-step, fresh H",
+    "fresh three H": "three-step, fresh H",
 }
 DEVELOPMENT = ("one", "two")
 FOLDERS = {  # of other sets than the development set
@@ -69,6 +71,8 @@ FOLDERS = {  # of other sets than the development set
     "fresh three F": "steps_fresh_f",
     "fresh two G": "steps_fresh_g",
     "fresh three G": "steps_fresh_g",
+    "fresh two H": "steps_fresh_h",
+    "fresh three H": "steps_fresh_h",
 }
 DIALECTS = ("cot_chat", "cot_completion", "code", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_code", "weak_examples_completion", "weak_examples_xml")

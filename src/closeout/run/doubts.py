@@ -97,15 +97,14 @@ def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequenc
     What it makes so is right more often: its plan is not between what was found and the answer.
 
     Returns:
-        None if nothing was found, if the last of several programs found it, if the answer is the name that is asked
-        for, or if this answer or an earlier one was made so.
+        None if nothing was found, if the answer is the name that is asked for, or if this answer or an earlier one was
+        made so.
     """
     if asks_for_name(question) and not _ANY_NUMBER.fullmatch(answer.strip()):
         return None
-    from_facts = failed_twice(steps) or any(map(was_asked_again, steps))
-    if asks_for_name(question):
-        from_facts = from_facts or searched_twice(steps, tools)
-    if from_facts or _searches_with_success(steps) != 1:
+    chosen = asks_for_name(question) and searched_twice(steps, tools)
+    made_from_facts = chosen or failed_twice(steps) or any(map(was_asked_again, steps))
+    if made_from_facts or not _searches_with_success(steps):
         return None
     return f"{DOUBT}{READ_AGAIN}"
 
