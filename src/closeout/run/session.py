@@ -124,9 +124,12 @@ class ModelSession:
                 return await self._weighed(self.read(reply), history, info)
 
     async def _weighed(self, reading: Reading, history: History, info: RequestInfo) -> Reading:
-        """Put the answer that was to be made again in the place of the new one, if it is likelier."""
+        """Put the answer that was to be made again in the place of the new one, if it is likelier.
+
+        If neither is likely, ask for a program that looks up more.
+        """
         steps = history.steps
-        if not steps or not was_asked_again(steps[-1]):
+        if not steps or not was_asked_again(steps[-1]) or not self.sends_prompt:
             return reading
         earlier = [program for step in steps for program in programs_in(step.calls)]
         first, second = calculation(earlier), calculation([*earlier, *programs_in(reading.calls)])
@@ -137,11 +140,11 @@ class ModelSession:
         first = in_order_of("\n".join([view.question, *found]), first)
         views = (view, replace(view, steps=steps[:-1]))  # from the facts, and after the plan
         asked = [replace(self.dialect.render(each, self.capabilities), **self._options) for each in views]
-        acting, info = info, replace(info, purpose="weigh", note="")
+        weighing = replace(info, purpose="weigh", note="")
         total = {first: 0.0, second: 0.0}
         try:
             for request, calculated in product(asked, total):
-                reply = await self.calls.request(weighing_request(request, calculated), info)
+                reply = await self.calls.request(weighing_request(request, calculated), weighing)
                 if (likely := likelihood(reply)) is None:
                     return reading
                 total[calculated] += likely
@@ -150,7 +153,7 @@ class ModelSession:
         if max(total.values()) < UNLIKELY and (names := not_looked_up(view.question, view.steps)):
             grammar = program_grammar((), printing=_queries(view, names))
             constraint = Constraint("grammar", grammar, "program")
-            return self.read(await self.calls.request(replace(asked[1], constraint=constraint), acting))
+            return self.read(await self.calls.request(replace(asked[1], constraint=constraint), info))
         if total[first] + HANDICAP <= total[second]:
             return reading
         repair = Repair("likelier_answer", "reply", second, after=first)
