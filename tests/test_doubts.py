@@ -284,6 +284,21 @@ def test_what_was_found_is_looked_up_if_the_answer_uses_nothing_of_it() -> None:
     assert must_look_up(question, steps(("print(search('Orm'))", "57 wells."), after)) is None
 
 
+def test_a_search_that_finds_nothing_is_followed_by_others() -> None:
+    empty = (
+        "print(search('brass'))",
+        "{'results': [], 'note': 'Try other words. There are documents on: Orm; Pell'}\n",
+    )
+    assert must_look_up("Which brass instrument?", steps(empty)) == ("",)
+    assert must_look_up("Which brass instrument?", steps(empty, empty)) == ("",)
+    assert must_look_up("Which brass instrument?", steps(empty, empty, empty)) is None
+    assert (
+        must_look_up("Which brass instrument?", steps(empty, ("print(search('horn'))", "A horn hangs there."))) is None
+    )
+    told = doubt("final_answer(5)", "5", "How many horns?", steps(empty), weak=True)
+    assert must_look_up("How many horns?", steps(empty, ("final_answer(5)", f"Error: {told}"))) == ()
+
+
 def test_a_program_that_printed_nothing_is_followed_by_one_that_prints() -> None:
     assert must_look_up("Who?", steps(("# a plan", f"{NOTHING_PRINTED}\n"))) == ()
 

@@ -36,6 +36,7 @@ MOST_DOUBTS = 3  # of an answer, before the facts are read again and after it
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
 MOST_NAMES = 8  # that a query may begin with
 LONGEST = 60  # characters of a result that may be an answer
+MOST_EMPTY = 2  # searches that find nothing, before an answer may be given
 SMALL = 2  # larger numbers must come from somewhere
 WORDS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")  # numbers from 3
 UNITS = frozenset(map(Decimal, (7, 12, 24, 30, 31, 52, 60, 100, 360, 365, 366, 1_000, 3_600, 1_000_000)))
@@ -53,6 +54,7 @@ _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) {re.escape(LOOK_UP)}")
 _NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
+_EMPTY = re.compile(r"\{'results': \[\]")  # what a search returns that finds nothing; its note names documents
 _NAME_AS_NUMBER = re.compile(
     r"TypeError: unsupported operand .*'str'|invalid literal for int\(\)|could not convert string to float"
 )
@@ -150,6 +152,8 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     """
     if steps and _text_of(steps[-1]).strip() == NOTHING_PRINTED:
         return ()
+    if 0 < len(steps) <= MOST_EMPTY and all(_EMPTY.match(_text_of(step)) for step in steps):
+        return ("",)  # other words may find something
     failed = _last_errors(steps)
     if NOTHING_FOUND in failed:
         return not_looked_up(question, steps) or None
@@ -168,7 +172,8 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
 def not_looked_up(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     """Return the names in what was found that were not searched for: other documents may say more about them."""
     searched = " ".join([question, *_texts_in(steps)]).casefold()
-    found = [_text_of(step) for step in steps if all(result.ok for result in step.returns)]
+    texts = [_text_of(step) for step in steps if all(result.ok for result in step.returns)]
+    found = [text for text in texts if not _EMPTY.match(text)]
     names = dict.fromkeys(name for text in found for name in _names_in(text))
     return tuple(name for name in names if name.casefold() not in searched)[:MOST_NAMES]
 
