@@ -100,12 +100,13 @@ class RunsPage {
     } finally {
       if (control === this.loading) this.loading = null;
     }
-    // The end may still be in sight.
-    if (this.more && this.end.getBoundingClientRect().top < innerHeight + 800) this.loadMore();
   }
 
   finish(found, more) {
     this.more = more;
+    // The end may be in sight without ever having left it: observed anew, it is reported again.
+    this.observer.unobserve(this.end);
+    this.observer.observe(this.end);
     this.indexing = found.indexed < found.total;
     let note = "";
     if (!this.rows.size) note = this.filters.text || this.filters.status || this.filters.model ? t("No run matches.") : t("No runs yet. Try: closeout run \"What is 17 % of 2,340?\"");
