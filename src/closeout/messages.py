@@ -180,6 +180,11 @@ class Step:
     raw: str = ""  # the trusted part of the reply as written, for text dialects
     rendered: dict[str, tuple[Message, ...]] = field(default_factory=dict, repr=False)
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether none of its calls failed."""
+        return all(result.ok for result in self.returns)
+
 
 # ------------------------------------------------------------------------------------------------ tools
 

@@ -36,7 +36,7 @@ def answers_from_facts(view: HistoryView) -> bool:
     chooses = asks_for_name(view.question) and searched_twice(steps, view.tools)
     if not (chooses or any(map(was_asked_again, steps))):
         return False
-    return was_asked_again(steps[-1]) or all(result.ok for result in steps[-1].returns)
+    return was_asked_again(steps[-1]) or steps[-1].succeeded
 
 
 def failed_twice(steps: Sequence[Step]) -> bool:
@@ -47,7 +47,7 @@ def failed_twice(steps: Sequence[Step]) -> bool:
 def searched_twice(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> bool:
     """Whether a program that succeeded has searched for two things."""
     look_up = program_slots(tools).get("look_up")
-    done = (step for step in steps if all(result.ok for result in step.returns))
+    done = (step for step in steps if step.succeeded)
     programs = (program for step in done for program in programs_in(step.calls))
     return look_up is not None and any(program.count(f"{look_up['name']}(") > 1 for program in programs)
 
@@ -131,7 +131,7 @@ class Code(TextChat):
 
 def _outcome(step: Step) -> str:
     """Whether a step's program has found something, failed, or given an answer that was doubted."""
-    if all(result.ok for result in step.returns):
+    if step.succeeded:
         return "found"
     return "doubted" if any(DOUBT in result.text for result in step.returns) else "failed"
 

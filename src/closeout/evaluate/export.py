@@ -151,7 +151,7 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
             tokens = load_tokens(event.tokens, sequence) if event.tokens else None
             if tokens is not None:
                 sequence = (*tokens.prompt, *tokens.ids)
-            if purpose != "weigh":  # its text is not what the model wrote, but what was asked about
+            if purpose != "weigh":  # the model was given its text, to say how likely it is
                 reply, stated = event, {} if tokens is None else {"tokens": _stated(tokens)}
         elif isinstance(event, Repaired):
             repaired.add(event.turn)

@@ -75,7 +75,7 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     Returns:
         None if nothing is doubtful that was not doubted before.
     """
-    last = next((index for index, step in enumerate(steps) if READ_AGAIN in _text_of(step)), -1) + 1
+    last = next((index for index, step in enumerate(steps) if was_asked_again(step)), -1) + 1
     doubted = [step for step in steps[max(last - 1, 0) :] if DOUBT in _text_of(step)]
     if program in _programs_in(doubted):  # it is given again
         return None
@@ -124,7 +124,7 @@ def _searches_with_success(steps: Sequence[Step]) -> int:
 
 def _has_searched_twice(steps: Sequence[Step]) -> bool:
     """Whether several searches have found something, in one program or in several."""
-    found = [step for step in steps if step.returns and all(result.ok for result in step.returns)]
+    found = [step for step in steps if step.returns and step.succeeded]
     return _searches_with_success(steps) > 1 or any(_calls_of_tools(each) > 1 for each in _programs_in(found))
 
 
@@ -172,7 +172,7 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
 def not_looked_up(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     """Return the names in what was found that were not searched for: other documents may say more about them."""
     searched = " ".join([question, *_texts_in(steps)]).casefold()
-    texts = [_text_of(step) for step in steps if all(result.ok for result in step.returns)]
+    texts = [_text_of(step) for step in steps if step.succeeded]
     found = [text for text in texts if not _EMPTY.match(text)]
     names = dict.fromkeys(name for text in found for name in _names_in(text))
     return tuple(name for name in names if name.casefold() not in searched)[:MOST_NAMES]

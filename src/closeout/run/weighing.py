@@ -1,8 +1,7 @@
 """Weigh two answers of a small model: the likelier one stands.
 
-A small model makes an answer after its plan, and once more from the facts alone. If the two differ, each is as often
-right as the other, but the one that is likelier in both texts together nearly always is.
-See docs/design/local-model.md.
+A small model makes an answer after its plan, and once more from the facts alone. If the two differ, neither is
+right much more often, but the one that is likelier in both texts together usually is. See docs/design/local-model.md.
 """
 
 from __future__ import annotations
