@@ -25,6 +25,7 @@ from closeout.tools.builtin import calculate, document_tools
 from closeout.tools.tool import Tool
 
 DATA = Path(__file__).parent / "data"
+FRESH = [(letter, steps) for letter in "ABCDEFGHI" for steps in ("two", "three") if (letter, steps) != ("E", "three")]
 SETS = {
     "one": "one-step",
     "two": "two-step",
@@ -34,21 +35,7 @@ SETS = {
     "seen three": "three-step, seen",
     "unseen two": "two-step, unseen",
     "unseen three": "three-step, unseen",
-    "fresh two A": "two-step, fresh A",
-    "fresh three A": "three-step, fresh A",
-    "fresh two B": "two-step, fresh B",
-    "fresh three B": "three-step, fresh B",
-    "fresh two C": "two-step, fresh C",
-    "fresh three C": "three-step, fresh C",
-    "fresh two D": "two-step, fresh D",
-    "fresh three D": "three-step, fresh D",
-    "fresh two E": "two-step, fresh E",
-    "fresh two F": "two-step, fresh F",
-    "fresh three F": "three-step, fresh F",
-    "fresh two G": "two-step, fresh G",
-    "fresh three G": "three-step, fresh G",
-    "fresh two H": "two-step, fresh H",
-    "fresh three H": "three-step, fresh H",
+    **{f"fresh {steps} {letter}": f"{steps}-step, fresh {letter}" for letter, steps in FRESH},
 }
 DEVELOPMENT = ("one", "two")
 FOLDERS = {  # of other sets than the development set
@@ -58,21 +45,7 @@ FOLDERS = {  # of other sets than the development set
     "seen three": "steps_seen",
     "unseen two": "steps_unseen",
     "unseen three": "steps_unseen",
-    "fresh two A": "steps_fresh_a",
-    "fresh three A": "steps_fresh_a",
-    "fresh two B": "steps_fresh_b",
-    "fresh three B": "steps_fresh_b",
-    "fresh two C": "steps_fresh_c",
-    "fresh three C": "steps_fresh_c",
-    "fresh two D": "steps_fresh_d",
-    "fresh three D": "steps_fresh_d",
-    "fresh two E": "steps_fresh_e",
-    "fresh two F": "steps_fresh_f",
-    "fresh three F": "steps_fresh_f",
-    "fresh two G": "steps_fresh_g",
-    "fresh three G": "steps_fresh_g",
-    "fresh two H": "steps_fresh_h",
-    "fresh three H": "steps_fresh_h",
+    **{f"fresh {steps} {letter}": f"steps_fresh_{letter.lower()}" for letter, steps in FRESH},
 }
 DIALECTS = ("cot_chat", "cot_completion", "code", "mcp_xml", "function_call")
 TEMPLATES_OF_EXAMPLES = ("weak_examples", "weak_examples_code", "weak_examples_completion", "weak_examples_xml")

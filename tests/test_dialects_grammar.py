@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 
 from closeout.answers.contracts import AnswerContract, Choice, Json, Number
-from closeout.dialects.constrain import action_constraint, program_grammar
+from closeout.dialects.constrain import action_constraint, program_grammar, rewording_grammar
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.protocol import HistoryView, get_dialect
 from closeout.messages import Capabilities, Constraint, ModelRequest, Step, ToolSpec
@@ -152,6 +152,17 @@ async def test_a_program_that_must_look_something_up_only_prints(client: LocalCl
         assert len(lines) >= len(beginnings)
 
 
+@pytest.mark.parametrize("query", ["brass", 'a "brass" \\ `instrument`\nBODY NAMED', "乐器" * 90])
+async def test_a_program_that_searches_in_other_words_names_them_first(client: LocalClient, query: str) -> None:
+    grammar = rewording_grammar(query, 'print(search("')
+    for short in (grammar.replace("{8,80}", "{8}").replace("{1,4}", "{1}"), grammar):
+        reply = await client.complete(ModelRequest(prompt="a", constraint=Constraint("grammar", short), max_tokens=700))
+        plan, search = reply.text.removeprefix("```python\n").splitlines()[:2]
+        assert plan.startswith(f"# {query[:5]}")
+        assert " may be called: " in plan
+        assert re.fullmatch(r'print\(search\("[^"\\]+ or [^"\\]+"\)\)', search)
+
+
 @pytest.mark.parametrize(
     ("makes", "beginning"),
     [
@@ -159,6 +170,7 @@ async def test_a_program_that_must_look_something_up_only_prints(client: LocalCl
         ("name", r'[a-z][a-z0-9_]* = \{|final_answer\("[^"]+"\)$'),
         ("size", r"final_answer\(abs\([^\n]+\)\)$"),
         ("choice", r"numbers = \{"),
+        ("second", r"numbers = \{"),
         ("least", r"numbers = \{"),
         ("most", r"numbers = \{"),
     ],
@@ -182,7 +194,14 @@ async def test_a_program_that_must_use_a_number_calculates_with_it(client: Local
 
 @pytest.mark.parametrize(
     ("makes", "chosen"),
-    [("choice", "max("), ("choice", "min("), ("choice", "sorted("), ("most", "max("), ("least", "min(")],
+    [
+        ("choice", "max("),
+        ("choice", "min("),
+        ("choice", "sorted("),
+        ("most", "max("),
+        ("least", "min("),
+        ("second", "sorted("),
+    ],
 )
 async def test_a_choice_by_number_is_a_valid_program(client: LocalClient, makes: Any, chosen: str) -> None:
     grammar = program_grammar((), makes=makes)

@@ -12,7 +12,7 @@ from closeout import Agent, Boxed, Number, RunResult
 from closeout.dialects.code import DOUBT, READ_AGAIN
 from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
 from closeout.parsing.questions import asks_for_name, asks_to_compare
-from closeout.run.doubts import doubt, must_correct, must_look_up, must_use, read_again
+from closeout.run.doubts import doubt, must_correct, must_look_up, must_use, query_without_result, read_again
 from closeout.run.programs import NOTHING_PRINTED
 from closeout.testing import RequestView, ScriptedClient
 
@@ -197,9 +197,7 @@ def test_an_answer_is_made_again_once_if_something_was_found() -> None:
     assert asked((once[0], "Error: the index is locked")) is None
     again = asked(once)
     assert again is not None
-    assert asked((SEARCHED, FOUND)) == again
-    older = "Which is older, the North Dairy or the Hill Dairy?"
-    assert asked((SEARCHED, FOUND), question=older) is None  # the first answer was made from the facts alone
+    assert asked((SEARCHED, FOUND)) is None  # the first answer was made from the facts alone
     assert asked(once, ("print(search('Hill'))", "The Hill Dairy has a shop.")) == again
     assert asked(once, ("final_answer(1)", f"Error: {again}")) is None
     assert asked(once, question="Who owns it?", answer="Jon Berg") is None  # the name that is asked for
@@ -220,6 +218,10 @@ def test_an_answer_is_made_again_once_if_something_was_found() -> None:
         ("What goes on for longer, a lesson or a concert?", True, True),
         ("Is the brewery Orm or the pottery Pell the older one?", True, True),
         ("What is the dearest of these: a hat, an umbrella or a night at the hotel?", True, True),
+        ("Of Orm, Pell and Velbury, which one is the second oldest?", True, True),
+        ("Of Ada Rehn and Jon Berg, who lived longer or later?", True, True),
+        ("Put the three in order of age. Which one comes in the middle?", True, True),
+        ("Of the guests, how many are children, or who is older?", False, False),
         ("What is the highest number of guests or cars?", False, False),
         ("Name the faster of the two ships Orm and Pell.", True, True),
         ("Orm or Pell – whose light shone first?", True, True),
@@ -241,7 +243,7 @@ def test_questions_for_names_and_comparisons_are_told_apart(question: str, name:
 @pytest.mark.parametrize(
     ("program", "answer"), [("final_answer(launched - launched)", "0"), ("final_answer(14 * 9)", "126")]
 )
-def test_a_number_from_nowhere_is_made_again_from_the_facts_if_several_searches_found_something(
+def test_a_number_from_nowhere_is_made_again_from_the_facts_if_several_programs_found_something(
     program: str, answer: str
 ) -> None:
     once = ("print(search('Gudrun'))", "The Gudrun was launched in 1911.")
@@ -252,9 +254,10 @@ def test_a_number_from_nowhere_is_made_again_from_the_facts_if_several_searches_
     def told(*done: tuple[str, str]) -> str:
         return str(doubt(program, answer, question, steps(*done), weak=True))
 
-    assert told(once, other) == told(both) == f"{DOUBT}{READ_AGAIN}"
+    assert told(once, other) == f"{DOUBT}{READ_AGAIN}"
     assert "Look it up" in told(once)
-    assert "Look it up" in told(both, ("final_answer(5)", f"Error: {DOUBT}{READ_AGAIN}"))
+    assert "Look it up" in told(both)  # it was made from the facts
+    assert "Look it up" in told(once, other, ("final_answer(5)", f"Error: {DOUBT}{READ_AGAIN}"))
 
 
 def test_what_is_missing_is_searched_for() -> None:
@@ -295,6 +298,14 @@ def test_a_search_that_finds_nothing_is_followed_by_others() -> None:
     assert (
         must_look_up("Which brass instrument?", steps(empty, ("print(search('horn'))", "A horn hangs there."))) is None
     )
+    assert query_without_result(steps(empty)) == "brass"
+    for done in (
+        [],
+        [empty, empty],
+        [("print(search('horn'))", "A horn.")],
+        [(f"{empty[0]}\n{empty[0]}", empty[1] * 2)],
+    ):
+        assert query_without_result(steps(*done)) is None
     told = doubt("final_answer(5)", "5", "How many horns?", steps(empty), weak=True)
     assert must_look_up("How many horns?", steps(empty, ("final_answer(5)", f"Error: {told}"))) == ()
 

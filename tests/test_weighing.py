@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from closeout import Agent, Number, RunResult
-from closeout.errors import ServerFailed
+from closeout.errors import ModelError, ServerFailed
 from closeout.journal.events import ModelRequested, Repaired
 from closeout.messages import ModelReply, ReplyTokens
 from closeout.run.weighing import MAX_NODES, calculation, in_order_of, likelihood, same_value
@@ -90,9 +90,14 @@ def test_the_likelihood_is_of_the_text_alone() -> None:
     tokens = ReplyTokens(texts=("4", "3", ")\n", ""), logprobs=(-0.5, -0.25, -1.0, -9.0))
     assert likelihood(ModelReply("43)\n", tokens=tokens)) == -1.75
     assert likelihood(ModelReply("43)\n", tokens=ReplyTokens(ids=(1, 2), logprobs=(-0.5, -1.0)))) == -1.5
-    assert likelihood(ModelReply("43)\n")) is None
-    assert likelihood(ModelReply("43)\n", tokens=ReplyTokens(ids=(1, 2)))) is None
-    assert likelihood(ModelReply("43", tokens=tokens)) is None  # it was cut
+    # Nothing is stated; the reply was cut.
+    for reply in (
+        ModelReply("43)\n"),
+        ModelReply("43)\n", tokens=ReplyTokens(ids=(1, 2))),
+        ModelReply("43", tokens=tokens),
+    ):
+        with pytest.raises(ModelError, match="how likely"):
+            likelihood(reply)
 
 
 async def ask(client: ScriptedClient, home: Path | bool = False, **settings: Any) -> RunResult:
@@ -115,9 +120,50 @@ async def test_the_answer_that_is_likelier_in_both_texts_stands(
     assert repairs == ([("likelier_answer", SECOND, FIRST)] if answer == "2236" else [])
 
 
+TWICE = ("Divers", "Velbury")
+
+
+@pytest.mark.parametrize(
+    ("after_plan", "from_facts", "answer", "purposes"),
+    [
+        ((0.9, 0.01), (0.3, 0.5), "816140", ["weigh"]),  # likely from the facts
+        ((0.9, 0.01), (0.3, 0.45), "2236", ["weigh", "act", *["weigh"] * 3]),
+        ((0.1, 0.9), (0.1, 0.45), "816140", ["weigh", "act", *["weigh"] * 3]),
+    ],
+)
+async def test_after_two_searches_the_answer_comes_from_the_facts_unless_another_is_likelier(
+    after_plan: tuple[float, float], from_facts: tuple[float, float], answer: str, purposes: list[str], tmp_path: Path
+) -> None:
+    result = await ask(Weigher((after_plan, from_facts), TWICE), home=tmp_path)
+    events = [row.event for row in result.read_rows()]
+    assert result.answer == answer
+    assert [e.purpose for e in events if isinstance(e, ModelRequested)] == ["act", "act", *purposes]
+
+
+async def test_what_is_not_likely_from_the_facts_may_lead_to_another_search() -> None:
+    weights = ((0.5, 0.5), (0.1, 0.1))
+    client = Weigher(weights, TWICE, 'print(search_members("Osselby"))')
+    await ask(client)
+    assert 'a year.\nIn Velbury live 365 divers.\n```python\nprint(search_members("Osselby"))' in str(
+        client.requests[-1].prompt
+    )
+    repeated = await ask(Weigher(weights, TWICE, "\n".join(f'print(search_members("{name}"))' for name in TWICE)))
+    assert (repeated.answer, repeated.usage.requests) == ("816140", 4)
+
+
+async def test_options_of_requests_do_not_hide_how_likely_answers_are() -> None:
+    config = {"llm": {"extra_body": {"seed": 1}}}
+    client = Weigher(((0.9, 0.01), (0.3, 0.5)))
+    assert (await ask(client, config=config)).answer == "2236"
+    assert all(request.extra_body["seed"] == 1 for request in client.requests)
+
+
 @pytest.mark.parametrize("weights", [None, ServerFailed("down")])
-async def test_the_new_answer_stands_if_the_two_cannot_be_weighed(weights: Exception | None) -> None:
-    result = await ask(Weigher(weights))
+@pytest.mark.parametrize("searches", [TWICE[:1], TWICE])
+async def test_the_new_answer_stands_if_the_two_cannot_be_weighed(
+    weights: Exception | None, searches: tuple[str, ...]
+) -> None:
+    result = await ask(Weigher(weights, searches))
     assert (result.answer, result.stop_reason) == ("816140", "answered")
 
 

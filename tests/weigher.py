@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from closeout.messages import Capabilities, ModelReply, ModelRequest, ReplyTokens, Usage
@@ -31,12 +32,21 @@ class Weigher(ScriptedClient):
 
     Args:
         weights: How likely both calculations are, after the plan and from the facts. None if it does not say.
+        searches: What its first program looks up.
+        then: What it writes after its plan.
     """
 
-    def __init__(self, weights: tuple[tuple[float, float], tuple[float, float]] | Exception | None) -> None:
+    def __init__(
+        self,
+        weights: tuple[tuple[float, float], tuple[float, float]] | Exception | None,
+        searches: Sequence[str] = ("Divers",),
+        then: str = "fee = 52\nfinal_answer(43 * fee)",
+    ) -> None:
         capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
         super().__init__(self._program, capabilities=capabilities)
         self._weights = weights
+        self._searches = searches
+        self._then = then
 
     def _program(self, view: RequestView) -> str:
         prompt = str(view.prompt)
@@ -45,10 +55,10 @@ class Weigher(ScriptedClient):
         form = self.requests[-1].constraint
         if form is not None and "Velbury" in str(form.value):  # what it has to search for
             program = 'print(search_members("Velbury"))'
-        elif prompt.endswith("a year.\n"):
-            program = "fee = 52\nfinal_answer(43 * fee)"
+        elif "Result:" in prompt[prompt.rindex("Question:") :]:
+            program = self._then
         else:
-            program = 'print(search_members("Divers"))'
+            program = "\n".join(f'print(search_members("{each}"))' for each in self._searches)
         return f"```python\n{program}\n```"
 
     async def complete(self, request: ModelRequest, **rest: Any) -> ModelReply:

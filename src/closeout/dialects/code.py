@@ -12,7 +12,6 @@ from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
-from closeout.parsing.questions import asks_for_name
 
 __all__ = ["DOUBT", "READ_AGAIN", "Code", "answers_from_facts", "failed_twice", "searched_twice", "was_asked_again"]
 
@@ -26,15 +25,14 @@ _PART = re.compile(r"^(?=Question:|Facts:|Result:|```)", re.MULTILINE)
 def answers_from_facts(view: HistoryView) -> bool:
     """Whether a small model's next program makes the answer from the facts alone.
 
-    It is asked to, two have failed since something was found, or one has searched for several things to choose from.
+    It is asked to, two have failed since something was found, or one has searched for several things.
     """
     steps = view.steps
     if view.note or view.closing:
         return False
     if failed_twice(steps):
         return True
-    chooses = asks_for_name(view.question) and searched_twice(steps, view.tools)
-    if not (chooses or any(map(was_asked_again, steps))):
+    if not (searched_twice(steps, view.tools) or any(map(was_asked_again, steps))):
         return False
     return was_asked_again(steps[-1]) or steps[-1].succeeded
 

@@ -19,9 +19,10 @@ __all__ = [
     "action_schema",
     "exactly",
     "program_grammar",
+    "rewording_grammar",
 ]
 
-ProgramResult: TypeAlias = Literal["value", "size", "name", "choice", "least", "most"]
+ProgramResult: TypeAlias = Literal["value", "size", "name", "choice", "least", "most", "second"]
 
 _MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
 _LONGEST_THOUGHT = 400  # characters; a weak model that is held to one line may never end it
@@ -48,6 +49,9 @@ line ::= [^`\n] text
 text ::= [^`\n]{0,300} "\n"
 """
 _PRINTING = r'(BEGINNINGS) ("print(" text){0,6}'
+_WORD = r"""
+word ::= [^" `\\\n]{2,20}
+"""
 _PLANNED = r"""(plan | [^#`\n] text) line{0,12}"""
 _PLAN = r"""
 plan ::= "#" [^\n]{0,120} apart (ORDERS) (apart [^\n]{0,80})? "\n"
@@ -61,6 +65,7 @@ _MAKING: dict[ProgramResult, str] = {
     "size": r""""final_answer(abs(" [^`\n]{1,200} "))" "\n" """,
     "name": r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")""",
     "choice": r'dictionary (("max(" | "min(") by ")" | "sorted(" by "[" "-"? [0-9] "])") "\n"',
+    "second": r'dictionary "sorted(" by ("[1]" | "[-2]") ")" "\n"',
     "least": r'dictionary "min(" by ")" "\n"',
     "most": r'dictionary "max(" by ")" "\n"',
 }
@@ -76,6 +81,7 @@ operator ::= " "? [-+*/] " "?
 sum ::= operand (operator operand){0,5}
 operand ::= [a-z] [a-z0-9_]{0,40} | [0-9] [0-9.]{0,12} | "(" sum ")"
 """
+_LONGEST_QUERY = 60  # characters of a query that found nothing
 _MOST_SEARCHED = 3  # names that one program must search for
 _MOST_PLANNED = 3  # numbers: their orders are alternatives of the grammar
 # A rule's name in a grammar, or what may hold such letters without being one: a text, a character class.
@@ -108,7 +114,8 @@ def program_grammar(
         printing: How its first lines must begin, if it may only print what its calls return; if there are more than
             three beginnings, one of them.
         makes: What it makes from facts that were found, without a plan: a value, a size (a number without its sign), a
-            name; or which name it chooses by its number from a dictionary: any, that of the least or of the most.
+            name; or which name it chooses by its number from a dictionary: any, that of the least, of the most, or of
+            the second in order.
         using: A number with which it must calculate the answer.
     """
     if printing:
@@ -123,6 +130,20 @@ def program_grammar(
         return _PROGRAM.replace("BODY", "line+")
     orders = " | ".join(" between ".join(f'"{number}"' for number in order) for order in permutations(numbers))
     return _PROGRAM.replace("BODY", _PLANNED) + _PLAN.replace("ORDERS", orders)
+
+
+def rewording_grammar(query: str, beginning: str) -> str:
+    """Return the grammar of a program that searches in other words than a query that found nothing.
+
+    It names them first: a small model that is only asked for another query repeats words of the question.
+
+    Args:
+        query: The query.
+        beginning: How the line begins that searches: `print(search("`.
+    """
+    words = " ".join(query.replace("`", " ").split())[:_LONGEST_QUERY]
+    named = rf"""{_literal(f"# {words} may be called: ")} [a-z] [^`\n]{{8,80}} "\n" """
+    return _PROGRAM.replace("BODY", rf"""{named} {_literal(beginning)} word (" or " word){{1,4}} "\"))\n" """) + _WORD
 
 
 def action_constraint(

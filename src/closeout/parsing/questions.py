@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["asks_for_name", "asks_to_compare"]
+__all__ = ["asks_for_name", "asks_for_second", "asks_to_compare"]
 
 _WANTS_NAME = re.compile(
-    r"(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
+    r"(?:of\b[^?]*,\s*)?(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
     r"|century|page|hour|time|floor|room|platform|line|age|price))\b|what (?:is|was) the name\b"
     r"|what (?:is|was) the (?:\w+est|most \w+|least \w+) of\b"
     r"|what\s+(?:\w+\s+){1,3}(?:more|less|fewer|(?!number|other|after|under)\w{2,}er)\b[^?]*\bor\b"
@@ -16,8 +16,9 @@ _WANTS_NAME = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(r"(?<=[.!?:;–—])\s+")  # a sentence, or a half of one
+_SECOND = re.compile(r"\bsecond (?:of|to|most|least|in|\w+est)\b|\bin the middle\b|\bsecond\W*$", re.IGNORECASE)
 _COMPARES = re.compile(
-    r"\b(?:or|most|least|first|last|second|neither)\b|\w{2}est\b|\w{2}er of (?:the )?(?:two|three|both)\b",
+    r"\b(?:or|most|least|first|last|second|neither|middle)\b|\w{2}est\b|\w{2}er of (?:the )?(?:two|three|both)\b",
     re.IGNORECASE,
 )
 
@@ -30,3 +31,8 @@ def asks_for_name(question: str) -> bool:
 def asks_to_compare(question: str) -> bool:
     """Whether the answer is one of several names, chosen by a number: "Which is older, …?", "Which is the oldest?"."""
     return asks_for_name(question) and _COMPARES.search(question) is not None
+
+
+def asks_for_second(question: str) -> bool:
+    """Whether the answer is the second of several names in an order: "Which is the second oldest?"."""
+    return asks_to_compare(question) and _SECOND.search(question) is not None

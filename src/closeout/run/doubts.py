@@ -23,7 +23,7 @@ from closeout.parsing.questions import asks_for_name, asks_to_compare
 from closeout.run.programs import NOTHING_PRINTED
 from closeout.run.review import review_answer
 
-__all__ = ["doubt", "must_correct", "must_look_up", "must_use", "not_looked_up", "read_again"]
+__all__ = ["doubt", "must_correct", "must_look_up", "must_use", "not_looked_up", "query_without_result", "read_again"]
 
 LOOK_UP = "is in no result. Look it up."
 USE = "The program must use it."
@@ -86,7 +86,7 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     if steps and review_answer(answer, steps[-1].returns) is not None:
         found = ["It is the error of a tool or program."]
     problem = next((each for each in found if not any(each in text for text in told)), None)
-    if problem and _NUMBER_MISSING.match(problem) and not last and _has_searched_twice(steps):
+    if problem and _NUMBER_MISSING.match(problem) and not last and _searches_with_success(steps) > 1:
         problem = READ_AGAIN  # all may have been found
     if problem is None or (last and problem in _FUTILE):  # an attempt to read the facts has failed
         return problem
@@ -104,8 +104,7 @@ def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequenc
     """
     if asks_for_name(question) and not _ANY_NUMBER.fullmatch(answer.strip()):
         return None
-    chosen = asks_for_name(question) and searched_twice(steps, tools)
-    made_from_facts = chosen or failed_twice(steps) or any(map(was_asked_again, steps))
+    made_from_facts = searched_twice(steps, tools) or failed_twice(steps) or any(map(was_asked_again, steps))
     if made_from_facts or not _searches_with_success(steps):
         return None
     return f"{DOUBT}{READ_AGAIN}"
@@ -120,12 +119,6 @@ def _searches_with_success(steps: Sequence[Step]) -> int:
         count += not lines <= known
         known |= lines
     return count
-
-
-def _has_searched_twice(steps: Sequence[Step]) -> bool:
-    """Whether several searches have found something, in one program or in several."""
-    found = [step for step in steps if step.returns and step.succeeded]
-    return _searches_with_success(steps) > 1 or any(_calls_of_tools(each) > 1 for each in _programs_in(found))
 
 
 def must_correct(steps: Sequence[Step]) -> Literal["size", "least", "most"] | None:
@@ -167,6 +160,12 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     if not _ANY_NUMBER.fullmatch(missing[1]):
         return (missing[1],)
     return not_looked_up(question, steps)
+
+
+def query_without_result(steps: Sequence[Step]) -> str | None:
+    """Return the query of the only search so far if it found nothing: other words may."""
+    queries = _texts_in(steps)
+    return queries[0] if len(steps) == len(queries) == 1 and _EMPTY.match(_text_of(steps[0])) else None
 
 
 def not_looked_up(question: str, steps: Sequence[Step]) -> tuple[str, ...]:

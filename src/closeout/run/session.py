@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from functools import partial
 from typing import Any
 
 from closeout.answers.contracts import Boxed, Text
@@ -14,7 +14,7 @@ from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
 from closeout.dialects.code import answers_from_facts, searched_twice, was_asked_again
-from closeout.dialects.constrain import ProgramResult, action_constraint, program_grammar
+from closeout.dialects.constrain import ProgramResult, action_constraint, program_grammar, rewording_grammar
 from closeout.dialects.cot import CotCompletion
 from closeout.dialects.functions import programs_in
 from closeout.dialects.prompts import examples_slots, program_slots
@@ -36,17 +36,17 @@ from closeout.messages import (
 )
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
 from closeout.parsing.program import numbers_in
-from closeout.parsing.questions import asks_for_name, asks_to_compare
+from closeout.parsing.questions import asks_for_name, asks_for_second, asks_to_compare
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.doubts import must_correct, must_look_up, must_use, not_looked_up
+from closeout.run.doubts import must_correct, must_look_up, must_use, not_looked_up, query_without_result
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
-from closeout.run.weighing import HANDICAP, UNLIKELY, calculation, in_order_of, likelihood, same_value, weighing_request
+from closeout.run.weighing import HANDICAP, LIKELY, UNLIKELY, Scales, calculation, in_order_of, same_value
 
 __all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
 
@@ -124,40 +124,53 @@ class ModelSession:
                 return await self._weighed(self.read(reply), history, info)
 
     async def _weighed(self, reading: Reading, history: History, info: RequestInfo) -> Reading:
-        """Put the answer that was to be made again in the place of the new one, if it is likelier.
+        """Choose between an answer made from the facts and the one after the plan, where a small model makes both.
 
-        If neither is likely, ask for a program that looks up more.
+        The latter is the one that was to be made again. If none was, it is made now, unless the former is likely. If
+        neither is likely, ask for a program that looks up more.
         """
-        steps = history.steps
-        if not steps or not was_asked_again(steps[-1]) or not self.sends_prompt:
-            return reading
-        earlier = [program for step in steps for program in programs_in(step.calls)]
-        first, second = calculation(earlier), calculation([*earlier, *programs_in(reading.calls)])
-        if first is None or second is None or same_value(first, second):
-            return reading
         view = history.view()
-        found = (result.text for step in steps for result in step.returns if result.ok)
-        first = in_order_of("\n".join([view.question, *found]), first)
-        views = (view, replace(view, steps=steps[:-1]))  # from the facts, and after the plan
-        asked = [replace(self.dialect.render(each, self.capabilities), **self._options) for each in views]
-        weighing = replace(info, purpose="weigh", note="")
-        total = {first: 0.0, second: 0.0}
+        if not self.sends_prompt or not answers_from_facts(view):
+            return reading
+        again = was_asked_again(view.steps[-1])
+        new = calculation(_programs([*view.steps, reading]))
+        if new is None or not (again or (searched_twice(view.steps, view.tools) and not asks_for_name(view.question))):
+            return reading
+        steps = view.steps[:-1] if again else view.steps
+        from_facts = replace(self.dialect.render(view, self.capabilities), **self._options)
+        without_grammar = replace(self.capabilities, grammar=False)  # then the text has the programs
+        after_plan = replace(self.dialect.render(replace(view, steps=steps), without_grammar), **self._options)
+        scales = Scales(
+            partial(self.calls.request, info=replace(info, purpose="weigh", note="")), from_facts, after_plan
+        )
         try:
-            for request, calculated in product(asked, total):
-                reply = await self.calls.request(weighing_request(request, calculated), weighing)
-                if (likely := likelihood(reply)) is None:
-                    return reading
-                total[calculated] += likely
+            if again:
+                other = replace(reading, calls=view.steps[-1].calls)
+            elif await scales.from_facts(new) > LIKELY:
+                return reading
+            else:
+                other = await self._make(after_plan, program_grammar(()), info)
+                if _looks_up(other, view):
+                    return other
+            first = calculation(_programs([*steps, other]))
+            if first is None or same_value(first, new):
+                return reading
+            found = (result.text for step in steps for result in step.returns if result.ok)
+            first = in_order_of("\n".join([view.question, *found]), first)
+            of_first, of_new = await scales.in_both(first), await scales.in_both(new)
         except (ModelError, LimitReached):  # the new answer stands
             return reading
-        if max(total.values()) < UNLIKELY and (names := not_looked_up(view.question, view.steps)):
-            grammar = program_grammar((), printing=_queries(view, names))
-            constraint = Constraint("grammar", grammar, "program")
-            return self.read(await self.calls.request(replace(asked[1], constraint=constraint), info))
-        if total[first] + HANDICAP <= total[second]:
+        if max(of_first, of_new) < UNLIKELY and (names := not_looked_up(view.question, view.steps)):
+            return await self._make(after_plan, program_grammar((), printing=_queries(view, names)), info)
+        if of_first + HANDICAP <= of_new:
             return reading
-        repair = Repair("likelier_answer", "reply", second, after=first)
-        return replace(reading, calls=steps[-1].calls, repairs=(*reading.repairs, repair))
+        repair = Repair("likelier_answer", "reply", new, after=first)
+        return replace(other, repairs=(*other.repairs, repair))
+
+    async def _make(self, request: ModelRequest, grammar: str, info: RequestInfo) -> Reading:
+        """Ask for one more program in this turn."""
+        constraint = Constraint("grammar", grammar, "program")
+        return self.read(await self.calls.request(replace(request, constraint=constraint), info))
 
     def _leave_out(self, error: ModelError) -> bool:
         """Do without what a server refused, each thing once. Returns whether there was anything."""
@@ -230,6 +243,9 @@ class ModelSession:
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
             used = must_use(view.question, view.steps)
             grammar = program_grammar(numbers, printing=_searches(view), makes=_made(view), using=used)
+            query, [beginning] = query_without_result(view.steps), _queries(view, [""])
+            if query and beginning.endswith('"'):
+                grammar = rewording_grammar(query, beginning)
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
@@ -520,7 +536,21 @@ def _made(view: HistoryView) -> ProgramResult | None:
         return None
     if not asks_for_name(view.question):
         return "value"
-    return "choice" if asks_to_compare(view.question) and searched_twice(view.steps, view.tools) else "name"
+    if not asks_to_compare(view.question) or not searched_twice(view.steps, view.tools):
+        return "name"
+    return "second" if asks_for_second(view.question) else "choice"
+
+
+def _looks_up(reading: Reading, view: HistoryView) -> bool:
+    """Whether a program that was not written before searches for more."""
+    look_up = program_slots(view.tools).get("look_up")
+    known = _programs(view.steps)
+    new = (program for program in _programs([reading]) if program not in known)
+    return look_up is not None and any(f"{look_up['name']}(" in program for program in new)
+
+
+def _programs(parts: Sequence[Step | Reading]) -> list[str]:
+    return [program for part in parts for program in programs_in(part.calls)]
 
 
 def _searches(view: HistoryView) -> list[str]:
