@@ -42,13 +42,13 @@ ws ::= " "?
 rest ::= [^\x00]+
 end ::= ("\n" "\n"?)?
 """
-# A reply that is one fenced program: BODY is its lines.
+# A reply that is one fenced program: BODY is its lines. No backslashes: "\\boxed{5}" would follow the answer.
 _PROGRAM = r"""
 root ::= "```python\n" BODY "```" ("\n" "\n"?)?
-line ::= [^`\n] text
-text ::= [^`\n]{0,300} "\n"
+line ::= [^`\\\n] text
+text ::= [^`\\\n]{0,300} "\n"
 """
-_PRINTING = r'(BEGINNINGS) ("print(" text){0,6}'
+_PRINTING = r'(BEGINNINGS) ("print(" text){0,2}'
 _WORD = r"""
 word ::= [^" `\\\n]{2,20}
 """
