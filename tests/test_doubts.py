@@ -287,6 +287,38 @@ def test_what_was_found_is_looked_up_if_the_answer_uses_nothing_of_it() -> None:
     assert must_look_up(question, steps(("print(search('Orm'))", "57 wells."), after)) is None
 
 
+def test_a_place_is_no_person() -> None:
+    found = (
+        "print(search('Eel Catchers'))",
+        "The painter Ada Rehn of the Eel Catchers was born in Orm and died at Pell.",
+    )
+    done = steps(found, (found[0], "Ada Rehn lived in\nOrm. Velbury is near. He was in Velbury."))
+    asks = "The painter of the Eel Catchers was born in a town – who is its mayor?"
+
+    def told(answer: str, question: str = asks) -> str | None:
+        return doubt(f"mayor = {answer!r}\nfinal_answer(mayor)", answer, question, done, weak=True)
+
+    assert told("Orm") == f"{DOUBT}Orm is a place. Look it up."
+    assert must_look_up(asks, [*done, *steps(("final_answer('Orm')", f"Error: {told('Orm')}"))]) == ("Orm",)
+    assert told("Ada Rehn") is None
+    assert told("Velbury") is None  # not always
+    assert told("Jon Berg") is None
+    assert told("") is None
+    for place in ("Where was the painter who made them born?", "In which town lives the man whose bell it is?"):
+        assert told("Orm", place) is None
+
+
+def test_searches_that_find_nothing_have_not_found_anything() -> None:
+    empty = (
+        "print(search('brass'))",
+        "{'results': [], 'note': 'Try other words. There are documents on: Orm; Pell'}\n",
+    )
+    told = doubt("final_answer(15 * 12)", "180", "How many horns?", steps(empty, empty), weak=True)
+    assert "12 is in no result" not in str(told)  # 12 is the number of months
+    assert "15 is in no result. Look it up." in str(told)
+    assert read_again("180", "How many horns?", steps(empty), ()) is None
+
+
 def test_a_search_that_finds_nothing_is_followed_by_others() -> None:
     empty = (
         "print(search('brass'))",

@@ -50,7 +50,8 @@ text ::= [^`\\\n]{0,300} "\n"
 """
 _PRINTING = r'(BEGINNINGS) ("print(" text){0,2}'
 _WORD = r"""
-word ::= [^" `\\\n]{2,20}
+word ::= part (" " part)?
+part ::= [^" `\\\n]{2,20}
 """
 _PLANNED = r"""(plan | [^#`\n] text) line{0,12}"""
 _PLAN = r"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["asks_for_name", "asks_for_second", "asks_to_compare"]
+__all__ = ["asks_for_name", "asks_for_person", "asks_for_second", "asks_to_compare"]
 
 _WANTS_NAME = re.compile(
     r"(?:of\b[^?]*,\s*)?(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
@@ -16,6 +16,7 @@ _WANTS_NAME = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(r"(?<=[.!?:;–—])\s+")  # a sentence, or a half of one
+_WANTS_PERSON = re.compile(r"(?:(?:by|for|from|of|to|under|with)\s+)?whom?\b", re.IGNORECASE)
 _SECOND = re.compile(r"\bsecond (?:of|to|most|least|in|\w+est)\b|\bin the middle\b|\bsecond\W*$", re.IGNORECASE)
 _COMPARES = re.compile(
     r"\b(?:or|most|least|first|last|second|neither|middle)\b|\w{2}est\b|\w{2}er of (?:the )?(?:two|three|both)\b",
@@ -26,6 +27,11 @@ _COMPARES = re.compile(
 def asks_for_name(question: str) -> bool:
     """Whether the answer is the name of a person, place or thing."""
     return any(map(_WANTS_NAME.match, _PART.split(question.strip())))
+
+
+def asks_for_person(question: str) -> bool:
+    """Whether the answer is the name of a person: "Who is the mayor?"."""
+    return any(map(_WANTS_PERSON.match, _PART.split(question.strip())))
 
 
 def asks_to_compare(question: str) -> bool:

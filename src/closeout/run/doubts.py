@@ -19,13 +19,14 @@ from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twi
 from closeout.dialects.functions import FINAL_ANSWER, programs_in
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
-from closeout.parsing.questions import asks_for_name, asks_to_compare
+from closeout.parsing.questions import asks_for_name, asks_for_person, asks_to_compare
 from closeout.run.programs import NOTHING_PRINTED
 from closeout.run.review import review_answer
 
 __all__ = ["doubt", "must_correct", "must_look_up", "must_use", "not_looked_up", "query_without_result", "read_again"]
 
 LOOK_UP = "is in no result. Look it up."
+PLACE = "is a place. Look it up."
 USE = "The program must use it."
 NOTHING_FOUND = "It uses no number that was found."
 NO_REMAINDER = f"0 {LOOK_UP}"
@@ -52,7 +53,7 @@ _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most r
 _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
-_MISSING = re.compile(rf"{DOUBT}(.+) {re.escape(LOOK_UP)}")
+_MISSING = re.compile(rf"{DOUBT}(.+) (?:{re.escape(LOOK_UP)}|{re.escape(PLACE)})")
 _NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
 _EMPTY = re.compile(r"\{'results': \[\]")  # what a search returns that finds nothing; its note names documents
 _NAME_AS_NUMBER = re.compile(
@@ -115,7 +116,8 @@ def _searches_with_success(steps: Sequence[Step]) -> int:
     known: set[str] = set()
     count = 0
     for step in steps:
-        lines = {line for result in step.returns if result.ok for line in result.text.splitlines()}
+        texts = (result.text for result in step.returns if result.ok and not _EMPTY.match(result.text))
+        lines = {line for text in texts for line in text.splitlines()}
         count += not lines <= known
         known |= lines
     return count
@@ -207,6 +209,8 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
     if not numbers and re.search(r"\b(min|max|sorted)\(", program):
         yield "It compares names. State the number that was found for each name, and compare the numbers."
     yield from _wrong_end(program, numbers, question)
+    if is_closed and asks_for_person(question) and _is_place(answer.strip(), results):
+        yield f"{answer.strip()} {PLACE}"
     if _WANTS_NUMBER.search(question) and not re.search(r"\d", answer) and not _written_out([answer]):
         yield "The question asks for a number."
     if _WANTS_YEAR.search(question) and not re.search(r"\d{3}", answer):
@@ -254,6 +258,12 @@ def _wrong_end(program: str, numbers: set[Decimal], question: str) -> Iterator[s
         yield OLDER
     if new and not old and "min(" in program:
         yield NEWER
+
+
+def _is_place(name: str, texts: Sequence[str]) -> bool:
+    """Whether the texts have a name, and each time after "in" or "at"."""
+    found = [match[1] for text in texts for match in re.finditer(rf"(?:\b(in|at)\s+)?\b{re.escape(name)}\b", text)]
+    return bool(name and found) and all(found)
 
 
 def _written_out(texts: Iterable[str]) -> set[Decimal]:
