@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["asks_for_name", "asks_for_person", "asks_for_second", "asks_to_compare"]
+__all__ = ["asks_for_name", "asks_for_person", "asks_for_second", "asks_to_compare", "described_things"]
 
 _WANTS_NAME = re.compile(
     r"(?:of\b[^?]*,\s*)?(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
@@ -14,6 +14,14 @@ _WANTS_NAME = re.compile(
     r"|(?:is|was|are|were|do|does|did|has|have|had|can|could|will)\b[^?]*(?-i:[A-Z])\w*\s+or\s[^?]*(?-i:[A-Z])"
     r"|name (?:the|one)\s+(?!number|year|amount|price|sum|total)",
     re.IGNORECASE,
+)
+_DESCRIBED = re.compile(
+    r"\b(?:the|a|an|that|this|whose) (?:[a-z]+ ){0,2}?([a-z]{3,})(?: (?:at|by|for|from|in|near|of|on|to|under|with))?"
+    r" (?:that|where|which|who|whom|whose)\b"
+)
+_UNNAMED = re.compile(
+    r"\b(?:an?|the|certain|home|native|his|her|its|their) (city|island|town|village)\b(?! (?:of )?[A-Z])"
+    r"|\b(birthplace|hometown)\b"
 )
 _PART = re.compile(r"(?<=[.!?:;–—])\s+")  # a sentence, or a half of one
 _WANTS_PERSON = re.compile(r"(?:(?:by|for|from|of|to|under|with)\s+)?whom?\b", re.IGNORECASE)
@@ -42,3 +50,9 @@ def asks_to_compare(question: str) -> bool:
 def asks_for_second(question: str) -> bool:
     """Whether the answer is the second of several names in an order: "Which is the second oldest?"."""
     return asks_to_compare(question) and _SECOND.search(question) is not None
+
+
+def described_things(question: str) -> set[str]:
+    """Return the nouns of what is described instead of named: "the mayor of the town where it stands" has "town"."""
+    nouns = {match[1] for match in _DESCRIBED.finditer(question)}
+    return nouns | {match[1] or match[2] for match in _UNNAMED.finditer(question)}

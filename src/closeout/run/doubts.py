@@ -19,7 +19,7 @@ from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twi
 from closeout.dialects.functions import FINAL_ANSWER, programs_in
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
-from closeout.parsing.questions import asks_for_name, asks_for_person, asks_to_compare
+from closeout.parsing.questions import asks_for_name, asks_for_person, asks_to_compare, described_things
 from closeout.run.programs import NOTHING_PRINTED
 from closeout.run.review import review_answer
 
@@ -35,6 +35,8 @@ OLDER = "What is older has the smaller year."
 NEWER = "What is newer has the larger year."
 MOST_DOUBTS = 3  # of an answer, before the facts are read again and after it
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
+LONGEST_CHAIN = 3  # programs that search, before names in what they find are not looked up at once any more
+MOST_DESCRIBED = 2  # things that the question describes and that are looked up at once
 MOST_NAMES = 8  # that a query may begin with
 LONGEST = 60  # characters of a result that may be an answer
 MOST_EMPTY = 2  # searches that find nothing, before an answer may be given
@@ -52,6 +54,8 @@ _OLD = re.compile(
 _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most recent(?:ly)?)\b", re.IGNORECASE)
 _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
+_PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
+_SUBJECT = 4  # words of a passage: a name before is what it is about
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) (?:{re.escape(LOOK_UP)}|{re.escape(PLACE)})")
 _NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
@@ -149,6 +153,9 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
         return ()
     if 0 < len(steps) <= MOST_EMPTY and all(_EMPTY.match(_text_of(step)) for step in steps):
         return ("",)  # other words may find something
+    if steps and steps[-1].succeeded:
+        names = dict.fromkeys(_described(question, steps) if len(steps) <= LONGEST_CHAIN else ())
+        return tuple(names)[:MOST_DESCRIBED] or None
     failed = _last_errors(steps)
     if NOTHING_FOUND in failed:
         return not_looked_up(question, steps) or None
@@ -258,6 +265,29 @@ def _wrong_end(program: str, numbers: set[Decimal], question: str) -> Iterator[s
         yield OLDER
     if new and not old and "min(" in program:
         yield NEWER
+
+
+def _described(question: str, steps: Sequence[Step]) -> Iterator[str]:
+    """Names in the last results that nobody searched for, of what the question describes instead of naming it.
+
+    "The hotel where the picture hangs" may be the Hotel Orm, and what is asked for is in a document about that.
+    """
+    kinds = described_things(question)
+    searched = " ".join([question, *_texts_in(steps)]).casefold()
+    for line in _text_of(steps[-1]).splitlines():
+        for name in _NAME.finditer(line):
+            before = line[: name.start()].split()
+            if len(before) >= _SUBJECT and name[0].casefold() not in searched:
+                words = [before[-1], *name[0].casefold().split()]
+                if any(_is_a(kind, words) for kind in kinds):
+                    yield name[0]
+
+
+def _is_a(kind: str, words: Sequence[str]) -> bool:
+    """Whether a name is of this kind, by the word before it and its own: "Hotel Orm", "windmill Orm" for a mill."""
+    if kind in _PLACES and words[0] in ("at", "from", "in", "near", "to"):
+        return True
+    return any(word.endswith(kind) or (len(word) > 4 and kind.startswith(word)) for word in words)
 
 
 def _is_place(name: str, texts: Sequence[str]) -> bool:

@@ -243,9 +243,9 @@ class ModelSession:
             numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
             used = must_use(view.question, view.steps)
             grammar = program_grammar(numbers, printing=_searches(view), makes=_made(view), using=used)
-            query, [beginning] = query_without_result(view.steps), _queries(view, [""])
-            if query and beginning.endswith('"'):
-                grammar = rewording_grammar(query, beginning)
+            query, beginnings = query_without_result(view.steps), _queries(view, [""])
+            if query and beginnings:
+                grammar = rewording_grammar(query, beginnings[0])
             return Constraint("grammar", grammar, "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
@@ -560,9 +560,11 @@ def _searches(view: HistoryView) -> list[str]:
 
 
 def _queries(view: HistoryView, names: Sequence[str]) -> list[str]:
-    """How the lines of a program begin that searches for names; for anything without any."""
+    """How the lines of a program begin that searches for names, or that prints anything if there are none."""
+    if not names:
+        return ["print("]
     look_up = program_slots(view.tools).get("look_up")
-    return [f'print({look_up["name"]}("{name}' for name in names] if look_up and names else ["print("]
+    return [f'print({look_up["name"]}("{name}' for name in names] if look_up else []
 
 
 def _names_stored(request: ModelRequest) -> bool:
