@@ -297,7 +297,10 @@ def test_what_was_found_is_looked_up_if_the_answer_uses_nothing_of_it() -> None:
         ("How many wells has the painter's birthplace?", ("Velbury", "Rye")),
         ("It was painted in a town – who is its mayor?", ("Velbury", "Rye")),
         ("How many inns are in the village that she left?", ("Velbury", "Rye")),
+        ("When was the painter of the Eel Catchers born?", ("Ada Rehn",)),
+        ("On which island was it, and how long is the island?", ("Velbury", "Mount Ulverac")),
         ("How many live in the village of Orm?", None),
+        ("What is the name of the painter of the Eel Catchers?", None),
         ("In which town was it painted?", None),
         ("How large is the picture that hangs at the Hotel Pell?", None),  # it is the subject
         ("Who owns the yacht that she bought?", None),
@@ -307,7 +310,7 @@ def test_what_was_found_is_looked_up_if_the_answer_uses_nothing_of_it() -> None:
 def test_names_of_what_the_question_only_describes_are_looked_up(question: str, names: tuple[str, ...] | None) -> None:
     text = (
         "The picture Eel Catchers was painted in the windmill Gathercole near Velbury on Mount Ulverac. It hangs in "
-        "the Hotel Pell, and before that did in Rye. Ada Rehn made it."
+        "the Hotel Pell, and before that did in Rye from May to June. It is by Ada Rehn."
     )
     done = ("print(search('Eel Catchers'))", text)
     assert must_look_up(question, steps(done)) == names
@@ -324,7 +327,7 @@ def test_a_place_is_no_person() -> None:
         "print(search('Eel Catchers'))",
         "The painter Ada Rehn of the Eel Catchers was born in Orm and died at Pell.",
     )
-    done = steps(found, (found[0], "Ada Rehn lived in\nOrm. Velbury is near. He was in Velbury."))
+    done = steps(found, (found[0], "Ada Rehn lived in\nOrm, at the Grand Hotel. Velbury is near. He was in Velbury."))
     asks = "The painter of the Eel Catchers was born in a town – who is its mayor?"
 
     def told(answer: str, question: str = asks) -> str | None:
@@ -336,6 +339,7 @@ def test_a_place_is_no_person() -> None:
     assert told("Velbury") is None  # not always
     assert told("Jon Berg") is None
     assert told("") is None
+    assert told("Grand Hotel") == f"{DOUBT}Grand Hotel is a place. Look it up."
     for place in ("Where was the painter who made them born?", "In which town lives the man whose bell it is?"):
         assert told("Orm", place) is None
 

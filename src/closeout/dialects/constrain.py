@@ -48,7 +48,6 @@ root ::= "```python\n" BODY "```" ("\n" "\n"?)?
 line ::= [^`\\\n] text
 text ::= [^`\\\n]{0,300} "\n"
 """
-_PRINTING = r'(BEGINNINGS) ("print(" text){0,2}'
 _WORD = r"""
 word ::= part (" " part)?
 part ::= [^" `\\\n]{2,20}
@@ -112,8 +111,8 @@ def program_grammar(
 
     Args:
         numbers: What the plan must contain, if the program begins with one: the numbers of the question.
-        printing: How its first lines must begin, if it may only print what its calls return; if there are more than
-            three beginnings, one of them.
+        printing: How its lines must begin, if it may only print what its calls return; if there are more than three
+            beginnings, one of them. `print(` alone stands for up to three lines.
         makes: What it makes from facts that were found, without a plan: a value, a size (a number without its sign), a
             name; or which name it chooses by its number from a dictionary: any, that of the least, of the most, or of
             the second in order.
@@ -122,7 +121,8 @@ def program_grammar(
     if printing:
         lines = [f"{_literal(beginning)} text" for beginning in printing]
         joined = (" " if len(lines) <= _MOST_SEARCHED else " | ").join(lines)
-        return _PROGRAM.replace("BODY", _PRINTING.replace("BEGINNINGS", joined))
+        more = "" if printing != ["print("] else '("print(" text){0,2}'
+        return _PROGRAM.replace("BODY", f"({joined}) {more}")
     if using:
         return _PROGRAM.replace("BODY", _USING.replace("NUMBER", f'"{using}"')) + _CALCULATION
     if makes:

@@ -4,7 +4,26 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["asks_for_name", "asks_for_person", "asks_for_second", "asks_to_compare", "described_things"]
+__all__ = ["ROLES", "asks_for_name", "asks_for_person", "asks_for_second", "asks_to_compare", "described_things"]
+
+ROLES = (  # of the people whom a question describes by what they made
+    "architect",
+    "author",
+    "builder",
+    "captain",
+    "composer",
+    "designer",
+    "director",
+    "discoverer",
+    "engineer",
+    "founder",
+    "inventor",
+    "maker",
+    "owner",
+    "painter",
+    "sculptor",
+    "writer",
+)
 
 _WANTS_NAME = re.compile(
     r"(?:of\b[^?]*,\s*)?(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
@@ -16,9 +35,11 @@ _WANTS_NAME = re.compile(
     re.IGNORECASE,
 )
 _DESCRIBED = re.compile(
-    r"\b(?:the|a|an|that|this|whose) (?:[a-z]+ ){0,2}?([a-z]{3,})(?: (?:at|by|for|from|in|near|of|on|to|under|with))?"
+    r"(?<!name of )\b(?:the|a|an|that|this|whose) (?:[a-z]+ ){0,2}?((?!name\b)[a-z]{3,})"
+    r"(?: (?:at|by|for|from|in|near|of|on|to|under|with))?"
     r" (?:that|where|which|who|whom|whose)\b"
 )
+_ROLE = re.compile(rf"(?<!name of )\bthe ({'|'.join(ROLES)}) of\b")
 _UNNAMED = re.compile(
     r"\b(?:an?|the|certain|home|native|his|her|its|their) (city|island|town|village)\b(?! (?:of )?[A-Z])"
     r"|\b(birthplace|hometown)\b"
@@ -54,5 +75,5 @@ def asks_for_second(question: str) -> bool:
 
 def described_things(question: str) -> set[str]:
     """Return the nouns of what is described instead of named: "the mayor of the town where it stands" has "town"."""
-    nouns = {match[1] for match in _DESCRIBED.finditer(question)}
+    nouns = {match[1] for form in (_DESCRIBED, _ROLE) for match in form.finditer(question)}
     return nouns | {match[1] or match[2] for match in _UNNAMED.finditer(question)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from calendar import month_name
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
@@ -19,11 +20,20 @@ from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twi
 from closeout.dialects.functions import FINAL_ANSWER, programs_in
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
-from closeout.parsing.questions import asks_for_name, asks_for_person, asks_to_compare, described_things
+from closeout.parsing.questions import ROLES, asks_for_name, asks_for_person, asks_to_compare, described_things
 from closeout.run.programs import NOTHING_PRINTED
 from closeout.run.review import review_answer
 
-__all__ = ["doubt", "must_correct", "must_look_up", "must_use", "not_looked_up", "query_without_result", "read_again"]
+__all__ = [
+    "doubt",
+    "leaves_out",
+    "must_correct",
+    "must_look_up",
+    "must_use",
+    "not_looked_up",
+    "query_without_result",
+    "read_again",
+]
 
 LOOK_UP = "is in no result. Look it up."
 PLACE = "is a place. Look it up."
@@ -55,7 +65,7 @@ _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most r
 _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
-_SUBJECT = 4  # words of a passage: a name before is what it is about
+_SUBJECT = 4  # words of a passage: a name there is what it is about
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) (?:{re.escape(LOOK_UP)}|{re.escape(PLACE)})")
 _NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
@@ -96,6 +106,12 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     if problem is None or (last and problem in _FUTILE):  # an attempt to read the facts has failed
         return problem
     return f"{DOUBT}{problem}"
+
+
+def leaves_out(calculated: str, question: str, steps: Sequence[Step]) -> bool:
+    """Whether a calculation uses not every number of the question that no query has."""
+    asked = [_value(number) for number in numbers_in(question)]
+    return any(_left_out(asked, set(_literals(calculated)[0]), _texts_in(steps)))
 
 
 def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
@@ -273,26 +289,34 @@ def _described(question: str, steps: Sequence[Step]) -> Iterator[str]:
     "The hotel where the picture hangs" may be the Hotel Orm, and what is asked for is in a document about that.
     """
     kinds = described_things(question)
-    searched = " ".join([question, *_texts_in(steps)]).casefold()
+    lines = [line for step in steps if step.succeeded for line in _text_of(step).splitlines()]
+    subjects = (" ".join(line.split()[:_SUBJECT]) for line in lines)
+    known = " ".join([question, *_texts_in(steps), *subjects]).casefold()
     for line in _text_of(steps[-1]).splitlines():
         for name in _NAME.finditer(line):
             before = line[: name.start()].split()
-            if len(before) >= _SUBJECT and name[0].casefold() not in searched:
-                words = [before[-1], *name[0].casefold().split()]
+            if before and name[0].casefold() not in known and name[0] not in month_name:
+                words = [before[-1].rstrip(","), *name[0].casefold().split()]
                 if any(_is_a(kind, words) for kind in kinds):
                     yield name[0]
 
 
 def _is_a(kind: str, words: Sequence[str]) -> bool:
     """Whether a name is of this kind, by the word before it and its own: "Hotel Orm", "windmill Orm" for a mill."""
-    if kind in _PLACES and words[0] in ("at", "from", "in", "near", "to"):
+    if kind in _PLACES and words[0] in ("at", "from", "in", "near", "on" if kind == "island" else "in"):
+        return True
+    if kind in ROLES and words[0] == "by":
         return True
     return any(word.endswith(kind) or (len(word) > 4 and kind.startswith(word)) for word in words)
 
 
 def _is_place(name: str, texts: Sequence[str]) -> bool:
-    """Whether the texts have a name, and each time after "in" or "at"."""
-    found = [match[1] for text in texts for match in re.finditer(rf"(?:\b(in|at)\s+)?\b{re.escape(name)}\b", text)]
+    """Whether the texts have a name, and each time after "in", "at" or "on"."""
+    found = [
+        match[1]
+        for text in texts
+        for match in re.finditer(rf"(?:\b(in|at|on)\s+(?:the\s+)?)?\b{re.escape(name)}\b", text)
+    ]
     return bool(name and found) and all(found)
 
 

@@ -40,13 +40,22 @@ from closeout.parsing.questions import asks_for_name, asks_for_second, asks_to_c
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.doubts import must_correct, must_look_up, must_use, not_looked_up, query_without_result
+from closeout.run.doubts import leaves_out, must_correct, must_look_up, must_use, not_looked_up, query_without_result
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
-from closeout.run.weighing import HANDICAP, LIKELY, UNLIKELY, Scales, calculation, in_order_of, same_value
+from closeout.run.weighing import (
+    HANDICAP,
+    LIKELY,
+    MOST_LOOKED_UP,
+    UNLIKELY,
+    Scales,
+    calculation,
+    in_order_of,
+    same_value,
+)
 
 __all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
 
@@ -137,6 +146,7 @@ class ModelSession:
         if new is None or not (again or (searched_twice(view.steps, view.tools) and not asks_for_name(view.question))):
             return reading
         steps = view.steps[:-1] if again else view.steps
+        may_look_up = sum(step.succeeded for step in steps) <= MOST_LOOKED_UP
         from_facts = replace(self.dialect.render(view, self.capabilities), **self._options)
         without_grammar = replace(self.capabilities, grammar=False)  # then the text has the programs
         after_plan = replace(self.dialect.render(replace(view, steps=steps), without_grammar), **self._options)
@@ -146,26 +156,27 @@ class ModelSession:
         try:
             if again:
                 other = replace(reading, calls=view.steps[-1].calls)
-            elif await scales.from_facts(new) > LIKELY:
+            elif not leaves_out(new, view.question, steps) and await scales.from_facts(new) > LIKELY:
                 return reading
             else:
                 other = await self._make(after_plan, program_grammar(()), info)
-                if _looks_up(other, view):
+                if may_look_up and _looks_up(other, view):
                     return other
             first = calculation(_programs([*steps, other]))
             if first is None or same_value(first, new):
                 return reading
             found = (result.text for step in steps for result in step.returns if result.ok)
             first = in_order_of("\n".join([view.question, *found]), first)
+            if leaves_out(first, view.question, steps) != (lost := leaves_out(new, view.question, steps)):
+                return _instead(other, first, new) if lost else reading
             of_first, of_new = await scales.in_both(first), await scales.in_both(new)
         except (ModelError, LimitReached):  # the new answer stands
             return reading
-        if max(of_first, of_new) < UNLIKELY and (names := not_looked_up(view.question, view.steps)):
+        if may_look_up and max(of_first, of_new) < UNLIKELY and (names := not_looked_up(view.question, view.steps)):
             return await self._make(after_plan, program_grammar((), printing=_queries(view, names)), info)
         if of_first + HANDICAP <= of_new:
             return reading
-        repair = Repair("likelier_answer", "reply", new, after=first)
-        return replace(other, repairs=(*other.repairs, repair))
+        return _instead(other, first, new)
 
     async def _make(self, request: ModelRequest, grammar: str, info: RequestInfo) -> Reading:
         """Ask for one more program in this turn."""
@@ -547,6 +558,11 @@ def _looks_up(reading: Reading, view: HistoryView) -> bool:
     known = _programs(view.steps)
     new = (program for program in _programs([reading]) if program not in known)
     return look_up is not None and any(f"{look_up['name']}(" in program for program in new)
+
+
+def _instead(reading: Reading, first: str, new: str) -> Reading:
+    """The reading whose answer stands instead of a new one."""
+    return replace(reading, repairs=(*reading.repairs, Repair("likelier_answer", "reply", new, after=first)))
 
 
 def _programs(parts: Sequence[Step | Reading]) -> list[str]:

@@ -21,7 +21,17 @@ from closeout.messages import Constraint, ModelReply, ModelRequest
 from closeout.parsing.program import numbers_in, parse_python
 from closeout.tools.builtin.calculator import evaluate
 
-__all__ = ["HANDICAP", "LIKELY", "UNLIKELY", "Scales", "calculation", "in_order_of", "likelihood", "same_value"]
+__all__ = [
+    "HANDICAP",
+    "LIKELY",
+    "MOST_LOOKED_UP",
+    "UNLIKELY",
+    "Scales",
+    "calculation",
+    "in_order_of",
+    "likelihood",
+    "same_value",
+]
 
 LONGEST = 120  # characters of a calculation that is weighed
 MAX_NODES = 100  # of a value in a program, with the values of its names written out
@@ -29,6 +39,7 @@ MAX_BITS = 200  # of a number
 # Logarithms, chosen on the answers of docs/design/local-model.md: of one text, and of both together.
 LIKELY = -0.7  # from the facts: of 11 likelier ones, after two searches, one was wrong where the other was right
 HANDICAP = 1.0  # of the new answer: it is the likeliest one of its own text
+MOST_LOOKED_UP = 2  # programs that searched, after which no answer leads to another search
 UNLIKELY = -9.0  # less likely answers are made where a fact is missing
 _END = ")\n"
 
