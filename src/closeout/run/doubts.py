@@ -170,8 +170,7 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     if 0 < len(steps) <= MOST_EMPTY and all(_EMPTY.match(_text_of(step)) for step in steps):
         return ("",)  # other words may find something
     if steps and steps[-1].succeeded:
-        names = dict.fromkeys(_described(question, steps) if len(steps) <= LONGEST_CHAIN else ())
-        return tuple(names)[:MOST_DESCRIBED] or None
+        return _described(question, steps)[:MOST_DESCRIBED] or None if len(steps) <= LONGEST_CHAIN else None
     failed = _last_errors(steps)
     if NOTHING_FOUND in failed:
         return not_looked_up(question, steps) or None
@@ -283,22 +282,27 @@ def _wrong_end(program: str, numbers: set[Decimal], question: str) -> Iterator[s
         yield NEWER
 
 
-def _described(question: str, steps: Sequence[Step]) -> Iterator[str]:
+def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     """Names in the last results that nobody searched for, of what the question describes instead of naming it.
 
-    "The hotel where the picture hangs" may be the Hotel Orm, and what is asked for is in a document about that.
+    "The hotel where the picture hangs" may be the Hotel Orm, and what is asked for is in a document about that. In "the
+    town in which the founder was born", the founder comes first.
     """
-    kinds = described_things(question)
     lines = [line for step in steps if step.succeeded for line in _text_of(step).splitlines()]
     subjects = (" ".join(line.split()[:_SUBJECT]) for line in lines)
     known = " ".join([question, *_texts_in(steps), *subjects]).casefold()
+    found = []
     for line in _text_of(steps[-1]).splitlines():
         for name in _NAME.finditer(line):
             before = line[: name.start()].split()
             if before and name[0].casefold() not in known and name[0] not in month_name:
-                words = [before[-1].rstrip(","), *name[0].casefold().split()]
-                if any(_is_a(kind, words) for kind in kinds):
-                    yield name[0]
+                found.append((name[0], [before[-1].rstrip(","), *name[0].casefold().split()]))
+    kinds = described_things(question)
+    of_kinds = (
+        [name for name, words in found if any(_is_a(kind, words) for kind in each)]
+        for each in (kinds & set(ROLES), kinds)
+    )
+    return tuple(dict.fromkeys(next(filter(None, of_kinds), [])))
 
 
 def _is_a(kind: str, words: Sequence[str]) -> bool:
