@@ -100,9 +100,13 @@ def test_the_likelihood_is_of_the_text_alone() -> None:
             likelihood(reply)
 
 
-async def ask(client: ScriptedClient, home: Path | bool = False, **settings: Any) -> RunResult:
+async def ask(client: ScriptedClient, home: Path | bool = False, period: str = "a year", **settings: Any) -> RunResult:
     agent = Agent(client, [search_members], answer=Number(), home=home, **settings)
-    return await agent.run("How many shillings do the Osselby Divers collect in a year?")
+    return await agent.run(f"How many shillings do the Osselby Divers collect in {period}?")
+
+
+def purposes(result: RunResult) -> list[str]:
+    return [row.event.purpose for row in result.read_rows() if isinstance(row.event, ModelRequested)]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ async def test_the_answer_that_is_likelier_in_both_texts_stands(
     result = await ask(Weigher((after_plan, from_facts)), home=tmp_path)
     assert (result.answer, result.usage.requests) == (answer, 7)
     events = [row.event for row in result.read_rows()]
-    assert [e.purpose for e in events if isinstance(e, ModelRequested)] == ["act"] * 3 + ["weigh"] * 4
+    assert purposes(result) == ["act"] * 3 + ["weigh"] * 4
     repairs = [(e.kind, e.before, e.after) for e in events if isinstance(e, Repaired)]
     assert repairs == ([("likelier_answer", SECOND, FIRST)] if answer == "2236" else [])
 
@@ -124,7 +128,7 @@ TWICE = ("Divers", "Velbury")
 
 
 @pytest.mark.parametrize(
-    ("after_plan", "from_facts", "answer", "purposes"),
+    ("after_plan", "from_facts", "answer", "more"),
     [
         ((0.9, 0.01), (0.3, 0.5), "816140", ["weigh"]),  # likely from the facts
         ((0.9, 0.01), (0.3, 0.45), "2236", ["weigh", "act", *["weigh"] * 3]),
@@ -132,12 +136,24 @@ TWICE = ("Divers", "Velbury")
     ],
 )
 async def test_after_two_searches_the_answer_comes_from_the_facts_unless_another_is_likelier(
-    after_plan: tuple[float, float], from_facts: tuple[float, float], answer: str, purposes: list[str], tmp_path: Path
+    after_plan: tuple[float, float], from_facts: tuple[float, float], answer: str, more: list[str], tmp_path: Path
 ) -> None:
-    result = await ask(Weigher((after_plan, from_facts), TWICE), home=tmp_path)
-    events = [row.event for row in result.read_rows()]
-    assert result.answer == answer
-    assert [e.purpose for e in events if isinstance(e, ModelRequested)] == ["act", "act", *purposes]
+    result = await ask(Weigher((after_plan, from_facts), TWICE), tmp_path)
+    assert (result.answer, purposes(result)) == (answer, ["act", "act", *more])
+
+
+@pytest.mark.parametrize(
+    ("period", "then", "answer", "more"),
+    [
+        ("7 weeks", "final_answer(43 * 52 * 7)", "15652", ["act"]),
+        ("365 days", "final_answer(43 * 52)", "816140", ["weigh", "act"]),
+    ],
+)
+async def test_the_answer_that_uses_the_numbers_of_the_question_stands_without_weighing(
+    period: str, then: str, answer: str, more: list[str], tmp_path: Path
+) -> None:
+    result = await ask(Weigher(((0.9, 0.1), (0.9, 0.1)), TWICE, then), tmp_path, period)
+    assert (result.answer, purposes(result)) == (answer, ["act", "act", *more])
 
 
 async def test_what_is_not_likely_from_the_facts_may_lead_to_another_search() -> None:
