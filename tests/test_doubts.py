@@ -297,7 +297,10 @@ def test_what_was_found_is_looked_up_if_the_answer_uses_nothing_of_it() -> None:
         ("How many wells has the painter's birthplace?", ("Velbury", "Rye")),
         ("It was painted in a town – who is its mayor?", ("Velbury", "Rye")),
         ("How many inns are in the village that she left?", ("Velbury", "Rye")),
-        ("When was the painter of the Eel Catchers born?", ("Ada Rehn",)),
+        ("When was the author of the Eel Catchers born?", ("Ada Rehn",)),
+        ("When was the owner of the Eel Catchers born?", ("Ada Rehn", "Jon Berg")),
+        ("Who is the owner of the Eel Catchers?", None),
+        ("Who was the owner of the Eel Catchers?", None),
         ("How many live in the town in which the painter of the Eel Catchers was born?", ("Ada Rehn",)),
         ("On which island was it, and how long is the island?", ("Velbury", "Mount Ulverac")),
         ("How many live in the village of Orm?", None),
@@ -311,7 +314,8 @@ def test_what_was_found_is_looked_up_if_the_answer_uses_nothing_of_it() -> None:
 def test_names_of_what_the_question_only_describes_are_looked_up(question: str, names: tuple[str, ...] | None) -> None:
     text = (
         "The picture Eel Catchers was painted in the windmill Gathercole near Velbury on Mount Ulverac. It hangs in "
-        "the Hotel Pell, and before that did in Rye from May to June. It is by Ada Rehn."
+        "the Hotel Pell, and before that did in Rye from May to June. It is by Ada Rehn. "
+        "The owner is Jon Berg."
     )
     done = ("print(search('Eel Catchers'))", text)
     assert must_look_up(question, steps(done)) == names

@@ -39,7 +39,7 @@ _DESCRIBED = re.compile(
     r"(?: (?:at|by|for|from|in|near|of|on|to|under|with))?"
     r" (?:that|where|which|who|whom|whose)\b"
 )
-_ROLE = re.compile(rf"(?<!name of )\bthe ({'|'.join(ROLES)}) of\b")
+_ROLE = re.compile(rf"(?<!name of )(?<!ho is )(?<!ho was )\bthe ({'|'.join(ROLES)}) of\b")
 _UNNAMED = re.compile(
     r"\b(?:an?|the|certain|home|native|his|her|its|their) (city|island|town|village)\b(?! (?:of )?[A-Z])"
     r"|\b(birthplace|hometown)\b"

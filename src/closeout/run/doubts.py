@@ -66,6 +66,7 @@ _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
 _SUBJECT = 4  # words of a passage: a name there is what it is about
+_NEAR = 3  # words before a name that say what it is
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) (?:{re.escape(LOOK_UP)}|{re.escape(PLACE)})")
 _NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
@@ -296,21 +297,22 @@ def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
         for name in _NAME.finditer(line):
             before = line[: name.start()].split()
             if before and name[0].casefold() not in known and name[0] not in month_name:
-                found.append((name[0], [before[-1].rstrip(","), *name[0].casefold().split()]))
+                found.append((name[0], [word.strip(",") for word in before[-_NEAR:]]))
     kinds = described_things(question)
     of_kinds = (
-        [name for name, words in found if any(_is_a(kind, words) for kind in each)]
+        [name for name, before in found if any(_is_a(kind, name, before) for kind in each)]
         for each in (kinds & set(ROLES), kinds)
     )
     return tuple(dict.fromkeys(next(filter(None, of_kinds), [])))
 
 
-def _is_a(kind: str, words: Sequence[str]) -> bool:
-    """Whether a name is of this kind, by the word before it and its own: "Hotel Orm", "windmill Orm" for a mill."""
-    if kind in _PLACES and words[0] in ("at", "from", "in", "near", "on" if kind == "island" else "in"):
+def _is_a(kind: str, name: str, before: Sequence[str]) -> bool:
+    """Whether a name is of this kind, by its own words and those before it: "Hotel Orm", "windmill Orm" for a mill."""
+    if kind in ROLES:  # "designed by Ada Rehn", "the engineer was Ada Rehn"
+        return before[-1] == "by" or kind in before
+    if kind in _PLACES and before[-1] in ("at", "from", "in", "near", "on" if kind == "island" else "in"):
         return True
-    if kind in ROLES and words[0] == "by":
-        return True
+    words = [before[-1], *name.casefold().split()]
     return any(word.endswith(kind) or (len(word) > 4 and kind.startswith(word)) for word in words)
 
 
