@@ -131,8 +131,8 @@ TWICE = ("Divers", "Velbury")
     ("after_plan", "from_facts", "answer", "more"),
     [
         ((0.9, 0.01), (0.3, 0.5), "816140", ["weigh"]),  # likely from the facts
-        ((0.9, 0.01), (0.3, 0.45), "2236", ["weigh", "act", *["weigh"] * 3]),
-        ((0.1, 0.9), (0.1, 0.45), "816140", ["weigh", "act", *["weigh"] * 3]),
+        ((0.9, 0.01), (0.3, 0.4), "2236", ["weigh", "act", *["weigh"] * 3]),
+        ((0.1, 0.9), (0.1, 0.4), "816140", ["weigh", "act", *["weigh"] * 3]),
     ],
 )
 async def test_after_two_searches_the_answer_comes_from_the_facts_unless_another_is_likelier(
