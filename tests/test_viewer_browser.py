@@ -130,7 +130,7 @@ def test_a_turn_whose_answer_was_weighed_keeps_its_call_and_its_repair(viewer: V
     page = viewer.open(f"#/run/{run_id}")
     page.wait_for_selector(".item.answer")
     names = [name for name in texts(page, ".item-name") if name.startswith(("Turn", "Weighing"))]
-    assert names == ["Turn 1", "Turn 2", "Turn 3", *["Weighing two answers"] * 4]
+    assert names == ["Turn 1", "Turn 2", "Turn 3", *["Weighing the answer"] * 4]
     third = page.locator(".item:has(.item-name:text-is('Turn 3'))")
     assert "2236" in third.locator(".call .result").inner_text()
     assert third.locator(".repair .after").inner_text() == FIRST

@@ -52,7 +52,7 @@ __all__ = ["Display"]
 
 WORKING = {
     "act": "thinking",
-    "weigh": "weighing two answers",
+    "weigh": "weighing the answer",
     "close": "closing",
     "experience": "summing up",
     "compact": "making room",

@@ -51,7 +51,7 @@ function headExtras(item, page) {
 // ------------------------------------------------------------------------------------------------ a turn
 
 const PURPOSES = {
-  weigh: "Weighing two answers",
+  weigh: "Weighing the answer",
   close: "Closing",
   experience: "Failure account",
   compact: "Summary request",

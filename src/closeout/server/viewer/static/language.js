@@ -135,7 +135,7 @@ const CHINESE = {
   "Turn": "轮",
   "Turns before {turn} are replaced by a summary: {tokens} tokens freed.": "第 {turn} 轮之前的内容已由总结代替:释放 {tokens} 个令牌。",
   "Turns": "轮次",
-  "Weighing two answers": "比较两个答案",
+  "Weighing the answer": "衡量答案",
   "What changes": "改变之处",
   "What earlier attempts learned": "之前尝试的经验",
   "When the trials that wait are decided, the same command continues it:": "等待的试验都决定后,同一命令可继续:",
