@@ -58,20 +58,23 @@ plan ::= "#" [^\n]{0,120} apart (ORDERS) (apart [^\n]{0,80})? "\n"
 between ::= apart ([^\n]{0,80} apart)?
 apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 """
-# Variables with written values, or the answer at once; no bare words (`final_answer(Ada Rehn)`). A comment would be a
-# plan, after which everything is looked up once more.
+# Variables with written values and then the answer, or the answer at once; no bare words (`final_answer(Ada Rehn)`). A
+# comment would be a plan, after which everything is looked up again. Where the model would print, `print_answer` is no
+# variable either.
 _MAKING: dict[ProgramResult, str] = {
-    "value": r"""(variable " = " [-0-9({"'[] text ([^#`\n] text)* | "final_answer(" [-0-9a-z({"'[] bare)""",
+    "value": r"""(variable " = " [-0-9({"'[] text assigned{0,5})? "final_answer(" [-0-9a-z({"'[] bare""",
     "size": r""""final_answer(abs(" [^`\n]{1,200} "))" "\n" """,
-    "name": r"""(variable " = {" text ([^#`\n] text)* | "final_answer(\"" [^"\n]{1,100} "\")" "\n")""",
+    "name": r"""(variable " = {" text assigned{0,3} "final_answer(" [a-z] bare | "final_answer(" quoted ")" "\n")""",
     "choice": r'dictionary (("max(" | "min(") by ")" | "sorted(" by "[" "-"? [0-9] "])") "\n"',
     "second": r'dictionary "sorted(" by ("[1]" | "[-2]") ")" "\n"',
     "least": r'dictionary "min(" by ")" "\n"',
     "most": r'dictionary "max(" by ")" "\n"',
 }
 _MAKING_RULES = r"""
-variable ::= [a-z] [a-z0-9_]{0,40}
-bare ::= [^#`\n]{1,300} "\n"
+variable ::= ([a-oq-z] | "p" [a-qs-z0-9_] | "pr" [a-hj-z0-9_] | "pri" [a-mo-z0-9_]) [a-z0-9_]{0,40}
+assigned ::= variable " = " [-0-9a-z({"'[] text
+bare ::= [^#`\\\n]{1,300} "\n"
+quoted ::= "\"" [^"\n]{1,100} "\""
 dictionary ::= "numbers = {" [^\n]{1,300} "}\nfinal_answer("
 by ::= "numbers, key=lambda name: numbers[name])"
 """
