@@ -67,6 +67,7 @@ _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
 _SUBJECT = 4  # words of a passage: a name there is what it is about
 _NEAR = 3  # words before a name that say what it is
+_BEFORE = 60  # characters before it in which they are
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) (?:{re.escape(LOOK_UP)}|{re.escape(PLACE)})")
 _NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
@@ -295,7 +296,7 @@ def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     found = []
     for line in _text_of(steps[-1]).splitlines():
         for name in _NAME.finditer(line):
-            before = line[: name.start()].split()
+            before = line[max(name.start() - _BEFORE, 0) : name.start()].split()
             if before and name[0].casefold() not in known and name[0] not in month_name:
                 found.append((name[0], [word.strip(",") for word in before[-_NEAR:]]))
     kinds = described_things(question)
