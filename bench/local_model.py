@@ -1,9 +1,9 @@
 """Right answers of the embedded models to questions of one, two, and three or more steps over folders of documents.
 
-Prompts and remedies were made by looking at what went wrong in all sets but `fresh … J`. The sets `fresh …` were
-written by somebody who did not know the prompts, and most were asked once before anybody looked at them; the figures of
-both are in docs/design/local-model.md. Baseline, in the same run: the same weights asked the same questions without
-tools. Run `python bench/local_model.py --help` for the choice of model, dialect, set and prompt.
+Prompts and remedies were made by looking at what went wrong in all sets. The sets `fresh …` were written by somebody
+who did not know the prompts, and most were asked once before anybody looked at them: docs/design/local-model.md has
+both figures. Baseline, in the same run: the same weights asked the same questions without tools. Run
+`python bench/local_model.py --help` for the choice of model, dialect, set and prompt.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from closeout.tools.builtin import calculate, document_tools
 from closeout.tools.tool import Tool
 
 DATA = Path(__file__).parent / "data"
+# A letter is one writer's documents; E has no questions of three steps.
 FRESH = [(letter, steps) for letter in "ABCDEFGHIJ" for steps in ("two", "three") if (letter, steps) != ("E", "three")]
 SETS = {
     "one": "one-step",

@@ -6,14 +6,23 @@ import re
 from collections.abc import Iterator, Sequence
 
 from closeout.dialects.function_call import NOT_RUN
-from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, call_source, functions_of, programs_in, stubs
+from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, call_source, functions_of, programs_of, stubs
 from closeout.dialects.prompts import program_slots
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
 
-__all__ = ["DOUBT", "READ_AGAIN", "Code", "answers_from_facts", "failed_twice", "searched_twice", "was_asked_again"]
+__all__ = [
+    "DOUBT",
+    "READ_AGAIN",
+    "Code",
+    "answers_from_facts",
+    "failed_twice",
+    "searched_twice",
+    "searches_in",
+    "was_asked_again",
+]
 
 CONTINUE = "Continue: write a program, or give the answer."
 DOUBT = "Check the answer. "  # begins an error that only questions an answer
@@ -44,10 +53,14 @@ def failed_twice(steps: Sequence[Step]) -> bool:
 
 def searched_twice(steps: Sequence[Step], tools: Sequence[ToolSpec]) -> bool:
     """Whether a program that succeeded has searched for two things."""
+    programs = programs_of(step for step in steps if step.succeeded)
+    return any(searches_in(program, tools) > 1 for program in programs)
+
+
+def searches_in(program: str, tools: Sequence[ToolSpec]) -> int:
+    """Count the searches that a program makes."""
     look_up = program_slots(tools).get("look_up")
-    done = (step for step in steps if step.succeeded)
-    programs = (program for step in done for program in programs_in(step.calls))
-    return look_up is not None and any(program.count(f"{look_up['name']}(") > 1 for program in programs)
+    return program.count(f"{look_up['name']}(") if look_up is not None else 0
 
 
 def was_asked_again(step: Step) -> bool:

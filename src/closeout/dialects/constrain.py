@@ -42,7 +42,7 @@ ws ::= " "?
 rest ::= [^\x00]+
 end ::= ("\n" "\n"?)?
 """
-# A reply that is one fenced program: BODY is its lines. No backslashes: "\\boxed{5}" would follow the answer.
+# A reply that is one fenced program: BODY is its lines. They have no backslash: models add `\boxed{5}`.
 _PROGRAM = r"""
 root ::= "```python\n" BODY "```" ("\n" "\n"?)?
 line ::= [^`\\\n] text
@@ -59,8 +59,8 @@ between ::= apart ([^\n]{0,80} apart)?
 apart ::= [^0-9.,\n] | [.,] [^0-9\n]
 """
 # Variables with written values and then the answer, or the answer at once; no bare words (`final_answer(Ada Rehn)`). A
-# comment would be a plan, after which everything is looked up again. Where the model would print, `print_answer` is no
-# variable either.
+# comment would be a plan, after which everything is looked up again. Names must not begin with `print`: a model that
+# would print something names it `print_answer` instead.
 _MAKING: dict[ProgramResult, str] = {
     "value": r"""(variable " = " [-0-9({"'[] text assigned{0,5})? "final_answer(" [-0-9a-z({"'[] bare""",
     "size": r""""final_answer(abs(" [^`\n]{1,200} "))" "\n" """,
@@ -124,7 +124,7 @@ def program_grammar(
     if printing:
         lines = [f"{_literal(beginning)} text" for beginning in printing]
         joined = (" " if len(lines) <= _MOST_SEARCHED else " | ").join(lines)
-        more = "" if printing != ["print("] else '("print(" text){0,2}'
+        more = '("print(" text){0,2}' if printing == ["print("] else ""
         return _PROGRAM.replace("BODY", f"({joined}) {more}")
     if using:
         return _PROGRAM.replace("BODY", _USING.replace("NUMBER", f'"{using}"')) + _CALCULATION

@@ -6,7 +6,7 @@ import re
 
 __all__ = ["ROLES", "asks_for_name", "asks_for_person", "asks_for_second", "asks_to_compare", "described_things"]
 
-ROLES = (  # of the people whom a question describes by what they made
+ROLES = (  # of people whom a question describes by what they did
     "architect",
     "author",
     "builder",
@@ -26,7 +26,8 @@ ROLES = (  # of the people whom a question describes by what they made
 )
 
 _WANTS_NAME = re.compile(
-    r"(?:of\b[^?]*,\s*)?(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
+    r"(?:of\b[^?]*,\s*)?(?:(?:at|by|for|from|in|of|on|to|under|with)\s+)?"
+    r"(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
     r"|century|page|hour|time|floor|room|platform|line|age|price))\b|what (?:is|was) the name\b"
     r"|what (?:is|was) the (?:\w+est|most \w+|least \w+) of\b"
     r"|what\s+(?:\w+\s+){1,3}(?:more|less|fewer|(?!number|other|after|under)\w{2,}er)\b[^?]*\bor\b"

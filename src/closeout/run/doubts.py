@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Literal
 
 from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twice, was_asked_again
-from closeout.dialects.functions import FINAL_ANSWER, programs_in
+from closeout.dialects.functions import FINAL_ANSWER, programs_of
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
 from closeout.parsing.questions import ROLES, asks_for_name, asks_for_person, asks_to_compare, described_things
@@ -45,8 +45,8 @@ OLDER = "What is older has the smaller year."
 NEWER = "What is newer has the larger year."
 MOST_DOUBTS = 3  # of an answer, before the facts are read again and after it
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
-LONGEST_CHAIN = 3  # programs that search, before names in what they find are not looked up at once any more
-MOST_DESCRIBED = 2  # things that the question describes and that are looked up at once
+LONGEST_CHAIN = 3  # turns; in a later one, what the question describes is no longer looked up
+MOST_DESCRIBED = 2  # names of what the question describes that one program must search for
 MOST_NAMES = 8  # that a query may begin with
 LONGEST = 60  # characters of a result that may be an answer
 MOST_EMPTY = 2  # searches that find nothing, before an answer may be given
@@ -65,6 +65,7 @@ _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most r
 _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
+_AT_PLACE = ("at", "from", "in", "near")
 _SUBJECT = 4  # words of a passage: a name there is what it is about
 _NEAR = 3  # words before a name that say what it is
 _BEFORE = 60  # characters before it in which they are
@@ -94,7 +95,7 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     """
     last = next((index for index, step in enumerate(steps) if was_asked_again(step)), -1) + 1
     doubted = [step for step in steps[max(last - 1, 0) :] if DOUBT in _text_of(step)]
-    if program in _programs_in(doubted):  # it is given again
+    if program in programs_of(doubted):  # it is given again
         return None
     told = [_text_of(step) for step in steps[last:]]
     if sum(DOUBT in text for text in told) >= MOST_DOUBTS:
@@ -111,7 +112,7 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
 
 
 def leaves_out(calculated: str, question: str, steps: Sequence[Step]) -> bool:
-    """Whether a calculation uses not every number of the question that no query has."""
+    """Whether a calculation lacks a number of the question that no query has either."""
     asked = [_value(number) for number in numbers_in(question)]
     return any(_left_out(asked, set(_literals(calculated)[0]), _texts_in(steps)))
 
@@ -172,7 +173,8 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     if 0 < len(steps) <= MOST_EMPTY and all(_EMPTY.match(_text_of(step)) for step in steps):
         return ("",)  # other words may find something
     if steps and steps[-1].succeeded:
-        return _described(question, steps)[:MOST_DESCRIBED] or None if len(steps) <= LONGEST_CHAIN else None
+        described = _described(question, steps) if len(steps) <= LONGEST_CHAIN else ()
+        return described[:MOST_DESCRIBED] or None
     failed = _last_errors(steps)
     if NOTHING_FOUND in failed:
         return not_looked_up(question, steps) or None
@@ -197,9 +199,8 @@ def query_without_result(steps: Sequence[Step]) -> str | None:
 def not_looked_up(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     """Return the names in what was found that were not searched for: other documents may say more about them."""
     searched = " ".join([question, *_texts_in(steps)]).casefold()
-    texts = [_text_of(step) for step in steps if step.succeeded]
-    found = [text for text in texts if not _EMPTY.match(text)]
-    names = dict.fromkeys(name for text in found for name in _names_in(text))
+    texts = (_text_of(step) for step in steps if step.succeeded)
+    names = dict.fromkeys(name for text in texts if not _EMPTY.match(text) for name in _names_in(text))
     return tuple(name for name in names if name.casefold() not in searched)[:MOST_NAMES]
 
 
@@ -216,7 +217,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
     results = [_text_of(step) for step in steps]
     asked = [_value(number) for number in numbers_in(question)]
     stated, texts = _literals(program)
-    numbers = set(stated).union(*(_literals(earlier)[0] for earlier in _programs_in(tried)))
+    numbers = set(stated).union(*(_literals(earlier)[0] for earlier in programs_of(tried)))
     is_number = re.fullmatch(r"-?[\d.,]+", answer.strip()) is not None
     is_closed = not _calls_of_tools(program)  # what tools return is not known here
     # An answer at once may be that of a problem in words, but then it needs only the problem's numbers.
@@ -290,6 +291,9 @@ def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     "The hotel where the picture hangs" may be the Hotel Orm, and what is asked for is in a document about that. In "the
     town in which the founder was born", the founder comes first.
     """
+    kinds = described_things(question)
+    if not kinds:
+        return ()
     lines = [line for step in steps if step.succeeded for line in _text_of(step).splitlines()]
     subjects = (" ".join(line.split()[:_SUBJECT]) for line in lines)
     known = " ".join([question, *_texts_in(steps), *subjects]).casefold()
@@ -299,19 +303,18 @@ def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
             before = line[max(name.start() - _BEFORE, 0) : name.start()].split()
             if before and name[0].casefold() not in known and name[0] not in month_name:
                 found.append((name[0], [word.strip(",") for word in before[-_NEAR:]]))
-    kinds = described_things(question)
-    of_kinds = (
-        [name for name, before in found if any(_is_a(kind, name, before) for kind in each)]
-        for each in (kinds & set(ROLES), kinds)
-    )
-    return tuple(dict.fromkeys(next(filter(None, of_kinds), [])))
+    people = [name for name, before in found if any(_is_a(role, name, before) for role in kinds.intersection(ROLES))]
+    named = people or [name for name, before in found if any(_is_a(kind, name, before) for kind in kinds)]
+    return tuple(dict.fromkeys(named))
 
 
 def _is_a(kind: str, name: str, before: Sequence[str]) -> bool:
     """Whether a name is of this kind, by its own words and those before it: "Hotel Orm", "windmill Orm" for a mill."""
     if kind in ROLES:  # "designed by Ada Rehn", "the engineer was Ada Rehn"
         return before[-1] == "by" or kind in before
-    if kind in _PLACES and before[-1] in ("at", "from", "in", "near", "on" if kind == "island" else "in"):
+    if kind in _PLACES and before[-1] in _AT_PLACE:
+        return True
+    if kind == "island" and before[-1] == "on":
         return True
     words = [before[-1], *name.casefold().split()]
     return any(word.endswith(kind) or (len(word) > 4 and kind.startswith(word)) for word in words)
@@ -345,13 +348,9 @@ def _calls_of_tools(program: str) -> int:
     return sum(isinstance(each, ast.Name) and each.id not in _NO_TOOLS for each in called)
 
 
-def _programs_in(steps: Sequence[Step]) -> list[str]:
-    return [program for step in steps for program in programs_in(step.calls)]
-
-
 def _texts_in(steps: Sequence[Step]) -> list[str]:
     """The texts that the programs state: queries, names."""
-    return [text for program in _programs_in(steps) for text in _literals(program)[1]]
+    return [text for program in programs_of(steps) for text in _literals(program)[1]]
 
 
 def _names_in(text: str) -> Iterator[str]:

@@ -13,10 +13,10 @@ from closeout.answers.replies import INVENTED, invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
-from closeout.dialects.code import answers_from_facts, searched_twice, was_asked_again
+from closeout.dialects.code import answers_from_facts, searched_twice, searches_in, was_asked_again
 from closeout.dialects.constrain import ProgramResult, action_constraint, program_grammar, rewording_grammar
 from closeout.dialects.cot import CotCompletion
-from closeout.dialects.functions import programs_in
+from closeout.dialects.functions import programs_in, programs_of
 from closeout.dialects.prompts import examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
@@ -142,10 +142,11 @@ class ModelSession:
         if not self.sends_prompt or not answers_from_facts(view):
             return reading
         again = was_asked_again(view.steps[-1])
-        new = calculation(_programs([*view.steps, reading]))
+        new = calculation(programs_of([*view.steps, reading]))
         if new is None or not (again or (searched_twice(view.steps, view.tools) and not asks_for_name(view.question))):
             return reading
         steps = view.steps[:-1] if again else view.steps
+        lacks_number = leaves_out(new, view.question, steps)
         may_look_up = sum(step.succeeded for step in steps) <= MOST_LOOKED_UP
         from_facts = replace(self.dialect.render(view, self.capabilities), **self._options)
         without_grammar = replace(self.capabilities, grammar=False)  # then the text has the programs
@@ -156,19 +157,19 @@ class ModelSession:
         try:
             if again:
                 other = replace(reading, calls=view.steps[-1].calls)
-            elif not leaves_out(new, view.question, steps) and await scales.from_facts(new) > LIKELY:
+            elif not lacks_number and await scales.from_facts(new) > LIKELY:
                 return reading
             else:
                 other = await self._make(after_plan, program_grammar(()), info)
                 if may_look_up and _looks_up(other, view):
                     return other
-            first = calculation(_programs([*steps, other]))
+            first = calculation(programs_of([*steps, other]))
             if first is None or same_value(first, new):
                 return reading
             found = (result.text for step in steps for result in step.returns if result.ok)
             first = in_order_of("\n".join([view.question, *found]), first)
-            if leaves_out(first, view.question, steps) != (lost := leaves_out(new, view.question, steps)):
-                return _instead(other, first, new) if lost else reading
+            if leaves_out(first, view.question, steps) != lacks_number:
+                return _instead(other, first, new) if lacks_number else reading
             of_first, of_new = await scales.in_both(first), await scales.in_both(new)
         except (ModelError, LimitReached):  # the new answer stands
             return reading
@@ -251,13 +252,7 @@ class ModelSession:
         if self.dialect.name == "code":  # in a chat, a reply without a program is the answer
             if request.prompt is None or not self.capabilities.grammar:
                 return None
-            numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-            used = must_use(view.question, view.steps)
-            grammar = program_grammar(numbers, printing=_searches(view), makes=_made(view), using=used)
-            query, beginnings = query_without_result(view.steps), _queries(view, [""])
-            if query and beginnings:
-                grammar = rewording_grammar(query, beginnings[0])
-            return Constraint("grammar", grammar, "program")
+            return Constraint("grammar", _grammar_of_program(view), "program")
         # If it may, a small model begins with `read_result` before there is any result to read.
         left_out = withheld if _names_stored(request) else withheld | {"read_result"}
         may_answer = not _just_failed(view.steps)
@@ -539,6 +534,16 @@ def _just_failed(steps: Sequence[Step]) -> bool:
     return bool(steps) and failed(steps[-1]) and not (len(steps) > 1 and failed(steps[-2]))
 
 
+def _grammar_of_program(view: HistoryView) -> str:
+    """The grammar of a small model's next program."""
+    query, beginnings = query_without_result(view.steps), _queries(view, [""])
+    if query and beginnings:
+        return rewording_grammar(query, beginnings[0])
+    numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
+    used = must_use(view.question, view.steps)
+    return program_grammar(numbers, printing=_searches(view), makes=_made(view), using=used)
+
+
 def _made(view: HistoryView) -> ProgramResult | None:
     """What the next program makes, if it makes the answer from the facts or corrects it."""
     if corrected := must_correct(view.steps):
@@ -554,19 +559,13 @@ def _made(view: HistoryView) -> ProgramResult | None:
 
 def _looks_up(reading: Reading, view: HistoryView) -> bool:
     """Whether a program that was not written before searches for more."""
-    look_up = program_slots(view.tools).get("look_up")
-    known = _programs(view.steps)
-    new = (program for program in _programs([reading]) if program not in known)
-    return look_up is not None and any(f"{look_up['name']}(" in program for program in new)
+    known = programs_of(view.steps)
+    return any(searches_in(program, view.tools) for program in programs_in(reading.calls) if program not in known)
 
 
 def _instead(reading: Reading, first: str, new: str) -> Reading:
-    """The reading whose answer stands instead of a new one."""
+    """The reading whose answer replaces a new one."""
     return replace(reading, repairs=(*reading.repairs, Repair("likelier_answer", "reply", new, after=first)))
-
-
-def _programs(parts: Sequence[Step | Reading]) -> list[str]:
-    return [program for part in parts for program in programs_in(part.calls)]
 
 
 def _searches(view: HistoryView) -> list[str]:

@@ -39,8 +39,8 @@ MAX_BITS = 200  # of a number
 # Logarithms, chosen on the answers of docs/design/local-model.md: of one text, and of both together.
 LIKELY = -0.85  # from the facts: of 45 likelier answers after two searches, 37 were right; of 29 others, 8
 HANDICAP = 1.0  # of the new answer: it is the likeliest one of its own text
-MOST_LOOKED_UP = 2  # programs that searched, after which no answer leads to another search
 UNLIKELY = -9.0  # less likely answers are made where a fact is missing
+MOST_LOOKED_UP = 2  # programs that searched; after more, an unlikely answer does not lead to another search
 _END = ")\n"
 
 
@@ -171,7 +171,7 @@ def same_value(first: str, second: str) -> bool:
 
 
 class Scales:
-    """Tells how likely calculations are as the answer in two texts.
+    """Weighs calculations: how likely each is as the answer, from the facts and after the plan.
 
     Args:
         send: Sends a request.

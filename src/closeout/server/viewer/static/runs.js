@@ -104,7 +104,7 @@ class RunsPage {
 
   finish(found, more) {
     this.more = more;
-    // The end may be in sight without ever having left it: observed anew, it is reported again.
+    // The end may still be in sight: an observer reports that only if it observes it again.
     this.observer.unobserve(this.end);
     this.observer.observe(this.end);
     this.indexing = found.indexed < found.total;
