@@ -12,6 +12,7 @@ from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
+from closeout.parsing.questions import rates_in
 
 __all__ = [
     "DOUBT",
@@ -116,7 +117,8 @@ class Code(TextChat):
         head = f"{head.rstrip()}\n\n"
         if capabilities.grammar and answers_from_facts(view):
             lines = (line for step in view.steps for each in step.returns if each.ok for line in each.text.splitlines())
-            facts = _inert("\n".join(dict.fromkeys(filter(None, lines))))
+            facts = "\n".join(dict.fromkeys(filter(None, lines)))
+            facts = _inert("\n".join([facts, *rates_in(facts, view.question)]))
             prompt = f"{head}{historic_prompt(view.earlier)}Facts:\n{facts}\n\nQuestion: {view.question}\n"
             return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
         hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)

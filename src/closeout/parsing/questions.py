@@ -4,24 +4,74 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["ROLES", "asks_for_name", "asks_for_person", "asks_for_second", "asks_to_compare", "described_things"]
+__all__ = [
+    "ROLES",
+    "asks_for_name",
+    "asks_for_person",
+    "asks_for_second",
+    "asks_to_compare",
+    "described_things",
+    "rates_in",
+]
 
-ROLES = (  # of people whom a question describes by what they did
+ROLES = (  # of people and companies whom a question describes by what they do or did
     "architect",
+    "artist",
     "author",
+    "baker",
+    "brewer",
     "builder",
     "captain",
+    "chairman",
+    "chairwoman",
+    "champion",
+    "chef",
+    "coach",
+    "commander",
+    "company",
     "composer",
+    "conductor",
+    "cook",
+    "creator",
+    "curator",
     "designer",
     "director",
     "discoverer",
+    "doctor",
+    "driver",
+    "editor",
     "engineer",
+    "firm",
     "founder",
+    "headmaster",
+    "headmistress",
     "inventor",
+    "keeper",
+    "landlady",
+    "landlord",
+    "leader",
+    "librarian",
     "maker",
+    "manager",
+    "manufacturer",
+    "master",
+    "mayor",
+    "organist",
     "owner",
     "painter",
+    "physician",
+    "pilot",
+    "president",
+    "principal",
+    "rector",
     "sculptor",
+    "secretary",
+    "singer",
+    "skipper",
+    "teacher",
+    "trainer",
+    "warden",
+    "winner",
     "writer",
 )
 
@@ -36,15 +86,21 @@ _WANTS_NAME = re.compile(
     re.IGNORECASE,
 )
 _DESCRIBED = re.compile(
-    r"(?<!name of )\b(?:the|a|an|that|this|whose) (?:[a-z]+ ){0,2}?((?!name\b)[a-z]{3,})"
+    r"(?<!name of )\b(?:the|a|an|that|this|whose) (?:[a-z]+ ){0,2}?((?!name\b)[a-z]{3,})(?: (?:founded|opened|open))?"
     r"(?: (?:at|by|for|from|in|near|of|on|to|under|with))?"
     r" (?:that|where|which|who|whom|whose)\b"
 )
-_ROLE = re.compile(rf"(?<!name of )(?<!ho is )(?<!ho was )\bthe ({'|'.join(ROLES)}) of\b")
+_ROLE = re.compile(
+    rf"(?<!name of )(?<!ho is )(?<!ho was )\bthe (?:[a-z]+ )?({'|'.join(ROLES)}) (?:at|of)\b"
+    rf"|(?:'s|’s|\b(?:his|her|its|their|whose)) (?:[a-z]+ )?({'|'.join(ROLES)})\b(?! *\?)"
+)
 _UNNAMED = re.compile(
     r"\b(?:an?|the|certain|home|native|his|her|its|their) (city|island|town|village)\b(?! (?:of )?[A-Z])"
     r"|\b(birthplace|hometown)\b"
 )
+_SECONDS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+_PERIOD = re.compile(rf"\b(?:an?|each|every|one|per|single) ({'|'.join(_SECONDS)})\b|\b(hour|dai|week)ly\b")
+_EVERY = re.compile(rf"\bevery (\d{{1,6}}) ({'|'.join(_SECONDS)})s\b", re.ASCII)
 _PART = re.compile(r"(?<=[.!?:;–—])\s+")  # a sentence, or a half of one
 _WANTS_PERSON = re.compile(r"(?:(?:by|for|from|of|to|under|with)\s+)?whom?\b", re.IGNORECASE)
 _SECOND = re.compile(r"\bsecond (?:of|to|most|least|in|\w+est)\b|\bin the middle\b|\bsecond\W*$", re.IGNORECASE)
@@ -76,5 +132,22 @@ def asks_for_second(question: str) -> bool:
 
 def described_things(question: str) -> set[str]:
     """Return the nouns of what is described instead of named: "the mayor of the town where it stands" has "town"."""
-    nouns = {match[1] for form in (_DESCRIBED, _ROLE) for match in form.finditer(question)}
-    return nouns | {match[1] or match[2] for match in _UNNAMED.finditer(question)}
+    found = (match for form in (_DESCRIBED, _ROLE, _UNNAMED) for match in form.finditer(question))
+    return {next(filter(None, match.groups())) for match in found}
+
+
+def rates_in(text: str, question: str) -> list[str]:
+    """Return how often something happens in the period of a question, if a text only says after how long.
+
+    Each is a sentence: "Every 12 minutes is 5 times an hour." A small model does not divide the hour.
+    """
+    asked = {match[1] or match[2].replace("dai", "day") for match in _PERIOD.finditer(question)}
+    rates = []
+    for every in dict.fromkeys(_EVERY.findall(text)):
+        number, unit = int(every[0]), every[1]
+        for period in sorted(asked & _SECONDS.keys()):
+            times, rest = divmod(_SECONDS[period], number * _SECONDS[unit]) if number else (0, 0)
+            if times > 1 and not rest:
+                article = "an" if period == "hour" else "a"
+                rates.append(f"Every {number} {unit}s is {times} times {article} {period}.")
+    return rates

@@ -9,18 +9,25 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from calendar import month_name
+from calendar import day_name, month_name
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Literal
 
 from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twice, was_asked_again
 from closeout.dialects.functions import FINAL_ANSWER, programs_of
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
-from closeout.parsing.questions import ROLES, asks_for_name, asks_for_person, asks_to_compare, described_things
+from closeout.parsing.questions import (
+    ROLES,
+    asks_for_name,
+    asks_for_person,
+    asks_to_compare,
+    described_things,
+    rates_in,
+)
 from closeout.run.programs import NOTHING_PRINTED
 from closeout.run.review import review_answer
 
@@ -46,7 +53,7 @@ NEWER = "What is newer has the larger year."
 MOST_DOUBTS = 3  # of an answer, before the facts are read again and after it
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
 LONGEST_CHAIN = 3  # turns; in a later one, what the question describes is no longer looked up
-MOST_DESCRIBED = 2  # names of what the question describes that one program must search for
+MOST_DESCRIBED = 3  # names of what the question describes that one program must search for
 MOST_NAMES = 8  # that a query may begin with
 LONGEST = 60  # characters of a result that may be an answer
 MOST_EMPTY = 2  # searches that find nothing, before an answer may be given
@@ -65,6 +72,8 @@ _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most r
 _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
+_SCHOOLS = frozenset(("academy", "college", "school", "university"))
+_DATES = frozenset((*month_name, *day_name))
 _AT_PLACE = ("at", "from", "in", "near")
 _SUBJECT = 4  # words of a passage: a name there is what it is about
 _NEAR = 3  # words before a name that say what it is
@@ -173,8 +182,9 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     if 0 < len(steps) <= MOST_EMPTY and all(_EMPTY.match(_text_of(step)) for step in steps):
         return ("",)  # other words may find something
     if steps and steps[-1].succeeded:
-        described = _described(question, steps) if len(steps) <= LONGEST_CHAIN else ()
-        return described[:MOST_DESCRIBED] or None
+        if len(steps) > LONGEST_CHAIN:
+            return None
+        return (tuple(_unmentioned(question, steps)) or _described(question, steps))[:MOST_DESCRIBED] or None
     failed = _last_errors(steps)
     if NOTHING_FOUND in failed:
         return not_looked_up(question, steps) or None
@@ -222,8 +232,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
     is_closed = not _calls_of_tools(program)  # what tools return is not known here
     # An answer at once may be that of a problem in words, but then it needs only the problem's numbers.
     if is_closed and (steps or not numbers <= {*asked, *_written_out([question])}):
-        said = " ".join([*results, *_texts_in(steps)]).casefold()
-        yield from (f"{name} {LOOK_UP}" for name in _names_in(question) if name.casefold() not in said)
+        yield from (f"{name} {LOOK_UP}" for name in _unmentioned(question, steps))
     if is_number or not asks_for_name(question) or asks_to_compare(question):  # another name may be found by a number
         yield from _left_out(asked, numbers, [*texts, *_texts_in(steps)])
     yield from _made_up(stated, answer, asked, question, steps)
@@ -261,7 +270,8 @@ def _made_up(
     """Numbers that were not found, or not as often as the program states them."""
     given = {*asked, *_written_out([question, *map(_text_of, steps)]), *UNITS}
     found = Counter(_found_in(steps))
-    known = {*given, *found, *map(sum, combinations(asked[:MOST_NUMBERS], 2))}
+    rates = _values(rates_in("\n".join(map(_text_of, steps)), question))
+    known = {*given, *rates, *found, *map(sum, combinations(asked[:MOST_NUMBERS], 2))}
     yield from (
         f"{number:f} {LOOK_UP}"
         for number in sorted(set(stated))
@@ -285,33 +295,63 @@ def _wrong_end(program: str, numbers: set[Decimal], question: str) -> Iterator[s
         yield NEWER
 
 
+def _unmentioned(question: str, steps: Sequence[Step]) -> Iterator[str]:
+    """Names in the question that no query and no result has."""
+    said = " ".join([*map(_text_of, steps), *_texts_in(steps)]).casefold()
+    return (name for name in _names_in(question) if name.casefold() not in said)
+
+
 def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     """Names in the last results that nobody searched for, of what the question describes instead of naming it.
 
     "The hotel where the picture hangs" may be the Hotel Orm, and what is asked for is in a document about that. In "the
-    town in which the founder was born", the founder comes first.
+    town in which the founder was born", the founder comes first. If no name is known to be of such a kind, and only
+    what was searched for has been found, all names count.
     """
     kinds = described_things(question)
     if not kinds:
         return ()
     lines = [line for step in steps if step.succeeded for line in _text_of(step).splitlines()]
-    subjects = (" ".join(line.split()[:_SUBJECT]) for line in lines)
+    subjects = [" ".join(line.split()[:_SUBJECT]) for line in lines]
     known = " ".join([question, *_texts_in(steps), *subjects]).casefold()
-    found = []
+    found = {}
     for line in _text_of(steps[-1]).splitlines():
         for name in _NAME.finditer(line):
             before = line[max(name.start() - _BEFORE, 0) : name.start()].split()
-            if before and name[0].casefold() not in known and name[0] not in month_name:
-                found.append((name[0], [word.strip(",") for word in before[-_NEAR:]]))
-    people = [name for name, before in found if any(_is_a(role, name, before) for role in kinds.intersection(ROLES))]
-    named = people or [name for name, before in found if any(_is_a(kind, name, before) for kind in kinds)]
-    return tuple(dict.fromkeys(named))
+            if before and name[0].casefold() not in known and name[0] not in _DATES:
+                found[name[0]] = [word.strip(",") for word in before[-_NEAR:]]
+    roles = kinds.intersection(ROLES)
+    for kind_of in (_has_role, _may_have_role):
+        if people := [name for name, before in found.items() if any(kind_of(role, before) for role in roles)]:
+            return tuple(people)
+    if named := [name for name, before in found.items() if any(_is_a(kind, name, before) for kind in kinds - roles)]:
+        return tuple(named)
+    text = " ".join(lines).casefold()
+    if any(re.search(rf"\b{kind}", text) for kind in kinds) or not all(_is_about(question, each) for each in subjects):
+        return ()
+    return tuple(name for name in dict.fromkeys(chain.from_iterable(map(_names_in, lines))) if name in found)
+
+
+def _is_about(question: str, subject: str) -> bool:
+    """Whether the beginning of a passage has a name of the question."""
+    names = (name[0].removeprefix("The ") for name in _NAME.finditer(subject))
+    return any(name != "The" and name in question for name in names)
+
+
+def _has_role(role: str, before: Sequence[str]) -> bool:
+    """By the words before a name: "the engineer Ada Rehn", "the engineer was Ada Rehn"."""
+    return role in before
+
+
+def _may_have_role(role: str, before: Sequence[str]) -> bool:
+    """By what the person did: "designed by the engineer Ada Rehn"."""
+    return "by" in before
 
 
 def _is_a(kind: str, name: str, before: Sequence[str]) -> bool:
     """Whether a name is of this kind, by its own words and those before it: "Hotel Orm", "windmill Orm" for a mill."""
-    if kind in ROLES:  # "designed by Ada Rehn", "the engineer was Ada Rehn"
-        return before[-1] == "by" or kind in before
+    if kind in _SCHOOLS and "at" in before:
+        return True
     if kind in _PLACES and before[-1] in _AT_PLACE:
         return True
     if kind == "island" and before[-1] == "on":
