@@ -348,6 +348,12 @@ def test_names_of_what_the_question_only_describes_are_looked_up(question: str, 
         ),
         ("Ada Rehn, a poet, was born in Rye on Monday, 3 May.", "How old is the fort that Ada Rehn left?", ("Rye",)),
         ("Orm Ale is made in Rye. The manager is Jon Berg.", "Who is Orm Ale's manager?", None),
+        ("Ada Rehn of Rye was born on Skorn. She likes Pell.", "How big is Ada Rehn's birthplace?", ("Skorn",)),
+        (
+            "Ada Rehn was born in Rye. The skipper Jon Berg is her brother.",
+            "How old is Ada Rehn's brother now?",
+            ("Jon Berg",),
+        ),
     ],
 )
 def test_people_companies_and_schools_are_looked_up(text: str, question: str, names: tuple[str, ...] | None) -> None:

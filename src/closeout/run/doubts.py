@@ -11,7 +11,7 @@ import builtins
 import re
 from calendar import day_name, month_name
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain, combinations
 from typing import Literal
@@ -73,11 +73,13 @@ _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
 _SCHOOLS = frozenset(("academy", "college", "school", "university"))
+_SENTENCE = re.compile(r"(?<=[.!?;])\s")
 _DATES = frozenset((*month_name, *day_name))
 _AT_PLACE = ("at", "from", "in", "near")
 _SUBJECT = 4  # words of a passage: a name there is what it is about
-_NEAR = 3  # words before a name that say what it is
-_BEFORE = 60  # characters before it in which they are
+_NEAR = 3  # words before or after a name that say what it is
+_NEARBY = 60  # characters before or after it in which they are
+_BORN = re.compile(r"\b(?:born|birthplace|hometown|(?:home|native) (?:city|island|town|village))\b")
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) (?:{re.escape(LOOK_UP)}|{re.escape(PLACE)})")
 _NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
@@ -317,19 +319,30 @@ def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     found = {}
     for line in _text_of(steps[-1]).splitlines():
         for name in _NAME.finditer(line):
-            before = line[max(name.start() - _BEFORE, 0) : name.start()].split()
-            if before and name[0].casefold() not in known and name[0] not in _DATES:
-                found[name[0]] = [word.strip(",") for word in before[-_NEAR:]]
-    roles = kinds.intersection(ROLES)
-    for kind_of in (_has_role, _may_have_role):
-        if people := [name for name, before in found.items() if any(kind_of(role, before) for role in roles)]:
-            return tuple(people)
-    if named := [name for name, before in found.items() if any(_is_a(kind, name, before) for kind in kinds - roles)]:
+            before = _SENTENCE.split(line[max(name.start() - _NEARBY, 0) : name.start()])[-1].split()[-_NEAR:]
+            after = _SENTENCE.split(line[name.end() : name.end() + _NEARBY])[0].split()[:_NEAR]
+            is_name = before or " " in name[0]  # no other word that begins a sentence
+            if is_name and name[0].casefold() not in known and name[0] not in _DATES:
+                found[name[0]] = [[word.strip(",.;") for word in words] for words in (before, after)]
+    if named := next(filter(None, _of_kinds(kinds, found, question)), None):
         return tuple(named)
     text = " ".join(lines).casefold()
     if any(re.search(rf"\b{kind}", text) for kind in kinds) or not all(_is_about(question, each) for each in subjects):
         return ()
     return tuple(name for name in dict.fromkeys(chain.from_iterable(map(_names_in, lines))) if name in found)
+
+
+def _of_kinds(kinds: set[str], found: Mapping[str, Sequence[Sequence[str]]], question: str) -> Iterator[list[str]]:
+    """Names of these kinds, by the words before and after each: the surest first."""
+    roles = kinds.intersection(ROLES)
+    yield [
+        name for name, (before, after) in found.items() if not roles.isdisjoint([*before, *after])
+    ]  # "the owner is …"
+    if roles:
+        yield [name for name, (before, _) in found.items() if "by" in before]  # "designed by …"
+    if kinds & _PLACES and _BORN.search(question):
+        yield [name for name, (before, _) in found.items() if "born" in before]
+    yield [name for name, (before, _) in found.items() if any(_is_a(kind, name, before) for kind in kinds - roles)]
 
 
 def _is_about(question: str, subject: str) -> bool:
@@ -338,25 +351,16 @@ def _is_about(question: str, subject: str) -> bool:
     return any(name != "The" and name in question for name in names)
 
 
-def _has_role(role: str, before: Sequence[str]) -> bool:
-    """By the words before a name: "the engineer Ada Rehn", "the engineer was Ada Rehn"."""
-    return role in before
-
-
-def _may_have_role(role: str, before: Sequence[str]) -> bool:
-    """By what the person did: "designed by the engineer Ada Rehn"."""
-    return "by" in before
-
-
 def _is_a(kind: str, name: str, before: Sequence[str]) -> bool:
     """Whether a name is of this kind, by its own words and those before it: "Hotel Orm", "windmill Orm" for a mill."""
     if kind in _SCHOOLS and "at" in before:
         return True
-    if kind in _PLACES and before[-1] in _AT_PLACE:
+    last = before[-1] if before else ""
+    if kind in _PLACES and last in _AT_PLACE:
         return True
-    if kind == "island" and before[-1] == "on":
+    if kind == "island" and last == "on":
         return True
-    words = [before[-1], *name.casefold().split()]
+    words = [last, *name.casefold().split()]
     return any(word.endswith(kind) or (len(word) > 4 and kind.startswith(word)) for word in words)
 
 
