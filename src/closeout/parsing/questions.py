@@ -94,7 +94,7 @@ _WANTS_NAME = re.compile(
     re.IGNORECASE,
 )
 _DESCRIBED = re.compile(
-    r"(?<!name of )\b(?:the|a|an|that|this|whose) (?:[a-z]+ ){0,2}?((?!name\b)[a-z]{3,})(?: (?:founded|opened|open))?"
+    r"(?<!name of )\b(?:the|a|an|that|this|whose) (?:[a-z]+ ){0,2}?((?!name\b)[a-z]{3,})(?: (?:[a-z]+ed|built|open))?"
     r"(?: (?:at|by|for|from|in|near|of|on|to|under|with))?"
     r" (?:that|where|which|who|whom|whose)\b"
 )

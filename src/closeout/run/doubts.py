@@ -335,11 +335,10 @@ def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
 def _of_kinds(kinds: set[str], found: Mapping[str, Sequence[Sequence[str]]], question: str) -> Iterator[list[str]]:
     """Names of these kinds, by the words before and after each: the surest first."""
     roles = kinds.intersection(ROLES)
-    yield [
-        name for name, (before, after) in found.items() if not roles.isdisjoint([*before, *after])
-    ]  # "the owner is …"
+    # "The owner is Ada Rehn", "Ada Rehn is the owner"; then "designed by Ada Rehn".
+    yield [name for name, (before, after) in found.items() if not roles.isdisjoint([*before, *after])]
     if roles:
-        yield [name for name, (before, _) in found.items() if "by" in before]  # "designed by …"
+        yield [name for name, (before, _) in found.items() if "by" in before]
     if kinds & _PLACES and _BORN.search(question):
         yield [name for name, (before, _) in found.items() if "born" in before]
     yield [name for name, (before, _) in found.items() if any(_is_a(kind, name, before) for kind in kinds - roles)]
