@@ -57,12 +57,12 @@ DOUBTFUL = [
     ("Which dairy is the oldest?", f"{YEARS}final_answer(max(y, key=lambda n: y[n]))", "Orm", "has the smaller year"),
     ("Which has been open longest?", f"{YEARS}final_answer(max(y, key=lambda n: y[n]))", "Orm", "has the smaller year"),
     (
-        "Which has more cows, North or Orm?",
+        "Which has most cows?",
         f"{SIZES}final_answer(min(y, key=lambda n: y[n]))",
         "N",
         "the largest number",
     ),
-    ("Is North or Orm smaller?", f"{SIZES}final_answer(max(y, key=lambda n: y[n]))", "N", "the smallest number"),
+    ("Which is the smallest dairy?", f"{SIZES}final_answer(max(y, key=lambda n: y[n]))", "N", "the smallest number"),
     ("Which dairy is newer, or last?", f"{YEARS}final_answer(min(y, key=lambda n: y[n]))", "N", "has the larger year"),
 ]
 
@@ -98,7 +98,7 @@ CERTAIN = [
     ("Which dairy is the oldest?", f"{YEARS}final_answer(min(y, key=lambda n: y[n]))", "Orm"),
     ("Which has more cows and fewer huts, or yaks?", f"{SIZES}final_answer(min(y, key=lambda n: y[n]))", "North"),
     ("Which dairy has most cows?", f"{SIZES}final_answer(max(y, key=lambda n: y[n]))", "Orm"),
-    ("Which has been open longer, North or Orm?", f"{SIZES}final_answer(min(y, key=lambda n: y[n]))", "North"),
+    ("Which has been open longer, this or that?", f"{SIZES}final_answer(min(y, key=lambda n: y[n]))", "North"),
     ("Which was founded neither first nor last?", f"{YEARS}final_answer(sorted(y, key=lambda n: y[n])[1])", "North"),
     ("Which makes most, the oldest or the first?", "m = {'N': 1510, 'H': 270}\nfinal_answer(max(m, key=m.get))", "N"),
     ("Sort 5, 3, 8, 1, 9, 2 and 7.", "final_answer('see above')", "see above"),  # too many to expect all of them
@@ -145,7 +145,7 @@ def test_an_answer_from_the_facts_that_uses_none_of_them_lets_the_first_one_stan
         ("How much more does the Hill Dairy make?", "final_answer(270 - 1510)", "-1240", "size"),
         ("Which dairy is the oldest?", f"{YEARS}final_answer(max(y, key=lambda n: y[n]))", "Orm", "least"),
         ("Which dairy is the newest?", f"{YEARS}final_answer(min(y, key=lambda n: y[n]))", "Orm", "most"),
-        ("Which has more cows, North or Orm?", f"{SIZES}final_answer(min(y, key=lambda n: y[n]))", "North", "most"),
+        ("Which has most cows?", f"{SIZES}final_answer(min(y, key=lambda n: y[n]))", "North", "most"),
         ("Which dairy has the fewest cows?", f"{SIZES}final_answer(max(y, key=lambda n: y[n]))", "Orm", "least"),
         ("Who founded it?", "final_answer(1926)", "1926", None),
     ],
