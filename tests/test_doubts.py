@@ -33,6 +33,7 @@ def steps(*programs_and_results: tuple[str, str]) -> list[Step]:
 YEARS = "y = {'North': 1926, 'Orm': 1510}\n"
 SIZES = "y = {'North': 270, 'Orm': 1510}\n"
 DOUBTFUL = [
+    ("How old was it in 1930?", "final_answer(270)", "270", "says 1930."),
     # question, program, answer, what is doubted
     ("How much cheese do both make in 7 days?", "final_answer(1510 + 270)", "1780", "says 7."),
     ("How much cheese do both make in 7 days?", "# 7 * (a + b)\nfinal_answer(1510 + 270)", "1780", "says 7."),
@@ -78,6 +79,7 @@ def test_a_number_left_out_or_made_up_and_a_wrong_sign_are_doubted(
 
 
 CERTAIN = [
+    ("In 1900 a dairy was opened. How much cheese does it make?", "final_answer(270)", "270"),
     ("How much cheese do both make in 7 days?", "final_answer(7 * (1510 + 270))", "12460"),
     ("How much cheese do both make?", "a = {'North': 1510, 'Hill': 270}\nfinal_answer(sum(a.values()))", "1780"),
     ("How many eggs are 15 dozen?", "final_answer(15 * 12)", "180"),

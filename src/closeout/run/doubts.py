@@ -71,6 +71,8 @@ _OLD = re.compile(
     re.IGNORECASE,
 )
 _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most recent(?:ly)?)\b", re.IGNORECASE)
+_OF_TIME = re.compile(r"\b(?:age|long(?:er|est)?|old(?:er|est)?|when|years?|young(?:er|est)?)\b", re.IGNORECASE)
+_DESCRIBING = re.compile(r"\bin (1\d{3}|20\d{2})\b", re.IGNORECASE)
 _MORE = re.compile(
     r"\b(?:more|most|(?:big|dear|deep|great|heavi|high|larg|long|tall|wid)(?:er|est)|(?:far|fur)the(?:r|st))\b"
 )
@@ -130,7 +132,7 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
 
 def leaves_out(calculated: str, question: str, steps: Sequence[Step]) -> bool:
     """Whether a calculation lacks a number of the question that no query has either."""
-    asked = [_value(number) for number in numbers_in(question)]
+    asked = _numbers_of(question)
     return any(_left_out(asked, set(_literals(calculated)[0]), _texts_in(steps)))
 
 
@@ -239,7 +241,7 @@ def _text_of(step: Step) -> str:
 def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tried: Sequence[Step]) -> Iterator[str]:
     """Find what is doubtful. `tried` are the steps in which this answer was made."""
     results = [_text_of(step) for step in steps]
-    asked = [_value(number) for number in numbers_in(question)]
+    asked = _numbers_of(question)
     stated, texts = _literals(program)
     numbers = set(stated).union(*(_literals(earlier)[0] for earlier in programs_of(tried)))
     is_number = re.fullmatch(r"-?[\d.,]+", answer.strip()) is not None
@@ -267,6 +269,12 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
         yield "It is a whole passage. Give only the name or number that is asked for."
     if re.match(r"-\d", answer.strip()):
         yield NEGATIVE
+
+
+def _numbers_of(question: str) -> list[Decimal]:
+    """The numbers of a question, without years that only describe: "the picture that was bought in 1988"."""
+    described = set() if _OF_TIME.search(question) else set(_DESCRIBING.findall(question))
+    return [_value(number) for number in numbers_in(question) if number not in described]
 
 
 def _left_out(asked: Sequence[Decimal], numbers: set[Decimal], texts: Sequence[str]) -> Iterator[str]:
