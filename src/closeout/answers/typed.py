@@ -59,7 +59,7 @@ def contract_of(wanted: Any) -> AnswerContract[Any]:
             values. Every other type that pydantic knows is JSON: a model, a dataclass, `list[int]`, `int | None`.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: It is something else.
     """
     if wanted is None or wanted is str:
         return Text()

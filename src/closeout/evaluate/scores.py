@@ -39,7 +39,7 @@ class Score:
         """Return the score for what a scoring function returns.
 
         Raises:
-            UsageError: It is none of a Score, a Grade, a bool and a number from 0 to 1.
+            UsageError: It is not a Score, a Grade, a bool or a number from 0 to 1.
         """
         from closeout.answers.grading import Grade
 

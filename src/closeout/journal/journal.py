@@ -154,7 +154,7 @@ class Journal:
         return self._recorded.outcomes_left > 0
 
     def recorded(self, kind: type[Event], agent: str, key: str) -> Event | None:
-        """Return a recorded event that the run has not reached yet, None if there is none of this kind and key."""
+        """Return a recorded event that the run has not reached yet, None if there is no such event."""
         return self._recorded.find(kind, agent, key)
 
     def has_started(self, started: Event) -> bool:

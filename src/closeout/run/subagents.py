@@ -74,7 +74,7 @@ def as_tool(something: Any) -> AnyTool:
     """Return a tool as it is; a function, or a tool of another library, as a tool.
 
     Raises:
-        ToolDefinitionError: It is none of these.
+        ToolDefinitionError: It is something else.
     """
     if isinstance(something, type):
         raise ToolDefinitionError(

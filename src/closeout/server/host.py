@@ -335,7 +335,7 @@ class AgentHost:
         """Return a run of this host.
 
         Raises:
-            RunNotFound: There is none of this name that was submitted to this agent.
+            RunNotFound: No run with this name was submitted to this agent.
         """
         rows = await asyncio.to_thread(self._first_rows, run_id)
         if not self._is_own(rows):

@@ -141,7 +141,7 @@ class _Responses:
     # ------------------------------------------------------------------------------------------ reading runs
 
     async def _view(self, response: ResponseId) -> ResponseView:
-        """Read a response. Raises RunNotFound if there is none of this id."""
+        """Read a response. Raises RunNotFound if there is no run with this id."""
         await self._host.find(response.run_id)
         view = ResponseView(response, self._host.name)
         for row in await self._host.rows(response.run_id):

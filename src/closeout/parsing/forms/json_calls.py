@@ -37,7 +37,7 @@ def as_arguments(value: Any, name: str, toolbox: Toolbox) -> dict[str, Any] | No
         toolbox: The offered tools.
 
     Returns:
-        None if the value is none of these.
+        None if the value has another form.
     """
     if isinstance(value, str) and value.strip():
         loaded = load(value) if value.strip()[:1] in "{[" else None

@@ -109,7 +109,7 @@ function newTurn(story, event, agent) {
     notes: [],
   });
   agent.since = [];
-  if (turn.purpose === "weigh") turn.weighed = agent.current; // the turn goes on when its answer was weighed
+  if (turn.purpose === "weigh") turn.weighed = agent.current; // the turn continues after its answer was weighed
   agent.current = turn;
   if (turn.request) story.requests.push(turn);
   return turn;
