@@ -362,6 +362,8 @@ def test_names_of_what_the_question_only_describes_are_looked_up(question: str, 
             ("Pell Institute",),
         ),
         ("Ada Rehn, a poet, was born in Rye on Monday, 3 May.", "How old is the fort that Ada Rehn left?", ("Rye",)),
+        ("Old Ada hangs in the tower of Rye.", "Old Ada hangs in a tower. How tall is this tower?", ("Rye",)),
+        ("Ada Rehn of Rye, a native of Skorn.", "How big is Ada Rehn's birthplace?", ("Skorn",)),
         ("Orm Ale is made in Rye. The manager is Jon Berg.", "Who is Orm Ale's manager?", None),
         ("Ada Rehn of Rye was born on Skorn. She likes Pell.", "How big is Ada Rehn's birthplace?", ("Skorn",)),
         (

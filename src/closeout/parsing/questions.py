@@ -104,7 +104,7 @@ _ROLE = re.compile(
 )
 _UNNAMED = re.compile(
     r"\b(?:an?|the|certain|home|native|his|her|its|their) (city|island|town|village)\b(?! (?:of )?[A-Z])"
-    r"|\b(birthplace|hometown)\b"
+    r"|\b(birthplace|hometown)\b|\bthis (?!day|month|one|time|way|week|year)([a-z]{3,})\b"
 )
 _SECONDS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
 _PERIOD = re.compile(rf"\b(?:an?|each|every|one|per|single) ({'|'.join(_SECONDS)})\b|\b(hour|dai|week)ly\b")

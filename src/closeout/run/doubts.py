@@ -33,7 +33,7 @@ from closeout.run.review import review_answer
 
 __all__ = [
     "doubt",
-    "leaves_out",
+    "has_doubtful_numbers",
     "must_correct",
     "must_look_up",
     "must_use",
@@ -81,6 +81,7 @@ _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the
 _NO_TOOLS = frozenset({FINAL_ANSWER, *dir(builtins)})
 _PLACES = frozenset(("birthplace", "city", "hometown", "island", "place", "town", "village"))
 _SCHOOLS = frozenset(("academy", "college", "school", "university"))
+_NATIVE = frozenset(("born", "native"))
 _SENTENCE = re.compile(r"(?<=[.!?;])\s")
 _DATES = frozenset((*month_name, *day_name))
 _AT_PLACE = ("at", "from", "in", "near")
@@ -130,10 +131,12 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
     return f"{DOUBT}{problem}"
 
 
-def leaves_out(calculated: str, question: str, steps: Sequence[Step]) -> bool:
-    """Whether a calculation lacks a number of the question that no query has either."""
+def has_doubtful_numbers(calculated: str, question: str, steps: Sequence[Step]) -> bool:
+    """Whether a calculation lacks a number of the question that no query has either, or has one that was not found."""
     asked = _numbers_of(question)
-    return any(_left_out(asked, set(_literals(calculated)[0]), _texts_in(steps)))
+    stated, _ = _literals(calculated)
+    doubtful = chain(_left_out(asked, set(stated), _texts_in(steps)), _made_up(stated, "", asked, question, steps))
+    return any(True for _ in doubtful)
 
 
 def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
@@ -290,7 +293,7 @@ def _made_up(
     stated: Sequence[Decimal], answer: str, asked: Sequence[Decimal], question: str, steps: Sequence[Step]
 ) -> Iterator[str]:
     """Numbers that were not found, or not as often as the program states them."""
-    given = {*asked, *_written_out([question, *map(_text_of, steps)]), *UNITS}
+    given = {*_values([question]), *_written_out([question, *map(_text_of, steps)]), *UNITS}
     found = Counter(_found_in(steps))
     rates = _values(rates_in("\n".join(map(_text_of, steps)), question))
     known = {*given, *rates, *found, *map(sum, combinations(asked[:MOST_NUMBERS], 2))}
@@ -366,7 +369,7 @@ def _of_kinds(kinds: set[str], found: Mapping[str, Sequence[Sequence[str]]], que
     if roles:
         yield [name for name, (before, _) in found.items() if "by" in before]
     if kinds & _PLACES and _BORN.search(question):
-        yield [name for name, (before, _) in found.items() if "born" in before]
+        yield [name for name, (before, _) in found.items() if not _NATIVE.isdisjoint(before)]
     yield [name for name, (before, _) in found.items() if any(_is_a(kind, name, before) for kind in kinds - roles)]
 
 
@@ -381,6 +384,8 @@ def _is_a(kind: str, name: str, before: Sequence[str]) -> bool:
     if kind in _SCHOOLS and "at" in before:
         return True
     last = before[-1] if before else ""
+    if last == "of" and before[-2:-1] == [kind]:  # "the tower of Orm"
+        return True
     if kind in _PLACES and last in _AT_PLACE:
         return True
     if kind == "island" and last == "on":

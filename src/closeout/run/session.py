@@ -40,7 +40,14 @@ from closeout.parsing.questions import asks_for_name, asks_for_second, asks_to_c
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.doubts import leaves_out, must_correct, must_look_up, must_use, not_looked_up, query_without_result
+from closeout.run.doubts import (
+    has_doubtful_numbers,
+    must_correct,
+    must_look_up,
+    must_use,
+    not_looked_up,
+    query_without_result,
+)
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -147,7 +154,7 @@ class ModelSession:
         if new is None or not (again or (searched_twice(view.steps, view.tools) and not asks_for_name(view.question))):
             return reading
         steps = view.steps[:-1] if again else view.steps
-        lacks_number = leaves_out(new, view.question, steps)
+        is_doubtful = has_doubtful_numbers(new, view.question, steps)
         may_look_up = sum(step.succeeded for step in steps) <= MOST_LOOKED_UP
         from_facts = replace(self.dialect.render(view, self.capabilities), **self._options)
         without_grammar = replace(self.capabilities, grammar=False)  # then the text has the programs
@@ -158,7 +165,7 @@ class ModelSession:
         try:
             if again:
                 other = replace(reading, calls=view.steps[-1].calls)
-            elif not lacks_number and await scales.from_facts(new) > LIKELY:
+            elif not is_doubtful and await scales.from_facts(new) > LIKELY:
                 return reading
             else:
                 other = await self._make(after_plan, program_grammar(()), info)
@@ -169,8 +176,8 @@ class ModelSession:
                 return reading
             found = (result.text for step in steps for result in step.returns if result.ok)
             first = in_order_of("\n".join([view.question, *found]), first)
-            if leaves_out(first, view.question, steps) != lacks_number:
-                return _instead(other, first, new) if lacks_number else reading
+            if has_doubtful_numbers(first, view.question, steps) != is_doubtful:
+                return _instead(other, first, new) if is_doubtful else reading
             if is_number(first) != is_number(new):  # of 19 such pairs with a right answer, it was the new one in all
                 return reading
             of_first, of_new = await scales.in_both(first), await scales.in_both(new)
