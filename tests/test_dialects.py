@@ -148,8 +148,10 @@ def test_facts_are_read_again_without_the_programs_until_one_fails():
 
     twice = ToolCall("run_program", {"code": 'print(search("ö"))\nprint(search("ü"))'})
     both = Step(1, "", (twice,), returns=(ToolReturn(twice, "One.\nTwo.\n"),))
+    one = Step(1, "", (twice,), returns=(ToolReturn(twice, "One.\n{'results': [], 'note': 'There are: Two.'}\n"),))
     question = f"Question: {view().question}\n"
     assert prompt(both) == f"Facts:\nOne.\nTwo.\n\n{question}"
+    assert prompt(one) == f"Facts:\nOne.\n\n{question}"
     assert prompt(both, failed).startswith(f"{question}```python\n")
     assert prompt(found, asked) == f"Facts:\nOne.\nTwo.\n\n{question}"
     assert prompt(found, failed, failed) == f"Facts:\nOne.\nTwo.\n\n{question}"

@@ -12,7 +12,15 @@ from closeout import Agent, Boxed, Number, RunResult
 from closeout.dialects.code import DOUBT, READ_AGAIN
 from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
 from closeout.parsing.questions import asks_for_name, asks_to_compare, rates_in
-from closeout.run.doubts import doubt, must_correct, must_look_up, must_use, query_without_result, read_again
+from closeout.run.doubts import (
+    doubt,
+    must_correct,
+    must_look_up,
+    must_use,
+    not_looked_up,
+    query_without_result,
+    read_again,
+)
 from closeout.run.programs import NOTHING_PRINTED
 from closeout.testing import RequestView, ScriptedClient
 
@@ -375,6 +383,13 @@ def test_names_of_what_the_question_only_describes_are_looked_up(question: str, 
 )
 def test_people_companies_and_schools_are_looked_up(text: str, question: str, names: tuple[str, ...] | None) -> None:
     assert must_look_up(question, steps(("print(search('Orm'))", text))) == names
+
+
+def test_what_a_search_without_a_result_names_is_not_found() -> None:
+    done = steps(("print(search('Ada Rehn'))", "Ada Rehn is in Rye.\n{'results': [], 'note': 'Try Pell.'}"))
+    assert must_look_up("How old is the fort at Pell?", done) == ("Pell",)
+    assert must_look_up("How old is the fort that Ada Rehn left?", done) == ("Rye",)
+    assert not_looked_up("How old is Ada Rehn?", done) == ("Rye",)
 
 
 def test_how_often_is_calculated_from_after_how_long() -> None:

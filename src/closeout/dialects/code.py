@@ -16,6 +16,7 @@ from closeout.parsing.questions import rates_in
 
 __all__ = [
     "DOUBT",
+    "NO_RESULT",
     "READ_AGAIN",
     "Code",
     "answers_from_facts",
@@ -28,6 +29,7 @@ __all__ = [
 CONTINUE = "Continue: write a program, or give the answer."
 DOUBT = "Check the answer. "  # begins an error that only questions an answer
 READ_AGAIN = "Make the answer again, from the facts that were found."  # in a result: what the next program is for
+NO_RESULT = "{'results': []"  # begins what a search returns that finds nothing; its note names other documents
 _RESULT = "Result:\n"
 _PART = re.compile(r"^(?=Question:|Facts:|Result:|```)", re.MULTILINE)
 
@@ -117,7 +119,7 @@ class Code(TextChat):
         head = f"{head.rstrip()}\n\n"
         if capabilities.grammar and answers_from_facts(view):
             lines = (line for step in view.steps for each in step.returns if each.ok for line in each.text.splitlines())
-            facts = "\n".join(dict.fromkeys(filter(None, lines)))
+            facts = "\n".join(dict.fromkeys(line for line in lines if line and not line.startswith(NO_RESULT)))
             facts = _inert("\n".join([facts, *rates_in(facts, view.question)]))
             prompt = f"{head}{historic_prompt(view.earlier)}Facts:\n{facts}\n\nQuestion: {view.question}\n"
             return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))

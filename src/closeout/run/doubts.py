@@ -16,7 +16,7 @@ from decimal import Decimal
 from itertools import chain, combinations
 from typing import Literal
 
-from closeout.dialects.code import DOUBT, READ_AGAIN, failed_twice, searched_twice, was_asked_again
+from closeout.dialects.code import DOUBT, NO_RESULT, READ_AGAIN, failed_twice, searched_twice, was_asked_again
 from closeout.dialects.functions import FINAL_ANSWER, programs_of
 from closeout.messages import Step, ToolSpec
 from closeout.parsing.program import numbers_in, parse_python
@@ -74,7 +74,7 @@ _NEW = re.compile(r"\b(?:young(?:er|est)|new(?:er|est)|lat(?:er|est)|last|most r
 _OF_TIME = re.compile(r"\b(?:age|long(?:er|est)?|old(?:er|est)?|when|years?|young(?:er|est)?)\b", re.IGNORECASE)
 _DESCRIBING = re.compile(r"\bin (1\d{3}|20\d{2})\b", re.IGNORECASE)
 _MORE = re.compile(
-    r"\b(?:more|most|(?:big|dear|deep|great|heavi|high|larg|long|tall|wid)(?:er|est)|(?:far|fur)the(?:r|st))\b"
+    r"\b(?:more|most|(?:bigg|dear|deep|great|heavi|high|larg|long|tall|wid)(?:er|est)|(?:far|fur)the(?:r|st))\b"
 )
 _LESS = re.compile(r"\b(?:less|least|few(?:er|est)|(?:cheap|light|low|narrow|short|small|thinn)(?:er|est))\b")
 _FUTILE = (NOTHING_FOUND, NO_REMAINDER)  # of an answer made from the facts: the first answer is more likely right
@@ -92,7 +92,6 @@ _BORN = re.compile(r"\b(?:born|birthplace|hometown|(?:home|native) (?:city|islan
 _NAME = re.compile(r"\b[A-Z][\w-]+(?: [A-Z][\w-]+)*")
 _MISSING = re.compile(rf"{DOUBT}(.+) (?:{re.escape(LOOK_UP)}|{re.escape(PLACE)})")
 _NUMBER_MISSING = re.compile(rf"[\d.]+ {re.escape(LOOK_UP)}")
-_EMPTY = re.compile(r"\{'results': \[\]")  # what a search returns that finds nothing; its note names documents
 _NAME_AS_NUMBER = re.compile(
     r"TypeError: unsupported operand .*'str'|invalid literal for int\(\)|could not convert string to float"
 )
@@ -136,7 +135,7 @@ def has_doubtful_numbers(calculated: str, question: str, steps: Sequence[Step]) 
     asked = _numbers_of(question)
     stated, _ = _literals(calculated)
     doubtful = chain(_left_out(asked, set(stated), _texts_in(steps)), _made_up(stated, "", asked, question, steps))
-    return any(True for _ in doubtful)
+    return next(doubtful, None) is not None
 
 
 def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequence[ToolSpec]) -> str | None:
@@ -161,7 +160,7 @@ def _searches_with_success(steps: Sequence[Step]) -> int:
     known: set[str] = set()
     count = 0
     for step in steps:
-        texts = (result.text for result in step.returns if result.ok and not _EMPTY.match(result.text))
+        texts = (result.text for result in step.returns if result.ok and not result.text.startswith(NO_RESULT))
         lines = {line for text in texts for line in text.splitlines()}
         count += not lines <= known
         known |= lines
@@ -198,7 +197,7 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
     """
     if steps and _text_of(steps[-1]).strip() == NOTHING_PRINTED:
         return ()
-    if 0 < len(steps) <= MOST_EMPTY and all(_EMPTY.match(_text_of(step)) for step in steps):
+    if 0 < len(steps) <= MOST_EMPTY and all(_text_of(step).startswith(NO_RESULT) for step in steps):
         return ("",)  # other words may find something
     if steps and steps[-1].succeeded:
         if len(steps) > LONGEST_CHAIN:
@@ -222,14 +221,14 @@ def must_look_up(question: str, steps: Sequence[Step]) -> tuple[str, ...] | None
 def query_without_result(steps: Sequence[Step]) -> str | None:
     """Return the query of the only search so far if it found nothing: other words may."""
     queries = _texts_in(steps)
-    return queries[0] if len(steps) == len(queries) == 1 and _EMPTY.match(_text_of(steps[0])) else None
+    return queries[0] if len(steps) == len(queries) == 1 and _text_of(steps[0]).startswith(NO_RESULT) else None
 
 
 def not_looked_up(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     """Return the names in what was found that were not searched for: other documents may say more about them."""
     searched = " ".join([question, *_texts_in(steps)]).casefold()
-    texts = (_text_of(step) for step in steps if step.succeeded)
-    names = dict.fromkeys(name for text in texts if not _EMPTY.match(text) for name in _names_in(text))
+    lines = (line for step in steps if step.succeeded for line in _lines_of(step))
+    names = dict.fromkeys(name for line in lines for name in _names_in(line))
     return tuple(name for name in names if name.casefold() not in searched)[:MOST_NAMES]
 
 
@@ -239,6 +238,11 @@ def _last_errors(steps: Sequence[Step]) -> str:
 
 def _text_of(step: Step) -> str:
     return "\n".join(result.text for result in step.returns)
+
+
+def _lines_of(step: Step) -> list[str]:
+    """What was found, by lines. A search that finds nothing names other documents: they do not count."""
+    return [line for line in _text_of(step).splitlines() if not line.startswith(NO_RESULT)]
 
 
 def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tried: Sequence[Step]) -> Iterator[str]:
@@ -328,7 +332,7 @@ def _wrong_end(program: str, numbers: set[Decimal], question: str) -> Iterator[s
 
 def _unmentioned(question: str, steps: Sequence[Step]) -> Iterator[str]:
     """Names in the question that no query and no result has."""
-    said = " ".join([*map(_text_of, steps), *_texts_in(steps)]).casefold()
+    said = " ".join([*chain.from_iterable(map(_lines_of, steps)), *_texts_in(steps)]).casefold()
     return (name for name in _names_in(question) if name.casefold() not in said)
 
 
@@ -342,11 +346,11 @@ def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
     kinds = described_things(question)
     if not kinds:
         return ()
-    lines = [line for step in steps if step.succeeded for line in _text_of(step).splitlines()]
+    lines = [line for step in steps if step.succeeded for line in _lines_of(step)]
     subjects = [" ".join(line.split()[:_SUBJECT]) for line in lines]
     known = " ".join([question, *_texts_in(steps), *subjects]).casefold()
     found = {}
-    for line in _text_of(steps[-1]).splitlines():
+    for line in _lines_of(steps[-1]):
         for name in _NAME.finditer(line):
             before = _SENTENCE.split(line[max(name.start() - _NEARBY, 0) : name.start()])[-1].split()[-_NEAR:]
             after = _SENTENCE.split(line[name.end() : name.end() + _NEARBY])[0].split()[:_NEAR]
