@@ -88,6 +88,7 @@ _WANTS_NAME = re.compile(
     r"(?:who|whom|whose|where|which\s+(?!year|number|day|date|month"
     r"|century|page|hour|time|floor|room|platform|line|age|price))\b|what (?:is|was) the name\b"
     r"|what (?:is|was) the (?:\w+est|most \w+|least \w+) of\b"
+    r"|if\b[^?]*,\s*(?:who|which (?!year|number|day|date|month|price))\b"
     r"|what\s+(?:\w+\s+){1,3}(?:more|less|fewer|(?!number|other|after|under)\w{2,}er)\b[^?]*\bor\b"
     r"|(?:is|was|are|were|do|does|did|has|have|had|can|could|will)\b[^?]*(?-i:[A-Z])\w*\s+or\s[^?]*(?-i:[A-Z])"
     r"|name (?:the|one)\s+(?!number|year|amount|price|sum|total)",
