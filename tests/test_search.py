@@ -15,6 +15,7 @@ import pytest
 
 from closeout import Agent, tool
 from closeout.journal import events as ev
+from closeout.journal import search
 from closeout.journal.journal import Journal
 from closeout.journal.readonly import open_to_read
 from closeout.journal.search import RunHit, SearchIndex, parse_query
@@ -163,6 +164,19 @@ def test_two_that_index_at_once_index_each_event_once(home: Path) -> None:
     count = db.execute("SELECT count(*), count(DISTINCT rowid) FROM texts WHERE texts MATCH 'task'").fetchone()
     db.close()
     assert count == (20, 20)
+
+
+def test_many_that_make_the_index_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    crowd = 4
+    together = threading.Barrier(crowd)
+
+    def connect(path: Path) -> None:
+        together.wait(timeout=20)
+        search._connect(path).close()
+
+    with ThreadPoolExecutor(crowd) as pool:
+        for n in range(30):  # without waiting, one in 25 failed
+            list(pool.map(connect, [tmp_path / f"{n}.sqlite3"] * crowd))
 
 
 def test_removed_runs_leave_no_text_behind(home: Path) -> None:

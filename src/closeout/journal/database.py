@@ -22,6 +22,7 @@ __all__ = [
     "journal_error",
     "make_folder",
     "version_of",
+    "wait_while_locked",
 ]
 
 FILE_NAME = "journal.sqlite3"
@@ -52,7 +53,7 @@ def connect(path: Path) -> sqlite3.Connection:
     with explained(path):
         db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            _wait_while_locked(lambda: prepare(db, path))
+            wait_while_locked(lambda: prepare(db, path))
         except BaseException:
             db.close()
             raise
@@ -101,7 +102,7 @@ def version_of(db: sqlite3.Connection, path: Path) -> int:
     return version
 
 
-def _wait_while_locked(act: Callable[[], None]) -> None:
+def wait_while_locked(act: Callable[[], None]) -> None:
     """Repeat `act` while another process holds the file: SQLite does not wait while a file is turned into a journal."""
     give_up = time.monotonic() + _OPEN_SECONDS
     while True:

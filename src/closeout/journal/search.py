@@ -23,7 +23,7 @@ from typing import Any, Self
 import platformdirs
 
 from closeout.errors import JournalError, RunNotFound
-from closeout.journal.database import LOCK_SECONDS
+from closeout.journal.database import LOCK_SECONDS, wait_while_locked
 from closeout.journal.events import (
     AgentEnded,
     AgentStarted,
@@ -449,9 +449,13 @@ def _connect(path: Path) -> sqlite3.Connection:
         raise JournalError(f"Cannot write the search index {path} ({error.strerror}).") from None
     db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
     try:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
+        wait_while_locked(lambda: _set_modes(db))
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _set_modes(db: sqlite3.Connection) -> None:
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
