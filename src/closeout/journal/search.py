@@ -23,7 +23,7 @@ from typing import Any, Self
 import platformdirs
 
 from closeout.errors import JournalError, RunNotFound
-from closeout.journal.database import LOCK_SECONDS, wait_while_locked
+from closeout.journal.database import open_file, set_modes
 from closeout.journal.events import (
     AgentEnded,
     AgentStarted,
@@ -447,15 +447,4 @@ def _connect(path: Path) -> sqlite3.Connection:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))  # it holds what runs contain
     except OSError as error:
         raise JournalError(f"Cannot write the search index {path} ({error.strerror}).") from None
-    db = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
-    try:
-        wait_while_locked(lambda: _set_modes(db))
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _set_modes(db: sqlite3.Connection) -> None:
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=NORMAL")
+    return open_file(path, set_modes)

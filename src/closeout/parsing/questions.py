@@ -152,10 +152,10 @@ def rates_in(text: str, question: str) -> list[str]:
     """
     asked = {match[1] or match[2].replace("dai", "day") for match in _PERIOD.finditer(question)}
     rates = []
-    for every in dict.fromkeys(_EVERY.findall(text)):
-        number, unit = int(every[0]), every[1]
-        for period in sorted(asked & _SECONDS.keys()):
-            times, rest = divmod(_SECONDS[period], number * _SECONDS[unit]) if number else (0, 0)
+    for number, unit in dict.fromkeys(_EVERY.findall(text)):
+        for period in sorted(asked):
+            seconds = int(number) * _SECONDS[unit]
+            times, rest = divmod(_SECONDS[period], seconds) if seconds else (0, 0)
             if times > 1 and not rest:
                 article = "an" if period == "hour" else "a"
                 rates.append(f"Every {number} {unit}s is {times} times {article} {period}.")

@@ -241,7 +241,7 @@ def _text_of(step: Step) -> str:
 
 
 def _lines_of(step: Step) -> list[str]:
-    """What was found, by lines. A search that finds nothing names other documents: they do not count."""
+    """The lines of a step's results, without those of a search that found nothing: they name other documents."""
     return [line for line in _text_of(step).splitlines() if not line.startswith(NO_RESULT)]
 
 
@@ -341,7 +341,7 @@ def _described(question: str, steps: Sequence[Step]) -> tuple[str, ...]:
 
     "The hotel where the picture hangs" may be the Hotel Orm, and what is asked for is in a document about that. In "the
     town in which the founder was born", the founder comes first. If no name is known to be of such a kind, and only
-    what was searched for has been found, all names count.
+    things that the question names have been found, all names count.
     """
     kinds = described_things(question)
     if not kinds:

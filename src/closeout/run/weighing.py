@@ -1,4 +1,4 @@
-"""Weigh two answers of a small model: the likelier one stands.
+"""Weigh two answers of a small model: the likelier one is given.
 
 A small model makes an answer after its plan, and once more from the facts alone. If the two differ, neither is
 right much more often, but the one that is likelier in both texts together usually is. See docs/design/local-model.md.

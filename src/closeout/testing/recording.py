@@ -48,8 +48,8 @@ def recorded(run: str | Path, home: str | Path | None = None) -> Recording:
         home: The folder that holds the run; by default the usual one.
 
     Raises:
-        RunNotFound: There is no such run.
-        UsageError: There is no such file.
+        RunNotFound: No run has this id.
+        UsageError: The file does not exist.
         JournalDamaged: The file does not hold an exported run.
     """
     path = Path(run)
@@ -67,7 +67,7 @@ def export_run(run_id: str, path: str | Path, home: str | Path | None = None) ->
     contain paths of one machine, are left out.
 
     Raises:
-        RunNotFound: There is no such run.
+        RunNotFound: No run has this id.
         OSError: The file cannot be written.
     """
     target = Path(path)
