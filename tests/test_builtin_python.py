@@ -161,6 +161,11 @@ time.sleep(60)
 """.replace("NOTE", repr(sys.argv[2]))
 asyncio.run(tool.call({"code": script}))
 '''
+NEXT_PROGRAM = '''
+import asyncio
+from closeout.tools.builtin.python_runner import python_tool
+asyncio.run(python_tool(isolation="none").call({"code": "1"}))
+'''
 
 
 def is_alive(pid: int) -> bool:
@@ -208,8 +213,7 @@ def test_a_script_and_what_it_started_end_with_the_program(tmp_path: Path, endin
     fcntl.flock(lock, fcntl.LOCK_EX)
     for each in (left, in_use):
         os.utime(each, (old, old))
-    code = "import asyncio; from closeout.tools.builtin import run_python; asyncio.run(run_python.call({'code': '1'}))"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)}, check=True)
+    subprocess.run([sys.executable, "-c", NEXT_PROGRAM], env={**os.environ, "TMPDIR": str(temporary)}, check=True)
     assert not left.exists()
     assert in_use.is_dir()
     os.close(lock)
