@@ -161,11 +161,11 @@ time.sleep(60)
 """.replace("NOTE", repr(sys.argv[2]))
 asyncio.run(tool.call({"code": script}))
 '''
-NEXT_PROGRAM = '''
+NEXT_PROGRAM = """
 import asyncio
 from closeout.tools.builtin.python_runner import python_tool
 asyncio.run(python_tool(isolation="none").call({"code": "1"}))
-'''
+"""
 
 
 def is_alive(pid: int) -> bool:
