@@ -1,4 +1,4 @@
-"""A scripted small model that makes its answer twice, and says how likely each is."""
+"""Scripted small models that make their answers twice, and that say how likely each is or reason in words."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from closeout.errors import ModelError
 from closeout.messages import Capabilities, ModelReply, ModelRequest, ReplyTokens, Usage
 from closeout.testing import RequestView, ScriptedClient
 
+CHOIR = "The Osselby Larks in Velbury have 48 singers, of whom 29 are women. Bela Orrin leads them."
+ASKED = "How many men sing with the Osselby Larks?"
 FIRST, SECOND = "43 * 52", "43 * 52 * 365"
 
 
@@ -42,7 +45,9 @@ class Weigher(ScriptedClient):
         searches: Sequence[str] = ("Divers",),
         then: str = "fee = 52\nfinal_answer(43 * fee)",
     ) -> None:
-        capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
+        capabilities = Capabilities(
+            chat=False, weak=True, completions=True, grammar=True, preferred_dialect="code"
+        )  # it cannot reason in words
         super().__init__(self._program, capabilities=capabilities)
         self._weights = weights
         self._searches = searches
@@ -77,3 +82,55 @@ class Weigher(ScriptedClient):
         weight = self._weights[is_from_facts(request.prompt)][(FIRST, SECOND).index(calculated)]
         tokens = ReplyTokens(texts=(f"{calculated})\n",), logprobs=(math.log(weight),))
         return ModelReply(f"{calculated})\n", tokens=tokens, usage=usage)
+
+
+def search_choirs(query: str) -> str:
+    """Search.
+
+    Args:
+        query: What to find.
+    """
+    return CHOIR
+
+
+class Reasoner(ScriptedClient):
+    """A model that searches and answers by programs, and says something else when it is asked in a chat.
+
+    Args:
+        words: What it says in a chat.
+        answers: What its program answers after its plan.
+        from_facts: What its program answers from the facts.
+        weight: How likely each answer is. None if it does not say.
+    """
+
+    def __init__(
+        self, words: str | ModelError, answers: str = "29", from_facts: str = "48 - 29", weight: float | None = None
+    ) -> None:
+        super().__init__(self._reply)
+        self.capabilities = Capabilities(weak=True, completions=True, grammar=True, preferred_dialect="code")
+        self._words = words
+        self._answers = answers
+        self._from_facts = from_facts
+        self._weight = weight
+
+    def _reply(self, view: RequestView) -> str:
+        if view.prompt is None:
+            if isinstance(self._words, ModelError):
+                raise self._words
+            return self._words
+        asked = view.prompt[view.prompt.rindex("Question:") :]
+        if f"Facts:\n{CHOIR}" in view.prompt:
+            program = f"final_answer({self._from_facts})"
+        else:
+            program = f"final_answer({self._answers})" if "Result:" in asked else 'print(search_choirs("Larks"))'
+        return f"```python\n{program}\n```"
+
+    async def complete(self, request: ModelRequest, **rest: Any) -> ModelReply:
+        if "logprobs" not in request.extra_body:
+            return await super().complete(request, **rest)
+        assert request.constraint is not None
+        calculated = str(request.constraint.value).removeprefix('root ::= "').removesuffix('\\n"')
+        usage = Usage(1_050, requests=1)
+        self.charge(usage)
+        tokens = None if self._weight is None else ReplyTokens(texts=(calculated,), logprobs=(math.log(self._weight),))
+        return ModelReply(f"{calculated}\n", tokens=tokens, usage=usage)

@@ -394,14 +394,14 @@ class RequestInfo:
     """What a request is for; the journal records it with the request.
 
     Attributes:
-        purpose: "act" for a turn, "weigh" to weigh its answer against an earlier one, "close" for the closing
-            answer or a failure account, "compact" for a summary.
+        purpose: "act" for a turn, "reason" to make its answer in words, "weigh" to weigh its answer against an earlier
+            one, "close" for the closing answer or a failure account, "compact" for a summary.
         attempt: The number of the agent's attempt, from 0.
         turn: The number of the turn in the attempt, from 0.
         note: The hint that the request carries after a rollback.
     """
 
-    purpose: Literal["act", "weigh", "close", "experience", "compact"] = "act"
+    purpose: Literal["act", "reason", "weigh", "close", "experience", "compact"] = "act"
     attempt: int = 0
     turn: int = 0
     note: str = ""

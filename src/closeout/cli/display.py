@@ -52,6 +52,7 @@ __all__ = ["Display"]
 
 WORKING = {
     "act": "thinking",
+    "reason": "reasoning",
     "weigh": "weighing the answer",
     "close": "closing",
     "experience": "summing up",
@@ -247,6 +248,9 @@ class Display:
             title = f"{reply.title()} · {duration(event.ms)} · {usage_line(Usage(**event.usage))}"
             self._print(event, title, "bold")
         if reply.request.purpose == "weigh":
+            return
+        if reply.request.purpose == "reason":
+            self._say_words(event, event.text)
             return
         closes = reply.request.purpose != "act"
         readable = event.tool_calls or closes  # the text of a ReAct turn is not

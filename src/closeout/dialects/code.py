@@ -20,6 +20,7 @@ __all__ = [
     "READ_AGAIN",
     "Code",
     "answers_from_facts",
+    "facts_in",
     "failed_twice",
     "searched_twice",
     "searches_in",
@@ -47,6 +48,13 @@ def answers_from_facts(view: HistoryView) -> bool:
     if not (searched_twice(steps, view.tools) or any(map(was_asked_again, steps))):
         return False
     return was_asked_again(steps[-1]) or steps[-1].succeeded
+
+
+def facts_in(steps: Sequence[Step], question: str) -> str:
+    """What the programs have found, each line once, without what looks like another part of the prompt."""
+    lines = (line for step in steps for each in step.returns if each.ok for line in each.text.splitlines())
+    facts = "\n".join(dict.fromkeys(line for line in lines if line and not line.startswith(NO_RESULT)))
+    return _inert("\n".join([facts, *rates_in(facts, question)]))
 
 
 def failed_twice(steps: Sequence[Step]) -> bool:
@@ -118,9 +126,7 @@ class Code(TextChat):
         )
         head = f"{head.rstrip()}\n\n"
         if capabilities.grammar and answers_from_facts(view):
-            lines = (line for step in view.steps for each in step.returns if each.ok for line in each.text.splitlines())
-            facts = "\n".join(dict.fromkeys(line for line in lines if line and not line.startswith(NO_RESULT)))
-            facts = _inert("\n".join([facts, *rates_in(facts, view.question)]))
+            facts = facts_in(view.steps, view.question)
             prompt = f"{head}{historic_prompt(view.earlier)}Facts:\n{facts}\n\nQuestion: {view.question}\n"
             return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
         hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)

@@ -31,6 +31,7 @@ _REQUIRED: Mapping[str, Mapping[str, str]] = {
     "mcp_xml": {"instruction": _FIRST_SLOTS["instruction"], "servers": "the tools"},
     "code": {"instruction": _FIRST_SLOTS["instruction"], "functions": "the tools"},
     "code_completion": {"instruction": _FIRST_SLOTS["instruction"], "functions": "the tools"},
+    "reason": {"facts": "what was found", "question": "the task"},
 }
 
 # Parts of the names of tools that compute and of tools that look something up, for worked examples.

@@ -151,7 +151,7 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
             tokens = load_tokens(event.tokens, sequence) if event.tokens else None
             if tokens is not None:
                 sequence = (*tokens.prompt, *tokens.ids)
-            if purpose != "weigh":  # the model was given its text, to say how likely it is
+            if purpose not in ("reason", "weigh"):  # neither is the turn's reply
                 reply, stated = event, {} if tokens is None else {"tokens": _stated(tokens)}
         elif isinstance(event, Repaired):
             repaired.add(event.turn)
@@ -160,6 +160,7 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
             messages.append({"role": "assistant", "content": reply.text, **_calls(reply), **marks})
         elif isinstance(event, TurnAccepted):
             messages += _turn(event, view, was_repaired=event.turn in repaired, stated=stated)
+            stated = {}  # the next turn may have no reply of its own
         elif isinstance(event, RunEnded):
             closing_text = event.closing_text
     if closing_text:

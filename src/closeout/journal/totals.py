@@ -113,7 +113,7 @@ class RequestUsage:
     Attributes:
         agent: The path of the agent that asked, "main" for the main agent.
         call: The number of the request, from 0 for each agent.
-        purpose: "act" for a turn, "weigh", "close", "experience" or "compact" for other requests.
+        purpose: "act" for a turn, "reason", "weigh", "close", "experience" or "compact" for other requests.
         attempt: The number of the attempt.
         turn: The number of the turn in the attempt.
         model: The model as the server names it; empty if the request failed.

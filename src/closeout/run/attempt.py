@@ -72,6 +72,8 @@ class AgentState:
     def doubt(self, program: str, answer: str) -> str | None:
         """Return why a program should give another answer, None if nothing is doubtful."""
         model, steps = self.session.capabilities, self.history.steps
+        if program == self.session.reasoned:
+            return None
         problem = doubt(program, answer, self.question, steps, weak=model.weak)
         if problem is None and model.weak and model.completions and model.grammar:
             return read_again(answer, self.question, steps, self.tools)

@@ -38,6 +38,7 @@ __all__ = [
     "must_look_up",
     "must_use",
     "not_looked_up",
+    "numbers_found",
     "query_without_result",
     "read_again",
 ]
@@ -144,10 +145,10 @@ def read_again(answer: str, question: str, steps: Sequence[Step], tools: Sequenc
     What it makes so is right more often: its plan is not between what was found and the answer.
 
     Returns:
-        None if nothing was found, if the answer is the name that is asked for, or if this answer or an earlier one was
-        made so.
+        None if nothing was found, if the answer is one of the names that are compared, or if this answer or an earlier
+        one was made so.
     """
-    if asks_for_name(question) and not _ANY_NUMBER.fullmatch(answer.strip()):
+    if asks_to_compare(question) and not _ANY_NUMBER.fullmatch(answer.strip()):
         return None
     made_from_facts = searched_twice(steps, tools) or failed_twice(steps) or any(map(was_asked_again, steps))
     if made_from_facts or not _searches_with_success(steps):
@@ -184,7 +185,7 @@ def must_use(question: str, steps: Sequence[Step]) -> str | None:
     """Return the number that the next program must calculate with, because the last answer left it out."""
     failed = _last_errors(steps)
     number = _LEFT_OUT.search(failed)
-    if number is None or asks_for_name(question) or _value(number[1]) in _found_in(steps):  # it may only describe
+    if number is None or asks_for_name(question) or _value(number[1]) in numbers_found(steps):  # it may only describe
         return None
     return number[1]
 
@@ -261,7 +262,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
     yield from _made_up(stated, answer, asked, question, steps)
     if asks_for_name(question) and (is_number or answer.strip() in ("yes", "no")):
         yield "The question asks for a name."
-    if is_closed and is_number and numbers <= {*asked, *range(SMALL + 1)} and _found_in(steps):
+    if is_closed and is_number and numbers <= {*asked, *range(SMALL + 1)} and numbers_found(steps):
         yield NOTHING_FOUND
     if not numbers and re.search(r"\b(min|max|sorted)\(", program):
         yield "It compares names. State the number that was found for each name, and compare the numbers."
@@ -298,7 +299,7 @@ def _made_up(
 ) -> Iterator[str]:
     """Numbers that were not found, or not as often as the program states them."""
     given = {*_values([question]), *_written_out([question, *map(_text_of, steps)]), *UNITS}
-    found = Counter(_found_in(steps))
+    found = Counter(numbers_found(steps))
     rates = _values(rates_in("\n".join(map(_text_of, steps)), question))
     known = {*given, *rates, *found, *map(sum, combinations(asked[:MOST_NUMBERS], 2))}
     yield from (
@@ -414,8 +415,8 @@ def _written_out(texts: Iterable[str]) -> set[Decimal]:
     return {Decimal(3 + index) for index, word in enumerate(WORDS) if word in words}
 
 
-def _found_in(steps: Sequence[Step]) -> list[Decimal]:
-    """The numbers that were found. A line that was found twice counts once."""
+def numbers_found(steps: Sequence[Step]) -> list[Decimal]:
+    """Return the numbers in what was found. A line that was found twice counts once."""
     texts = [result.text for step in steps for result in step.returns if result.ok]
     return list(_values(dict.fromkeys(line for text in texts for line in text.splitlines())))
 

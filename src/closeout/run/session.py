@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -16,8 +18,8 @@ from closeout.context.policy import COMPACTION_PROMPT, summary_in
 from closeout.dialects.code import answers_from_facts, searched_twice, searches_in, was_asked_again
 from closeout.dialects.constrain import ProgramResult, action_constraint, program_grammar, rewording_grammar
 from closeout.dialects.cot import CotCompletion
-from closeout.dialects.functions import programs_in, programs_of
-from closeout.dialects.prompts import examples_slots, program_slots
+from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, programs_in, programs_of
+from closeout.dialects.prompts import Prompts, examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
 from closeout.journal.events import Noted
@@ -46,17 +48,20 @@ from closeout.run.doubts import (
     must_look_up,
     must_use,
     not_looked_up,
+    numbers_found,
     query_without_result,
 )
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
+from closeout.run.reasoning import is_better_in_words, reasoned_name, reasoned_number, reasoning_request
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
 from closeout.run.weighing import (
     HANDICAP,
     LIKELY,
     MOST_LOOKED_UP,
+    SURE,
     UNLIKELY,
     Scales,
     calculation,
@@ -106,6 +111,7 @@ class ModelSession:
         self._constraints: dict[tuple[Any, ...], Constraint | None] = {}  # by what they depend on
         self._listener: ReplyListener | None = None  # of the last reply, if it was streamed
         self._last_request = ModelRequest()
+        self.reasoned: str | None = None  # the last program that gives an answer made in words
         llm = plan.llm
         names = llm.model_fields_set & {"temperature", "top_p", "max_tokens", "extra_body", "timeout"}
         self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
@@ -121,6 +127,11 @@ class ModelSession:
             ModelError: The request failed.
         """
         shrunk = False
+        view = history.view(info.note)
+        if self.sends_prompt and not rollbacks.draft and answers_from_facts(view) and was_asked_again(view.steps[-1]):
+            again = await self._made_again(view, info)
+            if again is not None:
+                return again
         while True:
             request = self.render(history, info.note, draft=rollbacks.draft, withheld=rollbacks.withheld)
             listener = self._new_listener(info.turn) if self._streams else None
@@ -140,6 +151,52 @@ class ModelSession:
                     self.capabilities = replace(self.capabilities, grammar=False)
                 return await self._weighed(self.read(reply), history, info)
 
+    async def _made_again(self, view: HistoryView, info: RequestInfo) -> Reading | None:
+        """Make the last answer again in words, unless it is likely from the facts.
+
+        Returns:
+            None if a program has to make it from the facts.
+        """
+        made = Reading(calls=view.steps[-1].calls)
+        first = calculation(programs_of(view.steps))
+        if first is not None and self.capabilities.chat and is_better_in_words(view.question):
+            with suppress(ModelError, LimitReached):
+                if await self._scales(view, view.steps[:-1], info).from_facts(first) > SURE:
+                    return made
+        return await self._reasoned(made, view, info)
+
+    async def _reasoned(self, made: Reading, view: HistoryView, info: RequestInfo) -> Reading | None:
+        """Have the answer of a small model's program made in words, too.
+
+        Returns:
+            The reading with the answer, which may be `made`; None if it has to be made in another way.
+        """
+        names = asks_for_name(view.question)
+        if not self.capabilities.chat or not is_better_in_words(view.question):
+            return made if names else None
+        request = replace(reasoning_request(Prompts(self._plan.prompts), view.question, view.steps), **self._options)
+        try:
+            reply = await self.calls.request(request, replace(info, purpose="reason", note=""))
+        except (ModelError, LimitReached):
+            return made if names else None
+        first = calculation(programs_of([*view.steps, made])) or ""
+        if names:
+            answer = reasoned_name(reply, view.question, view.steps, instead_of=first.strip('"'))
+            if answer is None:
+                return made
+            self.reasoned = f"{FINAL_ANSWER}({json.dumps(answer, ensure_ascii=False)})"
+        else:
+            answer = reasoned_number(reply)
+            if answer is None or first.startswith('"'):
+                return None
+            if same_value(answer, first):
+                return made
+            if first and not is_number(first) and Decimal(answer) in numbers_found(view.steps):
+                return None  # the calculation was left out
+            self.reasoned = f"{FINAL_ANSWER}({answer})"
+        call = ToolCall(RUN_PROGRAM, {"code": self.reasoned})
+        return Reading(reply.text, calls=(call,), repairs=(Repair("reasoned_answer", "reply", first, after=answer),))
+
     async def _weighed(self, reading: Reading, history: History, info: RequestInfo) -> Reading:
         """Choose between an answer made from the facts and the one after the plan, where a small model makes both.
 
@@ -156,19 +213,16 @@ class ModelSession:
         steps = view.steps[:-1] if again else view.steps
         is_doubtful = has_doubtful_numbers(new, view.question, steps)
         may_look_up = sum(step.succeeded for step in steps) <= MOST_LOOKED_UP
-        from_facts = replace(self.dialect.render(view, self.capabilities), **self._options)
-        without_grammar = replace(self.capabilities, grammar=False)  # then the text has the programs
-        after_plan = replace(self.dialect.render(replace(view, steps=steps), without_grammar), **self._options)
-        scales = Scales(
-            partial(self.calls.request, info=replace(info, purpose="weigh", note="")), from_facts, after_plan
-        )
+        scales = self._scales(view, steps, info)
         try:
             if again:
                 other = replace(reading, calls=view.steps[-1].calls)
             elif not is_doubtful and await scales.from_facts(new) > LIKELY:
                 return reading
+            elif (reasoned := await self._reasoned(reading, view, info)) is not None:
+                return reasoned
             else:
-                other = await self._make(after_plan, program_grammar(()), info)
+                other = await self._make(scales.after_plan, program_grammar(()), info)
                 if may_look_up and _looks_up(other, view):
                     return other
             first = calculation(programs_of([*steps, other]))
@@ -184,10 +238,18 @@ class ModelSession:
         except (ModelError, LimitReached):  # the new answer stands
             return reading
         if may_look_up and max(of_first, of_new) < UNLIKELY and (names := not_looked_up(view.question, view.steps)):
-            return await self._make(after_plan, program_grammar((), printing=_queries(view, names)), info)
+            return await self._make(scales.after_plan, program_grammar((), printing=_queries(view, names)), info)
         if of_first + HANDICAP <= of_new:
             return reading
         return _instead(other, first, new)
+
+    def _scales(self, view: HistoryView, steps: Sequence[Step], info: RequestInfo) -> Scales:
+        """The scales for answers from the facts of a view, and after the plan and these steps."""
+        from_facts = replace(self.dialect.render(view, self.capabilities), **self._options)
+        without_grammar = replace(self.capabilities, grammar=False)  # then the text has the programs
+        after_plan = replace(self.dialect.render(replace(view, steps=steps), without_grammar), **self._options)
+        send = partial(self.calls.request, info=replace(info, purpose="weigh", note=""))
+        return Scales(send, from_facts, after_plan)
 
     async def _make(self, request: ModelRequest, grammar: str, info: RequestInfo) -> Reading:
         """Ask for one more program in this turn."""

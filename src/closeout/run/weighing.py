@@ -26,6 +26,7 @@ __all__ = [
     "HANDICAP",
     "LIKELY",
     "MOST_LOOKED_UP",
+    "SURE",
     "UNLIKELY",
     "Scales",
     "calculation",
@@ -40,6 +41,7 @@ MAX_NODES = 100  # of a value in a program, with the values of its names written
 MAX_BITS = 200  # of a number
 # Logarithms, chosen on the answers of docs/design/local-model.md: of one text, and of both together.
 LIKELY = -0.85  # from the facts: of 45 likelier answers after two searches, 37 were right; of 29 others, 8
+SURE = -0.5  # from the facts, after one search: such an answer is not made again in words
 HANDICAP = 1.0  # of the new answer: it is the likeliest one of its own text
 UNLIKELY = -9.0  # less likely answers are made where a fact is missing
 MOST_LOOKED_UP = 2  # programs that searched; after more, an unlikely answer does not lead to another search
@@ -191,7 +193,7 @@ class Scales:
     ) -> None:
         self._send = send
         self._from_facts = from_facts
-        self._after_plan = after_plan
+        self.after_plan = after_plan
         self._known: dict[tuple[str | None, str], float] = {}
 
     async def from_facts(self, calculated: str) -> float:
@@ -208,7 +210,7 @@ class Scales:
         Raises:
             ModelError: A request failed, or the server does not state it.
         """
-        return await self.from_facts(calculated) + await self._weigh(self._after_plan, calculated)
+        return await self.from_facts(calculated) + await self._weigh(self.after_plan, calculated)
 
     async def _weigh(self, asked: ModelRequest, calculated: str) -> float:
         key = (asked.prompt, calculated)

@@ -51,6 +51,7 @@ function headExtras(item, page) {
 // ------------------------------------------------------------------------------------------------ a turn
 
 const PURPOSES = {
+  reason: "Reasoning in words",
   weigh: "Weighing the answer",
   close: "Closing",
   experience: "Failure account",

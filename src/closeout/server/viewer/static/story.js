@@ -109,7 +109,8 @@ function newTurn(story, event, agent) {
     notes: [],
   });
   agent.since = [];
-  if (turn.purpose === "weigh") turn.weighed = agent.current; // the turn continues after its answer was weighed
+  const open = agent.current?.purpose === "act" && !agent.current.accepted ? agent.current : null;
+  if (["reason", "weigh"].includes(turn.purpose)) turn.weighed = open; // it continues afterwards
   agent.current = turn;
   if (turn.request) story.requests.push(turn);
   return turn;
