@@ -10,7 +10,7 @@ from closeout import Agent, RunResult
 from closeout.errors import ModelError, ServerFailed
 from closeout.journal.events import ModelRequested, Repaired, TurnAccepted
 from closeout.messages import Message, ModelReply, Step, ToolCall, ToolReturn
-from closeout.run.reasoning import is_better_in_words, reasoned_name, reasoned_number
+from closeout.run.reasoning import is_better_in_words, reasoned_answer
 from closeout.testing import ScriptedClient
 from weigher import ASKED, CHOIR, Reasoner, search_choirs
 
@@ -121,14 +121,18 @@ def test_numbers_and_comparisons_are_left_to_programs(question: str, better: boo
     ],
 )
 def test_the_number_of_a_chain_of_thought_is_the_one_in_its_last_box(words: str, number: str | None) -> None:
-    assert reasoned_number(ModelReply(words)) == number
+    assert reasoned_answer(ModelReply(words), ASKED, [], instead_of="") == number
 
 
 def test_a_person_keeps_the_longer_name() -> None:
     call = ToolCall("run_program", {"code": "1"})
     found = [Step(0, "", (call,), returns=(ToolReturn(call, CHOIR),))]
-    assert reasoned_name(ModelReply("\\boxed{Orrin}"), "Who leads the choir?", found, "Bela Orrin") is None
-    assert reasoned_name(ModelReply("\\boxed{Velbury}"), "In which town?", found, "Larks in Velbury") == "Velbury"
+
+    def answer(words: str, question: str, instead_of: str) -> str | None:
+        return reasoned_answer(ModelReply(words), question, found, instead_of)
+
+    assert answer("\\boxed{Orrin}", "Who leads the choir?", '"Bela Orrin"') is None
+    assert answer("\\boxed{Velbury}", "In which town?", '"Larks in Velbury"') == '"Velbury"'
 
 
 async def test_what_was_found_cannot_add_a_question() -> None:

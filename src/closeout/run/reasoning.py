@@ -6,6 +6,7 @@ less often. Where the question states numbers or compares things, programs are b
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from decimal import Decimal
@@ -16,8 +17,10 @@ from closeout.dialects.prompts import Prompts
 from closeout.messages import Message, ModelReply, ModelRequest, Step
 from closeout.parsing.program import numbers_in
 from closeout.parsing.questions import asks_for_name, asks_for_person, asks_to_compare
+from closeout.run.doubts import numbers_found
+from closeout.run.weighing import is_number, same_value
 
-__all__ = ["is_better_in_words", "reasoned_name", "reasoned_number", "reasoning_request"]
+__all__ = ["is_better_in_words", "reasoned_answer", "reasoning_request"]
 
 LONGEST = 300  # tokens of a chain of thought; they have 170 on average
 LONGEST_NAME = 60  # characters
@@ -36,34 +39,51 @@ def reasoning_request(prompts: Prompts, question: str, steps: Sequence[Step]) ->
     return ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
 
 
-def reasoned_number(reply: ModelReply) -> str | None:
-    """Return the number in which a chain of thought ends, None if it ends in something else, in 0, or too early."""
-    numbers = numbers_in(_TEXT.sub("", _answer_in(reply)).replace("{,}", ","))
-    return numbers[0].replace(",", "") if len(numbers) == 1 and Decimal(numbers[0].replace(",", "")) else None
-
-
-def reasoned_name(reply: ModelReply, question: str, steps: Sequence[Step], instead_of: str) -> str | None:
-    """Return the name in which a chain of thought ends.
+def reasoned_answer(reply: ModelReply, question: str, steps: Sequence[Step], instead_of: str) -> str | None:
+    """Return the answer in which a chain of thought ends, as an expression: a number, or a name in quotes.
 
     Args:
         reply: The chain of thought.
         question: The question.
         steps: What was found.
-        instead_of: The name that a program answered.
+        instead_of: What a program answered, as an expression; empty if it is not known.
 
     Returns:
-        None if it ends too early, if the name was not found or is in the question, or if it says the same or less.
+        None if there is no answer of the kind that is asked for, or if the other one is more likely right.
     """
-    name = " ".join(_TEXT.sub(r"\1", _answer_in(reply)).split())
-    said, known = name.casefold(), instead_of.casefold()
-    if not 0 < len(name) <= LONGEST_NAME or said not in facts_in(steps, question).casefold():
+    if asks_for_name(question):
+        name = _name_in(reply)
+        is_other = _is_other(name, instead_of.strip('"'), question, facts_in(steps, question))
+        return json.dumps(name, ensure_ascii=False) if is_other else None
+    number = _number_in(reply)
+    if number is None or instead_of.startswith('"'):
         return None
-    if said in question.casefold() or known in said or (asks_for_person(question) and said in known):
-        return None
-    return name
+    is_calculated = instead_of != "" and not is_number(instead_of)
+    if is_calculated and not same_value(number, instead_of) and Decimal(number) in numbers_found(steps):
+        return None  # the calculation was left out
+    return number
 
 
-def _answer_in(reply: ModelReply) -> str:
+def _is_other(name: str, known: str, question: str, facts: str) -> bool:
+    """Whether a name was found and says something else than a known one and than the question."""
+    said, known = name.casefold(), known.casefold()
+    if not 0 < len(name) <= LONGEST_NAME or said not in facts.casefold() or said in question.casefold():
+        return False
+    return known not in said and not (asks_for_person(question) and said in known)
+
+
+def _number_in(reply: ModelReply) -> str | None:
+    """The only number in the last box, unless that is 0."""
+    numbers = [number.replace(",", "") for number in numbers_in(_TEXT.sub("", _box_of(reply)).replace("{,}", ","))]
+    return numbers[0] if len(numbers) == 1 and Decimal(numbers[0]) else None
+
+
+def _name_in(reply: ModelReply) -> str:
+    return " ".join(_TEXT.sub(r"\1", _box_of(reply)).split())
+
+
+def _box_of(reply: ModelReply) -> str:
+    """What is in the last box, empty if the reply ends before it is closed."""
     boxes = find_boxes(reply.text)
     if not boxes or not boxes[-1].complete:
         return ""

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -48,13 +47,12 @@ from closeout.run.doubts import (
     must_look_up,
     must_use,
     not_looked_up,
-    numbers_found,
     query_without_result,
 )
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
-from closeout.run.reasoning import is_better_in_words, reasoned_name, reasoned_number, reasoning_request
+from closeout.run.reasoning import is_better_in_words, reasoned_answer, reasoning_request
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
 from closeout.run.weighing import (
@@ -171,29 +169,21 @@ class ModelSession:
         Returns:
             The reading with the answer, which may be `made`; None if it has to be made in another way.
         """
-        names = asks_for_name(view.question)
+        unchanged = made if asks_for_name(view.question) else None
         if not self.capabilities.chat or not is_better_in_words(view.question):
-            return made if names else None
+            return unchanged
         request = replace(reasoning_request(Prompts(self._plan.prompts), view.question, view.steps), **self._options)
         try:
             reply = await self.calls.request(request, replace(info, purpose="reason", note=""))
         except (ModelError, LimitReached):
-            return made if names else None
+            return unchanged
         first = calculation(programs_of([*view.steps, made])) or ""
-        if names:
-            answer = reasoned_name(reply, view.question, view.steps, instead_of=first.strip('"'))
-            if answer is None:
-                return made
-            self.reasoned = f"{FINAL_ANSWER}({json.dumps(answer, ensure_ascii=False)})"
-        else:
-            answer = reasoned_number(reply)
-            if answer is None or first.startswith('"'):
-                return None
-            if same_value(answer, first):
-                return made
-            if first and not is_number(first) and Decimal(answer) in numbers_found(view.steps):
-                return None  # the calculation was left out
-            self.reasoned = f"{FINAL_ANSWER}({answer})"
+        answer = reasoned_answer(reply, view.question, view.steps, first)
+        if answer is None:
+            return unchanged
+        if same_value(answer, first):
+            return made
+        self.reasoned = f"{FINAL_ANSWER}({answer})"
         call = ToolCall(RUN_PROGRAM, {"code": self.reasoned})
         return Reading(reply.text, calls=(call,), repairs=(Repair("reasoned_answer", "reply", first, after=answer),))
 
