@@ -31,6 +31,7 @@ from closeout.models import local, local_engine, local_machine
 from closeout.models.gguf import read_gguf
 from closeout.models.local import LocalClient
 from closeout.models.local_machine import Speed, Speeds, idle_cores, pick_threads, usable_cores
+from closeout.models.openai import OpenAIClient
 from closeout.models.prompt_states import PromptStates
 from closeout.models.weights import models_folder
 from tiny_gguf import write_model
@@ -626,6 +627,13 @@ TOOLS_TEMPLATE = (
 def test_a_files_own_description_decides_how_it_is_used(tmp_path: Path, described, weak, native, dialect) -> None:  # type: ignore[no-untyped-def]
     able = LocalClient(write_model(tmp_path / "own.gguf", **described)).capabilities
     assert (able.weak, able.native_tools, able.preferred_dialect, able.max_context) == (weak, native, dialect, 2048)
+
+
+def test_the_smallest_models_do_not_reason_in_words(model: Path) -> None:
+    reasons = [LocalClient(name).capabilities.reasons for name in ("local", "local:small", model)]
+    assert reasons == [True, False, False]
+    names = ("qwen2.5-coder:1.5b", "qwen2.5-coder:0.5b", "mistral-nemo")
+    assert [OpenAIClient(name, "http://localhost:1/v1").capabilities.reasons for name in names] == [True, False, True]
 
 
 def test_a_file_is_described_by_its_header(model: Path) -> None:

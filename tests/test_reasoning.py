@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ async def test_an_answer_that_is_likely_from_the_facts_is_not_made_again(
 ) -> None:
     result = await ask(Reasoner("\\boxed{19}", weight=weight))
     assert (result.answer, purposes(result)) == (answer, ["act", "act", "weigh", *more])
+
+
+@pytest.mark.parametrize("unable", ["chat", "reasons"])
+async def test_a_model_that_cannot_reason_in_words_answers_by_programs(unable: str) -> None:
+    client = Reasoner("\\boxed{7}")
+    client.capabilities = replace(client.capabilities, **{unable: False})
+    result = await ask(client)
+    assert (result.answer, purposes(result)) == ("19", ["act", "act", "act"])
+    client = Reasoner("\\boxed{Velbury}", answers='"Osselby"')
+    client.capabilities = replace(client.capabilities, **{unable: False})
+    assert (await ask(client, "In which town do they sing?")).answer == "Osselby"
 
 
 async def test_a_number_that_words_confirm_keeps_its_program() -> None:

@@ -342,6 +342,7 @@ class Capabilities:
     images: bool = False
     known: bool = False  # False: assumed, worth one probe
     weak: bool = False  # a small model: worked examples and constrained decoding help
+    reasons: bool = True  # its reasoning in words is worth asking for; that of the smallest models is not
     max_context: int | None = None  # tokens
     preferred_dialect: str | None = None
 

@@ -157,7 +157,7 @@ class ModelSession:
         """
         made = Reading(calls=view.steps[-1].calls)
         first = calculation(programs_of(view.steps))
-        if first is not None and self.capabilities.chat and is_better_in_words(view.question):
+        if first is not None and self._may_reason(view.question):
             with suppress(ModelError, LimitReached):
                 if await self._scales(view, view.steps[:-1], info).from_facts(first) > SURE:
                     return made
@@ -170,7 +170,7 @@ class ModelSession:
             The reading with the answer, which may be `made`; None if it has to be made in another way.
         """
         unchanged = made if asks_for_name(view.question) else None
-        if not self.capabilities.chat or not is_better_in_words(view.question):
+        if not self._may_reason(view.question):
             return unchanged
         request = replace(reasoning_request(Prompts(self._plan.prompts), view.question, view.steps), **self._options)
         try:
@@ -186,6 +186,9 @@ class ModelSession:
         self.reasoned = f"{FINAL_ANSWER}({answer})"
         call = ToolCall(RUN_PROGRAM, {"code": self.reasoned})
         return Reading(reply.text, calls=(call,), repairs=(Repair("reasoned_answer", "reply", first, after=answer),))
+
+    def _may_reason(self, question: str) -> bool:
+        return self.capabilities.chat and self.capabilities.reasons and is_better_in_words(question)
 
     async def _weighed(self, reading: Reading, history: History, info: RequestInfo) -> Reading:
         """Choose between an answer made from the facts and the one after the plan, where a small model makes both.
