@@ -81,6 +81,20 @@ async def test_if_words_lead_to_no_number_the_answer_is_made_from_the_facts(word
     assert (result.answer, purposes(result)[:5]) == ("19", ["act", "act", "weigh", "reason", "act"])
 
 
+async def test_another_word_than_a_name_or_number_is_made_again_from_the_facts() -> None:
+    result = await ask(
+        Reasoner("\\boxed{29}", answers='"May"', from_facts='"June"'), "In what month do the Larks sing?"
+    )
+    assert (result.answer, purposes(result)) == ("June", ["act", "act", "weigh", "act", "weigh"])
+
+
+async def test_a_number_in_place_of_one_of_the_names_that_are_compared_is_made_again_from_the_facts() -> None:
+    client = Reasoner("\\boxed{Larks}", answers="29", from_facts='"Larks"')
+    result = await ask(client, "Which choir is larger, the Osselby Larks or the Osselby Finches?")
+    assert result.answer == "Larks"
+    assert "reason" not in purposes(result)
+
+
 async def test_a_number_that_was_found_does_not_replace_a_calculation() -> None:
     result = await ask(Reasoner("\\boxed{29}", answers="48 - 29", from_facts="48 - 29"))
     assert result.answer == "19"
@@ -109,6 +123,7 @@ async def test_a_name_that_was_found_in_words_is_the_answer(words: str | ModelEr
         ("How many men sing with the Larks?", True),
         ("In which town do the Larks sing?", True),
         ("How many men sing in 3 choirs?", False),
+        ("When is the 90th birthday of the choir?", False),
         ("Which is older, the Larks or the Finches?", False),
         ("拉克合唱团有多少男歌手？", True),
     ],

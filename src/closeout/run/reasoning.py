@@ -30,7 +30,7 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 def is_better_in_words(question: str) -> bool:
     """Whether small models answer such a question more often rightly in words than by programs."""
-    return not (asks_to_compare(question) if asks_for_name(question) else numbers_in(question))
+    return not (asks_to_compare(question) if asks_for_name(question) else re.search(r"\d", question))
 
 
 def reasoning_request(prompts: Prompts, question: str, steps: Sequence[Step]) -> ModelRequest:
@@ -56,7 +56,7 @@ def reasoned_answer(reply: ModelReply, question: str, steps: Sequence[Step], ins
         is_other = _is_other(name, instead_of.strip('"'), question, facts_in(steps, question))
         return json.dumps(name, ensure_ascii=False) if is_other else None
     number = _number_in(reply)
-    if number is None or instead_of.startswith('"'):
+    if number is None:
         return None
     is_calculated = instead_of != "" and not is_number(instead_of)
     if is_calculated and not same_value(number, instead_of) and Decimal(number) in numbers_found(steps):

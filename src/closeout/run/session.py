@@ -169,15 +169,16 @@ class ModelSession:
         Returns:
             The reading with the answer, which may be `made`; None if it has to be made in another way.
         """
-        unchanged = made if asks_for_name(view.question) else None
-        if not self._may_reason(view.question):
+        first = calculation(programs_of([*view.steps, made])) or ""
+        is_name = asks_for_name(view.question) and not asks_to_compare(view.question) and not is_number(first)
+        unchanged = made if is_name else None
+        if not self._may_reason(view.question) or (not is_name and first.startswith('"')):
             return unchanged
         request = replace(reasoning_request(Prompts(self._plan.prompts), view.question, view.steps), **self._options)
         try:
             reply = await self.calls.request(request, replace(info, purpose="reason", note=""))
         except (ModelError, LimitReached):
             return unchanged
-        first = calculation(programs_of([*view.steps, made])) or ""
         answer = reasoned_answer(reply, view.question, view.steps, first)
         if answer is None:
             return unchanged
