@@ -139,6 +139,7 @@ def test_numbers_and_comparisons_are_left_to_programs(question: str, better: boo
         ("\\(\\boxed{12}\\), and again \\boxed{2,600 \\text{ of 3 kinds}}", "2600"),
         ("\\boxed{2{,}600\\,\\$}", "2600"),
         ("\\boxed{$3.50}", "3.50"),
+        ("\\boxed{\\text{19 men}}", "19"),
         ("\\boxed{\\textbf{12}.}", "12"),
         ("\\boxed{\\frac{1}{2}}", None),
         ("\\boxed{0.0}", None),

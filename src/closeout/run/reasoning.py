@@ -73,9 +73,11 @@ def _is_other(name: str, known: str, question: str, facts: str) -> bool:
 
 
 def _number_in(reply: ModelReply) -> str | None:
-    """The only number in the last box, unless that is 0."""
-    numbers = [number.replace(",", "") for number in numbers_in(_TEXT.sub("", _box_of(reply)).replace("{,}", ","))]
-    return numbers[0] if len(numbers) == 1 and Decimal(numbers[0]) else None
+    """The only number in the last box, which may have a unit, unless that is 0."""
+    box = _box_of(reply).replace("{,}", ",")
+    numbers = numbers_in(_TEXT.sub("", box)) or numbers_in(_TEXT.sub(r"\1", box))
+    number = numbers[0].replace(",", "") if len(numbers) == 1 else "0"
+    return number if Decimal(number) else None
 
 
 def _name_in(reply: ModelReply) -> str:

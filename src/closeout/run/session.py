@@ -125,9 +125,8 @@ class ModelSession:
             ModelError: The request failed.
         """
         shrunk = False
-        view = history.view(info.note)
-        if self.sends_prompt and not rollbacks.draft and answers_from_facts(view) and was_asked_again(view.steps[-1]):
-            again = await self._made_again(view, info)
+        if self.sends_prompt and not rollbacks.draft:
+            again = await self._made_again(history.view(info.note), info)
             if again is not None:
                 return again
         while True:
@@ -150,11 +149,13 @@ class ModelSession:
                 return await self._weighed(self.read(reply), history, info)
 
     async def _made_again(self, view: HistoryView, info: RequestInfo) -> Reading | None:
-        """Make the last answer again in words, unless it is likely from the facts.
+        """Make the last answer again in words if it is to be made again, unless it is likely from the facts.
 
         Returns:
-            None if a program has to make it from the facts.
+            None if a program has to be written.
         """
+        if not answers_from_facts(view) or not was_asked_again(view.steps[-1]):
+            return None
         made = Reading(calls=view.steps[-1].calls)
         first = calculation(programs_of(view.steps))
         if first is not None and self._may_reason(view.question):
