@@ -14,6 +14,7 @@ from closeout.messages import Capabilities, Step, ToolCall, ToolReturn, ToolSpec
 from closeout.parsing.questions import asks_for_name, asks_to_compare, rates_in
 from closeout.run.doubts import (
     doubt,
+    has_doubtful_numbers,
     must_correct,
     must_look_up,
     must_use,
@@ -181,6 +182,16 @@ def test_the_next_program_must_use_a_number_that_was_left_out_unless_it_only_des
     assert must_use("How much in 7 days?", []) is None
 
 
+def test_a_number_of_the_same_things_in_a_result_only_describes() -> None:
+    question = "One machine takes 14 seconds to multiply. How many wheels does it have?"
+    done = steps(("print(search('machine'))", "The Septima has 2300 wheels and takes 14 seconds for a multiplication."))
+    assert doubt("final_answer(2300)", "2300", question, done, weak=True) is None
+    assert not has_doubtful_numbers("2300", question, done)
+    assert has_doubtful_numbers("14", question, done)
+    wheels = "How many wheels do 14 machines have?"
+    assert "must use it" in str(doubt("final_answer(2300)", "2300", wheels, done, weak=True))
+
+
 def test_a_number_that_an_earlier_program_used_is_used() -> None:
     done = steps(("print(search('events of 1926'))", "Two dairies were founded."))
     assert doubt("final_answer(2)", "2", "How many dairies were founded in 1926?", done, weak=True) is None
@@ -249,6 +260,9 @@ def test_an_answer_is_made_again_once_if_something_was_found() -> None:
         ("If it was opened in spring, which year was it?", False, False),
         ("Of the guests, how many are children, or who is older?", False, False),
         ("What is the highest number of guests or cars?", False, False),
+        ("What takes longer: the tour of the mill or a visit to the mine?", True, True),
+        ("What lasts the shortest time: a show, a tour or a visit?", True, True),
+        ("What is over most quickly: the crossing or the tour?", True, True),
         ("Name the faster of the two ships Orm and Pell.", True, True),
         ("Orm or Pell – whose light shone first?", True, True),
         ("Otto climbs the tower of the mill. Who built it?", True, False),

@@ -133,6 +133,19 @@ def test_numbers_and_comparisons_are_left_to_programs(question: str, better: boo
 
 
 @pytest.mark.parametrize(
+    ("question", "words", "answer"),
+    [
+        ("In which year were they founded?", "\\boxed{1929}", "1929"),
+        ("In which year were they founded?", "They have sung for \\boxed{3} years.", None),
+        ("How old are they?", "The current year is 2023, so they are \\boxed{94}.", None),
+        ("How old are they in the current year?", "In the current year, they are \\boxed{94}.", "94"),
+    ],
+)
+def test_a_year_is_a_year_and_the_date_of_today_is_not_known(question: str, words: str, answer: str | None) -> None:
+    assert reasoned_answer(ModelReply(words), question, [], instead_of="") == answer
+
+
+@pytest.mark.parametrize(
     ("words", "number"),
     [
         ("\\boxed{12}", "12"),

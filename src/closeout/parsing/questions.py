@@ -9,6 +9,7 @@ __all__ = [
     "asks_for_name",
     "asks_for_person",
     "asks_for_second",
+    "asks_for_year",
     "asks_to_compare",
     "described_things",
     "rates_in",
@@ -90,6 +91,7 @@ _WANTS_NAME = re.compile(
     r"|what (?:is|was) the (?:\w+est|most \w+|least \w+) of\b"
     r"|if\b[^?]*,\s*(?:who|which (?!year|number|day|date|month|price))\b"
     r"|what\s+(?:\w+\s+){1,3}(?:more|less|fewer|(?!number|other|after|under)\w{2,}er)\b[^?]*\bor\b"
+    r"|what\s+(?!(?:is|was|are|were) the\b)(?:\w+\s+){1,3}(?:most|least|\w{3,}est)\b[^?]*\bor\b"
     r"|(?:is|was|are|were|do|does|did|has|have|had|can|could|will)\b[^?]*(?-i:[A-Z])\w*\s+or\s[^?]*(?-i:[A-Z])"
     r"|name (?:the|one)\s+(?!number|year|amount|price|sum|total)",
     re.IGNORECASE,
@@ -112,6 +114,7 @@ _PERIOD = re.compile(rf"\b(?:an?|each|every|one|per|single) ({'|'.join(_SECONDS)
 _EVERY = re.compile(rf"\bevery (\d{{1,6}}) ({'|'.join(_SECONDS)})s\b", re.ASCII)
 _PART = re.compile(r"(?<=[.!?:;–—])\s+")  # a sentence, or a half of one
 _WANTS_PERSON = re.compile(r"(?:(?:by|for|from|of|to|under|with)\s+)?whom?\b", re.IGNORECASE)
+_WANTS_YEAR = re.compile(r"(?:which|what) year\b|when (?:was|were|did)\b", re.IGNORECASE)
 _SECOND = re.compile(r"\bsecond (?:of|to|most|least|in|\w+est)\b|\bin the middle\b|\bsecond\W*$", re.IGNORECASE)
 _COMPARES = re.compile(
     r"\b(?:or|most|least|first|last|second|neither|middle)\b|\w{2}est\b|\w{2}er of (?:the )?(?:two|three|both)\b",
@@ -121,7 +124,7 @@ _COMPARES = re.compile(
 
 def asks_for_name(question: str) -> bool:
     """Whether the answer is the name of a person, place or thing."""
-    return any(map(_WANTS_NAME.match, _PART.split(question.strip())))
+    return any(map(_WANTS_NAME.match, [question.strip(), *_PART.split(question.strip())]))
 
 
 def asks_for_person(question: str) -> bool:
@@ -132,6 +135,11 @@ def asks_for_person(question: str) -> bool:
 def asks_to_compare(question: str) -> bool:
     """Whether the answer is one of several names, chosen by a number: "Which is older, …?", "Which is the oldest?"."""
     return asks_for_name(question) and _COMPARES.search(question) is not None
+
+
+def asks_for_year(question: str) -> bool:
+    """Whether the answer is a year."""
+    return _WANTS_YEAR.search(question) is not None
 
 
 def asks_for_second(question: str) -> bool:

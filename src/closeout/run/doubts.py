@@ -24,6 +24,7 @@ from closeout.parsing.questions import (
     ROLES,
     asks_for_name,
     asks_for_person,
+    asks_for_year,
     asks_to_compare,
     described_things,
     rates_in,
@@ -65,7 +66,6 @@ WORDS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleve
 UNITS = frozenset(map(Decimal, (7, 12, 24, 30, 31, 52, 60, 100, 360, 365, 366, 1_000, 3_600, 1_000_000)))
 
 _WANTS_NUMBER = re.compile(r"how (?:many|much|old|tall|long|high|deep|far|heavy)\b", re.IGNORECASE)
-_WANTS_YEAR = re.compile(r"(?:which|what) year\b|when (?:was|were|did)\b", re.IGNORECASE)
 _OLD = re.compile(
     r"\b(?:old(?:er|est)|earl(?:ier|iest)|first|longe(?:r|st) history"
     r"|(?:been|exist|open|stood)\w* .{0,30}\blonge(?:r|st))\b",
@@ -97,6 +97,7 @@ _NAME_AS_NUMBER = re.compile(
     r"TypeError: unsupported operand .*'str'|invalid literal for int\(\)|could not convert string to float"
 )
 _LEFT_OUT = re.compile(rf"{DOUBT}The question says ([\d.]+)\. {re.escape(USE)}")
+_COUNTED = re.compile(r"\b(\d{1,9}) ([a-z]{2,30})\b", re.ASCII)  # a number and what it counts
 _ANY_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
 
 
@@ -132,9 +133,14 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
 
 
 def has_doubtful_numbers(calculated: str, question: str, steps: Sequence[Step]) -> bool:
-    """Whether a calculation lacks a number of the question that no query has either, or has one that was not found."""
-    asked = _numbers_of(question)
+    """Whether a calculation lacks a number of the question that no query has either, or has one that was not found.
+
+    So has one that only repeats a number of the question.
+    """
+    asked = _numbers_of(question, steps)
     stated, _ = _literals(calculated)
+    if _ANY_NUMBER.fullmatch(calculated) and _value(calculated) in _values([question]):
+        return True
     doubtful = chain(_left_out(asked, set(stated), _texts_in(steps)), _made_up(stated, "", asked, question, steps))
     return next(doubtful, None) is not None
 
@@ -249,7 +255,7 @@ def _lines_of(step: Step) -> list[str]:
 def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tried: Sequence[Step]) -> Iterator[str]:
     """Find what is doubtful. `tried` are the steps in which this answer was made."""
     results = [_text_of(step) for step in steps]
-    asked = _numbers_of(question)
+    asked = _numbers_of(question, steps)
     stated, texts = _literals(program)
     numbers = set(stated).union(*(_literals(earlier)[0] for earlier in programs_of(tried)))
     is_number = re.fullmatch(r"-?[\d.,]+", answer.strip()) is not None
@@ -271,7 +277,7 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
         yield f"{answer.strip()} {PLACE}"
     if _WANTS_NUMBER.search(question) and not re.search(r"\d", answer) and not _written_out([answer]):
         yield "The question asks for a number."
-    if _WANTS_YEAR.search(question) and not re.search(r"\d{3}", answer):
+    if asks_for_year(question) and not re.search(r"\d{3}", answer):
         yield "The question asks for a year."
     if len(answer) > LONGEST and any(" ".join(answer.split()) in " ".join(result.split()) for result in results):
         yield "It is a whole passage. Give only the name or number that is asked for."
@@ -279,9 +285,15 @@ def _doubts(program: str, answer: str, question: str, steps: Sequence[Step], tri
         yield NEGATIVE
 
 
-def _numbers_of(question: str) -> list[Decimal]:
-    """The numbers of a question, without years that only describe: "the picture that was bought in 1988"."""
+def _numbers_of(question: str, steps: Sequence[Step]) -> list[Decimal]:
+    """The numbers of a question, without those that only describe.
+
+    These are years, as in "the picture that was bought in 1988", and numbers of the same things in a result, as in "the
+    machine that takes 14 seconds".
+    """
     described = set() if _OF_TIME.search(question) else set(_DESCRIBING.findall(question))
+    found = {each for step in steps if step.succeeded for line in _lines_of(step) for each in _COUNTED.findall(line)}
+    described.update(number for number, thing in _COUNTED.findall(question) if (number, thing) in found)
     return [_value(number) for number in numbers_in(question) if number not in described]
 
 

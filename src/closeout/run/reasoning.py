@@ -16,7 +16,7 @@ from closeout.dialects.code import facts_in
 from closeout.dialects.prompts import Prompts
 from closeout.messages import Message, ModelReply, ModelRequest, Step
 from closeout.parsing.program import numbers_in
-from closeout.parsing.questions import asks_for_name, asks_for_person, asks_to_compare
+from closeout.parsing.questions import asks_for_name, asks_for_person, asks_for_year, asks_to_compare
 from closeout.run.doubts import numbers_found
 from closeout.run.weighing import is_number, same_value
 
@@ -24,6 +24,8 @@ __all__ = ["is_better_in_words", "reasoned_answer", "reasoning_request"]
 
 LONGEST = 300  # tokens of a chain of thought; they have 170 on average
 LONGEST_NAME = 60  # characters
+SHORTEST_YEAR = 3  # digits
+_TODAY = re.compile(r"\bcurrent (?:year|date)\b", re.IGNORECASE)
 _LATEX = re.compile(r"\\(?:mathbf|mathrm|textbf)(?=\{)|\\[,;: !]|\\(?=[$%])|\$")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
@@ -56,8 +58,10 @@ def reasoned_answer(reply: ModelReply, question: str, steps: Sequence[Step], ins
         is_other = _is_other(name, instead_of.strip('"'), question, facts_in(steps, question))
         return json.dumps(name, ensure_ascii=False) if is_other else None
     number = _number_in(reply)
-    if number is None:
+    if number is None or (asks_for_year(question) and len(number) < SHORTEST_YEAR):
         return None
+    if _TODAY.search(reply.text) and not _TODAY.search(question):
+        return None  # it was not found
     is_calculated = instead_of != "" and not is_number(instead_of)
     if is_calculated and not same_value(number, instead_of) and Decimal(number) in numbers_found(steps):
         return None  # the calculation was left out
