@@ -26,7 +26,7 @@ from closeout.tools.tool import Tool
 
 DATA = Path(__file__).parent / "data"
 # A letter is one writer's documents; E has no questions of three steps.
-FRESH = [(letter, n) for letter in "ABCDEFGHIJKLMN" for n in ("two", "three") if (letter, n) != ("E", "three")]
+FRESH = [(letter, n) for letter in "ABCDEFGHIJKLMNO" for n in ("two", "three") if (letter, n) != ("E", "three")]
 SETS = {
     "one": "one-step",
     "two": "two-step",
