@@ -135,7 +135,7 @@ def doubt(program: str, answer: str, question: str, steps: Sequence[Step], *, we
 def has_doubtful_numbers(calculated: str, question: str, steps: Sequence[Step]) -> bool:
     """Whether a calculation lacks a number of the question that no query has either, or has one that was not found.
 
-    So has one that only repeats a number of the question.
+    A calculation that only repeats a number of the question counts as such a one.
     """
     asked = _numbers_of(question, steps)
     stated, _ = _literals(calculated)

@@ -157,20 +157,25 @@ class ModelSession:
         if not answers_from_facts(view) or not was_asked_again(view.steps[-1]):
             return None
         made = Reading(calls=view.steps[-1].calls)
-        first = calculation(programs_of(view.steps))
-        if first is not None and self._may_reason(view.question):
+        first = calculation(programs_of(view.steps)) or ""
+        if first and self._may_reason(view.question):
             with suppress(ModelError, LimitReached):
                 if await self._scales(view, view.steps[:-1], info).from_facts(first) > SURE:
                     return made
-        return await self._reasoned(made, view, info)
+        return await self._reasoned(made, first, view, info)
 
-    async def _reasoned(self, made: Reading, view: HistoryView, info: RequestInfo) -> Reading | None:
+    async def _reasoned(self, made: Reading, first: str, view: HistoryView, info: RequestInfo) -> Reading | None:
         """Have the answer of a small model's program made in words, too.
+
+        Args:
+            made: The reading with the program.
+            first: What the program answers, as an expression; empty if it is not known.
+            view: What was found.
+            info: What the request is for.
 
         Returns:
             The reading with the answer, which may be `made`; None if it has to be made in another way.
         """
-        first = calculation(programs_of([*view.steps, made])) or ""
         is_name = asks_for_name(view.question) and not asks_to_compare(view.question) and not is_number(first)
         unchanged = made if is_name else None
         if not self._may_reason(view.question) or (not is_name and first.startswith('"')):
@@ -214,7 +219,7 @@ class ModelSession:
                 other = replace(reading, calls=view.steps[-1].calls)
             elif not is_doubtful and await scales.from_facts(new) > LIKELY:
                 return reading
-            elif (reasoned := await self._reasoned(reading, view, info)) is not None:
+            elif (reasoned := await self._reasoned(reading, new, view, info)) is not None:
                 return reasoned
             else:
                 other = await self._make(scales.after_plan, program_grammar(()), info)
