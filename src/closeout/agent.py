@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import UnionType
     from typing import Never, TypeAlias, Unpack, _SpecialForm
 
+    from closeout.answers.check import Check, CheckFunction
     from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
     from closeout.config import Config, SubAgentSettings
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
     from closeout.run.result import RunResult
+    from closeout.run.strategy import Strategy
     from closeout.run.waiting import Decisions
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.tool import Tool
@@ -119,6 +121,10 @@ class Agent(Generic[Value]):
         tool_executor: A `ToolExecutor` subclass, or a function that takes the same arguments.
         answer_generator: An `AnswerGenerator` subclass, or a function that takes the same arguments.
         context: A `ContextPolicy`: when tool results leave the context.
+        strategy: How the model is asked in each turn: `Majority(3)`, `CallFirst("search_documents")`, or a `Strategy`
+            of your own. By default once; `"local"` has a strategy of its own.
+        check: A function `check(answer, run)` that returns what is wrong with an answer, or None; a `Check`; or a list
+            of these. See docs/answers.md.
         code_mode: Add the tool `run_program`: the model may write Python programs that call the other tools as
             functions, in a sandbox. The dialect `"code"` has it in any case. Needs the extra `code`.
         unknown: Anything else is refused, with the name to use for what other frameworks call it.
@@ -151,6 +157,8 @@ class Agent(Generic[Value]):
         tool_executor: MakeExecutor | None = None,
         answer_generator: MakeGenerator | None = None,
         context: ContextPolicy | None = None,
+        strategy: Strategy | None = None,
+        check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
         code_mode: bool = False,
         max_tokens: int | None = None,
         max_seconds: float | None = None,
@@ -158,6 +166,7 @@ class Agent(Generic[Value]):
         temperature: float | None = None,
         **unknown: Never,
     ) -> None:
+        from closeout.answers.check import read_checks
         from closeout.answers.typed import contract_of
         from closeout.config import load_config
         from closeout.models.connect import connect
@@ -184,6 +193,8 @@ class Agent(Generic[Value]):
         self._make_executor = checks.check_callable("tool_executor", "ToolExecutor", tool_executor)
         self._make_generator = checks.check_callable("answer_generator", "AnswerGenerator", answer_generator)
         self._context = checks.check_context(context)
+        self._strategy = checks.check_strategy(strategy)
+        self._answer_checks = read_checks(check)
         self._stream = stream
         self._client = connect(model, base_url, api_key, self.config.llm)
         self._check_dialect()
@@ -679,8 +690,20 @@ class Agent(Generic[Value]):
             make_executor=self._make_executor or ToolExecutor,
             make_generator=self._make_generator or AnswerGenerator,
             context=self._context,
+            strategy=self._strategy or self._own_strategy(),
+            checks=self._answer_checks,
             search_budget=self._search_budget(),
         )
+
+    def _own_strategy(self) -> Strategy | None:
+        """Return the strategy of an agent without `strategy=`; None: ask once."""
+        from closeout.models.local import LocalClient
+
+        if isinstance(self._client, LocalClient) and self._client.name == "local":
+            from closeout.local.small_model import SmallModel
+
+            return SmallModel()
+        return None
 
     def _search_budget(self) -> int | None:
         """Return how many tokens of tool definitions the model is sent; beyond that it searches for tools."""

@@ -126,6 +126,17 @@ def check_context(value: Any) -> Any:
     return value
 
 
+def check_strategy(value: Any) -> Any:
+    """Return a strategy, or None."""
+    from closeout.run.strategy import Strategy
+
+    if value is None or (isinstance(value, Strategy) and not isinstance(value, type)):
+        return value
+    raise UsageError(
+        f"strategy must be a Strategy such as Majority(3), got {value!r:.80}. It has name, version, ask()."
+    )
+
+
 def check_formatter(value: Any) -> Any:
     """Return an OutputFormatter, or None."""
     methods = ("format_tool_result_for_user", "format_final_summary_and_log")

@@ -342,7 +342,6 @@ class Capabilities:
     images: bool = False
     known: bool = False  # False: assumed, worth one probe
     weak: bool = False  # a small model: worked examples and constrained decoding help
-    reasons: bool = True  # its reasoning in words is worth asking for; that of the smallest models is not
     max_context: int | None = None  # tokens
     preferred_dialect: str | None = None
 
@@ -395,17 +394,22 @@ class RequestInfo:
     """What a request is for; the journal records it with the request.
 
     Attributes:
-        purpose: "act" for a turn, "reason" to make its answer in words, "weigh" to weigh its answer against an earlier
-            one, "close" for the closing answer or a failure account, "compact" for a summary.
+        purpose: "act" for a turn, "close" for the closing answer, "experience" for a failure account, "compact" for a
+            summary; any other word is a strategy's.
         attempt: The number of the agent's attempt, from 0.
         turn: The number of the turn in the attempt, from 0.
         note: The hint that the request carries after a rollback.
     """
 
-    purpose: Literal["act", "reason", "weigh", "close", "experience", "compact"] = "act"
+    purpose: str = "act"
     attempt: int = 0
     turn: int = 0
     note: str = ""
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the reply may call tools: the request is a turn's, or a strategy's beside it."""
+        return self.purpose not in ("close", "experience", "compact")
 
 
 @record

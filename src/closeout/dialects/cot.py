@@ -6,18 +6,17 @@ A step is `Thought / Action / Observation`, an earlier question `Question: …`.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from closeout.dialects.constrain import ThoughtRule
+from closeout.dialects.constrain import action_constraint
 from closeout.dialects.function_call import NOT_RUN
-from closeout.dialects.prompts import Prompts, examples_slots, tool_names, tools_brief, tools_json
+from closeout.dialects.prompts import READ_RESULT, Prompts, examples_slots, tool_names, tools_brief, tools_json
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt, observation_text
-from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
+from closeout.messages import Capabilities, Constraint, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.action_keys import is_final_answer
 from closeout.parsing.readers import ReactReader
 
@@ -35,7 +34,34 @@ __all__ = [
 OBSERVATION_FROM_USER = True
 PRIMER = "Thought:"
 _EXAMPLES = "weak_examples_completion"
-_LETTERS = re.compile(r"(?:^|, )([a-f]) = ")
+
+
+class _ActionForm:
+    """What a ReAct reply must match, made once for the tools and the answer."""
+
+    def __init__(self, *, primed: bool = False) -> None:
+        self._primed = primed
+        self._made: tuple[tuple[Any, ...], Constraint | None] | None = None
+
+    def constraint(self, view: HistoryView, capabilities: Capabilities, answer: Constraint | None) -> Constraint | None:
+        tools = view.tools
+        if not view.steps and READ_RESULT not in view.question:  # there is no result to read yet
+            tools = tuple(tool for tool in tools if tool.name != READ_RESULT)
+        # A small model takes an error for the answer, so after the first one it acts again.
+        key = (tools, capabilities, may_answer := not _just_failed(view.steps), answer)
+        if self._made is None or self._made[0] != key:
+            made = action_constraint(tools, capabilities, primed=self._primed, may_answer=may_answer, answer=answer)
+            self._made = key, made
+        return self._made[1]
+
+
+def _just_failed(steps: Sequence[Step]) -> bool:
+    """Whether the last step's calls failed, after one that did not."""
+
+    def failed(step: Step) -> bool:
+        return bool(step.returns) and not any(returned.ok for returned in step.returns)
+
+    return bool(steps) and failed(steps[-1]) and not (len(steps) > 1 and failed(steps[-2]))
 
 
 class CotChat(TextChat):
@@ -43,6 +69,10 @@ class CotChat(TextChat):
 
     name = "cot_chat"
     stop = ("\nObservation:",)
+
+    def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
+        super().__init__(prompts)
+        self._actions = _ActionForm()
 
     def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
         return ReactReader(tools)
@@ -55,6 +85,12 @@ class CotChat(TextChat):
             tool_names=tool_names(view.tools),
             examples=self._examples(view.tools, "weak_examples") if weak else "",
         )
+
+    def constraint(
+        self, view: HistoryView, capabilities: Capabilities, answer: Constraint | None = None
+    ) -> Constraint | None:
+        """Hold a reply to one action, or the final answer."""
+        return self._actions.constraint(view, capabilities, answer)
 
     def continue_text(self) -> str:
         """The short user message after a scratchpad."""
@@ -85,6 +121,7 @@ class CotCompletion:
     def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
         self._prompts = Prompts(prompts)
         self._frame: tuple[tuple[Any, ...], tuple[str, str, int]] | None = None
+        self._actions = _ActionForm(primed=True)
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         brief = capabilities.weak and bool(examples_slots(view.tools))  # as the worked examples write actions
@@ -105,26 +142,11 @@ class CotCompletion:
         before, after, _ = self._rendered_frame(view, weak)
         return f"{before}{scratchpad}{after}"
 
-    def thought_rule(self, view: HistoryView, capabilities: Capabilities) -> ThoughtRule | None:
-        """What the next thought of a weak model must match; None if any line will do.
-
-        The worked examples teach thoughts such as `a = 300, b = seats of the Old Theatre, answer = 300 - b`: a letter
-        for each fact, filled in with a number or a name once it is known. A small model that reads a long result
-        forgets a letter, or invents its value. So a thought must have all letters of the one before, and while one of
-        them is described in words, only tools that do not compute may be called.
-        """
-        slots = examples_slots(view.tools) if capabilities.weak else {}
-        if not slots or view.note or self._prompts.is_own(_EXAMPLES):
-            return None
-        before = next((step.text for step in reversed(view.steps) if "answer = " in step.text), None)
-        counts = range(7) if before is None else [len(_LETTERS.findall(before))]
-        compute = slots["compute"]["name"] if slots["compute"] else ""
-        finders = frozenset(tool.name for tool in view.tools if tool.name != compute)
-        return ThoughtRule(
-            ready=" | ".join(_letters(count, None) for count in counts),
-            pending=" | ".join(_letters(count, place) for count in counts for place in range(count)) or '"answer = "',
-            finders=finders,
-        )
+    def constraint(
+        self, view: HistoryView, capabilities: Capabilities, answer: Constraint | None = None
+    ) -> Constraint | None:
+        """Hold a reply to a thought and one action, or the final answer."""
+        return self._actions.constraint(view, capabilities, answer)
 
     def instruction_prompt(self, view: HistoryView, *, weak: bool = False) -> str:
         """The template with its instruction and tool slots filled; the later slots are left as they are written."""
@@ -173,16 +195,6 @@ class CotCompletion:
             "tool_names": tool_names(view.tools),
             "examples": self._prompts.render(_EXAMPLES, **slots) if slots else "",
         }
-
-
-def _letters(count: int, described: int | None) -> str:
-    """GBNF for a thought with this many letters, of which the one at place `described` is the first not known yet."""
-    known, words = r'"-"? [0-9A-Z] [^,\n]{0,60}', r"[a-z] [^,\n]{1,100}"
-    parts = []
-    for place, letter in enumerate("abcdef"[:count]):
-        value = known if described is None or place < described else words if place == described else r"[^,\n]{1,100}"
-        parts.append(f'"{letter} = " {value} ", "')
-    return " ".join([*parts, r'([^,=\n]{1,60} ", ")? "answer = " [^\n]{1,200}'])
 
 
 def _step_text(step: Step, *, brief: bool = False) -> str:

@@ -15,7 +15,17 @@ from closeout.parsing.readers import LOCAL_SERVER
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["PartlyFilled", "Prompts", "examples_slots", "program_slots", "tool_names", "tools_brief", "tools_json"]
+__all__ = [
+    "READ_RESULT",
+    "PartlyFilled",
+    "Prompts",
+    "examples_slots",
+    "only_text",
+    "program_slots",
+    "tool_names",
+    "tools_brief",
+    "tools_json",
+]
 
 # What each template must show the model, by slot.
 _FIRST_SLOTS = {"instruction": "the instructions and the form of the answer", "tools": "the tools"}
@@ -31,7 +41,6 @@ _REQUIRED: Mapping[str, Mapping[str, str]] = {
     "mcp_xml": {"instruction": _FIRST_SLOTS["instruction"], "servers": "the tools"},
     "code": {"instruction": _FIRST_SLOTS["instruction"], "functions": "the tools"},
     "code_completion": {"instruction": _FIRST_SLOTS["instruction"], "functions": "the tools"},
-    "reason": {"facts": "what was found", "question": "the task"},
 }
 
 # Parts of the names of tools that compute and of tools that look something up, for worked examples.
@@ -171,7 +180,7 @@ def examples_slots(tools: Sequence[ToolSpec]) -> dict[str, Any]:
     Returns:
         `look_up` and `compute`, each {"name", "parameter", "server"} or None; empty without a tool to look things up.
     """
-    fitting = [(tool, name) for tool in tools if tool.name != READ_RESULT and (name := _only_text(tool)) is not None]
+    fitting = [(tool, name) for tool in tools if tool.name != READ_RESULT and (name := only_text(tool)) is not None]
     compute = next((_slot(tool, name) for tool, name in fitting if _is(tool, _COMPUTES)), None)
     others = [(tool, name) for tool, name in fitting if not _is(tool, _COMPUTES)]
     by_name = [(tool, name) for word in _LOOKS_UP for tool, name in others if word in tool.name.casefold()]
@@ -198,7 +207,8 @@ def _slot(tool: ToolSpec, parameter: str) -> dict[str, str]:
     return {"name": tool.name, "parameter": parameter, "server": tool.server_name or LOCAL_SERVER}
 
 
-def _only_text(tool: ToolSpec) -> str | None:
+def only_text(tool: ToolSpec) -> str | None:
+    """The name of a tool's one required parameter if that is a text, None otherwise."""
     properties = tool.parameters.get("properties") or {}
     required = tool.parameters.get("required") or (list(properties) if len(properties) == 1 else [])
     if len(required) != 1 or not isinstance(properties.get(required[0]), dict):

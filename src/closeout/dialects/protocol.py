@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import Any, Protocol, cast, runtime_checkable
 
 from closeout.errors import UsageError
-from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolSpec
+from closeout.messages import Capabilities, Constraint, Message, ModelRequest, Step, ToolSpec
 from closeout.parsing.readers import Reader
 from closeout.records import record
 from closeout.spelling import nearest_safe_name
 
-__all__ = ["DIALECTS", "Dialect", "HistoryView", "get_dialect", "serves"]
+__all__ = ["DIALECTS", "ConstrainedDialect", "Dialect", "HistoryView", "get_dialect", "serves"]
 
 # name → module and class; imported when asked for.
 DIALECTS: Mapping[str, tuple[str, str]] = {
@@ -64,6 +64,26 @@ class Dialect(Protocol):
 
     def reader(self, tools: Sequence[ToolSpec]) -> Reader:
         """Make a reader for one reply."""
+        ...
+
+
+@runtime_checkable
+class ConstrainedDialect(Dialect, Protocol):
+    """A dialect that can hold a reply to its form, on servers that constrain decoding."""
+
+    def constraint(
+        self, view: HistoryView, capabilities: Capabilities, answer: Constraint | None = None
+    ) -> Constraint | None:
+        """Return what the next reply must match.
+
+        Args:
+            view: What the model sees; its tools are those that may be called now.
+            capabilities: What the server can enforce.
+            answer: What the final answer must match.
+
+        Returns:
+            None if any reply will do, or if the server cannot enforce the form.
+        """
         ...
 
 

@@ -21,6 +21,8 @@ __all__ = [
     "AnswerSeen",
     "AttemptEnded",
     "AttemptStarted",
+    "CheckFinished",
+    "CheckStarted",
     "CheckpointReached",
     "Compacted",
     "DecisionMade",
@@ -224,7 +226,7 @@ class ModelRequested(Event):
     attempt: int = 0
     _: KW_ONLY
     turn: int = 0
-    purpose: str = "act"  # act | weigh | close | experience | compact | probe
+    purpose: str = "act"  # act | close | experience | compact | probe, or the word that a strategy uses
     messages: int = 0
     size: int = 0
     shared: int = 0
@@ -547,6 +549,30 @@ class AnswerSeen(Event):
     _: KW_ONLY
     answer: str
     text: str = ""
+
+
+@record
+class CheckStarted(Event):
+    """Intent: a check of the user's judges an answer. `number` counts the checks of an attempt: "0.1", "0.2"."""
+
+    identity = "number"
+    bodies = ("answer",)
+    number: str
+    _: KW_ONLY
+    name: str
+    answer: str
+
+
+@record
+class CheckFinished(Event):
+    """What a check said of an answer. `problem` is empty if it passed."""
+
+    identity = "number"
+    bodies = ("problem",)
+    number: str
+    _: KW_ONLY
+    problem: str = ""
+    ms: float = 0.0
 
 
 @record

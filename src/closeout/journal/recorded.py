@@ -9,6 +9,7 @@ from typing import TypeAlias
 from pydantic_core import to_json
 
 from closeout.journal.events import (
+    CheckStarted,
     DecisionMade,
     DecisionRequested,
     Event,
@@ -31,6 +32,7 @@ _INTENT_OF = {
     "ServerTold": "ServerAsked",
     "ToolFinished": "ToolStarted",
     "DecisionMade": "DecisionRequested",
+    "CheckFinished": "CheckStarted",
 }
 _Place: TypeAlias = tuple[str, str]  # type of event; its key, or its number among the agent's events of the type
 
@@ -195,6 +197,8 @@ def _same_call(recorded: Event, event: Event) -> bool:
         return (recorded.name, recorded.arguments) == (event.name, event.arguments)
     if isinstance(recorded, DecisionRequested) and isinstance(event, DecisionRequested):
         return recorded.digest == event.digest
+    if isinstance(recorded, CheckStarted) and isinstance(event, CheckStarted):
+        return (recorded.name, recorded.answer) == (event.name, event.answer)
     return True
 
 

@@ -22,7 +22,6 @@ from closeout.models.gguf import ModelFile, read_gguf
 from closeout.models.local_engine import Engine, EngineKey, borrow, give_back
 from closeout.models.local_machine import Speed
 from closeout.models.openai import OpenAIStream, tool_definitions
-from closeout.models.sizes import REASONING, parameters_in
 from closeout.models.streaming import ReplyBuilder
 from closeout.models.weights import SHIPPED, find_weights, weights_named
 
@@ -85,7 +84,6 @@ class LocalClient(BaseClient):
         weights = weights_named(str(model))
         own = None if weights in SHIPPED else _described(str(model))
         small = own is None or own.small
-        billions = own.parameters if own is not None else parameters_in(weights.file if weights else "")
         tools = own is not None and own.takes_tools and not small
         if own is not None and own.context:
             context = min(context, own.context)
@@ -102,7 +100,6 @@ class LocalClient(BaseClient):
             grammar=True,
             known=True,
             weak=small,
-            reasons=billions is None or billions >= REASONING,
             max_context=context,
             preferred_dialect="function_call" if tools else "code" if small else "cot_completion",
         )

@@ -30,7 +30,7 @@ from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_response
 from closeout.models.ollama import GENERATE_PATH, OLLAMA_PORT, generate_options, read_generated
 from closeout.models.retry import RetryPolicy
-from closeout.models.sizes import REASONING, SMALL, parameters_in
+from closeout.models.sizes import SMALL, parameters_in
 from closeout.models.stated_tokens import TokenReader
 from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
 
@@ -144,7 +144,6 @@ class OpenAIClient(HTTPClient):
         if small is None and capabilities is None and not self._own_host:
             billions = parameters_in(model)
             small = None if billions is None else billions < SMALL
-            self.capabilities = replace(self.capabilities, reasons=billions is None or billions >= REASONING)
         self._may_be_small = small is None and capabilities is None and not self._own_host
         if small:
             self.capabilities = replace(self.capabilities, **_SMALL_MODEL)

@@ -1,13 +1,12 @@
-"""How many parameters a model has, by its name, how many make it small, and how many let it reason."""
+"""How many parameters a model has, by its name, and how many make it small."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["REASONING", "SMALL", "parameters_in"]
+__all__ = ["SMALL", "parameters_in"]
 
 SMALL = 3.0  # billions of parameters; a model with fewer needs worked examples and constrained decoding
-REASONING = 1.0  # billions; 1.5 reason in words well, 0.5 do not
 # "1.5b", "8x7B", "360M", standing alone: not in "a3b" (active parameters), "e2b" (effective ones), "4bit" or "q4_k_m".
 # Millions have three digits, because "1m" is a context of a million tokens.
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(?:(\d+(?:\.\d+)?)b|(\d{3,4})m)(?![a-z0-9])")

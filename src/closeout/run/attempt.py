@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from closeout.answers.experience import CallFact
+from closeout.answers.experience import CallFact, experience_from
 from closeout.answers.reading import ContractReading
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
@@ -21,18 +21,17 @@ from closeout.journal.events import (
 )
 from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
 from closeout.results.artifacts import Artifact
-from closeout.run.doubts import doubt, read_again
+from closeout.run.answer_checks import AnswerChecks, Objection
 from closeout.run.effects import ToolCalls
 from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.programs import answer_given
-from closeout.run.result import Stop
+from closeout.run.result import AgentResult, Stop
 from closeout.run.review import (
     Answers,
     RollBack,
     RollbackPolicy,
-    review_answer,
     review_outcomes,
     review_program,
     review_reply,
@@ -68,16 +67,6 @@ class AgentState:
     def tools(self) -> tuple[ToolSpec, ...]:
         """The tools that are offered now."""
         return self.offered.specs
-
-    def doubt(self, program: str, answer: str) -> str | None:
-        """Return why a program should give another answer, None if nothing is doubtful."""
-        model, steps = self.session.capabilities, self.history.steps
-        if program == self.session.reasoned:
-            return None
-        problem = doubt(program, answer, self.question, steps, weak=model.weak)
-        if problem is None and model.weak and model.completions and model.grammar:
-            return read_again(answer, self.question, steps, self.tools)
-        return problem
 
 
 @dataclass(slots=True)
@@ -157,12 +146,12 @@ class Attempt:
             plan.settings.max_rollbacks,
             plan.llm.temperature,
         )
+        self._checks = AnswerChecks(plan.checks, scope, agent.question, number)
         self._loops = LoopWatch()
         self._note_tools()
         self._loops_found = 0
         self._non_answers = 0  # in a row
         self._reopened = 0
-        self._doubted = False  # an answer that only repeated an error was asked for again
         self._unrun = False  # an answer that contained a call was asked for again
 
     @property
@@ -231,7 +220,6 @@ class Attempt:
             return
         agent.history.tools = agent.offered.shown
         agent.executor.offer(agent.tools)
-        agent.session.forget_constraints()
         self._note_tools()
 
     def _note_tools(self) -> None:
@@ -249,19 +237,58 @@ class Attempt:
         back = self._review(turn)
         if back is None:
             if not reading.calls:
-                fits = self.agent.answers.read(turn.text).ok
-                return Stop(reason="answered" if fits else "insisted", reading=reading)
+                return await self._answered(turn)
             turn.outcomes = await self._execute(turn)
             back = review_outcomes(turn.outcomes)
         if back is not None:
             return self._roll_back(back, reading)
         self._accept(turn)
         if (answer := answer_given(turn.outcomes)) is not None:
-            return Stop(reason="answered", reading=replace(reading, text="", calls=(), answer=answer), accepted=True)
+            objection = await self._objection(answer, turn)
+            if objection is None or not objection.sends_back:
+                reading = replace(reading, text="", calls=(), answer=answer)
+                if objection is None:
+                    return Stop(reason="answered", reading=reading, accepted=True)
+                failure = Failure("", objection.problem)
+                return Stop(reason="check_failed", reading=reading, failure=failure, accepted=True)
+            self._rollbacks.note = objection.problem
         if self._circles():
             return Stop(reason="loop")
         await self._make_room()
         return None
+
+    # ------------------------------------------------------------------------------------------ the answer
+
+    async def _answered(self, turn: Turn) -> Stop | None:
+        """Decide on a reply without calls. Returns None if a check of the user's sends the model back."""
+        if not self.agent.answers.read(turn.text).ok:
+            return Stop(reason="insisted", reading=turn.reading)
+        objection = await self._objection(turn.text, turn)
+        if objection is None:
+            return Stop(reason="answered", reading=turn.reading)
+        if objection.sends_back:
+            return self._roll_back(RollBack("check", objection.problem, turn.text[:200], draft=turn.text), turn.reading)
+        return Stop(reason="check_failed", reading=turn.reading, failure=Failure("", objection.problem))
+
+    async def _objection(self, text: str, turn: Turn) -> Objection | None:
+        found, may_ask = self.agent.answers.read(text), not self._rollbacks.spent
+        return await self._checks.objection(found, self._outcomes, turn.reading.calls, may_ask=may_ask)
+
+    async def checked(self, result: AgentResult) -> AgentResult:
+        """Return the result of closing, without its answer if a check of the user's refuses that."""
+        if result.answer is None:
+            return result
+        found = ContractReading(value=result.value, text=result.answer, ok=True)
+        objection = await self._checks.objection(found, self._outcomes, (), may_ask=False)
+        if objection is None:
+            return result
+        return AgentResult(
+            answer=None,
+            stop_reason="check_failed",
+            text=result.text,
+            experience=experience_from(None, self.call_facts(), reason="check_failed", reply=result.text),
+            failure=Failure("", objection.problem),
+        )
 
     # ------------------------------------------------------------------------------------------ parts of a turn
 
@@ -287,9 +314,6 @@ class Attempt:
         if not found.marked:
             called = bool(self._outcomes)
             back = review_text(found.text, answers.contract, tools_offered=bool(tools), called=called)
-        if back is None and not self._doubted and self._history.steps:
-            back = review_answer(found.text, self._history.steps[-1].returns)
-            self._doubted = back is not None
         if back is None and tools and not self._unrun and not self._rollbacks.draft:
             back = review_unrun_call(turn.text, tools)
             self._unrun = back is not None

@@ -123,9 +123,14 @@ class _Closing:
 
     async def run(self) -> AgentResult:
         stop, text = self._stop, self._stop.text
-        if text and self._may_stand(text) and (accepted := self._accepted(text)) is not None:
+        if (
+            text
+            and stop.reason != "check_failed"
+            and self._may_stand(text)
+            and (accepted := self._accepted(text)) is not None
+        ):
             return accepted
-        if stop.reason == "model_failed" or self._agent.scope.budget.exhausted():
+        if stop.reason in ("model_failed", "check_failed") or self._agent.scope.budget.exhausted():
             self._listener.refused()
             return self._without_asking(stop)
         return await self._ask()

@@ -96,7 +96,7 @@ class ModelCalls:
             ModelError: The request failed.
             LimitReached: A request that is not for a turn would exceed a limit.
         """
-        if info.purpose != "act" and request.tools:
+        if not info.may_act and request.tools:
             # The tools stay in the request, because leaving them out would break the cached prefix.
             request = replace(request, tool_choice="none")
         prompt = self._keeper.measure(request)
@@ -172,7 +172,7 @@ class ModelCalls:
                 on_retry(note)
 
         began = time.perf_counter()
-        seconds = self._budget.seconds_left(closing=intent.purpose != "act")
+        seconds = self._budget.seconds_left(closing=not RequestInfo(intent.purpose).may_act)
         try:
             async with asyncio.timeout(seconds):
                 reply = await self._client.complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)

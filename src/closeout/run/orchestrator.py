@@ -80,7 +80,7 @@ class Orchestrator:
                 plan.full_instructions(), question, tools.shown, earlier=earlier, images=images, agent=scope.path
             ),
             keeper=keeper,
-            session=ModelSession(plan, scope, tools, keeper, answers),
+            session=ModelSession(plan, scope, task or question, tools, keeper, answers),
             executor=executor,
             tool_calls=tool_calls,
             answers=answers,
@@ -100,7 +100,7 @@ class Orchestrator:
         programs = AsyncExitStack()
         try:
             if any(tool.name == RUN_PROGRAM for tool in agent.tools):
-                made = Programs(agent.scope, agent.executor, agent.answers, lambda: agent.tools, agent.doubt)
+                made = Programs(agent.scope, agent.executor, agent.answers, lambda: agent.tools)
                 await programs.enter_async_context(made)
             for number in range(settings.context_compress_limit + 1):
                 learned = render_experiences(experiences) if settings.retry_with_summary else ""
@@ -115,6 +115,7 @@ class Orchestrator:
                         break
                     except CalledTool as call:
                         stop = await attempt.run(call.reading)
+                result = await attempt.checked(result)
                 self._result = result
                 journal.append(_ended(attempt, stop, result, agent.scope.path))
                 if result.answer is not None or result.stop_reason in FINAL_STOPS or not result.experience:

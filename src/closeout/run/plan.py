@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from closeout.answers.check import Check
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
 from closeout.answers.generator import AnswerGenerator
@@ -29,6 +30,7 @@ from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
 from closeout.run.limits import Budget, Limits
+from closeout.run.strategy import Strategy
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 
@@ -93,6 +95,8 @@ class AgentPlan:
     make_executor: MakeExecutor = ToolExecutor
     make_generator: MakeGenerator = AnswerGenerator
     context: ContextPolicy | None = None
+    strategy: Strategy | None = None  # None: ask once
+    checks: tuple[Check, ...] = ()
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
 
@@ -170,7 +174,7 @@ class AgentPlan:
 
     def fingerprint(self, tools: tuple[ToolSpec, ...]) -> dict[str, Any]:
         """Return what must be the same for this agent to continue a record: short, readable, JSON-able."""
-        return {
+        found = {
             "model": self.client.name,
             "dialect": self.dialect_name,
             "instructions": _digest(self.instructions),
@@ -178,6 +182,9 @@ class AgentPlan:
             "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
             "prompts": _digest(self.prompts),
         }
+        if self.strategy is not None:
+            found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
+        return found
 
 
 def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:

@@ -149,7 +149,6 @@ class Programs:
         executor: Governs the calls inside programs.
         answers: Reads the answer that a program gives.
         tools: Returns the tools that are offered now.
-        doubt: Returns why a program, which is given first, should give another answer than the one given next.
     """
 
     def __init__(
@@ -158,13 +157,11 @@ class Programs:
         executor: ToolExecutor,
         answers: Answers,
         tools: Callable[[], tuple[ToolSpec, ...]],
-        doubt: Callable[[str, str], str | None],
     ) -> None:
         self._scope = scope
         self._executor = executor
         self._answers = answers
         self._tools = tools
-        self._doubt = doubt
         self._sandbox = _Sandbox(scope)
         self._past: dict[str, _Recorded] = {}  # programs of the record that the sandbox has not executed, by handle
         self._stack = AsyncExitStack()
@@ -210,7 +207,7 @@ class Programs:
         functions = functions_of(self._tools())
         await self._catch_up(functions, scope.handle)
         below = replace(scope.child(PROGRAM, Limits()), artifacts=self._scope.artifacts)
-        execution = _Execution(self._sandbox, functions, self._caller(ToolCalls(below)), self._answers, self._doubt)
+        execution = _Execution(self._sandbox, functions, self._caller(ToolCalls(below)), self._answers)
         await execution.run(code)
         for repair in execution.repairs:
             below.journal.append(
@@ -224,9 +221,8 @@ class Programs:
         for handle, past in list(self._past.items()):
             if handle == running or not past.done:
                 continue
-            await _Execution(self._sandbox, functions, self._caller(past), self._answers, _refused_before).run(
-                past.code
-            )
+            again = _Execution(self._sandbox, functions, self._caller(past), self._answers, may_answer=False)
+            await again.run(past.code)
             del self._past[handle]
 
     def _caller(self, calls: ToolCalls | _Recorded) -> Call:
@@ -251,11 +247,6 @@ class Programs:
         return call
 
 
-def _refused_before(program: str, answer: str) -> str:
-    """Why a program of the record gives no answer: with an accepted one, no other program would have followed it."""
-    return "The answer was refused."
-
-
 def _code_of(event: ToolStarted) -> str:
     code = json.loads(event.arguments).get("code")
     return code if isinstance(code, str) else ""
@@ -272,7 +263,7 @@ class _Execution:
         functions: What it can call.
         call: Makes a call.
         answers: Reads the answer that it gives.
-        doubt: As for `Programs`.
+        may_answer: False for a program of the record: with an accepted answer, no other would have followed it.
     """
 
     def __init__(
@@ -281,15 +272,15 @@ class _Execution:
         functions: Mapping[str, ToolSpec],
         call: Call,
         answers: Answers,
-        doubt: Callable[[str, str], str | None],
+        *,
+        may_answer: bool = True,
     ) -> None:
         self.repairs: list[Repair] = []
         self._sandbox = sandbox
         self._functions = functions
         self._call = call
         self._answers = answers
-        self._doubt = doubt
-        self._code = ""
+        self._may_answer = may_answer
         self._printed = _Printed()
         self._value = ""
         self._answer: str | None = None
@@ -304,7 +295,7 @@ class _Execution:
         if len(code) > MAX_PROGRAM:
             self._error = f"A program may have at most {MAX_PROGRAM:,} characters, this one has {len(code):,}."
             return
-        self._code = code = self._answer_repaired(self._indentation_repaired(code))
+        code = self._answer_repaired(self._indentation_repaired(code))
         session = await self._sandbox.session(self._functions)
         try:
             complete = await self._drive(await self._start(session, code))
@@ -533,8 +524,8 @@ class _Execution:
         for each in texts:
             for form in _answer_forms(each, self._answers.contract.finish_prefix):
                 if self._answers.read(form).ok:
-                    if problem := self._doubt(self._code, each):
-                        return {"exception": ValueError(problem)}
+                    if not self._may_answer:
+                        return {"exception": ValueError("The answer was refused.")}
                     self._answer = form
                     return {"return_value": None}
         problem = self._answers.read(text).problem

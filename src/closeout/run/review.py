@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.reading import ContractReading
 from closeout.answers.replies import announces_step, is_refusal
-from closeout.messages import Defect, ModelRequest, Reading, ToolReturn, ToolSpec
+from closeout.messages import Defect, ModelRequest, Reading, ToolSpec
 from closeout.parsing.forms.reader import read_tool_calls
 from closeout.records import record
 from closeout.run.streaming import REPEATING, repeated_tail
@@ -22,15 +22,12 @@ __all__ = [
     "Answers",
     "RollBack",
     "RollbackPolicy",
-    "review_answer",
     "review_outcomes",
     "review_program",
     "review_reply",
     "review_text",
     "review_unrun_call",
 ]
-
-LEAST_QUOTED = 20  # characters: shorter answers occur in many texts
 
 
 class Answers:
@@ -154,20 +151,6 @@ def review_text(text: str, contract: AnswerContract, *, tools_offered: bool, cal
     return RollBack("no_action", f"{problem} Otherwise: {contract.finishing()}", text[:200], draft=text)
 
 
-def review_answer(answer: str, returns: Sequence[ToolReturn]) -> RollBack | None:
-    """Decide on an answer that only repeats the error of the last calls.
-
-    Small models answer with the last text that they saw. It may be what the task asks for, so ask again only once.
-    """
-    words = _plain(answer)
-    if len(words) < LEAST_QUOTED:
-        return None
-    quoted = [each.ok for each in returns if words in _plain(each.text)]
-    if not quoted or any(quoted):
-        return None
-    return RollBack("error_as_answer", "That is an error of the tool, not an answer. Make another call.", answer[:200])
-
-
 def review_unrun_call(text: str, tools: Sequence[ToolSpec]) -> RollBack | None:
     """Decide on an answer that contains a call of an offered tool, which was not run.
 
@@ -187,10 +170,6 @@ def review_unrun_call(text: str, tools: Sequence[ToolSpec]) -> RollBack | None:
 
 def _for_defect(defect: Defect) -> RollBack:
     return RollBack(defect.code, defect.hint)
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()
 
 
 def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:

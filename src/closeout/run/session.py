@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from closeout.answers.contracts import Boxed, Text
@@ -14,12 +12,8 @@ from closeout.answers.replies import INVENTED, invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
-from closeout.dialects.code import answers_from_facts, searched_twice, searches_in, was_asked_again
-from closeout.dialects.constrain import ProgramResult, action_constraint, program_grammar, rewording_grammar
-from closeout.dialects.cot import CotCompletion
-from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, programs_in, programs_of
-from closeout.dialects.prompts import Prompts, examples_slots, program_slots
-from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
+from closeout.dialects.prompts import examples_slots
+from closeout.dialects.protocol import ConstrainedDialect, Dialect, HistoryView, get_dialect, serves
 from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
 from closeout.journal.events import Noted
 from closeout.messages import (
@@ -28,54 +22,28 @@ from closeout.messages import (
     ModelReply,
     ModelRequest,
     Reading,
-    Repair,
     RequestInfo,
-    Step,
     ToolCall,
     ToolSpec,
     Usage,
 )
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
-from closeout.parsing.program import numbers_in
-from closeout.parsing.questions import asks_for_name, asks_for_second, asks_to_compare
 from closeout.parsing.readers import Reader
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
-from closeout.run.doubts import (
-    has_doubtful_numbers,
-    must_correct,
-    must_look_up,
-    must_use,
-    not_looked_up,
-    query_without_result,
-)
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
-from closeout.run.reasoning import is_better_in_words, reasoned_answer, reasoning_request
 from closeout.run.review import Answers, RollbackPolicy
+from closeout.run.strategy import ModelTurn, Strategy
 from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
-from closeout.run.weighing import (
-    HANDICAP,
-    LIKELY,
-    MOST_LOOKED_UP,
-    SURE,
-    UNLIKELY,
-    Scales,
-    calculation,
-    in_order_of,
-    is_number,
-    same_value,
-)
 
 __all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
 
-CONSTRAIN_WEAK = True  # what "auto" means for weak models; measured in docs/design/local-model.md
 SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect before the run switches to it
 # The dialect that writes the form of a salvaged call. Other forms are native calls that the server passed on as text.
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
-CONSTRAINED = ("cot_chat", "cot_completion", "code")  # dialects that have a form to hold a reply to
 NO_ENDPOINT = (404, 405, 501)  # what a server answers at an address that it does not have
 PRIMER = "Thought:"  # what a text prompt ends with
 
@@ -86,14 +54,23 @@ class ModelSession:
     Args:
         plan: What the agent is.
         scope: Where it acts.
+        task: The task without the texts of its files.
         offered: The tools that it is offered.
         keeper: Its context.
         answers: Reads answers by the contract.
     """
 
     def __init__(
-        self, plan: AgentPlan, scope: Scope, offered: OfferedTools, keeper: ContextKeeper, answers: Answers
+        self,
+        plan: AgentPlan,
+        scope: Scope,
+        task: str,
+        offered: OfferedTools,
+        keeper: ContextKeeper,
+        answers: Answers,
     ) -> None:
+        self._task = task
+        self._answers = answers
         self.calls = ModelCalls(plan.client, scope, keeper)
         self.dialect: Dialect = plan.first_dialect()
         self.capabilities = plan.client.capabilities
@@ -101,15 +78,12 @@ class ModelSession:
         self._scope = scope
         self._offered = offered
         self._keeper = keeper
-        self._answers = answers
         self._salvaged_in_a_row = 0
         self._switched = False
         self._constraint_refused = False
         self._texts_taken = False  # the server has completed a text
-        self._constraints: dict[tuple[Any, ...], Constraint | None] = {}  # by what they depend on
         self._listener: ReplyListener | None = None  # of the last reply, if it was streamed
         self._last_request = ModelRequest()
-        self.reasoned: str | None = None  # the last program that gives an answer made in words
         llm = plan.llm
         names = llm.model_fields_set & {"temperature", "top_p", "max_tokens", "extra_body", "timeout"}
         self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
@@ -117,7 +91,7 @@ class ModelSession:
     # ------------------------------------------------------------------------------------------ a turn's request
 
     async def query(self, history: History, info: RequestInfo, rollbacks: RollbackPolicy) -> Reading:
-        """Ask for the next action or the answer, and read the reply.
+        """Have the strategy ask for the next action or the answer.
 
         A prompt that is too long is shortened once; what the server does not take is left out.
 
@@ -125,16 +99,16 @@ class ModelSession:
             ModelError: The request failed.
         """
         shrunk = False
-        if self.sends_prompt and not rollbacks.draft:
-            again = await self._made_again(history.view(info.note), info)
-            if again is not None:
-                return again
         while True:
             request = self.render(history, info.note, draft=rollbacks.draft, withheld=rollbacks.withheld)
             listener = self._new_listener(info.turn) if self._streams else None
             self._listener = listener
+            request = rollbacks.adjust(request)
             try:
-                reply = await self.calls.request(rollbacks.adjust(request), info, on_delta=listener)
+                if self._plan.strategy is None:
+                    reading = self.read(await self.calls.request(request, info, on_delta=listener))
+                else:
+                    reading = await self._by_strategy(self._plan.strategy, request, history, info)
             except ContextOverflow:
                 if shrunk or not self._keeper.shrink(history, info.attempt, "overflow"):
                     raise
@@ -146,115 +120,25 @@ class ModelSession:
                 self._texts_taken = self._texts_taken or request.prompt is not None
                 if not self._plan.client.capabilities.grammar:  # the client has learned what the server takes
                     self.capabilities = replace(self.capabilities, grammar=False)
-                return await self._weighed(self.read(reply), history, info)
-
-    async def _made_again(self, view: HistoryView, info: RequestInfo) -> Reading | None:
-        """Make the last answer again in words if it is to be made again, unless it is likely from the facts.
-
-        Returns:
-            None if a program has to be written.
-        """
-        if not answers_from_facts(view) or not was_asked_again(view.steps[-1]):
-            return None
-        made = Reading(calls=view.steps[-1].calls)
-        first = calculation(programs_of(view.steps)) or ""
-        if first and self._may_reason(view.question):
-            with suppress(ModelError, LimitReached):
-                if await self._scales(view, view.steps[:-1], info).from_facts(first) > SURE:
-                    return made
-        return await self._reasoned(made, first, view, info)
-
-    async def _reasoned(self, made: Reading, first: str, view: HistoryView, info: RequestInfo) -> Reading | None:
-        """Have the answer of a small model's program made in words, too.
-
-        Args:
-            made: The reading with the program.
-            first: What the program answers, as an expression; empty if it is not known.
-            view: What was found.
-            info: What the request is for.
-
-        Returns:
-            The reading with the answer, which may be `made`; None if it has to be made in another way.
-        """
-        is_name = asks_for_name(view.question) and not asks_to_compare(view.question) and not is_number(first)
-        unchanged = made if is_name else None
-        if not self._may_reason(view.question) or (not is_name and first.startswith('"')):
-            return unchanged
-        request = replace(reasoning_request(Prompts(self._plan.prompts), view.question, view.steps), **self._options)
-        try:
-            reply = await self.calls.request(request, replace(info, purpose="reason", note=""))
-        except (ModelError, LimitReached):
-            return unchanged
-        answer = reasoned_answer(reply, view.question, view.steps, first)
-        if answer is None:
-            return unchanged
-        if same_value(answer, first):
-            return made
-        self.reasoned = f"{FINAL_ANSWER}({answer})"
-        call = ToolCall(RUN_PROGRAM, {"code": self.reasoned})
-        return Reading(reply.text, calls=(call,), repairs=(Repair("reasoned_answer", "reply", first, after=answer),))
-
-    def _may_reason(self, question: str) -> bool:
-        return self.capabilities.chat and self.capabilities.reasons and is_better_in_words(question)
-
-    async def _weighed(self, reading: Reading, history: History, info: RequestInfo) -> Reading:
-        """Choose between an answer made from the facts and the one after the plan, where a small model makes both.
-
-        The latter is the one that was to be made again. If none was, it is made now, unless the former is likely. If
-        neither is likely, ask for a program that looks up more.
-        """
-        view = history.view()
-        if not self.sends_prompt or not answers_from_facts(view):
-            return reading
-        again = was_asked_again(view.steps[-1])
-        new = calculation(programs_of([*view.steps, reading]))
-        if new is None or not (again or (searched_twice(view.steps, view.tools) and not asks_for_name(view.question))):
-            return reading
-        steps = view.steps[:-1] if again else view.steps
-        is_doubtful = has_doubtful_numbers(new, view.question, steps)
-        may_look_up = sum(step.succeeded for step in steps) <= MOST_LOOKED_UP
-        scales = self._scales(view, steps, info)
-        try:
-            if again:
-                other = replace(reading, calls=view.steps[-1].calls)
-            elif not is_doubtful and await scales.from_facts(new) > LIKELY:
                 return reading
-            elif (reasoned := await self._reasoned(reading, new, view, info)) is not None:
-                return reasoned
-            else:
-                other = await self._make(scales.after_plan, program_grammar(()), info)
-                if may_look_up and _looks_up(other, view):
-                    return other
-            first = calculation(programs_of([*steps, other]))
-            if first is None or same_value(first, new):
-                return reading
-            found = (result.text for step in steps for result in step.returns if result.ok)
-            first = in_order_of("\n".join([view.question, *found]), first)
-            if has_doubtful_numbers(first, view.question, steps) != is_doubtful:
-                return _instead(other, first, new) if is_doubtful else reading
-            if is_number(first) != is_number(new):  # of 19 such pairs with a right answer, it was the new one in all
-                return reading
-            of_first, of_new = await scales.in_both(first), await scales.in_both(new)
-        except (ModelError, LimitReached):  # the new answer stands
-            return reading
-        if may_look_up and max(of_first, of_new) < UNLIKELY and (names := not_looked_up(view.question, view.steps)):
-            return await self._make(scales.after_plan, program_grammar((), printing=_queries(view, names)), info)
-        if of_first + HANDICAP <= of_new:
-            return reading
-        return _instead(other, first, new)
 
-    def _scales(self, view: HistoryView, steps: Sequence[Step], info: RequestInfo) -> Scales:
-        """The scales for answers from the facts of a view, and after the plan and these steps."""
-        from_facts = replace(self.dialect.render(view, self.capabilities), **self._options)
-        without_grammar = replace(self.capabilities, grammar=False)  # then the text has the programs
-        after_plan = replace(self.dialect.render(replace(view, steps=steps), without_grammar), **self._options)
-        send = partial(self.calls.request, info=replace(info, purpose="weigh", note=""))
-        return Scales(send, from_facts, after_plan)
-
-    async def _make(self, request: ModelRequest, grammar: str, info: RequestInfo) -> Reading:
-        """Ask for one more program in this turn."""
-        constraint = Constraint("grammar", grammar, "program")
-        return self.read(await self.calls.request(replace(request, constraint=constraint), info))
+    async def _by_strategy(
+        self, strategy: Strategy, request: ModelRequest, history: History, info: RequestInfo
+    ) -> Reading:
+        turn = ModelTurn(
+            view=history.view(info.note),
+            task=self._task,
+            request=request,
+            capabilities=self.capabilities,
+            info=info,
+            send=self.calls.request,
+            read=self.read,
+            read_answer=self._answers.read,
+            listener=self._listener,
+        )
+        reading = await strategy.ask(turn)
+        turn.publish(reading)
+        return reading
 
     def _leave_out(self, error: ModelError) -> bool:
         """Do without what a server refused, each thing once. Returns whether there was anything."""
@@ -270,11 +154,12 @@ class ModelSession:
                 return True
         if self._last_request.prompt is None or self._texts_taken or not self.capabilities.chat:
             return False
-        if self.dialect.name == "code":
-            self.capabilities = replace(self.capabilities, completions=False)
+        without = replace(self.capabilities, completions=False)
+        if not serves(self.dialect.name, without):
+            self.capabilities = without
             self._warn("Dialect", "The server does not complete texts; the run continues as a chat.")
             return True
-        if self.dialect.name == "cot_completion" and self._plan.may_switch_dialect and not self._switched:
+        if self._plan.may_switch_dialect and not self._switched:
             self._switch_dialect("cot_chat", "The server does not complete texts")
             return True
         return False
@@ -303,7 +188,7 @@ class ModelSession:
             request = with_draft(request, draft, note)
         options = self._options
         if not closing and self._constrains:
-            constraint = self._constraint(request, view, withheld)
+            constraint = self._constraint(view, withheld)
             if constraint is not None:
                 options = {**options, "constraint": constraint}
         if options:
@@ -313,39 +198,26 @@ class ModelSession:
 
     @property
     def _constrains(self) -> bool:
-        """Whether replies are held to the form of an action: the settings want it, and no server has refused it."""
+        """Whether replies are held to the form of the dialect: the settings want it, and no server has refused it."""
         wanted = self._plan.settings.constrain
         if wanted == "auto":
-            wanted = "on" if self.capabilities.weak and CONSTRAIN_WEAK else "off"
-        return wanted == "on" and not self._constraint_refused and self.dialect.name in CONSTRAINED
+            wanted = "on" if self.capabilities.weak else "off"
+        return wanted == "on" and not self._constraint_refused and isinstance(self.dialect, ConstrainedDialect)
 
-    def _constraint(self, request: ModelRequest, view: HistoryView, withheld: frozenset[str]) -> Constraint | None:
-        """What a reply to this request must match on this server, made once for each form that it may have."""
-        if self.dialect.name == "code":  # in a chat, a reply without a program is the answer
-            if request.prompt is None or not self.capabilities.grammar:
-                return None
-            return Constraint("grammar", _grammar_of_program(view), "program")
-        # If it may, a small model begins with `read_result` before there is any result to read.
-        left_out = withheld if _names_stored(request) else withheld | {"read_result"}
-        may_answer = not _just_failed(view.steps)
-        dialect = self.dialect
-        thought = dialect.thought_rule(view, self.capabilities) if isinstance(dialect, CotCompletion) else None
-        key = (self.dialect.name, left_out, may_answer, thought)
-        if key not in self._constraints:
-            self._constraints[key] = action_constraint(
-                [tool for tool in self._offered.shown if tool.name not in left_out],
-                self.capabilities,
-                primed=self.dialect.name == "cot_completion",
-                may_answer=may_answer,
-                answer=self._answer_constraint(),
-                thought=thought,
-            )
-            if self._constraints[key] is None and self._plan.settings.constrain == "on":
+    def _constraint(self, view: HistoryView, withheld: frozenset[str]) -> Constraint | None:
+        """What the dialect holds the next reply to on this server."""
+        can = self.capabilities
+        if not (can.grammar or can.json_schema):
+            if self._plan.settings.constrain == "on":
                 self._constraint_refused = True
                 name = self._plan.client.name
                 text = f"{name} is not known to enforce a grammar or a schema: replies are not constrained."
                 self._warn("Constraint", text)
-        return self._constraints[key]
+            return None
+        if withheld:
+            view = replace(view, tools=tuple(tool for tool in view.tools if tool.name not in withheld))
+        assert isinstance(self.dialect, ConstrainedDialect)
+        return self.dialect.constraint(view, can, self._answer_constraint())
 
     def _answer_constraint(self) -> Constraint | None:
         """What the final answer must match. Without a contract, a small model is held to the box of its examples."""
@@ -353,10 +225,6 @@ class ModelSession:
         if isinstance(contract, Text) and self.capabilities.weak and examples_slots(self._offered.specs):
             return Boxed().constraint()
         return contract.constraint()
-
-    def forget_constraints(self) -> None:
-        """Make the constraints again: other tools are on offer."""
-        self._constraints.clear()
 
     # ------------------------------------------------------------------------------------------ streaming
 
@@ -451,7 +319,7 @@ class ModelSession:
     @property
     def _tools_refused(self) -> bool:
         """Whether the server has turned out not to take native tools, and the run may do without them."""
-        may = self._plan.may_switch_dialect and not self._switched and self.dialect.name == "function_call"
+        may = self._plan.may_switch_dialect and not self._switched and bool(self._last_request.tools)
         # A record that continues after such a refusal switched then, and so does its replay.
         return may and (not self._plan.client.capabilities.native_tools or self._scope.journal.replaying)
 
@@ -595,69 +463,6 @@ def with_draft(request: ModelRequest, draft: str, note: str) -> ModelRequest:
         return replace(request, prompt=f"{request.prompt}{' ' * bool(primer)}{draft}\n{note}\n{primer}")
     answered = (Message(role="assistant", content=draft), Message(role="user", content=note))
     return replace(request, messages=[*request.messages, *answered])
-
-
-def _just_failed(steps: Sequence[Step]) -> bool:
-    """Whether the last step's calls failed, after one that did not: a small model takes the error for the answer."""
-
-    def failed(step: Step) -> bool:
-        return bool(step.returns) and not any(returned.ok for returned in step.returns)
-
-    return bool(steps) and failed(steps[-1]) and not (len(steps) > 1 and failed(steps[-2]))
-
-
-def _grammar_of_program(view: HistoryView) -> str:
-    """The grammar of a small model's next program."""
-    query, beginnings = query_without_result(view.steps), _queries(view, [""])
-    if query and beginnings:
-        return rewording_grammar(query, beginnings[0])
-    numbers = [] if view.steps else list(dict.fromkeys(numbers_in(view.question)))
-    used = must_use(view.question, view.steps)
-    return program_grammar(numbers, printing=_searches(view), makes=_made(view), using=used)
-
-
-def _made(view: HistoryView) -> ProgramResult | None:
-    """What the next program makes, if it makes the answer from the facts or corrects it."""
-    if corrected := must_correct(view.steps):
-        return corrected
-    if not answers_from_facts(view):
-        return None
-    if not asks_for_name(view.question):
-        return "value"
-    if not asks_to_compare(view.question) or not searched_twice(view.steps, view.tools):
-        return "name"
-    return "second" if asks_for_second(view.question) else "choice"
-
-
-def _looks_up(reading: Reading, view: HistoryView) -> bool:
-    """Whether a program that was not written before searches for more."""
-    known = programs_of(view.steps)
-    return any(searches_in(program, view.tools) for program in programs_in(reading.calls) if program not in known)
-
-
-def _instead(reading: Reading, first: str, new: str) -> Reading:
-    """The reading whose answer replaces a new one."""
-    return replace(reading, repairs=(*reading.repairs, Repair("likelier_answer", "reply", new, after=first)))
-
-
-def _searches(view: HistoryView) -> list[str]:
-    """How the lines of the next program begin if it has to search."""
-    names = must_look_up(view.question, view.steps)
-    return [] if names is None else _queries(view, names)
-
-
-def _queries(view: HistoryView, names: Sequence[str]) -> list[str]:
-    """How the lines of a program begin that searches for names, or that prints anything if there are none."""
-    if not names:
-        return ["print("]
-    look_up = program_slots(view.tools).get("look_up")
-    return [f'print({look_up["name"]}("{name}' for name in names] if look_up else []
-
-
-def _names_stored(request: ModelRequest) -> bool:
-    """Return whether a text in view was cut or left out and names the handle to read it with."""
-    texts = [request.prompt] if request.prompt is not None else [message.text for message in request.messages]
-    return any('read_result("' in text or "read_result shows" in text for text in texts)
 
 
 def _as_prompt(messages: Sequence[Message]) -> str:

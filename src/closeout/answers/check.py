@@ -1,0 +1,95 @@
+"""Checks of answers that the user passes: a plain function says what is wrong with an answer, or returns None."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from closeout.errors import UsageError
+
+__all__ = ["Check", "CheckFunction", "CheckedCall", "CheckedRun", "read_checks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedCall:
+    """A tool call of the attempt whose answer is checked.
+
+    Attributes:
+        name: The tool.
+        arguments: What it was called with.
+        result: What it returned.
+        text: The result as the model was shown it.
+        ok: Whether the call succeeded.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] | str
+    result: Any
+    text: str
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRun:
+    """What a check may look at beside the answer.
+
+    Attributes:
+        task: The task.
+        value: The answer in the contract's own type.
+        calls: The tool calls of the attempt, in order.
+        program: The program that gave the answer, None if the model wrote the answer itself.
+        run_id: The run.
+    """
+
+    task: str
+    value: Any
+    calls: tuple[CheckedCall, ...]
+    program: str | None
+    run_id: str
+
+
+CheckFunction: TypeAlias = Callable[[str, CheckedRun], str | Awaitable[str | None] | None]
+"""Returns one or two sentences for the model that say what is wrong with the answer, or None. May be async."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of answers, and what follows if it keeps failing.
+
+    Args:
+        function: Called with the answer and a `CheckedRun`. Returns what is wrong, for the model, or None.
+        times: How often it sends the model back in an attempt.
+        then: What an answer is after that: "accept" lets it stand, "unanswered" ends the attempt without an answer.
+
+    Raises:
+        UsageError: A value is not valid.
+    """
+
+    function: CheckFunction
+    times: int = 2
+    then: Literal["accept", "unanswered"] = "accept"
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise UsageError(f"A check must be a function, got {self.function!r:.80}. Write check(answer, run).")
+        if self.times < 0:
+            raise UsageError(f"times must be 0 or more, got {self.times}.")
+        if self.then not in ("accept", "unanswered"):
+            raise UsageError(f"then must be 'accept' or 'unanswered', got {self.then!r}.")
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+
+def read_checks(given: Any) -> tuple[Check, ...]:
+    """Return the checks of an argument `check=`: a function, a `Check`, or a list of these.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if given is None:
+        return ()
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    return tuple(each if isinstance(each, Check) else Check(each) for each in several)
