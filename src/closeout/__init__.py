@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.answers.boxed import extract_boxed
+    from closeout.answers.check import Check, CheckedCall, CheckedRun
     from closeout.answers.contracts import Boxed, Choice, Json, Number, OneOf, Tagged, Text, Yaml
     from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, TOOL_RESULT_MAX_LENGTH, OutputFormatter
     from closeout.answers.generator import AnswerGenerator
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from closeout.config import Config, load_config
     from closeout.context.policy import ContextPolicy, ContextState, Eviction, EvictionPolicy
     from closeout.dialects.cot import AgentScratchpadUnit
-    from closeout.dialects.protocol import Dialect, HistoryView
+    from closeout.dialects.protocol import ConstrainedDialect, Dialect, HistoryView
     from closeout.errors import (
         CloseoutError,
         ConfigError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from closeout.journal.stream import StreamHandler
     from closeout.journal.subscribers import Progress
     from closeout.journal.task_log import TaskLog
+    from closeout.local.small_model import SmallModel
     from closeout.messages import (
         Capabilities,
         Delta,
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
         CotCompletionAgentRunner,
         FunctionCallAgentRunner,
     )
+    from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, Strategy
     from closeout.run.waiting import Decision, PendingDecision
     from closeout.tools.context import RunContext
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
@@ -111,16 +114,22 @@ __all__ = [
     "AnswerSeen",
     "AnthropicClient",
     "AppRunner",
+    "AskOnce",
     "BaseAgentRunner",
     "BaseClient",
     "Boxed",
     "CacheOptimizedOutput",
+    "CallFirst",
     "Candidate",
     "Capabilities",
+    "Check",
+    "CheckedCall",
+    "CheckedRun",
     "Choice",
     "CloseoutError",
     "Config",
     "ConfigError",
+    "ConstrainedDialect",
     "ContextPolicy",
     "ContextState",
     "ContractReading",
@@ -140,6 +149,7 @@ __all__ = [
     "HistoryView",
     "JournalError",
     "Json",
+    "Majority",
     "ManyRuns",
     "MapProgress",
     "McpServerUnavailable",
@@ -148,6 +158,7 @@ __all__ = [
     "ModelReplied",
     "ModelReply",
     "ModelRequest",
+    "ModelTurn",
     "Noted",
     "Number",
     "OneOf",
@@ -172,7 +183,9 @@ __all__ = [
     "RunStarted",
     "RunStream",
     "Session",
+    "SmallModel",
     "Step",
+    "Strategy",
     "StreamHandler",
     "Tagged",
     "TaskLog",
@@ -225,16 +238,22 @@ _HOMES = {
     "AnswerSeen": "journal.events",
     "AnthropicClient": "models.anthropic",
     "AppRunner": "run.runners",
+    "AskOnce": "run.strategy",
     "BaseAgentRunner": "run.runners",
     "BaseClient": "models.base",
     "Boxed": "answers.contracts",
     "CacheOptimizedOutput": "results.forms",
+    "CallFirst": "run.strategy",
     "Candidate": "answers.reading",
     "Capabilities": "messages",
+    "Check": "answers.check",
+    "CheckedCall": "answers.check",
+    "CheckedRun": "answers.check",
     "Choice": "answers.contracts",
     "CloseoutError": "errors",
     "Config": "config",
     "ConfigError": "errors",
+    "ConstrainedDialect": "dialects.protocol",
     "ContextPolicy": "context.policy",
     "ContextState": "context.policy",
     "ContractReading": "answers.reading",
@@ -254,6 +273,7 @@ _HOMES = {
     "HistoryView": "dialects.protocol",
     "JournalError": "errors",
     "Json": "answers.contracts",
+    "Majority": "run.strategy",
     "ManyRuns": "run.many",
     "MapProgress": "run.many",
     "McpServerUnavailable": "errors",
@@ -262,6 +282,7 @@ _HOMES = {
     "ModelReplied": "journal.events",
     "ModelReply": "messages",
     "ModelRequest": "messages",
+    "ModelTurn": "run.strategy",
     "Noted": "journal.events",
     "Number": "answers.contracts",
     "OneOf": "answers.contracts",
@@ -286,7 +307,9 @@ _HOMES = {
     "RunStarted": "journal.events",
     "RunStream": "run.event_stream",
     "Session": "run.conversation",
+    "SmallModel": "local.small_model",
     "Step": "messages",
+    "Strategy": "run.strategy",
     "StreamHandler": "journal.stream",
     "Tagged": "answers.contracts",
     "TaskLog": "journal.task_log",
