@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from closeout.dialects.code import DOUBT, READ_AGAIN
 from closeout.dialects.constrain import action_constraint, action_grammar, action_schema
 from closeout.dialects.prompts import tools_brief
 from closeout.dialects.protocol import DIALECTS, HistoryView, get_dialect, serves
@@ -132,38 +131,6 @@ def test_a_weak_model_that_completes_texts_writes_programs_in_one_text():
     assert {request.prompt[: request.shared] for request in requests} == {first[: requests[0].shared]}
     assert first[requests[0].shared :] == f"Question: {view().question}\n"
     assert dialect.render(view(), Capabilities(weak=True)).prompt is None
-
-
-def test_facts_are_read_again_without_the_programs_until_one_fails():
-    dialect, able = get_dialect("code"), Capabilities(weak=True, completions=True, grammar=True, stop=True)
-    program = ToolCall("run_program", {"code": 'print(search("ö"))'})
-    found = Step(1, "", (program,), returns=(ToolReturn(program, "One.\nTwo.\n"),))
-    more = Step(3, "", (program,), returns=(ToolReturn(program, "Two.\n\nThree."),))
-    asked = Step(2, "", (program,), returns=(ToolReturn(program, f"Error: {DOUBT}{READ_AGAIN}", ok=False),))
-    failed = Step(4, "", (program,), returns=(ToolReturn(program, "Error: no", ok=False),))
-
-    def prompt(*steps, **rest):
-        request = dialect.render(view(steps, **rest), able)
-        return request.prompt[request.shared :]
-
-    twice = ToolCall("run_program", {"code": 'print(search("ö"))\nprint(search("ü"))'})
-    both = Step(1, "", (twice,), returns=(ToolReturn(twice, "One.\nTwo.\n"),))
-    one = Step(1, "", (twice,), returns=(ToolReturn(twice, "One.\n{'results': [], 'note': 'There are: Two.'}\n"),))
-    question = f"Question: {view().question}\n"
-    assert prompt(both) == f"Facts:\nOne.\nTwo.\n\n{question}"
-    assert prompt(one) == f"Facts:\nOne.\n\n{question}"
-    assert prompt(both, failed).startswith(f"{question}```python\n")
-    assert prompt(found, asked) == f"Facts:\nOne.\nTwo.\n\n{question}"
-    assert prompt(found, failed, failed) == f"Facts:\nOne.\nTwo.\n\n{question}"
-    assert prompt(found, asked, more) == f"Facts:\nOne.\nTwo.\nThree.\n\n{question}"
-    for steps, rest in [
-        ((found, more), {}),
-        ((found, failed), {}),
-        ((found, asked, failed), {}),
-        ((found, asked), {"note": "Stop."}),
-        ((both,), {"closing": "End."}),
-    ]:
-        assert prompt(*steps, **rest).startswith(f"{question}```python\n")
 
 
 def test_a_result_cannot_add_a_question_or_a_program_to_the_one_text():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from closeout.dialects.constrain import program_grammar
+from closeout.dialects.constrain import PROGRAM_GRAMMAR
 from closeout.messages import Constraint, Delta, Message, ModelRequest
 from closeout.models.connect import connect
 from closeout.models.openai import OpenAIClient
@@ -86,6 +86,6 @@ async def test_the_size_that_it_states_makes_a_small_model(client: OpenAIClient)
 
 
 async def test_it_takes_the_grammar_of_programs_for_a_text(client: OpenAIClient) -> None:
-    constraint = Constraint("grammar", program_grammar(()))
+    constraint = Constraint("grammar", PROGRAM_GRAMMAR)
     reply = await client.complete(ModelRequest(prompt="abc", constraint=constraint, max_tokens=24))
     assert reply.text.startswith("```python\n")

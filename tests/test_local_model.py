@@ -24,7 +24,6 @@ from pathlib import Path
 import pytest
 
 from cli_process import here
-from closeout.dialects.constrain import exactly
 from closeout.errors import BadRequest, ContextOverflow, ModelTimeout, ModelUnavailable, ServerFailed, UsageError
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelRequest, ToolSpec, Usage
 from closeout.models import local, local_engine, local_machine
@@ -161,7 +160,9 @@ async def test_a_grammar_binds_the_reply(client: LocalClient) -> None:
 
 async def test_a_reply_states_how_likely_each_of_its_tokens_is_if_it_is_asked_to(client: LocalClient) -> None:
     def asked(text: str) -> ModelRequest:
-        return prompt(constraint=Constraint("grammar", exactly(text)), extra_body={"logprobs": 1}, max_tokens=99)
+        return prompt(
+            constraint=Constraint("grammar", f"root ::= {json.dumps(text)}"), extra_body={"logprobs": 1}, max_tokens=99
+        )
 
     text = 'ab "c"\\\nd'
     reply = await client.complete(asked(text))

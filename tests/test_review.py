@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, tool
-from closeout.errors import ToolError
-from closeout.messages import Defect, Reading, ToolCall, ToolReturn, ToolSpec
+from closeout import Boxed
+from closeout.messages import Defect, Reading, ToolCall, ToolSpec
 from closeout.results.tool_output import ToolOutput
-from closeout.run.review import RollBack, review_answer, review_outcomes, review_program, review_reply
-from closeout.testing import ScriptedClient, answer, call
+from closeout.run.review import RollBack, review_outcomes, review_program, review_reply
 from closeout.tools.executor import CallOutcome
 
 
@@ -105,56 +103,6 @@ def test_no_one_tool_is_to_blame_for_calls_of_several_or_of_an_unknown_one() -> 
     assert several is not None
     assert unknown is not None
     assert (several.tool, unknown.tool) == ("", "")
-
-
-FAILED = "Error: There is no document 'Cedar Hill'. There are: a.md, b.md."
-
-
-def returned(text: str, *, ok: bool) -> ToolReturn:
-    return ToolReturn(ToolCall("look"), text, ok=ok)
-
-
-def test_an_answer_that_is_only_the_error_of_the_last_call_is_asked_for_again() -> None:
-    back = review_answer("There is no document  'Cedar Hill'.", [returned(FAILED, ok=False)])
-    assert back is not None
-    assert (back.reason, "not an answer" in back.hint) == ("error_as_answer", True)
-
-
-@pytest.mark.parametrize(
-    ("answer", "returns"),
-    [
-        ("a.md", [returned(FAILED, ok=False)]),  # short: it may stand in an error by chance
-        ("Cedar Hill has no document of its own", [returned(FAILED, ok=False)]),
-        (FAILED, [returned(FAILED, ok=True)]),  # what a log file says, for one
-        (FAILED, [returned(FAILED, ok=False), returned(f"The log says: {FAILED}", ok=True)]),
-        (FAILED, []),
-        ("", [returned(FAILED, ok=False)]),
-    ],
-)
-def test_an_answer_with_more_than_the_error_is_accepted(answer: str, returns: list[ToolReturn]) -> None:
-    assert review_answer(answer, returns) is None
-
-
-async def test_it_is_asked_for_once_in_an_attempt() -> None:
-    @tool(read_only=True)
-    def look(name: str) -> str:
-        """Look it up.
-
-        Args:
-            name: what
-        """
-        if name == "wrong":
-            raise ToolError("There is no document of that name here.")
-        return "It was founded by Ada Byron."
-
-    quoted = answer("There is no document of that name here.")
-    client = ScriptedClient([call("look", name="wrong"), quoted, call("look", name="right"), answer("Ada Byron")])
-    result = await Agent(client, [look], home=False).run("Who founded it?")
-    assert (result.answer, result.rollbacks) == ("Ada Byron", 1)
-
-    stubborn = ScriptedClient([call("look", name="wrong"), quoted, quoted])
-    result = await Agent(stubborn, [look], home=False).run("What does the tool say?")
-    assert (result.answer, result.rollbacks) == ("There is no document of that name here.", 1)
 
 
 @pytest.mark.parametrize(
