@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent / "harness"))
 
 import growth
 
-from closeout.results.encoding import LOSSLESS
+from closeout.results.encoding import FORMATS
 
 
 @pytest.mark.parametrize("reader", growth.READERS)
@@ -20,7 +20,7 @@ def test_a_public_parser_reads_hostile_text_in_linear_time(reader: str) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("form", [*LOSSLESS, "csv", "markdown"])
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     "unit", ["[", "{", "[{", "|", "a", " ", "\\", '"', "- ", "? ", "a: ", "<a>", "&a ", "\n", "#raw:1 1\n"]
 )
