@@ -31,7 +31,7 @@ POLICIES = [
     ToolPolicy(),
     ToolPolicy(check_content=True, empty_at=("organic", "a.b"), read_only=True, drop_nulls=True, html_to_text=True),
     ToolPolicy(response_format="concise"),
-    ToolPolicy(response_format="detailed", format="csv"),
+    ToolPolicy(response_format="detailed", format="compact"),
     ToolPolicy(response_format="raw"),
     ToolPolicy(response_format="standard", budget_tokens=30),
 ]

@@ -1,8 +1,11 @@
-"""Values as text and back: every lossless form gives the value back, and auto is never beaten by a single form."""
+"""Values as text and back: what is called lossless gives the value back, and auto is never beaten by a single form."""
 
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,14 @@ from hypothesis import strategies as st
 from closeout.errors import UsageError
 from closeout.messages import ToolPolicy
 from closeout.results import encoding as encoding_module
-from closeout.results.encoding import FORMATS, LOSSLESS, Encoding, decode, encode, register_encoding
+from closeout.results.encoding import FORMATS, Encoding, decode, encode, register_encoding
 from closeout.results.normal import EncodingError, normalise
 from closeout.results.present import present
 from closeout.results.tokens import count_tokens
+
+sys.path.insert(0, str(Path(__file__).parent / "harness"))
+
+from payloads import payloads
 
 PAYLOADS = sorted((Path(__file__).parent.parent / "bench" / "data" / "payloads").glob("*.json"))
 
@@ -49,6 +56,10 @@ VALUES = st.recursive(
 )
 
 
+def sorted_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
 def same(a: Any, b: Any) -> bool:
     """Equal as JSON: 1 and 1.0 are one number, but true is not 1."""
     if isinstance(a, bool) or isinstance(b, bool):
@@ -60,14 +71,44 @@ def same(a: Any, b: Any) -> bool:
     return a == b
 
 
-@pytest.mark.parametrize("form", LOSSLESS)
+@pytest.mark.parametrize("form", sorted(set(FORMATS) - {"text", "toon"}))
 @settings(max_examples=120)
 @given(value=VALUES)
-def test_a_lossless_form_gives_the_value_back(form: str, value: Any) -> None:
+def test_a_form_gives_the_value_back(form: str, value: Any) -> None:
     encoded = encode(value, form)
     assert encoded.lossless
     assert same(decode(encoded, form), value)
     str(encoded).encode("utf-8")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_called_lossless_decodes_to_the_same_value_whatever_literals_it_holds(seed: int) -> None:
+    for value in payloads(seed, 1_000):
+        for form in ("auto", *FORMATS):
+            with suppress(EncodingError):
+                encoded = encode(value, form)
+                found = decode(encoded, encoded.format)
+                assert encoded.lossless == (found == value and sorted_json(found) == sorted_json(value))
+                assert encoded.lossless or form in ("toon", "text")
+
+
+def test_dots_at_the_end_of_a_text_stay_and_a_text_of_digits_stays_a_text() -> None:
+    for value in ({"message": "Please wait..."}, {"v": "1..."}, {"a": ["..."]}):
+        assert decode(encode(value, "safe_yaml"), "safe_yaml") == value
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), [float("inf")], {"at": date(2025, 1, 2)}, {1: "a"}, (1, 2)], ids=lambda value: str(value)
+)
+def test_a_value_that_json_cannot_hold_is_converted_and_not_called_lossless(value: Any) -> None:
+    assert not encode(value).lossless
+
+
+@pytest.mark.usefixtures("registry")
+def test_auto_does_not_choose_a_form_that_reads_back_as_another_value() -> None:
+    shorter = Encoding(name="shorter", write=lambda value: "x", read=lambda text: {"other": 1}, automatic=True)
+    register_encoding(shorter)
+    assert encode({"message": "word " * 100}).format == "json"
 
 
 @settings(max_examples=150)
@@ -82,7 +123,7 @@ def test_auto_names_a_form_that_gives_the_value_back_and_is_deterministic(value:
 @pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
 def test_on_real_payloads_auto_is_as_small_as_the_best_single_form(path: Path) -> None:
     value = json.loads(path.read_text("utf-8"))
-    best = min(encode(value, form).tokens for form in ("json", "columns", "toon", "yaml", "xml", "raw"))
+    best = min(encode(value, form).tokens for form in set(FORMATS) - {"text"})
     encoded = encode(value)
     assert encoded.tokens <= best * 1.01
     assert decode(encoded, encoded.format) == value
@@ -108,28 +149,18 @@ def test_the_raw_block_carries_code_without_escapes() -> None:
     assert block == f'{{"stdout":"#raw:1","exit_code":0}}\n#raw:1 {len(code)}\n{code}'
 
 
-def test_csv_and_markdown_are_tables_marked_lossy() -> None:
-    rows = [{"name": "a|b", "n": 1}, {"name": 'say "hi"\nthere', "n": None}]
-    table, pipes = encode(rows, "csv"), encode(rows, "markdown")
-    assert (table.lossless, pipes.lossless) == (False, False)
-    assert table == 'name,n\na|b,1\n"say ""hi""\nthere",null'
-    assert pipes == '|name|n|\n|---|---|\n|a\\|b|1|\n|say "hi"<br>there|null|'
-    assert decode(table, "csv") == [{"name": "a|b", "n": "1"}, {"name": 'say "hi"\nthere', "n": "null"}]
-    assert decode(pipes, "markdown") == decode(table, "csv")
-
-
-def test_xml_is_escaped_and_typed() -> None:
+def test_the_xml_form_is_escaped_and_typed() -> None:
     value = {"a b": '<x> & "y"', "n": [1, True, None], "c": "\x00"}
-    assert encode(value, "xml") == (
-        '<result type="object"><entry key="a b">&lt;x&gt; &amp; &quot;y&quot;</entry><n type="list">'
+    assert encode(value, "tool_result").splitlines()[2].strip() == (
+        '<data type="object"><entry key="a b">&lt;x&gt; &amp; &quot;y&quot;</entry><n type="list">'
         '<item type="number">1</item><item type="bool">true</item><item type="null"/></n>'
-        '<c type="json">"\\u0000"</c></result>'
+        '<c type="json">"\\u0000"</c></data>'
     )
 
 
 def test_xml_from_elsewhere_cannot_declare_entities() -> None:
     with pytest.raises(EncodingError):
-        decode('<!DOCTYPE r [<!ENTITY a "aaaa">]><result>&a;</result>', "xml")
+        decode('<!DOCTYPE r [<!ENTITY a "aaaa">]><r><data>&a;</data></r>', "tool_result")
 
 
 def test_chinese_stays_chinese_and_a_string_stays_itself() -> None:
@@ -147,9 +178,7 @@ def test_a_lone_surrogate_is_written_as_its_escape() -> None:
         encode({"a": "\ud800"}, "toon")
 
 
-@pytest.mark.parametrize(
-    "form", ["json", "columns", "raw", "xml", "yaml", "toon", "compact", "safe_yaml", "tool_result"]
-)
+@pytest.mark.parametrize("form", sorted(set(FORMATS) - {"text"}))
 def test_text_that_is_not_in_the_form_is_refused_by_the_forms_name(form: str) -> None:
     with pytest.raises(EncodingError, match=f"not in the form '{form}'"):
         decode('a: "x\n ]{{<', form)
@@ -180,7 +209,7 @@ def test_a_budget_is_kept_by_exact_count_and_cut_json_parses(value: Any, budget:
 
 
 @pytest.mark.parametrize("path", PAYLOADS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("form", ["auto", "json", "toon", "yaml", "csv", "markdown", "xml"])
+@pytest.mark.parametrize("form", ["auto", *FORMATS])
 def test_real_payloads_are_cut_to_any_budget(path: Path, form: str) -> None:
     value = json.loads(path.read_text("utf-8"))
     for budget in (1, 7, 60, 400, 2_000):
@@ -259,7 +288,7 @@ def read_lines(text: str) -> list[str]:
 
 @pytest.mark.usefixtures("registry")
 def test_a_registered_encoding_is_used_wherever_formats_are_named() -> None:
-    register_encoding(Encoding(name="lines", write=write_lines, read=read_lines, lossless=True))
+    register_encoding(Encoding(name="lines", write=write_lines, read=read_lines))
     assert encode(["a", "b"], "lines") == "a\nb"
     assert encode(["a", "b"], "lines").lossless
     assert decode("a\nb", "lines") == ["a", "b"]
@@ -273,7 +302,7 @@ def test_a_registered_encoding_is_used_wherever_formats_are_named() -> None:
 @pytest.mark.usefixtures("registry")
 def test_an_automatic_encoding_is_chosen_where_it_is_cheapest() -> None:
     words = [f"word {number}" for number in range(100)]
-    register_encoding(Encoding(name="lines", write=write_lines, read=read_lines, lossless=True, automatic=True))
+    register_encoding(Encoding(name="lines", write=write_lines, read=read_lines, automatic=True))
     encoded = encode(words)
     assert (encoded.format, decode(encoded, "lines")) == ("lines", words)
     assert encoded.saved_tokens > 0
@@ -297,7 +326,7 @@ def test_a_result_over_budget_is_cut_in_a_registered_encoding() -> None:
         Encoding(name="json", write=str),
         Encoding(name="auto", write=str),
         Encoding(name="my form", write=str),
-        Encoding(name="lossy", write=str, automatic=True),
+        Encoding(name="unread", write=str, automatic=True),
     ],
 )
 def test_an_encoding_that_cannot_be_registered_is_refused(encoding: Encoding) -> None:

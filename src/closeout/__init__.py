@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from closeout.parsing.salvage import salvage
     from closeout.repair.arguments import repair_arguments
     from closeout.results.encoding import Encoding, decode, encode, register_encoding
-    from closeout.results.forms import CacheOptimizedOutput
+    from closeout.results.output_forms import CacheOptimizedOutput
     from closeout.results.telemetry import TelemetryCollector
     from closeout.results.tokens import count_tokens
     from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
@@ -242,7 +242,7 @@ _HOMES = {
     "BaseAgentRunner": "run.runners",
     "BaseClient": "models.base",
     "Boxed": "answers.contracts",
-    "CacheOptimizedOutput": "results.forms",
+    "CacheOptimizedOutput": "results.output_forms",
     "CallFirst": "run.strategy",
     "Candidate": "answers.reading",
     "Capabilities": "messages",

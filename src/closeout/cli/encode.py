@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import UsageError
-from closeout.results.encoding import FORMATS, LOSSLESS, Encoded, encode
+from closeout.results.encoding import FORMATS, Encoded, encode
 from closeout.results.normal import EncodingError
 from closeout.results.tokens import count
 from closeout.tools.builtin.extract import MAX_FILE_BYTES
 
 __all__ = ["compare_formats", "encode_command"]
-
-_COMPARED = ("json", "columns", "toon", "yaml", "xml", "raw", "csv", "markdown")
 
 
 def encode_command(file: str, format: str, budget: int | None, json: bool) -> int:  # noqa: A002 - named as its options are
@@ -51,7 +49,7 @@ def compare_formats(value: Any) -> dict[str, int | None]:
         tokens["json.dumps"] = count(json_library.dumps(value)).tokens
     except (TypeError, ValueError):
         tokens.pop("json.dumps")
-    for name in _COMPARED:
+    for name in FORMATS:
         try:
             tokens[name] = encode(value, name).tokens
         except EncodingError:
@@ -96,10 +94,10 @@ def _table(encoded: Encoded, tokens: dict[str, int | None]) -> str:
     lines = [f"{'format':<12}{'tokens':>10}{'to json':>10}   (o200k{exact})"]
     for name, found in tokens.items():
         mark = "  <" if name == encoded.format else ""
-        lossy = "  lossy" if name in FORMATS and name not in LOSSLESS else ""
         change = f"{found / base - 1:+.1%}" if found is not None and base else ""
-        lines.append(f"{name:<12}{'-' if found is None else _number(found):>10}{change:>10}{mark}{lossy}")
-    lines.append(f"printed: {encoded.format}, {_number(encoded.tokens)} tokens")
+        lines.append(f"{name:<12}{'-' if found is None else _number(found):>10}{change:>10}{mark}")
+    loss = "" if encoded.lossless or encoded.missing else "; it does not decode to the value"
+    lines.append(f"printed: {encoded.format}, {_number(encoded.tokens)} tokens{loss}")
     if encoded.missing:
         lines[-1] += f"; not shown: {encoded.missing}"
     return "\n".join(lines)

@@ -371,7 +371,7 @@ def proxy(
 @guarded
 def encode(
     file: Annotated[str, typer.Argument(help="A JSON or text file; - reads stdin")],
-    format: Annotated[str, typer.Option(help="auto, json, columns, toon, yaml, xml, csv, markdown, raw")] = "auto",  # noqa: A002
+    format: Annotated[str, typer.Option(help="auto, json, columns, toon, raw, safe_yaml, …")] = "auto",  # noqa: A002
     budget: Annotated[int | None, typer.Option(help="Cut to this many tokens", min=1)] = None,
     json: Json = False,
 ) -> int:

@@ -15,14 +15,11 @@ from closeout.evaluate.token_samples import token_samples
 from closeout.journal.events import (
     AttemptStarted,
     ModelReplied,
-    ModelRequested,
-    Repaired,
-    RunEnded,
     RunStarted,
     TurnAccepted,
-    TurnRolledBack,
 )
 from closeout.journal.store import Row, Store
+from closeout.journal.story import Story, TurnStory
 from closeout.journal.token_record import load_tokens
 from closeout.messages import Capabilities, Message, ReplyTokens, Step
 
@@ -137,35 +134,35 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
     view = HistoryView("", started.question or started.task, earlier=earlier)
     head = [{**message, "loss": False} for message in _rendered(view)]
     messages = list(head)
-    repaired: set[int] = set()
-    reply: ModelReplied | None = None
-    purpose, closing_text = "act", ""
+    story = Story(whole=True)
     sequence: tuple[int, ...] = ()  # ids of the last prompt and its reply
-    stated: dict[str, Any] = {}  # the tokens of the last reply
+    tokens: dict[int, dict[str, Any]] = {}  # of the replies, by the numbers of their requests
     for event in (row.event for row in rows if row.event.agent == "main"):
-        if isinstance(event, AttemptStarted):
-            messages, repaired = list(head), set()
-        elif isinstance(event, ModelRequested):
-            purpose = event.purpose
-        elif isinstance(event, ModelReplied):
-            tokens = load_tokens(event.tokens, sequence) if event.tokens else None
-            if tokens is not None:
-                sequence = (*tokens.prompt, *tokens.ids)
-            if purpose not in ("reason", "weigh"):  # neither is the turn's reply
-                reply, stated = event, {} if tokens is None else {"tokens": _stated(tokens)}
-        elif isinstance(event, Repaired):
-            repaired.add(event.turn)
-        elif isinstance(event, TurnRolledBack) and rolled_back and reply is not None:
-            marks = {"loss": False, "rolled_back": True, "reason": event.reason, **stated}
+        story.feed(event)
+        if isinstance(event, ModelReplied) and event.tokens:
+            loaded = load_tokens(event.tokens, sequence)
+            sequence = (*loaded.prompt, *loaded.ids)
+            tokens[event.call] = {"tokens": _stated(loaded)}
+    main = story.agents["main"]
+    for item in main.items:
+        if isinstance(item, AttemptStarted):
+            messages = list(head)
+        if not isinstance(item, TurnStory):
+            continue
+        reply = item.reply
+        stated = {} if reply is None else tokens.get(reply.call, {})
+        if item.accepted is not None:
+            messages += _turn(item.accepted, view, was_repaired=bool(item.repairs), stated=stated)
+        elif item.rolled_back is not None and rolled_back and reply is not None:
+            marks = {"loss": False, "rolled_back": True, "reason": item.rolled_back.reason, **stated}
             messages.append({"role": "assistant", "content": reply.text, **_calls(reply), **marks})
-        elif isinstance(event, TurnAccepted):
-            messages += _turn(event, view, was_repaired=event.turn in repaired, stated=stated)
-            stated = {}  # the next turn may have no reply of its own
-        elif isinstance(event, RunEnded):
-            closing_text = event.closing_text
-    if closing_text:
-        marks = {**stated, **({} if purpose == "act" else {"closing": True})}
-        messages.append({"role": "assistant", "content": closing_text, "loss": True, **marks})
+    if story.ended is not None and story.ended.closing_text:
+        message = {"role": "assistant", "content": story.ended.closing_text, "loss": True}
+        if (last := main.turn) is not None and last.reply is not None and last.is_open:
+            message |= tokens.get(last.reply.call, {})
+        if last is not None and last.purpose != "act":
+            message["closing"] = True
+        messages.append(message)
     return messages
 
 

@@ -31,6 +31,7 @@ from closeout.journal.events import (
     usage_record,
 )
 from closeout.journal.store import Row
+from closeout.journal.story import CallStory, Story
 from closeout.journal.totals import RunTotals
 
 __all__ = ["StepLog", "TaskLog"]
@@ -118,24 +119,17 @@ class TaskLog:
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Self:
         """Return the log of a journal's rows."""
-        log, totals = cls(start_time=""), RunTotals()
-        running: dict[tuple[str, str], dict[str, Any]] = {}
+        log, totals, story = cls(start_time=""), RunTotals(), Story()
+        calls: dict[CallStory, ToolStarted] = {}
         for row in rows:
             totals(row.event)
             log._take(_iso(row.time), row.event)
-            log._take_call(row.event, running)
+            call = story.feed(row.event).call
+            if call is not None and call.started is not None:
+                calls[call] = call.started
+        log.tool_calls = [_call_record(started) | _outcome(call.finished) for call, started in calls.items()]
         log.usage = {**usage_record(totals.usage), "total_tokens": totals.usage.total_tokens}
         return log
-
-    def _take_call(self, event: Event, running: dict[tuple[str, str], dict[str, Any]]) -> None:
-        """Add the record of a tool call when it starts; complete it with its result when it ends."""
-        if isinstance(event, ToolStarted):
-            record = running[event.agent, event.handle] = _call_record(event)
-            self.tool_calls.append(record)
-        elif isinstance(event, ToolFinished):
-            call = running.pop((event.agent, event.handle), None)
-            if call is not None:
-                call |= {("result" if event.ok else "error"): _result_of(event), "duration_ms": event.ms}
 
     def _take(self, at: str, event: Event) -> None:
         self.start_time = self.start_time or at
@@ -207,12 +201,15 @@ def _call_record(event: ToolStarted) -> dict[str, Any]:
     }
 
 
-def _result_of(event: ToolFinished) -> Any:
-    """Return the result of a call; for a failure its message."""
+def _outcome(event: ToolFinished | None) -> dict[str, Any]:
+    """Return what the record of a call holds of its outcome; nothing if it has not finished."""
+    if event is None:
+        return {}
     if not event.ok:
-        return event.note
+        return {"error": event.note, "duration_ms": event.ms}
     output = _read(event.record)
-    return output.get("result", output.get("summary")) if isinstance(output, dict) else output
+    result = output.get("result", output.get("summary")) if isinstance(output, dict) else output
+    return {"result": result, "duration_ms": event.ms}
 
 
 def _read(text: str) -> Any:

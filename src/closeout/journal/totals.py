@@ -22,6 +22,7 @@ from closeout.journal.events import (
     TurnRolledBack,
     usage_record,
 )
+from closeout.journal.story import Story
 from closeout.journal.subscribers import Progress
 from closeout.messages import Repair, Usage, UsageSum
 from closeout.records import record
@@ -113,7 +114,7 @@ class RequestUsage:
     Attributes:
         agent: The path of the agent that asked, "main" for the main agent.
         call: The number of the request, from 0 for each agent.
-        purpose: "act" for a turn, "reason", "weigh", "close", "experience" or "compact" for other requests.
+        purpose: "act" for a turn, "close", "experience" or "compact"; any other is that of an extra request of a turn.
         attempt: The number of the attempt.
         turn: The number of the turn in the attempt.
         model: The model as the server names it; empty if the request failed.
@@ -135,12 +136,11 @@ class RequestUsage:
 
 def usage_by_request(events: Iterable[Event]) -> Iterator[RequestUsage]:
     """Yield the usage of each request that has an outcome, in the order of the outcomes."""
-    requested: dict[tuple[str, int], ModelRequested] = {}
+    story = Story()
     for event in events:
-        if isinstance(event, ModelRequested):
-            requested[event.agent, event.call] = event
-        elif isinstance(event, ModelReplied | ModelFailed):
-            intent = requested.get((event.agent, event.call)) or ModelRequested(event.agent, event.call)
+        request = story.feed(event).request
+        if request is not None and isinstance(event, ModelReplied | ModelFailed):
+            intent = request.intent or ModelRequested(event.agent, event.call)
             yield RequestUsage(
                 agent=event.agent,
                 call=event.call,

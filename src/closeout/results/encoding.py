@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,6 @@ from closeout.results.tokens import count_tokens, vocabulary_of
 
 __all__ = [
     "FORMATS",
-    "LOSSLESS",
     "Encoded",
     "Encoding",
     "cut_format",
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 HOPELESS = 24  # characters of JSON for each token of budget; no lossless form makes up for more
-_YAML_LENGTH = 2_000  # characters of JSON; on larger payloads YAML never wins, and it is the slowest to write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +43,12 @@ class Encoding:
         write: Returns the text of a JSON value: dict with text keys, list, str, int, float, bool or None. Raises
             `EncodingError` if the form cannot hold the value.
         read: Returns the value of a text; None if the form cannot be read back.
-        lossless: `read` returns exactly the value that was written.
-        automatic: `format="auto"` may choose it. Needs `lossless`.
+        automatic: `format="auto"` may choose it. Needs `read`.
     """
 
     name: str
     write: Callable[[Any], str]
     read: Callable[[str], Any] | None = None
-    lossless: bool = False
     automatic: bool = False
 
 
@@ -60,43 +57,25 @@ def _write_text(value: Any) -> str:
 
 
 _BUILT_IN = (
-    Encoding(name="json", write=compact_json, read=forms.read_json, lossless=True),
+    Encoding(name="json", write=compact_json, read=forms.read_json),
     Encoding(
         name="columns",
         write=lambda value: compact_json(forms.to_columns(value)),
         read=lambda text: forms.from_columns(forms.read_json(text)),
-        lossless=True,
     ),
-    Encoding(name="toon", write=forms.write_toon, read=forms.read_toon, lossless=True),
-    Encoding(name="yaml", write=forms.write_yaml, read=forms.read_yaml, lossless=True),
-    Encoding(name="xml", write=forms.write_xml, read=forms.read_xml, lossless=True),
+    Encoding(name="toon", write=forms.write_toon, read=forms.read_toon),
     Encoding(
         name="raw",
         write=lambda value: forms.write_raw_block(forms.to_columns(value)),
         read=lambda text: forms.from_columns(forms.read_raw_block(text)),
-        lossless=True,
     ),
-    Encoding(
-        name="compact", write=forms.write_compact, read=lambda text: forms.read_compact(text).result, lossless=True
-    ),
-    Encoding(
-        name="safe_yaml",
-        write=forms.write_safe_yaml,
-        read=lambda text: forms.read_yaml(text)["result"]["data"],
-        lossless=True,
-    ),
-    Encoding(
-        name="tool_result",
-        write=forms.write_tool_result,
-        read=lambda text: forms.read_xml(text, "data"),
-        lossless=True,
-    ),
-    Encoding(name="csv", write=forms.write_csv, read=forms.read_csv),
-    Encoding(name="markdown", write=forms.write_markdown, read=forms.read_markdown),
     Encoding(name="text", write=_write_text, read=str),
+    Encoding(name="compact", write=forms.write_compact, read=lambda text: forms.read_compact(text).result),
+    Encoding(name="safe_yaml", write=forms.write_safe_yaml, read=forms.read_safe_yaml),
+    Encoding(name="tool_result", write=forms.write_tool_result, read=forms.read_tool_result),
 )
+_sorted_json = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 FORMATS = tuple(encoding.name for encoding in _BUILT_IN)
-LOSSLESS = tuple(encoding.name for encoding in _BUILT_IN if encoding.lossless)
 _encodings = {encoding.name: encoding for encoding in _BUILT_IN}
 
 
@@ -109,8 +88,8 @@ def register_encoding(encoding: Encoding) -> None:
         raise UsageError(
             f"{encoding.name!r} cannot name an encoding: it is built in, or not an identifier. Choose another name."
         )
-    if encoding.automatic and not (encoding.lossless and encoding.read):
-        raise UsageError(f"The encoding {encoding.name!r} is automatic, so it must be lossless and have `read`.")
+    if encoding.automatic and encoding.read is None:
+        raise UsageError(f"The encoding {encoding.name!r} is automatic, so it needs `read`.")
     _encodings[encoding.name] = encoding
 
 
@@ -127,13 +106,13 @@ class Encoded(str):
 
     Attributes:
         format: The form's name, as `decode` takes it.
-        lossless: `decode` returns the whole value.
+        lossless: `decode` returns the value that was passed to `encode`: this was tried, and compared with it.
         missing: What a budget left out, in words; empty if nothing.
         cut: The same, place by place.
     """
 
     format: str  # type: ignore[assignment] # str.format makes no sense for an encoded value
-    lossless: bool
+    lossless: bool = False
     missing: str
     cut: Cut | None
     _value: Any
@@ -175,11 +154,13 @@ def encode(value: Any, format: str = "auto", budget: int | None = None, *, model
         find_encoding(format)
     if budget is not None and budget < 1:
         raise UsageError(f"A budget of {budget} tokens holds nothing. Give at least 1, or None for no limit.")
-    return encode_normal(normalise(value, strict=True), format, budget, model=model)
+    encoded = encode_normal(normalise(value, strict=True), format, budget, model=model)
+    encoded.lossless = not encoded.missing and _reads_back(encoded, encoded.format, value)
+    return encoded
 
 
 def encode_normal(value: Any, format: str, budget: int | None, *, model: str | None = None) -> Encoded:  # noqa: A002
-    """Do what `encode` does, for a value that is normal and arguments that are checked."""
+    """Do what `encode` does, for a value that is normal and arguments that are checked. Leaves `lossless` False."""
     if isinstance(value, str) and format in ("auto", "text"):
         return _encode_text(value, budget, model)
     if format == "auto" and budget is not None and len(compact_json(value)) > HOPELESS * budget:
@@ -192,7 +173,7 @@ def encode_normal(value: Any, format: str, budget: int | None, *, model: str | N
 
 
 def decode(text: str, format: str) -> Any:  # noqa: A002
-    """Return the value that `encode` wrote in a form; for csv and markdown, rows of text cells by column name.
+    """Return the value that `encode` wrote in a form.
 
     Raises:
         EncodingError: The text is not in the form.
@@ -213,7 +194,7 @@ def decode(text: str, format: str) -> Any:  # noqa: A002
 
 
 def _cheapest(value: Any, model: str | None) -> tuple[str, str]:
-    """The name and text of the cheapest lossless form; of equals the first, which is plain JSON.
+    """The name and text of the cheapest form that reads back as the value; of equals the first, which is plain JSON.
 
     Without the model's own vocabulary the default one decides: it ranks the forms of a payload alike.
     """
@@ -221,7 +202,17 @@ def _cheapest(value: Any, model: str | None) -> tuple[str, str]:
     if len(candidates) == 1:
         return candidates[0]
     judge = model if vocabulary_of(model) else None
-    return min(candidates, key=lambda candidate: count_tokens(candidate[1], judge))
+    candidates.sort(key=lambda candidate: count_tokens(candidate[1], judge))
+    return next((name, text) for name, text in candidates if name == "json" or _reads_back(text, name, value))
+
+
+def _reads_back(text: str, format: str, value: Any) -> bool:  # noqa: A002
+    """Return whether a text decodes to the value. 1, 1.0 and true are three values; the order of keys says nothing."""
+    try:
+        found = decode(text, format)
+        return bool(found == value) and _sorted_json(found) == _sorted_json(value)
+    except Exception:  # a form that cannot be read, or a value of a class whose comparison raises
+        return False
 
 
 def _candidates(value: Any) -> list[tuple[str, str]]:
@@ -236,10 +227,7 @@ def _candidates(value: Any) -> list[tuple[str, str]]:
         found.append(("columns", columns))
     if _any_text(value, forms.worth_lifting):
         found.append(("raw", forms.write_raw_block(columnar)))
-    names = ["toon", *(each.name for each in _encodings.values() if each.automatic)]
-    if len(plain) <= _YAML_LENGTH:
-        names.append("yaml")
-    for name in names:
+    for name in ("toon", *(each.name for each in _encodings.values() if each.automatic)):
         try:
             found.append((name, _encodings[name].write(value)))
         except EncodingError:
@@ -285,7 +273,7 @@ def _encode_cut(value: Any, format: str, budget: int, model: str | None) -> Enco
 
 def _least(value: Any, format: str, budget: int, model: str | None) -> Encoded:  # noqa: A002
     """What says that something was here, if the budget holds nothing of it."""
-    options = ("…", "") if format in ("text", "csv", "markdown") else ('"…"', "[]", "0")
+    options = ("…", "") if format == "text" else ('"…"', "[]", "0")
     text = next((option for option in options if count_tokens(option, model) <= budget), options[-1])
     return _made(text, format, value, model, missing="everything: the budget is too small")
 
@@ -320,7 +308,5 @@ def _made(
 ) -> Encoded:
     encoded = Encoded(text)
     encoded.format, encoded.missing, encoded.cut = format, missing, cut
-    is_whole_text = format == "text" and isinstance(value, str)
-    encoded.lossless = not missing and (find_encoding(format).lossless or is_whole_text)
     encoded._value, encoded._model = value, model
     return encoded

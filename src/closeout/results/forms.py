@@ -6,57 +6,45 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from closeout.results.budgets import More
-from closeout.results.escape import escape_markers
 from closeout.results.normal import (
     MAX_DEPTH,
     SURROGATE,
     EncodingError,
     compact_json,
     map_texts,
-    normalise,
     without_surrogates,
 )
 from closeout.results.summary import summarise
 from closeout.results.tokens import count_tokens
 
-if TYPE_CHECKING:
-    from closeout.results.tool_output import ToolOutput
-
 __all__ = [
     "COMPACT_FORMAT",
     "XML_FORMAT",
-    "CacheOptimizedOutput",
     "CompactForm",
-    "compact_form",
+    "compact_text",
+    "escape_attribute",
+    "escape_xml",
     "from_columns",
     "read_compact",
-    "read_csv",
     "read_json",
-    "read_markdown",
     "read_raw_block",
+    "read_safe_yaml",
+    "read_tool_result",
     "read_toon",
-    "read_xml",
-    "read_yaml",
-    "safe_yaml_form",
+    "safe_yaml_text",
     "to_columns",
+    "tool_result_text",
     "worth_lifting",
     "write_compact",
-    "write_csv",
-    "write_markdown",
     "write_raw_block",
     "write_safe_yaml",
     "write_tool_result",
     "write_toon",
-    "write_xml",
-    "write_yaml",
-    "xml_form",
 ]
 
 
@@ -222,7 +210,7 @@ def escape_xml(text: str) -> str:
     return _NOT_XML.sub("\ufffd", _escape_xml(text).replace('"', "&quot;").replace("\r", "&#13;"))
 
 
-def write_xml(value: Any, name: str = "result") -> str:
+def _xml_element(value: Any, name: str) -> str:
     """Return one element. A string is its text; other types are named in `type`: number, bool, null, list, object, and
     json for a string that XML cannot hold. A key that is not an XML name is the `key` of an `entry` element.
     """
@@ -260,23 +248,21 @@ def _tag(key: str) -> tuple[str, str]:
         return key, ""
     if _NOT_XML.search(key):
         return "entry", f' json="{escape_xml(json.dumps(key))}"'
-    text = escape_xml(key).replace("\n", "&#10;").replace("\t", "&#9;")
-    return "entry", f' key="{text}"'
+    return "entry", f' key="{escape_attribute(key)}"'
 
 
-def read_xml(text: str, child: str | None = None) -> Any:
-    """Return the value that `write_xml` wrote, or that of the root's first `child`."""
+def read_tool_result(text: str) -> Any:
+    """Return the value in the `data` element that `tool_result_text` wrote."""
     from xml.etree import ElementTree
 
     if "<!" in text:
         raise ValueError("The text declares a document type or holds a comment, which this form never has.")
     try:
-        root = ElementTree.fromstring(text)  # noqa: S314 - no declarations, so no entities to expand
+        found = ElementTree.fromstring(text).find("data")  # noqa: S314 - no declarations, so no entities to expand
     except ElementTree.ParseError as failure:
         raise ValueError(f"The text is not the XML form: {failure}") from failure
-    found = root if child is None else root.find(child)
     if found is None:
-        raise ValueError(f"The text has no <{child}> element.")
+        raise ValueError("The text has no <data> element.")
     return _xml_value(found)
 
 
@@ -298,80 +284,7 @@ def _xml_key(element: Any) -> str:
     return str(element.tag if element.get("key") is None else element.get("key"))
 
 
-# ------------------------------------------------------------------------------------------------ tables
-
-
-def _table(value: Any) -> tuple[list[str], list[list[Any]]]:
-    """Any value as header and rows: objects by their keys, lists by place, one object as key and value."""
-    if isinstance(value, dict):
-        return ["key", "value"], [[key, item] for key, item in value.items()]
-    rows = value if isinstance(value, list) else [value]
-    if rows and all(isinstance(row, dict) for row in rows):
-        columns = table_columns(rows) or list(dict.fromkeys(key for row in rows for key in row))
-        return columns, [[row.get(name, "") for name in columns] for row in rows]
-    if rows and all(isinstance(row, list) for row in rows):
-        width = max(map(len, rows))
-        return [str(place + 1) for place in range(width)], [row + [""] * (width - len(row)) for row in rows]
-    return ["value"], [[row] for row in rows]
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else compact_json(value)
-
-
-def write_csv(value: Any) -> str:
-    """Return CSV (RFC 4180) with "\\n" between lines. Lossy: cells are text, nested values compact JSON."""
-    header, rows = _table(value)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_cell(cell) for cell in row] for row in rows)
-    return out.getvalue().removesuffix("\n")
-
-
-def read_csv(text: str) -> list[dict[str, str]]:
-    """Return rows of text cells by column name."""
-    try:
-        header, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
-    except csv.Error as failure:  # a cell of more than 128 KB
-        raise ValueError(str(failure)) from failure
-    return [dict(zip(header, row, strict=False)) for row in rows]
-
-
-def write_markdown(value: Any) -> str:
-    """Return a pipe table. Lossy: cells are text; `|` and the backslash are escaped, a line break is `<br>`."""
-    header, rows = _table(value)
-    lines = [_markdown_line(header), "|" + "---|" * len(header)]
-    lines.extend(_markdown_line(row) for row in rows)
-    return "\n".join(lines)
-
-
-def _markdown_line(row: list[Any]) -> str:
-    cells = (_cell(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in row)
-    return "|" + "|".join("<br>".join(cell.splitlines()) for cell in cells) + "|"
-
-
-def read_markdown(text: str) -> list[dict[str, str]]:
-    """Return rows of text cells by column name."""
-    lines = text.split("\n")
-    header = _cells(lines[0])
-    return [dict(zip(header, _cells(line), strict=False)) for line in lines[2:]]
-
-
-def _cells(line: str) -> list[str]:
-    """The cells of a line, in one pass: a search for each pipe would be quadratic in a line without any."""
-    pieces = re.split(r"(\\.|\|)", line.removeprefix("|"))
-    cells, cell = [], ""
-    for piece in pieces:
-        if piece == "|":
-            cells.append(cell.replace("<br>", "\n"))
-            cell = ""
-        else:
-            cell += piece
-    return [re.sub(r"\\(.)", r"\1", cell) for cell in cells]
-
-
-# ------------------------------------------------------------------------------------------------ TOON, YAML
+# ------------------------------------------------------------------------------------------------ TOON
 
 
 def _toon() -> Any:
@@ -396,20 +309,11 @@ def read_toon(text: str) -> Any:
     return _toon().decode(text)
 
 
-def write_yaml(value: Any) -> str:
-    """Return the value in YAML. Raises `EncodingError` if YAML cannot hold it."""
-    import yaml
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    try:
-        text = yaml.dump(value, Dumper=dumper, allow_unicode=True, sort_keys=False, width=1 << 30)
-    except (yaml.YAMLError, RecursionError, UnicodeError) as failure:
-        raise EncodingError(f"YAML cannot hold this value: {failure}. Use json.") from failure
-    return str(text).removesuffix("...\n").removesuffix("\n")
+# ------------------------------------------------------------------------------------------------ safe YAML
 
 
-def read_yaml(text: str) -> Any:
-    """Return the value of YAML text nested at most MAX_DEPTH levels, without aliases."""
+def read_safe_yaml(text: str) -> Any:
+    """Return the value that `safe_yaml_text` wrote. The text may nest MAX_DEPTH levels, and has no aliases."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -418,13 +322,13 @@ def read_yaml(text: str) -> Any:
         for event in yaml.parse(text, Loader=loader):  # the loader itself overflows the C stack on deep nesting
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
-                if depth > MAX_DEPTH + 2:  # the safe_yaml form wraps its value twice
+                if depth > MAX_DEPTH + 2:  # the form wraps its value twice
                     raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
             elif isinstance(event, yaml.AliasEvent):
                 raise ValueError("it has an alias, which this form never has")
-        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+        return yaml.load(text, Loader=loader)["result"]["data"]  # noqa: S506 - a safe loader
     except yaml.YAMLError as failure:
         raise ValueError(str(failure)) from failure
 
@@ -450,51 +354,13 @@ class CompactForm(NamedTuple):
     error_code: str
 
 
-def compact_form(output: ToolOutput) -> str:
-    """`res:<base64 of JSON>|sum:…|tok:…|err:…`; `|`, line ends, `\\` in the summary are escaped, so it reads back."""
-    telemetry = output.telemetry
-    return _compact(normalise(output.result), output.summary, telemetry.output_tokens, telemetry.error_code or "")
-
-
-def safe_yaml_form(output: ToolOutput) -> str:
-    """`result:` with `data`, `summary` and `tokens`, as YAML that any safe loader reads."""
-    return _safe_yaml(normalise(output.result), output.summary, output.telemetry.output_tokens)
-
-
-def xml_form(output: ToolOutput) -> str:
-    """`<tool_result name="…">` with summary, data and token count, XML-escaped. Latency is shown in DETAILED only."""
-    telemetry = output.telemetry
-    latency = f' latency="{telemetry.latency_ms:.2f}"' if output.response_format == "detailed" else ""
-    result = normalise(output.result)
-    return _xml(telemetry.tool_name, result, output.summary, telemetry.output_tokens, latency)
-
-
-class CacheOptimizedOutput:
-    """A text whose first bytes depend on nothing but the tool, so that a provider's prompt cache can hold them."""
-
-    @staticmethod
-    def stable_prefix(tool_name: str) -> str:
-        """The opening tag for a tool.
-
-        >>> CacheOptimizedOutput.stable_prefix("search")
-        '<tool_result name="search">'
-        """
-        return f'<tool_result name="{_attribute(tool_name)}">'
-
-    @staticmethod
-    def format_with_stable_prefix(output: ToolOutput) -> str:
-        """The summary between the tool's own tags. No text in it can close them or pass for another marker."""
-        prefix = CacheOptimizedOutput.stable_prefix(output.telemetry.tool_name)
-        return f"{prefix}\n  <summary>{escape_markers(escape_xml(output.summary))}</summary>\n</tool_result>"
-
-
 def write_compact(value: Any) -> str:
     """The compact form of a normal value, with its own summary and token count."""
-    return _compact(value, summarise(value), count_tokens(compact_json(value)), "")
+    return compact_text(value, summarise(value), count_tokens(compact_json(value)), "")
 
 
 def read_compact(text: str) -> CompactForm:
-    """What `compact_form` wrote. Raises ValueError for other text."""
+    """Return the parts of a text that `compact_text` wrote. Raises ValueError for other text."""
     parts = dict(part.partition(":")[::2] for part in text.split("|"))
     if list(parts) != ["res", "sum", "tok", "err"]:
         raise ValueError("The text is not res:…|sum:…|tok:…|err:….")
@@ -504,15 +370,16 @@ def read_compact(text: str) -> CompactForm:
 
 def write_safe_yaml(value: Any) -> str:
     """The safe-YAML form of a normal value, with its own summary and token count."""
-    return _safe_yaml(value, summarise(value), count_tokens(compact_json(value)))
+    return safe_yaml_text(value, summarise(value), count_tokens(compact_json(value)))
 
 
 def write_tool_result(value: Any) -> str:
     """The XML form of a normal value, with its own summary and token count, for no named tool."""
-    return _xml("", value, summarise(value), count_tokens(compact_json(value)), "")
+    return tool_result_text("", value, summarise(value), count_tokens(compact_json(value)), "")
 
 
-def _compact(result: Any, summary: str, tokens: int, error_code: str) -> str:
+def compact_text(result: Any, summary: str, tokens: int, error_code: str) -> str:
+    """Return `res:<base64 of JSON>|sum:…|tok:…|err:…`, with `|`, line ends and `\\` in the summary escaped."""
     return COMPACT_FORMAT.format(
         result=base64.b64encode(compact_json(result).encode()).decode(),
         summary=_escape(summary),
@@ -529,19 +396,30 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\[\\pnr]", lambda found: _UNESCAPES[found[0]], text)
 
 
-def _safe_yaml(result: Any, summary: str, tokens: int) -> str:
-    return write_yaml({"result": {"data": result, "summary": without_surrogates(summary), "tokens": tokens}})
+def safe_yaml_text(result: Any, summary: str, tokens: int) -> str:
+    """Return `result:` with `data`, `summary` and `tokens` as YAML. Raises `EncodingError` if YAML cannot hold it."""
+    import yaml
+
+    whole = {"result": {"data": result, "summary": without_surrogates(summary), "tokens": tokens}}
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    try:
+        text = yaml.dump(whole, Dumper=dumper, allow_unicode=True, sort_keys=False, width=1 << 30)
+    except (yaml.YAMLError, RecursionError, UnicodeError) as failure:
+        raise EncodingError(f"YAML cannot hold this value: {failure}. Use json.") from failure
+    return str(text).removesuffix("\n")
 
 
-def _xml(tool_name: str, result: Any, summary: str, tokens: int, latency: str) -> str:
+def tool_result_text(tool_name: str, result: Any, summary: str, tokens: int, latency: str) -> str:
+    """Return `<tool_result name="…">` with summary, data and metadata, XML-escaped; `latency` is an attribute or ""."""
     return XML_FORMAT.format(
-        tool_name=_attribute(tool_name),
+        tool_name=escape_attribute(tool_name),
         summary=escape_xml(summary),
-        result=write_xml(result, "data"),
+        result=_xml_element(result, "data"),
         tokens=tokens,
         latency=latency,
     )
 
 
-def _attribute(text: str) -> str:
+def escape_attribute(text: str) -> str:
+    """Escape text for an attribute in double quotes that may hold line breaks and tabs."""
     return escape_xml(text).replace("\n", "&#10;").replace("\t", "&#9;")

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from closeout.codec import encode_json
-from closeout.journal.events import RunEnded, ToolStarted, TurnAccepted
+from closeout.journal.events import Event, RunEnded, ToolStarted, TurnAccepted
 from closeout.journal.totals import RunTotals
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.host import AgentHost
@@ -71,9 +71,10 @@ class _Chat:
 
     async def _completion(self, run_id: str) -> web.Response:
         await self._host.wait(run_id)
-        reader = _Reader()
-        reasoning = "".join([reader.activity(row.event) for row in await self._host.rows(run_id)])
-        answer = self._answer(run_id, reader)
+        events = [row.event for row in await self._host.rows(run_id)]
+        totals = RunTotals(events)
+        reasoning = "".join(map(_activity, events))
+        answer = self._answer(run_id, totals.ended)
         message: dict[str, Any] = {"role": "assistant", "content": answer, "refusal": None}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -81,25 +82,25 @@ class _Chat:
         completion = {
             **self._head(run_id, "chat.completion"),
             "choices": [choice],
-            "usage": chat_usage(reader.totals.usage),
+            "usage": chat_usage(totals.usage),
         }
         return web.Response(body=encode_json(completion), content_type="application/json", headers=run_headers(run_id))
 
-    def _answer(self, run_id: str, reader: _Reader) -> str:
+    def _answer(self, run_id: str, ended: RunEnded | None) -> str:
         """The answer of a run that is over. Raises ApiError if it has none."""
-        if reader.ended is None or (self._host.stopping and reader.ended.status == "cancelled"):
+        if ended is None or (self._host.stopping and ended.status == "cancelled"):
             text = self._host.failure(run_id) or f"The server is stopping. To continue: closeout resume {run_id}"
             raise ApiError(503, text, code="interrupted")
-        outcome = Outcome(reader.ended)
-        if reader.ended.status != "answered":
+        outcome = Outcome(ended)
+        if ended.status != "answered":
             message = outcome.message or f"The run was {outcome.status}."
             raise ApiError(500, f"{message} (run {run_id})", code=outcome.code)
-        return reader.ended.answer or ""
+        return ended.answer or ""
 
     # ------------------------------------------------------------------------------------------ streamed
 
     async def _chunks(self, run_id: str, with_usage: bool) -> AsyncIterator[bytes]:
-        head, reader, reply = self._head(run_id, "chat.completion.chunk"), _Reader(), ReplyText()
+        head, totals, reply = self._head(run_id, "chat.completion.chunk"), RunTotals(), ReplyText()
 
         def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
             choice = {"index": 0, "delta": dict(delta), "logprobs": None, "finish_reason": finish_reason}
@@ -112,17 +113,17 @@ class _Chat:
                 if change.text:
                     yield chunk({"content": gap + change.text})
                 gap = "\n\n" if change.withdrawn else ""
-            text = reader.activity(row.event)
-            if text:
+            totals(row.event)
+            if text := _activity(row.event):
                 yield chunk({"reasoning_content": text})
         try:
-            self._answer(run_id, reader)
+            self._answer(run_id, totals.ended)
         except ApiError as error:
             yield event_bytes(error_body(error))
             return
         yield chunk({}, "stop")
         if with_usage:
-            yield event_bytes({**head, "choices": [], "usage": chat_usage(reader.totals.usage)})
+            yield event_bytes({**head, "choices": [], "usage": chat_usage(totals.usage)})
         yield DONE
 
     def _head(self, run_id: str, kind: str) -> dict[str, Any]:
@@ -135,23 +136,11 @@ class _Chat:
         }
 
 
-class _Reader:
-    """Reads a run's events: its activity as text, its totals, and how it ended."""
-
-    def __init__(self) -> None:
-        self.totals = RunTotals()
-        self.ended: RunEnded | None = None
-
-    def activity(self, event: Any) -> str:
-        """Return what an event adds to the text that describes the run's activity."""
-        self.totals(event)
-        if event.agent != "main":
-            return ""
-        match event:
-            case ToolStarted():
-                return f"→ {event.name} {event.arguments}\n"
-            case TurnAccepted(text=text) if text:
-                return f"{text}\n"
-            case RunEnded():
-                self.ended = event
-        return ""
+def _activity(event: Event) -> str:
+    """Return what an event adds to the text that describes the run's activity."""
+    match event:
+        case ToolStarted(agent="main"):
+            return f"→ {event.name} {event.arguments}\n"
+        case TurnAccepted(agent="main", text=text) if text:
+            return f"{text}\n"
+    return ""

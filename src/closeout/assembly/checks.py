@@ -1,0 +1,220 @@
+"""Check what a user passes to an Agent or a run before anything starts. Every error names the fix.
+
+Settings are checked in `config`, tools in `tools`, model names in `models.connect`, servers in `tools.mcp_config`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from closeout.errors import UsageError
+
+if TYPE_CHECKING:
+    from closeout.journal.subscribers import Listener
+
+__all__ = [
+    "check_callable",
+    "check_context",
+    "check_formatter",
+    "check_history",
+    "check_home",
+    "check_limit",
+    "check_list",
+    "check_listeners",
+    "check_task",
+    "check_tasks",
+    "check_text",
+    "refuse_unknown",
+]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# What the messages of vendors' SDKs may have; unknown ones are misspelt.
+MESSAGE_KEYS = (
+    "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "refusal", "annotations",
+    "audio", "function_call", "id", "type", "status", "cache_control",
+)  # fmt: skip
+# Names that other frameworks use for the parameters of an Agent.
+FAMILIAR = {
+    "instructions": ("system_prompt", "system", "system_message", "prompt", "instruction", "role_description"),
+    "answer": (
+        "output_type",
+        "result_type",
+        "response_format",
+        "response_model",
+        "output_schema",
+        "output",
+        "text_format",
+    ),
+    "model": ("llm", "client", "model_name", "llm_client", "model_id"),
+    "tools": ("functions", "tool_list", "toolset", "toolsets"),
+    "mcp_servers": ("mcp", "mcp_server", "mcp_config"),
+    "max_turns": ("max_steps", "max_iterations", "max_iter", "recursion_limit", "max_loops", "turns"),
+    "max_tokens": ("max_output_tokens", "max_completion_tokens", "max_new_tokens"),
+    "max_seconds": ("timeout", "max_time", "max_execution_time", "time_limit", "deadline"),
+    "max_cost": ("budget", "max_budget", "cost_limit", "max_price"),
+    "base_url": ("url", "api_base", "endpoint", "base_uri", "openai_api_base"),
+    "api_key": ("key", "token", "openai_api_key"),
+    "stream": ("streaming",),
+    "config": ("settings", "cfg", "configuration"),
+}
+# What is set elsewhere.
+ELSEWHERE = {
+    "top_p": "Pass config={'llm': {'top_p': …}}.",
+    "model_settings": "Pass temperature= and max_tokens=, or config={'llm': {…}}.",
+    "extra_body": "Pass config={'llm': {'extra_body': {…}}}.",
+    "history": "Pass history= to run(…).",
+    "messages": "Pass history= to run(…).",
+    "listeners": "Pass listeners= to run(…).",
+    "callbacks": "Pass listeners= to run(…).",
+    "memory": "Use agent.session(…), or pass history= to run(…).",
+    "handoffs": "Pass tools=[other.as_tool(name, description)].",
+    "sub_agents": "Pass tools=[other.as_tool(name, description)].",
+    "deps_type": "Give the tool a parameter annotated RunContext.",
+    "verbose": "Pass listeners=[print] to run(…).",
+}
+
+
+def check_list(name: str, value: Any, example: str) -> tuple[Any, ...]:
+    """Return the items of a list. A string is refused: it would pass for a list of its letters."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return tuple(value)
+    except TypeError:
+        pass
+    raise UsageError(f"{name} must be a list, got {value!r:.80}. Pass {name}={example}.")
+
+
+def refuse_unknown(unknown: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Raise UsageError for arguments that a function does not have, with the name to use."""
+    if not unknown:
+        return
+    import difflib
+    from inspect import signature
+
+    known = [name for name in signature(function).parameters if name != "unknown"]
+    name = next(iter(unknown))
+    own = next((own for own, others in FAMILIAR.items() if name in others), "")
+    near = "" if own else next(iter(difflib.get_close_matches(name, (*known, *ELSEWHERE), n=1)), "")
+    own = own or (near if near in known else "")
+    hint = ELSEWHERE.get(name) or ELSEWHERE.get(near) or (f"Use {own}=." if own else f"It has: {', '.join(known)}.")
+    raise UsageError(f"Agent has no parameter {name!r}. {hint}")
+
+
+def check_text(name: str, value: Any) -> str:
+    """Return a text, empty for None."""
+    if not isinstance(value, str | None):
+        raise UsageError(f"{name} must be a string, got {value!r:.80}. Join several parts into one string.")
+    return value or ""
+
+
+def check_home(value: Any) -> Any:
+    """Return a folder. None and True mean the default one, False means none."""
+    if not isinstance(value, str | os.PathLike | bool | None):
+        raise UsageError(f"home must be a path, got {value!r:.80}. Pass a folder, or False to keep runs in memory.")
+    return value
+
+
+def check_context(value: Any) -> Any:
+    """Return a context policy, or None."""
+    if value is not None and (isinstance(value, type) or not hasattr(value, "decide")):
+        raise UsageError(
+            f"context must be a ContextPolicy, got {value!r:.80}. Pass an instance with a decide(state) method."
+        )
+    return value
+
+
+def check_strategy(value: Any) -> Any:
+    """Return a strategy, or None."""
+    from closeout.run.strategy import Strategy
+
+    if value is None or (isinstance(value, Strategy) and not isinstance(value, type)):
+        return value
+    raise UsageError(
+        f"strategy must be a Strategy such as Majority(3), got {value!r:.80}. It has name, version, ask()."
+    )
+
+
+def check_formatter(value: Any) -> Any:
+    """Return an OutputFormatter, or None."""
+    methods = ("format_tool_result_for_user", "format_final_summary_and_log")
+    if value is not None and (isinstance(value, type) or not all(hasattr(value, name) for name in methods)):
+        raise UsageError(
+            f"output_formatter must be an OutputFormatter, got {value!r:.80}. Pass an instance: MyFormatter()."
+        )
+    return value
+
+
+def check_callable(name: str, base: str, value: Any) -> Any:
+    """Return a class or a factory, or None."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{name} must be a subclass of {base}, got {value!r:.80}. Pass the class: {name}=My{base}.")
+    return value
+
+
+def check_task(value: Any) -> str:
+    """Return the text of a task."""
+    if not isinstance(value, str):
+        raise UsageError(f"The task must be a string, got {value!r:.80}. Pass an earlier conversation as history=.")
+    if not value.strip():
+        raise UsageError("The task is empty. Say what the agent should find out or do.")
+    return value
+
+
+def check_tasks(value: Any) -> Any:
+    """Return tasks to iterate over. A string is refused: it would pass for a list of its letters."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable | AsyncIterable):
+        raise UsageError(f"tasks must be a list of tasks, got {value!r:.80}. Pass ['first task', 'second task'].")
+    return value
+
+
+def check_limit(value: Any) -> int:
+    """Return how many runs may be executed at the same time."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"limit must be a whole number from 1 on, got {value!r:.80}. Pass limit=20.")
+    return value
+
+
+def check_history(value: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the messages before the task. A server would refuse any others, if at all."""
+    messages: tuple[Any, ...] = check_list("history", value, '[{"role": "user", "content": "…"}]')
+    for message in messages:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ROLES:
+            raise UsageError(
+                f"history must hold messages, got {message!r:.80}. Write each as "
+                '{"role": "user", "content": "…"}, or with "assistant".'
+            )
+        if unknown := next((key for key in message if key not in MESSAGE_KEYS), None):
+            import difflib
+
+            near = difflib.get_close_matches(str(unknown), MESSAGE_KEYS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"A message has {', '.join(MESSAGE_KEYS[:4])}."
+            raise UsageError(f"A message of history has the unknown key {unknown!r}: {message!r:.80}. {hint}")
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise UsageError(f"A message of history has no content: {message!r:.80}. Write it under 'content'.")
+        if not isinstance(message.get("content"), str | list | tuple | None):
+            raise UsageError(f"The content of a message must be a string or a list of parts, got {message!r:.80}.")
+    return messages
+
+
+def check_listeners(value: Any) -> tuple[Listener, ...]:
+    """Return listeners. A class or a coroutine function is refused: it could be called, and would do nothing."""
+    found = check_list("listeners", value, "[print]")
+    if not found:
+        return ()
+    from inspect import iscoroutinefunction
+
+    for listener in found:
+        if isinstance(listener, type) or not (callable(listener) or hasattr(listener, "for_run")):
+            raise UsageError(
+                f"A listener must be callable, got {listener!r:.80}. "
+                "Pass a function, or an instance of a listener: JsonLogListener()."
+            )
+        if iscoroutinefunction(listener) or iscoroutinefunction(getattr(listener, "__call__", None)):  # noqa: B004
+            raise UsageError(
+                f"A listener must be a plain function, got the async {listener!r:.80}. "
+                "Pass asyncio.Queue().put_nowait for example, or use agent.stream(…)."
+            )
+    return found
