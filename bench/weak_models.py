@@ -40,7 +40,7 @@ from closeout.tools.builtin import calculate, document_tools
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "weak_models"
 DATA = HERE / "data"
-SET, DOCUMENTS = "unseen two", "steps_unseen"
+SET, DOCUMENTS = "two", "local_documents"
 TITLES = {
     "closeout_embedded": "Closeout, in process",
     "closeout": "Closeout",

@@ -132,13 +132,13 @@ def report() -> str:
     return "The plums are ripe. " * 4000
 
 
-async def test_what_was_never_cut_cannot_be_read_on_by_a_small_model():
+async def test_a_small_model_may_not_begin_with_reading_on():
     """Offered from the start, it is what a small model begins with."""
     script = [call("times", number=2, factor=3), call("report"), answer("6")]
     client = ScriptedClient(script, capabilities=WEAK)
     await Agent(client, [report, times], dialect="cot_completion", home=False).run("How many?")
     allowed = ["read_result" in request.constraint.value for request in client.requests]
-    assert allowed == [False, False, True]
+    assert allowed == [False, True, True]
 
 
 async def test_a_small_model_may_not_answer_right_after_a_call_that_failed():

@@ -630,13 +630,6 @@ def test_a_files_own_description_decides_how_it_is_used(tmp_path: Path, describe
     assert (able.weak, able.native_tools, able.preferred_dialect, able.max_context) == (weak, native, dialect, 2048)
 
 
-def test_the_smallest_models_do_not_reason_in_words(model: Path) -> None:
-    reasons = [LocalClient(name).capabilities.reasons for name in ("local", "local:small", model)]
-    assert reasons == [True, False, False]
-    names = ("qwen2.5-coder:1.5b", "qwen2.5-coder:0.5b", "mistral-nemo")
-    assert [OpenAIClient(name, "http://localhost:1/v1").capabilities.reasons for name in names] == [True, False, True]
-
-
 def test_a_file_is_described_by_its_header(model: Path) -> None:
     found = read_gguf(model)
     assert (found.architecture, found.context, found.small) == ("llama", 2048, True)
