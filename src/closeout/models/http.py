@@ -17,7 +17,14 @@ from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Us
 from closeout.models import transport
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.catalog import Price, find_price, undated
-from closeout.models.http_errors import error_from_body, error_from_response, explain, is_overflow, refuses_tools
+from closeout.models.http_errors import (
+    error_from_body,
+    error_from_response,
+    explain,
+    is_overflow,
+    refused_parameter,
+    refuses_tools,
+)
 from closeout.models.retry import RetryPolicy, complete_with_retries
 from closeout.models.streaming import EventReader, ReplyBuilder, StreamReader
 from closeout.redaction import redact, secrets_in
@@ -67,6 +74,7 @@ class HTTPClient(BaseClient):
         self.name = f"{vendor}:{model}"
         self.model = model
         self.base_url = base_url
+        self._server = f"{vendor} {transport.Endpoint(base_url).origin}"  # whose attachments are sent back
         self._secrets = secrets_in(headers)
         self._extra = dict(extra_body or {})
         self._timeout = timeout
@@ -154,6 +162,8 @@ class HTTPClient(BaseClient):
             if on_delta is not None and not stream:
                 _replay(reply, on_delta)
             usage = reply.usage
+            if reply.attached:
+                reply = replace(reply, attached={"server": self._server, **reply.attached})
             warnings = self._warnings(request)
             return replace(reply, warnings=warnings) if warnings else reply
         except ModelUnreachable as error:
@@ -175,9 +185,7 @@ class HTTPClient(BaseClient):
             value = decode_json(refusal)
         except ValueError:
             return False
-        error = value.get("error", value) if isinstance(value, dict) else {}
-        param = error.get("param") if isinstance(error, dict) else ""
-        return self._adapt(request, str(param or ""), reason)
+        return self._adapt(request, refused_parameter(value), reason)
 
     def _warnings(self, request: ModelRequest) -> tuple[str, ...]:
         """Say so if the reply was not held to the request's constraint."""
@@ -222,14 +230,11 @@ class HTTPClient(BaseClient):
             error.usage = error.usage or self._spent(builder, sent)
             raise
         else:
-            if not (reader.complete or builder.enough):
-                if builder.started:
-                    spent = self._spent(builder, sent)
-                    raise StreamDropped(f"{response.origin} ended its stream before the reply.", usage=spent)
+            if not (reader.complete or builder.enough or builder.started):
                 # No event at all: an error, a proxy's page, or a whole reply from a server that does not stream.
                 return _replay(self._read_whole(start, sent, response.origin), on_delta)
         usage = builder.usage or ONE_REQUEST
-        return self._counted(builder.reply(usage=usage, reasoning_details=reader.details, tokens=reader.tokens), sent)
+        return self._counted(builder.reply(usage=usage, attached=reader.attached, tokens=reader.tokens), sent)
 
     # -------------------------------------------------------------------------------- usage and options
 

@@ -21,7 +21,15 @@ from closeout.errors import (
     ServerFailed,
 )
 
-__all__ = ["error_from_body", "error_from_response", "explain", "is_overflow", "refuses_tools", "retry_after"]
+__all__ = [
+    "error_from_body",
+    "error_from_response",
+    "explain",
+    "is_overflow",
+    "refused_parameter",
+    "refuses_tools",
+    "retry_after",
+]
 
 # How servers say that a prompt is too long. OpenAI, Azure and vLLM: "maximum context length"; vLLM also "longer than
 # the maximum model length", "max_tokens must be at least 1, got -186"; SGLang: "longer than the model's context
@@ -164,6 +172,18 @@ def _from_json(value: Any) -> tuple[str, str]:
     # vLLM and llama.cpp repeat the status as the code; the name is in the type then.
     names = (name for name in (error.get("code"), error.get("type")) if isinstance(name, str) and not name.isdigit())
     return next(names, ""), _one_line(str(reason))
+
+
+def refused_parameter(value: Any) -> str:
+    """Return the parameter or field that an error names: OpenAI's `param`, or the end of FastAPI's `loc`."""
+    value = value[0] if isinstance(value, list) and value else value
+    error = _field(value, "error") or value
+    named = _field(error, "param")
+    details = _field(error, "detail") or _field(error, "message")
+    if not named and isinstance(details, list) and details:
+        place = _field(details[0], "loc")
+        named = place[-1] if isinstance(place, list) and place else ""
+    return named if isinstance(named, str) else ""
 
 
 def _field(value: Any, name: str) -> Any:

@@ -38,7 +38,7 @@ from closeout.messages import (
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
 from closeout.parsing.program import numbers_in
 from closeout.parsing.questions import asks_for_name, asks_for_second, asks_to_compare
-from closeout.parsing.readers import Reader
+from closeout.parsing.readers import Reader, unfinished
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
 from closeout.run.doubts import (
@@ -403,10 +403,12 @@ class ModelSession:
             start = repeated_tail(reply.text)
             if start >= 0 or repeated_tail(reply.reasoning) >= 0:
                 return Reading(reply.text[: max(start, 0)], reply.reasoning, defects=(REPEATING,))
-        reading = self._reader().close(reply)
+        reading = replace(self._reader().close(reply), attached=reply.attached)
         if reading.calls:
             self._salvaged_in_a_row = 0
             return reading
+        if not (reply.finished or reading.defects):
+            reading = replace(reading, defects=(unfinished(reply),))
         reading = self._salvage(reading, reply) or reading
         # Without tools, "Observation: …" is a line like any other.
         if not reading.calls and self._offered.specs and invents_result(reading.answer or ""):
@@ -429,13 +431,18 @@ class ModelSession:
             return None
         if any(defect.refuses for defect in reading.defects):
             return None
-        salvaged = salvage(reply.text, reply.reasoning, self._offered.specs)
+        rejected = reply.finish_reason == "rejected"  # the server may have left the beginning out
+        salvaged = salvage(reply.text, reply.reasoning, self._offered.specs, truncated=rejected)
         if salvaged is None or not salvaged.calls:
             return None
         self._consider_switch(salvaged.repairs[0].kind if salvaged.repairs else "")
         calls = salvaged.calls if self.dialect.parallel_calls else salvaged.calls[:1]
         repairs = (*reading.repairs, *salvaged.repairs)
-        return Reading(salvaged.content, reading.reasoning, tuple(calls), repairs=repairs)
+        if rejected:
+            repairs = (Repair("rejected_call", "reply", reply.text[:80], after=calls[0].name), *repairs)
+        return replace(
+            reading, text=salvaged.content, calls=tuple(calls), answer=None, defects=(), repairs=repairs, raw=""
+        )
 
     # ------------------------------------------------------------------------------------------ another dialect
 
@@ -476,6 +483,9 @@ class ModelSession:
             reply = await self.calls.request(request, replace(info, purpose="compact", note=""))
         except (ModelError, LimitReached) as error:
             self._warn("Compaction", str(error))
+            return ""
+        if not reply.finished:
+            self._warn("Compaction", f"The model did not finish its summary: {reply.finish_reason}.")
             return ""
         return summary_in(reply.text)
 

@@ -17,6 +17,7 @@ from closeout.testing.byte_tokens import StatedTokens
 from closeout.testing.client import ConversationKey, Performance, Player
 from closeout.testing.misbehaviour import Misbehaviour
 from closeout.testing.script import CHARACTERS_PER_TOKEN, RequestView, Script, as_deltas, pieces
+from closeout.testing.vendors import find_vendor
 
 __all__ = ["ReceivedRequest", "ScriptedServer", "serve_script"]
 
@@ -69,6 +70,7 @@ class ScriptedServer:
         port: The port to listen on; 0 chooses a free one.
         kind: The `owned_by` of `/v1/models`.
         max_context: The `max_model_len` of `/v1/models`.
+        vendor: One of `VENDORS`, whose state the server attaches to its replies and wants back.
 
     Attributes:
         requests: The requests in order of arrival.
@@ -91,6 +93,7 @@ class ScriptedServer:
         port: int = 0,
         kind: str = "closeout",
         max_context: int | None = None,
+        vendor: str = "",
     ) -> None:
         self.requests: list[ReceivedRequest] = []
         self.url = ""
@@ -100,6 +103,7 @@ class ScriptedServer:
         self._pause = pause
         self._native_tools = native_tools
         self._record = record
+        self._vendor = find_vendor(vendor)
         self._address = (host, port)
         self._model = {"id": "scripted", "object": "model", "owned_by": kind, "max_model_len": max_context}
         self._bodies: dict[str, bytes] = {}  # the last body of each conversation
@@ -169,6 +173,9 @@ class ScriptedServer:
             view = received.view = self._view(protocol, body, received)
         except (ValueError, AttributeError, TypeError) as error:
             return _error(400, f"Cannot read the request: {error}.")
+        messages = body.get("messages")
+        if self._vendor is not None and messages and (problem := self._vendor.refuse(messages)):
+            return _error(400, problem)
         try:
             performance = self._player.play(view)
         except ModelError as error:
@@ -177,6 +184,8 @@ class ScriptedServer:
         received.fault = performance.fault.kind if performance.fault is not None else None
         try:
             reply = self._with_cache(performance, received)
+            if self._vendor is not None:
+                reply = self._vendor.attach(reply, performance.turn)
             return await self._perform(request, protocol, replace(performance, reply=reply), body)
         except (asyncio.CancelledError, ConnectionError):
             received.disconnected = True
@@ -387,9 +396,12 @@ def _chat_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.tool_calls else "")}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
+    message |= reply.attached.get("message", {})
     if reply.tool_calls:
+        added = reply.attached.get("calls", {})
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+            | added.get(call.id, {})
             for call in reply.tool_calls
         ]
     stated = StatedTokens.of(reply, request)
@@ -410,7 +422,8 @@ def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[
         choice = {"index": 0, "delta": delta, "finish_reason": finish, **tokens}
         return _event(_envelope("chat.completion.chunk", request, [choice]))
 
-    first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    added = reply.attached.get("message", {})
+    first = {"index": 0, "delta": {"role": "assistant", "content": "", **added}, "finish_reason": None}
     yield _event({**_envelope("chat.completion.chunk", request, [first]), **stated.of_body()})
     for part, delta in enumerate(deltas):
         tokens = stated.of_choice(part, len(deltas))
@@ -420,6 +433,7 @@ def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[
             call = reply.tool_calls[delta.index]
             function: dict[str, Any] = {"name": call.name, "arguments": ""}
             named = {"index": delta.index, "id": call.id, "type": "function", "function": function}
+            named |= reply.attached.get("calls", {}).get(call.id, {})
             yield chunk({"tool_calls": [named]}, **tokens)
         else:
             yield chunk({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}, **tokens)
@@ -498,6 +512,7 @@ def _anthropic_usage(reply: ModelReply) -> dict[str, int]:
 
 def _anthropic_blocks(reply: ModelReply) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
+    blocks += reply.attached.get("content", ())
     if reply.reasoning:
         blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": "c2lnbmVk"})
     if reply.text or not reply.tool_calls:
@@ -551,6 +566,8 @@ def _growing(
         deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"], sizes)]
         deltas.append({"type": "signature_delta", "signature": block["signature"]})
         return {**block, "thinking": "", "signature": ""}, deltas
+    if block["type"] != "tool_use":
+        return block, []
     deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(next(arguments), sizes)]
     return {**block, "input": {}}, deltas
 
