@@ -127,9 +127,11 @@ async def test_mistral_gets_nine_letters_for_the_ids_of_others_and_of_calls_writ
 def test_events_of_earlier_versions_are_read():
     old = {"agent": "main", "call": 0, "text": "hi", "reasoning_details": [{"type": "thinking"}], "usage": {}}
     replied = read_event("ModelReplied", old)
-    assert isinstance(replied, ModelReplied) and replied.reply().attached == {}
+    assert isinstance(replied, ModelReplied)
+    assert replied.reply().attached == {}
     accepted = read_event("TurnAccepted", {"agent": "main", "attempt": 0, "turn": 0, "text": "hi"})
-    assert isinstance(accepted, TurnAccepted) and accepted.step().attached == {}
+    assert isinstance(accepted, TurnAccepted)
+    assert accepted.step().attached == {}
 
 
 # ------------------------------------------------------------------------------------------------ what is kept
