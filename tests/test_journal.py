@@ -83,7 +83,7 @@ def test_any_text_survives_lone_surrogates_too(short: str, long: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             store = Store(Path(folder))
             journal = Journal.start(store, started(short))
-            journal.append(replied(0, long + "\ud800"))
+            journal.append(dataclasses.replace(replied(0), text=long + "\ud800"))
             task, reply = (row.event for row in journal.rows())
             store.close()
     assert isinstance(task, ev.RunStarted)

@@ -12,6 +12,7 @@ from functools import reduce
 from operator import add
 from typing import Any, Literal, NoReturn
 
+from closeout.codec import join_surrogates
 from closeout.records import record
 
 __all__ = [
@@ -466,6 +467,10 @@ class ModelReply:
     warnings: tuple[str, ...] = ()
     tokens: ReplyTokens | None = None
 
+    def __post_init__(self) -> None:
+        # No file and no socket takes half of a surrogate pair.
+        self.text, self.reasoning = join_surrogates(self.text), join_surrogates(self.reasoning)  # type: ignore[misc]
+
     @property
     def finished(self) -> bool:
         """Whether the model ended the reply. Only such a reply can be an answer."""
@@ -499,3 +504,7 @@ class Reading:
     repairs: tuple[Repair, ...] = ()
     raw: str = ""  # the trusted part of the reply as written
     attached: Mapping[str, Any] = field(default_factory=dict)  # see `ModelReply.attached`
+
+    def __post_init__(self) -> None:
+        if self.answer is not None:  # JSON escapes in it may be half of a surrogate pair
+            self.answer = join_surrogates(self.answer)  # type: ignore[misc]
