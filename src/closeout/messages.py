@@ -228,7 +228,7 @@ class ToolPolicy:
 
     @property
     def strict_names(self) -> bool:
-        """Whether a misspelt name is never taken for this tool or its arguments."""
+        """Whether a call that names another server is never taken for this tool."""
         return self.destructive or not (self.effects_known or self.read_only)
 
     @property
