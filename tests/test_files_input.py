@@ -13,21 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from closeout import Agent, tool
+from closeout.assembly.files import MAX_IMAGE_BYTES, Prepared, fair_share, file_budget, prepare
 from closeout.errors import UsageError
 from closeout.journal import events as ev
 from closeout.journal.store import close_stores, open_store
 from closeout.messages import Capabilities
 from closeout.results.tokens import count_tokens
-from closeout.run.files import (
-    MAX_IMAGE_BYTES,
-    FileText,
-    Prepared,
-    dump_texts,
-    fair_share,
-    file_budget,
-    load_texts,
-    prepare,
-)
+from closeout.run.task import FileText, dump_texts, load_texts
 from closeout.testing import RequestView, ScriptedClient, answer, call, serve_script
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 40

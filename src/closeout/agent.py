@@ -5,12 +5,11 @@ Imports wait until they are needed, so that `from closeout import Agent` costs n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar
 
-from closeout import checks
-from closeout.errors import ConfigError, ToolDefinitionError, UsageError
+from closeout.assembly import checks
+from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
-    from closeout.config import Config, SubAgentSettings
+    from closeout.config import Config
     from closeout.context.policy import ContextPolicy
     from closeout.dialects.protocol import Dialect
     from closeout.journal.store import Store
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from closeout.models.base import BaseClient
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
-    from closeout.run.lifecycle import Task
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
     from closeout.run.result import RunResult
@@ -158,9 +156,8 @@ class Agent(Generic[Value]):
         temperature: float | None = None,
         **unknown: Never,
     ) -> None:
-        from closeout.answers.typed import contract_of
+        from closeout.assembly.assembler import Assembler
         from closeout.config import load_config
-        from closeout.models.connect import connect
 
         checks.refuse_unknown(unknown, Agent)
         self.name = name
@@ -174,25 +171,26 @@ class Agent(Generic[Value]):
             "llm.max_tokens": max_tokens,
             "llm.temperature": temperature,
         }
-        self.config = load_config(config, values={key: value for key, value in arguments.items() if value is not None})
-        self._base_url = base_url
-        self._dialect: str | Dialect = self.config.dialect if dialect is None or isinstance(dialect, str) else dialect
-        self._instructions = checks.check_text("instructions", instructions)
-        self._home = checks.check_home(home)
-        self._formatter = checks.check_formatter(output_formatter)
-        self._answer: AnswerContract[Value] | None = None if answer is None else contract_of(answer)
-        self._make_executor = checks.check_callable("tool_executor", "ToolExecutor", tool_executor)
-        self._make_generator = checks.check_callable("answer_generator", "AnswerGenerator", answer_generator)
-        self._context = checks.check_context(context)
-        self._stream = stream
-        self._client = connect(model, base_url, api_key, self.config.llm)
-        self._check_dialect()
-        self._runs_programs = code_mode or getattr(self._dialect, "name", self._dialect) == "code"
-        self._manager = self._make_manager(tools, mcp_servers, api_key)
-        self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
-        self._check_sub_agents()
-        self._plan: AgentPlan | None = None
-        self._folder: Path | None = None  # that `home` resolved to on first use
+        self.config = load_config(config, values=arguments)
+        self._assembler = Assembler(
+            self.config,
+            name=name,
+            model=model,
+            tools=tools,
+            mcp_servers=mcp_servers,
+            dialect=dialect,
+            instructions=instructions,
+            base_url=base_url,
+            api_key=api_key,
+            answer=answer,
+            stream=stream,
+            home=home,
+            output_formatter=output_formatter,
+            tool_executor=tool_executor,
+            answer_generator=answer_generator,
+            context=context,
+            code_mode=code_mode,
+        )
 
     def with_tools(self, names: Iterable[str]) -> Agent[Value]:
         """Return this agent with only some of its tools. The two share the model, the MCP servers and the home.
@@ -205,17 +203,8 @@ class Agent(Generic[Value]):
         """
         from copy import copy
 
-        from closeout.run.programs import program_tool
-        from closeout.run.subagents import read_result_tool
-
-        chosen = set(names)
-        if chosen:
-            own = {spec.name for spec in self._manager.specs()}
-            chosen |= own & {read_result_tool.name, program_tool.name}
-        self.store()  # settles the home, which both keep
         agent = copy(self)
-        agent._manager = self._manager.only(chosen)
-        agent._plan = None
+        agent._assembler = self._assembler.only(names)
         return agent
 
     # ------------------------------------------------------------------------------------------------ running
@@ -255,11 +244,12 @@ class Agent(Generic[Value]):
         """
         from dataclasses import replace
 
+        from closeout.assembly.files import prepare_task
         from closeout.run.lifecycle import execute_run, start_journal, with_read_result
 
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners)).overridden(settings)
-        prepared = await self._prepare(plan, task, files, history)
+        prepared = await prepare_task(plan, task, files, history)
         prepared = replace(prepared, task_id=task_id, ground_truth=ground_truth, origin=origin or {})
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
@@ -289,7 +279,7 @@ class Agent(Generic[Value]):
         )
 
     async def _history_context(self) -> int | None:
-        return self.config.llm.max_context_length or await self._client.context_length()
+        return self.config.llm.max_context_length or await self._assembler.client.context_length()
 
     async def run_once(
         self,
@@ -437,10 +427,11 @@ class Agent(Generic[Value]):
         """
         from dataclasses import replace
 
+        from closeout.assembly.files import prepare_task
         from closeout.run.lifecycle import start_journal, with_read_result
 
         store, plan = self._kept_runs(), self.plan().overridden(settings)
-        prepared = replace(await self._prepare(plan, task, files, history), origin=origin or {})
+        prepared = replace(await prepare_task(plan, task, files, history), origin=origin or {})
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
             journal = await start_journal(plan, prepared, store, run_id)
@@ -593,11 +584,11 @@ class Agent(Generic[Value]):
         return sub_agent_tool(name, description, self.plan)
 
     async def __aenter__(self) -> Self:
-        await self._manager.__aenter__()
+        await self._assembler.manager.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._manager.__aexit__(None, None, None)
+        await self._assembler.manager.__aexit__(None, None, None)
 
     # ------------------------------------------------------------------------------------------------ parts
 
@@ -607,10 +598,7 @@ class Agent(Generic[Value]):
         Raises:
             JournalError: The store cannot be opened.
         """
-        from closeout.journal.store import open_store
-
-        folder = self._home_folder()
-        return None if folder is None else open_store(folder)
+        return self._assembler.store()
 
     def _kept_runs(self) -> Store:
         store = self.store()
@@ -618,331 +606,9 @@ class Agent(Generic[Value]):
             raise UsageError("This agent keeps its runs in memory (home=False), so it cannot resume them. Pass a home.")
         return store
 
-    def _home_folder(self) -> Path | None:
-        if self._home is False:
-            return None
-        if self._home is None and getattr(self._client, "scripted", False) and not os.environ.get("CLOSEOUT_HOME"):
-            from closeout.journal.scratch import scratch_home
-
-            return scratch_home()
-        if self._home in (None, True):
-            from closeout.config import home_folder
-
-            return home_folder()
-        if self._folder is None:
-            from pathlib import Path
-
-            self._folder = Path(str(self._home)).absolute()
-        return self._folder
-
     def plan(self, streamed: bool = False) -> AgentPlan:
         """Return what the agent is, with everything settled. Made on first use."""
-        from dataclasses import replace
-
-        if self._plan is None:
-            self._plan = self._make_plan()
-        if streamed and not self._plan.stream:
-            return replace(self._plan, stream=True)
-        return self._plan
-
-    def _make_plan(self) -> AgentPlan:
-        from copy import copy
-
-        from closeout.answers.contracts import Text
-        from closeout.answers.formatter import OutputFormatter
-        from closeout.answers.generator import AnswerGenerator
-        from closeout.run.limits import Limits
-        from closeout.run.plan import AgentPlan
-        from closeout.tools.executor import ToolExecutor
-
-        config, settings = self.config, self.config.agent
-        contract = self._answer or getattr(self._formatter, "contract", None) or Text()
-        formatter = OutputFormatter() if self._formatter is None else copy(self._formatter)
-        formatter.contract = contract
-        endpoint = self._endpoint()
-        return AgentPlan(
-            name=self.name,
-            client=self._client,
-            dialect=self._settled_dialect(endpoint),
-            manager=self._manager,
-            contract=contract,
-            limits=Limits.of(settings),
-            instructions=self._instructions,
-            settings=settings,
-            llm=config.llm,
-            prompts=config.prompts,
-            may_switch_dialect=self._dialect == "auto",
-            remember_dialect=lambda name: self._remember(endpoint, name),
-            stream=self._stream,
-            record_prompts=config.journal.prompts,
-            output_formatter=formatter,
-            make_executor=self._make_executor or ToolExecutor,
-            make_generator=self._make_generator or AnswerGenerator,
-            context=self._context,
-            search_budget=self._search_budget(),
-        )
-
-    def _search_budget(self) -> int | None:
-        """Return how many tokens of tool definitions the model is sent; beyond that it searches for tools."""
-        tools = self.config.tools
-        # A program calls tools as functions, whose signatures it needs.
-        writes_programs = self._prefers_programs or getattr(self._dialect, "name", self._dialect) == "code"
-        if tools.search == "off" or writes_programs:
-            return None
-        return 0 if tools.search == "on" else tools.search_budget
-
-    def _make_manager(self, tools: Any, mcp_servers: Any, api_key: str | None) -> ToolManager:
-        from closeout.run.subagents import as_tool, read_result_tool
-        from closeout.tools.manager import ToolManager
-        from closeout.tools.mcp_config import read_servers
-
-        if not isinstance(mcp_servers, Mapping):
-            mcp_servers = checks.check_list("mcp_servers", mcp_servers, '["python server.py"]')
-        servers = (*read_servers(self.config.tools.mcp_servers), *read_servers(mcp_servers))
-        programs = self._program_tools()
-        if isinstance(tools, ToolManager):
-            if servers:
-                raise UsageError("With tools=ToolManager(…), pass its servers as ToolManager(mcp_servers=…).")
-            for each in self._configured_sub_agents(tools.local_tools, api_key):
-                tools.add(each)
-            names = {spec.name for spec in tools.specs()}
-            for each in (read_result_tool, *programs):
-                if each.spec.name not in names:
-                    tools.add(each)
-            for each in tools.local_tools:
-                if (with_model := self._with_model(each, api_key)) is not each:
-                    tools.replace(with_model)
-            return tools
-        named = checks.check_list("tools", tools, "[look_up]")
-        own = [as_tool(self._with_settings(each)) for each in named]
-        own += self._configured_sub_agents(own, api_key)
-        own += programs
-        own = [self._with_model(each, api_key) for each in own]
-        return ToolManager(
-            (*own, read_result_tool) if own or servers else (),
-            servers,
-            blacklist=tuple(self.config.tools.blacklist),
-            approval=self.config.tools.approval,
-        )
-
-    def _program_tools(self) -> list[AnyTool]:
-        """Return the tool that runs programs, if the agent writes them."""
-        if not self._runs_programs:
-            return []
-        from closeout.run.programs import program_tool, require_sandbox
-
-        require_sandbox()
-        return [program_tool]
-
-    def _adopt_programs(self) -> bool:
-        """Add the tool that runs programs, if the client prefers them and they are of use. Returns whether they are.
-
-        A weak model learns programs from worked examples, which are about looking things up and computing.
-        """
-        capabilities = self._client.capabilities
-        if capabilities.preferred_dialect != "code":
-            return False
-        import logging
-
-        from closeout.dialects.prompts import program_slots
-        from closeout.run.programs import program_tool, sandbox_installed
-
-        specs = [each.spec for each in self._manager.local_tools]
-        if capabilities.weak and not program_slots(specs):
-            return False
-        if not sandbox_installed():
-            text = "%s gives more right answers when it can write programs: pip install 'closeout[code]'."
-            logging.getLogger(__name__).warning(text, self._client.name)
-            return False
-        self._runs_programs = True
-        if all(spec.name != program_tool.spec.name for spec in specs):
-            self._manager.add(program_tool)
-        return True
-
-    def _fits_examples(self) -> bool:
-        """Whether the worked examples for small models are about tools such as this agent's."""
-        from closeout.dialects.prompts import examples_slots
-
-        return bool(examples_slots([each.spec for each in self._manager.local_tools]))
-
-    def _with_model(self, tool: AnyTool, api_key: str | None) -> AnyTool:
-        """Supply a tool that asks a model, and has none, with the one that the settings name or the agent's own."""
-        from closeout.models.connect import connect
-        from closeout.run.subagents import PageModel
-        from closeout.tools.tool import ModelTool
-
-        if not isinstance(tool, ModelTool) or tool.ask is not None:
-            return tool
-        name, client = self.config.tools.web.extract_model, self._client
-        if name and name != client.name:
-            llm, base_url = self.config.llm, self._base_url
-            if name.partition(":")[0] != client.name.partition(":")[0]:
-                llm = llm.model_copy(update={"base_url": None, "api_key": None})  # those of another vendor
-                base_url = api_key = None
-            client = connect(name, base_url, api_key, llm)
-        return tool.with_model(PageModel(client))
-
-    def _configured_sub_agents(self, own: Sequence[AnyTool], api_key: str | None) -> list[AnyTool]:
-        """Make the sub-agents that the settings define."""
-        settings = self.config.agent.sub_agents
-        if not settings:
-            return []
-        from closeout.run.subagents import BUILT_IN, configured_sub_agents
-
-        def built_in(name: str) -> Any:
-            return self._built_in(name) if name in BUILT_IN else None
-
-        def make(name: str, entry: SubAgentSettings, tools: list[AnyTool]) -> Tool[..., Any]:
-            return self._sub_agent(name, entry, tools, api_key).as_tool(name, entry.description)
-
-        return configured_sub_agents(settings, own, built_in, make)
-
-    def _with_settings(self, tool: Any) -> Any:
-        """Return a built-in tool, or its name, as the tool with the settings of this agent; any other as it is."""
-        if isinstance(tool, str):
-            return self._built_in(tool)
-        from closeout.run.subagents import WEB
-        from closeout.tools import builtin
-
-        name = getattr(tool, "name", "")
-        return self._built_in(name) if name in WEB and tool is getattr(builtin, name) else tool
-
-    def _built_in(self, name: str) -> Any:
-        """Return a built-in tool by its name, with the settings of this agent.
-
-        Raises:
-            ToolDefinitionError: No tool has this name.
-        """
-        from closeout.run.subagents import BUILT_IN, WEB
-        from closeout.tools import builtin
-
-        if name not in BUILT_IN:
-            raise ToolDefinitionError(
-                f"No built-in tool is named {name!r}. There are: {', '.join(BUILT_IN)}. Pass your own as functions."
-            )
-        settings = self.config.tools
-        if name == "fetch_url" and settings.allow_private_addresses:
-            return builtin.web_tool(allow_private=True)
-        if name == "run_python":
-            return builtin.python_tool(isolation=settings.python.isolation)
-        if name == "ask_user":
-            return builtin.ask_tool(max_wait=settings.ask.max_wait, default=settings.ask.default)
-        if name in WEB:
-            return next(each for each in builtin.web_tools(self.config.tools) if each.name == name)
-        return getattr(builtin, name)
-
-    def _sub_agent(self, name: str, entry: SubAgentSettings, tools: list[Any], api_key: str | None) -> Agent[Any]:
-        """Make an agent of a section `agent.sub_agents.NAME`. What the section leaves open is as here."""
-        config = self.config
-        agent = config.agent.model_copy(update={"sub_agents": {}})
-        llm, base_url = config.llm, entry.base_url or self._base_url
-        if entry.model and entry.model.partition(":")[0] != self._client.name.partition(":")[0]:
-            llm = llm.model_copy(update={"base_url": None, "api_key": None})  # those of another vendor
-            base_url, api_key = entry.base_url, None
-        tool_settings = config.tools.model_copy(update={"mcp_servers": []})
-        return Agent(
-            model=entry.model or self._client,
-            tools=tools,
-            mcp_servers=entry.mcp_servers,
-            dialect=entry.dialect or self._dialect,
-            instructions=entry.instructions,
-            base_url=base_url,
-            api_key=api_key,
-            max_turns=entry.max_turns,
-            stream=self._stream,
-            config=config.model_copy(update={"agent": agent, "llm": llm, "tools": tool_settings}),
-            name=name,
-            home=self._home,
-        )
-
-    def _check_sub_agents(self) -> None:
-        """Raise ConfigError for settings of a sub-agent that this agent does not have."""
-        configured = self.config.agent.sub_agents
-        if not configured:
-            return
-        from closeout.run.subagents import sub_agent_names
-
-        checks.check_sub_agents(configured, sub_agent_names(self._manager))
-
-    # ------------------------------------------------------------------------------------------------ the dialect
-
-    def _check_dialect(self) -> None:
-        """Refuse an unknown name, what is not a dialect, an invalid template, and an endpoint that cannot serve it."""
-        from closeout.dialects.protocol import get_dialect, serves
-
-        dialect, capabilities = self._dialect, self._client.capabilities
-        get_dialect("function_call" if dialect == "auto" else dialect, self.config.prompts)
-        problem = serves(dialect, capabilities) if isinstance(dialect, str) and dialect != "auto" else ""
-        if problem and capabilities.known:
-            raise ConfigError(problem)
-
-    def _endpoint(self) -> str:
-        """The name under which the dialect of an endpoint is remembered."""
-        return f"dialect {self._client.name} {self._base_url or self.config.llm.base_url or ''}"
-
-    def _settled_dialect(self, endpoint: str) -> str | Dialect:
-        """Return the dialect; for "auto" what was learned of the endpoint, else what its client declares.
-
-        An endpoint of which nothing is known is asked in native calls; its first reply is the probe. If it refuses
-        tools, or its model keeps writing calls as text, the run switches, and the endpoint is remembered.
-        """
-        if self._dialect != "auto":
-            return self._dialect
-        capabilities = self._client.capabilities
-        preferred = capabilities.preferred_dialect
-        if preferred == "code" and not self._prefers_programs:
-            # Native calls of a small model are worse than text only if the text has worked examples.
-            native = capabilities.weak and capabilities.native_tools and not self._fits_examples()
-            preferred = None if native else "cot_completion"
-        if preferred:
-            return preferred
-        if not capabilities.chat:
-            return "cot_completion"
-        if not capabilities.native_tools:
-            return "cot_chat"
-        return (None if capabilities.known else self._recall(endpoint)) or "function_call"
-
-    def _recall(self, endpoint: str) -> str | None:
-        from closeout.journal.readonly import open_to_read
-
-        folder = self._home_folder()
-        if folder is None:
-            return None
-        with open_to_read(folder) as store:
-            return store.noted(endpoint)
-
-    def _remember(self, endpoint: str, dialect: str) -> None:
-        store = self.store()
-        if store is not None:
-            store.note(endpoint, dialect)
-
-    # ------------------------------------------------------------------------------------------------ the task
-
-    async def _prepare(
-        self, plan: AgentPlan, text: str, files: Sequence[str | Path], history: Sequence[Mapping[str, Any]]
-    ) -> Task:
-        """Read the files, and check what the task consists of."""
-        import asyncio
-        from dataclasses import replace
-
-        from closeout.messages import Message
-        from closeout.run.files import Prepared, prepare
-        from closeout.run.lifecycle import Task
-
-        client = plan.client
-        prepared = Prepared(checks.check_task(text))
-        if files:  # in a thread, because a large PDF takes seconds
-            can = replace(client.capabilities, max_context=await client.context_length())
-            prepared = await asyncio.to_thread(prepare, text, files, capabilities=can, model=client.name)
-        return Task(
-            text=text,
-            question=prepared.question,
-            files=prepared.names,
-            images=prepared.images,
-            earlier=tuple(map(Message.of, checks.check_history(history))),
-            texts=prepared.texts,
-            notes=prepared.notes,
-        )
+        return self._assembler.plan(streamed)
 
 
 def _refuse_running_loop() -> None:

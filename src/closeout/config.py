@@ -273,7 +273,8 @@ def load_config(
         overrides: Settings such as `agent.main_agent.max_turns=20`, with YAML values.
         environment: Variables such as `CLOSEOUT_AGENT__MAX_ROLLBACKS=10`, with double underscores for dots; by default
             the process's environment. They override the source; `overrides` override them.
-        values: Settings by dotted key, with Python values. They override everything else.
+        values: Settings by dotted key, with Python values. They override everything else, except that None
+            leaves a setting as it is.
 
     Raises:
         ConfigError: A key is unknown, a value is not valid, or the source cannot be read.
@@ -297,7 +298,8 @@ def load_config(
             raise ConfigError(f"A setting must be key=value, such as agent.main_agent.max_turns=20, got '{override}'.")
         _put(tree, _path(key.strip()), text, key.strip())
     for key, value in (values or {}).items():
-        _set(tree, key, value)
+        if value is not None:
+            _set(tree, key, value)
     if not tree:
         return _DEFAULTS
     try:

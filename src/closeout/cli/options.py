@@ -171,6 +171,7 @@ def read_settings(settings: Sequence[str]) -> Config:
 
 def _tools(options: RunOptions, config: Config, *, small: bool) -> list[Any]:
     """Return the built-in tools. `small`: simpler ones, because a small model mixes up facts if it sees many."""
+    from closeout.assembly.toolset import built_in_tool
     from closeout.tools.builtin import calculate, document_tools, web_tools
 
     tools: list[Any] = [calculate]
@@ -181,23 +182,8 @@ def _tools(options: RunOptions, config: Config, *, small: bool) -> list[Any]:
     for name in dict.fromkeys(options.tools):
         if name not in TOOLS:
             raise UsageError(f"Unknown built-in tool '{name}'. --tool takes {', '.join(TOOLS)}.")
-        tools.append(_built_in(name, config))
+        tools.append(built_in_tool(name, config.tools))
     return tools
-
-
-def _built_in(name: str, config: Config) -> Any:
-    from closeout.tools import builtin
-
-    if name == "fetch_url" and config.tools.allow_private_addresses:
-        return builtin.web_tool(allow_private=True)
-    if name == "run_python":
-        from closeout.tools.builtin.python_isolation import find_isolation
-
-        find_isolation(config.tools.python.isolation)  # raises ConfigError: before the run costs anything
-        return builtin.python_tool(isolation=config.tools.python.isolation)
-    if name == "ask_user":
-        return builtin.ask_tool(max_wait=config.tools.ask.max_wait, default=config.tools.ask.default)
-    return getattr(builtin, name)
 
 
 def _check_search(config: Config) -> None:

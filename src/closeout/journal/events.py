@@ -91,7 +91,7 @@ class RunStarted(Event):
         question: the task preceded by the texts of its files; empty if that is the task itself.
         earlier: the conversation before the task, a JSON list of messages.
         images: a JSON list of image parts.
-        texts: the file texts that are not in the question, as `run.files.dump_texts` writes them.
+        texts: the file texts that are not in the question, as `run.task.dump_texts` writes them.
         fingerprint: what identifies the agent. A resume compares it.
         origin: notes of the caller, for a later resume.
         name: the agent's name.

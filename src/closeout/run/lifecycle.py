@@ -6,7 +6,7 @@ import asyncio
 import json
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError, ResumeRefused, Suspended, ToolError
@@ -19,18 +19,17 @@ from closeout.messages import Message, ToolSpec
 from closeout.redaction import redact
 from closeout.results.artifacts import Artifact
 from closeout.run.closing import with_summary
-from closeout.run.files import FileText, dump_texts, load_texts
 from closeout.run.limits import Budget
 from closeout.run.offered_tools import dump_specs, load_specs, with_server_tools
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import AgentPlan, Scope, differences, note_problems
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import read_result_tool
+from closeout.run.task import Task, dump_texts, load_texts
 from closeout.run.waiting import Decisions, pending_of, record_decisions
 from closeout.tools.manager import ToolManager
 
 __all__ = [
-    "Task",
     "as_recorded",
     "execute_on",
     "execute_run",
@@ -41,35 +40,6 @@ __all__ = [
     "start_journal",
     "with_read_result",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What a run is asked.
-
-    Attributes:
-        text: The task.
-        question: The text that the model gets: the task after the texts of its files.
-        task_id: A name for graders.
-        ground_truth: The right answer, for graders.
-        files: The paths of its files.
-        images: Pictures, OpenAI `image_url` parts.
-        earlier: The conversation before the task.
-        origin: Notes for the program that resumes the run.
-        texts: Texts of which the question holds only the beginning.
-        notes: What was left out of the files, a sentence each.
-    """
-
-    text: str
-    question: str = ""
-    task_id: str = ""
-    ground_truth: str | None = None
-    files: tuple[str, ...] = ()
-    images: tuple[dict[str, Any], ...] = ()
-    earlier: tuple[Message, ...] = ()
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    texts: tuple[FileText, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id: str = "") -> Journal:

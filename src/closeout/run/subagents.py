@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from closeout.answers.experience import experience_from
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import EvictionPolicy
-from closeout.errors import ConfigError, ToolDefinitionError, ToolError
+from closeout.errors import ToolDefinitionError, ToolError
 from closeout.journal.events import AgentEnded, AgentStarted
 from closeout.messages import Message, ModelRequest, RequestInfo, ToolPolicy
 from closeout.parsing.reasoning import split_thinking
@@ -22,11 +21,10 @@ from closeout.run.limits import Limits
 from closeout.run.orchestrator import Orchestrator
 from closeout.run.plan import MAX_DEPTH, current_scope, note_problems
 from closeout.tools.foreign import foreign_tool
-from closeout.tools.manager import AnyTool, ToolManager, is_tool
+from closeout.tools.manager import AnyTool, is_tool
 from closeout.tools.tool import ModelTool, Tool, tool
 
 if TYPE_CHECKING:
-    from closeout.config import SubAgentSettings
     from closeout.models.base import BaseClient
     from closeout.run.attempt import Attempt
     from closeout.run.plan import AgentPlan
@@ -37,21 +35,10 @@ __all__ = [
     "SubAgentTool",
     "as_tool",
     "clients_of",
-    "configured_sub_agents",
     "read_result_tool",
     "report_of",
-    "sub_agent_names",
     "sub_agent_tool",
 ]
-
-WEB = ("web_search", "scrape_website", "scrape_and_extract_info")
-BUILT_IN = (
-    "ask_user",
-    "calculate",
-    "fetch_url",
-    "run_python",
-    *WEB,
-)  # what `agent.sub_agents.NAME.tools` may name besides
 
 
 @tool(name="read_result", read_only=True, repeatable=True, inline=True)
@@ -117,15 +104,6 @@ class SubAgentTool(Tool[..., Any]):
         self.plan_of = plan_of
 
 
-def sub_agent_names(manager: ToolManager, depth: int = MAX_DEPTH) -> set[str]:
-    """Return the names of the sub-agents among an agent's tools, and of theirs, down to `depth`."""
-    found: set[str] = set()
-    for each in manager.local_tools if depth else ():
-        if isinstance(each, SubAgentTool):
-            found |= {each.name, *sub_agent_names(each.plan_of(False).manager, depth - 1)}
-    return found
-
-
 def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:
     """Return the model clients of an agent and of its sub-agents, each once."""
     found = [plan.client]
@@ -135,52 +113,6 @@ def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:
         elif isinstance(each, ModelTool) and isinstance(each.ask, PageModel) and each.ask.client not in found:
             found.append(each.ask.client)
     return found
-
-
-def configured_sub_agents(
-    settings: Mapping[str, SubAgentSettings],
-    own: Sequence[AnyTool],
-    built_in: Callable[[str], AnyTool | None],
-    make: Callable[[str, SubAgentSettings, list[AnyTool]], AnyTool],
-) -> list[AnyTool]:
-    """Make the sub-agents that the settings define.
-
-    Args:
-        settings: The section `agent.sub_agents`. Entries that only set limits are left out.
-        own: The agent's tools. A sub-agent may name them.
-        built_in: Returns a built-in tool by its name, or None.
-        make: Makes a sub-agent of its name, its settings and its tools.
-
-    Raises:
-        ConfigError: A name or a tool is unknown, a description is missing, or sub-agents contain each other.
-    """
-    tools = {each.spec.name: each for each in own}
-    defined = {name: each for name, each in settings.items() if each.is_definition}
-    made: dict[str, AnyTool] = {}
-    for name, each in defined.items():
-        key = f"agent.sub_agents.{name}"
-        if name in tools:
-            raise ConfigError(f"'{key}' cannot define a sub-agent: the agent has a tool '{name}'. Choose another name.")
-        if not each.description.strip():
-            raise ConfigError(f"'{key}.description' is missing. Say when the agent should call '{name}'.")
-
-    def find(tool_name: str, path: tuple[str, ...]) -> AnyTool:
-        if tool_name in path:
-            raise ConfigError(f"Sub-agents cannot contain each other: {' → '.join((*path, tool_name))}.")
-        if tool_name in defined:
-            if tool_name not in made:
-                entry, below = defined[tool_name], (*path, tool_name)
-                made[tool_name] = make(tool_name, entry, [find(each, below) for each in dict.fromkeys(entry.tools)])
-            return made[tool_name]
-        found = tools.get(tool_name) or built_in(tool_name)
-        if found is None:
-            known = sorted({*tools, *defined, *BUILT_IN} - {path[-1]})
-            near = difflib.get_close_matches(tool_name, known, n=1)
-            hint = f"Did you mean '{near[0]}'?" if near else f"Choose from: {', '.join(known)}."
-            raise ConfigError(f"Unknown tool '{tool_name}' in 'agent.sub_agents.{path[-1]}.tools'. {hint}")
-        return found
-
-    return [find(name, ()) for name in defined]
 
 
 def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentPlan]) -> Tool[..., Any]:

@@ -1,26 +1,29 @@
-"""Prepare the files of a task: text goes before the task within a budget, `read_result` shows the rest of it.
+"""Prepare a task with its files: text goes before the task within a budget, `read_result` shows the rest of it.
 
 `tools.builtin.extract` turns documents into text.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import html
-import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from closeout.assembly.checks import check_history, check_task
 from closeout.errors import ToolError, UsageError
-from closeout.messages import Capabilities
+from closeout.messages import Capabilities, Message
 from closeout.results.budgets import largest_fit
 from closeout.results.escape import escape_markers
 from closeout.results.tokens import count_tokens
+from closeout.run.plan import AgentPlan
+from closeout.run.task import FileText, Task
 
-__all__ = ["FileText", "Prepared", "dump_texts", "file_budget", "load_texts", "prepare"]
+__all__ = ["Prepared", "file_budget", "prepare", "prepare_task"]
 
 MAX_FILES = 50
 # The smallest limit of the large vendors; all of them scale a picture down to far less before the model sees it.
@@ -45,15 +48,6 @@ _OTHER_KINDS = (  # what else a file may be, and what to do
     (b"\x1f\x8b", "is compressed. Unpack it first"),
 )
 _FILE_TAG = re.compile(r"(?i)<(?=\s*/?\s*file\b)")
-
-
-@dataclass(frozen=True, slots=True)
-class FileText:
-    """The whole text of a file of which the prompt holds only the head. `handle` is what `read_result` takes."""
-
-    handle: str
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +80,30 @@ class _File:
     remark: str = ""
     advice: str = ""  # for the person who passed the file
     clipped: bool = False  # longer than is read
+
+
+async def prepare_task(
+    plan: AgentPlan, text: str, files: Sequence[str | Path], history: Sequence[Mapping[str, Any]]
+) -> Task:
+    """Check what a task consists of, and read its files.
+
+    Raises:
+        UsageError: The text, a file or a message of the history cannot be used.
+    """
+    client = plan.client
+    prepared = Prepared(check_task(text))
+    if files:  # in a thread, because a large PDF takes seconds
+        can = replace(client.capabilities, max_context=await client.context_length())
+        prepared = await asyncio.to_thread(prepare, text, files, capabilities=can, model=client.name)
+    return Task(
+        text=text,
+        question=prepared.question,
+        files=prepared.names,
+        images=prepared.images,
+        earlier=tuple(map(Message.of, check_history(history))),
+        texts=prepared.texts,
+        notes=prepared.notes,
+    )
 
 
 def file_budget(max_context: int | None) -> int:
@@ -137,17 +155,6 @@ def prepare(
         tuple(shown.notes),
         tuple(shown.cut),
     )
-
-
-def dump_texts(texts: Iterable[FileText]) -> str:
-    """Write texts as JSON for the journal, empty if there are none."""
-    rows = [(text.handle, text.name, text.text) for text in texts]
-    return json.dumps(rows, ensure_ascii=False) if rows else ""
-
-
-def load_texts(record: str) -> tuple[FileText, ...]:
-    """Return the texts that `dump_texts` wrote."""
-    return tuple(FileText(*row) for row in json.loads(record)) if record else ()
 
 
 # ------------------------------------------------------------------------------------------------ showing

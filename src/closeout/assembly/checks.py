@@ -6,10 +6,10 @@ Settings are checked in `config`, tools in `tools`, model names in `models.conne
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from closeout.errors import ConfigError, UsageError
+from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
@@ -23,7 +23,6 @@ __all__ = [
     "check_limit",
     "check_list",
     "check_listeners",
-    "check_sub_agents",
     "check_task",
     "check_tasks",
     "check_text",
@@ -141,21 +140,6 @@ def check_callable(name: str, base: str, value: Any) -> Any:
     if value is not None and not callable(value):
         raise UsageError(f"{name} must be a subclass of {base}, got {value!r:.80}. Pass the class: {name}=My{base}.")
     return value
-
-
-def check_sub_agents(configured: Iterable[str], known: Collection[str]) -> None:
-    """Raise ConfigError if a setting `agent.sub_agents.NAME` names no sub-agent."""
-    import difflib
-
-    for name in configured:
-        if name in known:
-            continue
-        if not known:
-            hint = "This agent has none: set its description to define it, or pass tools=[other.as_tool(…)]."
-        else:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean '{near[0]}'?" if near else f"Its sub-agents are: {', '.join(sorted(known))}."
-        raise ConfigError(f"Unknown sub-agent '{name}' in the setting 'agent.sub_agents.{name}'. {hint}")
 
 
 def check_task(value: Any) -> str:

@@ -1,0 +1,313 @@
+"""From the arguments of an Agent and its settings to the plan of its runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from closeout.answers.contracts import Text
+from closeout.answers.formatter import OutputFormatter
+from closeout.answers.generator import AnswerGenerator
+from closeout.answers.reading import AnswerContract
+from closeout.answers.typed import contract_of
+from closeout.assembly.checks import check_callable, check_context, check_formatter, check_home, check_list, check_text
+from closeout.assembly.toolset import check_sub_agents, configured_sub_agents, with_settings
+from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, load_config
+from closeout.dialects.prompts import examples_slots, program_slots
+from closeout.dialects.protocol import Dialect, get_dialect, serves
+from closeout.errors import ConfigError, UsageError
+from closeout.journal.readonly import open_to_read
+from closeout.journal.scratch import scratch_home
+from closeout.journal.store import Store, open_store
+from closeout.messages import ToolSpec
+from closeout.models.connect import connect
+from closeout.run.limits import Limits
+from closeout.run.plan import AgentPlan
+from closeout.run.programs import program_tool, require_sandbox, sandbox_installed
+from closeout.run.subagents import PageModel, as_tool, read_result_tool, sub_agent_tool
+from closeout.tools.executor import ToolExecutor
+from closeout.tools.manager import AnyTool, ToolManager
+from closeout.tools.mcp_config import read_servers
+from closeout.tools.tool import ModelTool, Tool
+
+__all__ = ["Assembler"]
+
+logger = logging.getLogger(__name__)
+
+
+class Assembler:
+    """Checks the arguments of an Agent, makes its tools, and settles its plan.
+
+    The arguments are those of `Agent`, in which `config` is complete.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        name: str,
+        model: Any = None,
+        tools: Any = (),
+        mcp_servers: Any = (),
+        dialect: Any = None,
+        instructions: Any = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        answer: Any = None,
+        stream: bool = False,
+        home: Any = None,
+        output_formatter: Any = None,
+        tool_executor: Any = None,
+        answer_generator: Any = None,
+        context: Any = None,
+        code_mode: bool = False,
+    ) -> None:
+        self.config = config
+        self._name = name
+        self._base_url = base_url
+        self._api_key = api_key
+        self._dialect: str | Dialect = config.dialect if dialect is None or isinstance(dialect, str) else dialect
+        self._instructions = check_text("instructions", instructions)
+        self._home = check_home(home)
+        self._formatter = check_formatter(output_formatter)
+        self._answer: AnswerContract[Any] | None = None if answer is None else contract_of(answer)
+        self._make_executor = check_callable("tool_executor", "ToolExecutor", tool_executor)
+        self._make_generator = check_callable("answer_generator", "AnswerGenerator", answer_generator)
+        self._context = check_context(context)
+        self._stream = stream
+        self.client = connect(model, base_url, api_key, config.llm)
+        self._check_dialect()
+        self._runs_programs = code_mode or getattr(self._dialect, "name", self._dialect) == "code"
+        self.manager = self._make_manager(tools, mcp_servers)
+        self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
+        check_sub_agents(config.agent.sub_agents, self.manager)
+        self._plan: AgentPlan | None = None
+        self._folder: Path | None = None  # that `home` resolved to on first use
+
+    def only(self, names: Iterable[str]) -> Assembler:
+        """Return the same with only some of the tools, and those that Closeout adds itself.
+
+        Raises:
+            UsageError: The agent has no such tool.
+        """
+        chosen = set(names)
+        if chosen:
+            chosen |= {spec.name for spec in self.manager.specs()} & {read_result_tool.name, program_tool.name}
+        self.home_folder()  # settles the home, which both keep
+        other = copy(self)
+        other.manager = self.manager.only(chosen)
+        other._plan = None
+        return other
+
+    def plan(self, streamed: bool = False) -> AgentPlan:
+        """Return the plan, made on first use."""
+        if self._plan is None:
+            self._plan = self._make_plan()
+        return replace(self._plan, stream=True) if streamed and not self._plan.stream else self._plan
+
+    def store(self) -> Store | None:
+        """Return the store of the agent's runs, None if they are kept in memory."""
+        folder = self.home_folder()
+        return None if folder is None else open_store(folder)
+
+    def home_folder(self) -> Path | None:
+        """Return the folder of the agent's runs, None if they are kept in memory."""
+        if self._home is False:
+            return None
+        if self._home is None and getattr(self.client, "scripted", False) and not os.environ.get("CLOSEOUT_HOME"):
+            return scratch_home()
+        if self._home in (None, True):
+            return home_folder()
+        if self._folder is None:
+            self._folder = Path(str(self._home)).absolute()
+        return self._folder
+
+    def _make_plan(self) -> AgentPlan:
+        config, settings = self.config, self.config.agent
+        contract = self._answer or getattr(self._formatter, "contract", None) or Text()
+        formatter = OutputFormatter() if self._formatter is None else copy(self._formatter)
+        formatter.contract = contract
+        endpoint = f"dialect {self.client.name} {self._base_url or config.llm.base_url or ''}"
+        return AgentPlan(
+            name=self._name,
+            client=self.client,
+            dialect=self._settled_dialect(endpoint),
+            manager=self.manager,
+            contract=contract,
+            limits=Limits.of(settings),
+            instructions=self._instructions,
+            settings=settings,
+            llm=config.llm,
+            prompts=config.prompts,
+            may_switch_dialect=self._dialect == "auto",
+            remember_dialect=lambda name: self._remember(endpoint, name),
+            stream=self._stream,
+            record_prompts=config.journal.prompts,
+            output_formatter=formatter,
+            make_executor=self._make_executor or ToolExecutor,
+            make_generator=self._make_generator or AnswerGenerator,
+            context=self._context,
+            search_budget=self._search_budget(),
+        )
+
+    def _search_budget(self) -> int | None:
+        """Return how many tokens of tool definitions the model is sent; beyond that it searches for tools."""
+        tools = self.config.tools
+        # A program calls tools as functions, whose signatures it needs.
+        writes_programs = self._prefers_programs or getattr(self._dialect, "name", self._dialect) == "code"
+        if tools.search == "off" or writes_programs:
+            return None
+        return 0 if tools.search == "on" else tools.search_budget
+
+    # ------------------------------------------------------------------------------------------------ the tools
+
+    def _make_manager(self, tools: Any, mcp_servers: Any) -> ToolManager:
+        if not isinstance(mcp_servers, Mapping):
+            mcp_servers = check_list("mcp_servers", mcp_servers, '["python server.py"]')
+        servers = (*read_servers(self.config.tools.mcp_servers), *read_servers(mcp_servers))
+        programs: list[AnyTool] = []
+        if self._runs_programs:
+            require_sandbox()
+            programs.append(program_tool)
+        if isinstance(tools, ToolManager):
+            if servers:
+                raise UsageError("With tools=ToolManager(…), pass its servers as ToolManager(mcp_servers=…).")
+            for each in self._configured_sub_agents(tools.local_tools):
+                tools.add(each)
+            names = {spec.name for spec in tools.specs()}
+            for each in (read_result_tool, *programs):
+                if each.spec.name not in names:
+                    tools.add(each)
+            for each in tools.local_tools:
+                if (with_model := self._with_model(each)) is not each:
+                    tools.replace(with_model)
+            return tools
+        named = check_list("tools", tools, "[look_up]")
+        own = [as_tool(with_settings(each, self.config.tools)) for each in named]
+        own += self._configured_sub_agents(own)
+        own += programs
+        own = [self._with_model(each) for each in own]
+        return ToolManager(
+            (*own, read_result_tool) if own or servers else (),
+            servers,
+            blacklist=tuple(self.config.tools.blacklist),
+            approval=self.config.tools.approval,
+        )
+
+    def _adopt_programs(self) -> bool:
+        """Add the tool that runs programs if the client prefers them and they are of use, and return True if so.
+
+        A weak model learns programs from worked examples, which are about looking things up and computing.
+        """
+        capabilities = self.client.capabilities
+        if capabilities.preferred_dialect != "code":
+            return False
+        specs = self._own_specs()
+        if capabilities.weak and not program_slots(specs):
+            return False
+        if not sandbox_installed():
+            text = "%s gives more right answers when it can write programs: pip install 'closeout[code]'."
+            logger.warning(text, self.client.name)
+            return False
+        self._runs_programs = True
+        if all(spec.name != program_tool.spec.name for spec in specs):
+            self.manager.add(program_tool)
+        return True
+
+    def _own_specs(self) -> list[ToolSpec]:
+        return [each.spec for each in self.manager.local_tools]
+
+    def _with_model(self, tool: AnyTool) -> AnyTool:
+        """Supply a tool that asks a model, and has none, with the one that the settings name or the agent's own."""
+        if not isinstance(tool, ModelTool) or tool.ask is not None:
+            return tool
+        name, client = self.config.tools.web.extract_model, self.client
+        if name and name != client.name:
+            llm, base_url, api_key = self._connection(name)
+            client = connect(name, base_url, api_key, llm)
+        return tool.with_model(PageModel(client))
+
+    def _connection(self, model: str, base_url: str | None = None) -> tuple[LLMSettings, str | None, str | None]:
+        """Return the settings, address and key for another model: this agent's, unless the vendor is another one."""
+        llm = self.config.llm
+        if model.partition(":")[0] == self.client.name.partition(":")[0]:
+            return llm, base_url or self._base_url, self._api_key
+        return llm.model_copy(update={"base_url": None, "api_key": None}), base_url, None
+
+    def _configured_sub_agents(self, own: Sequence[AnyTool]) -> list[AnyTool]:
+        config = self.config
+
+        def make(name: str, entry: SubAgentSettings, tools: list[AnyTool]) -> Tool[..., Any]:
+            """Make an agent of a section `agent.sub_agents.NAME`. What the section leaves open is as here."""
+            llm, base_url, api_key = self._connection(entry.model or self.client.name, entry.base_url)
+            changes = {
+                "agent": config.agent.model_copy(update={"sub_agents": {}}),
+                "llm": llm,
+                "tools": config.tools.model_copy(update={"mcp_servers": []}),
+            }
+            values = {"dialect": entry.dialect, "agent.main_agent.max_turns": entry.max_turns}
+            below = Assembler(
+                load_config(config.model_copy(update=changes), values=values),
+                name=name,
+                model=entry.model or self.client,
+                tools=tools,
+                mcp_servers=entry.mcp_servers,
+                dialect=entry.dialect or self._dialect,
+                instructions=entry.instructions,
+                base_url=base_url,
+                api_key=api_key,
+                stream=self._stream,
+                home=self._home,
+            )
+            return sub_agent_tool(name, entry.description, below.plan)
+
+        return configured_sub_agents(config.agent.sub_agents, own, config.tools, make)
+
+    # ------------------------------------------------------------------------------------------------ the dialect
+
+    def _check_dialect(self) -> None:
+        """Refuse an unknown name, what is not a dialect, an invalid template, and an endpoint that cannot serve it."""
+        dialect, capabilities = self._dialect, self.client.capabilities
+        get_dialect("function_call" if dialect == "auto" else dialect, self.config.prompts)
+        problem = serves(dialect, capabilities) if isinstance(dialect, str) and dialect != "auto" else ""
+        if problem and capabilities.known:
+            raise ConfigError(problem)
+
+    def _settled_dialect(self, endpoint: str) -> str | Dialect:
+        """Return the dialect; for "auto" what was learned of the endpoint, else what its client declares.
+
+        An endpoint of which nothing is known is asked in native calls; its first reply is the probe. If it refuses
+        tools, or its model keeps writing calls as text, the run switches, and the endpoint is remembered.
+        """
+        if self._dialect != "auto":
+            return self._dialect
+        capabilities = self.client.capabilities
+        preferred = capabilities.preferred_dialect
+        if preferred == "code" and not self._prefers_programs:
+            # Native calls of a small model are worse than text only if the text has worked examples.
+            native = capabilities.weak and capabilities.native_tools and not examples_slots(self._own_specs())
+            preferred = None if native else "cot_completion"
+        if preferred:
+            return preferred
+        if not capabilities.chat:
+            return "cot_completion"
+        if not capabilities.native_tools:
+            return "cot_chat"
+        return (None if capabilities.known else self._recall(endpoint)) or "function_call"
+
+    def _recall(self, endpoint: str) -> str | None:
+        folder = self.home_folder()
+        if folder is None:
+            return None
+        with open_to_read(folder) as store:
+            return store.noted(endpoint)
+
+    def _remember(self, endpoint: str, dialect: str) -> None:
+        store = self.store()
+        if store is not None:
+            store.note(endpoint, dialect)

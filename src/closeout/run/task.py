@@ -1,0 +1,61 @@
+"""What a run is asked: its text, its files and the conversation before it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from closeout.messages import Message
+
+__all__ = ["FileText", "Task", "dump_texts", "load_texts"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileText:
+    """The whole text of a file of which the prompt holds only the head. `handle` is what `read_result` takes."""
+
+    handle: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a run is asked.
+
+    Attributes:
+        text: The task.
+        question: The text that the model gets: the task after the texts of its files.
+        task_id: A name for graders.
+        ground_truth: The right answer, for graders.
+        files: The paths of its files.
+        images: Pictures, OpenAI `image_url` parts.
+        earlier: The conversation before the task.
+        origin: Notes for the program that resumes the run.
+        texts: Texts of which the question holds only the beginning.
+        notes: What was left out of the files, a sentence each.
+    """
+
+    text: str
+    question: str = ""
+    task_id: str = ""
+    ground_truth: str | None = None
+    files: tuple[str, ...] = ()
+    images: tuple[dict[str, Any], ...] = ()
+    earlier: tuple[Message, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    texts: tuple[FileText, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def dump_texts(texts: Iterable[FileText]) -> str:
+    """Write texts as JSON for the journal, empty if there are none."""
+    rows = [(text.handle, text.name, text.text) for text in texts]
+    return json.dumps(rows, ensure_ascii=False) if rows else ""
+
+
+def load_texts(record: str) -> tuple[FileText, ...]:
+    """Return the texts that `dump_texts` wrote."""
+    return tuple(FileText(*row) for row in json.loads(record)) if record else ()
