@@ -26,6 +26,7 @@ from closeout.journal.scratch import scratch_home
 from closeout.journal.store import Store, open_store
 from closeout.messages import ToolSpec
 from closeout.models.connect import connect
+from closeout.run.gate import RequestGate
 from closeout.run.limits import Limits
 from closeout.run.plan import AgentPlan
 from closeout.run.programs import program_tool, require_sandbox, sandbox_installed
@@ -102,6 +103,13 @@ class Assembler:
         other = copy(self)
         other.manager = self.manager.only(chosen)
         other._plan = None
+        return other
+
+    def gated(self, gate: RequestGate | None) -> Assembler:
+        """Return the same with a gate for the requests to models."""
+        plan = replace(self.plan(), gate=gate)
+        other = copy(self)
+        other._plan = plan
         return other
 
     def plan(self, streamed: bool = False) -> AgentPlan:
