@@ -83,7 +83,7 @@ async def test_a_resumed_run_sends_it_back(vendor: str):
 async def test_a_fork_sends_it_back(vendor: str):
     async with serve_script([*SCRIPT, answer("43")], vendor=vendor) as server:
         await agent(server, vendor).run("What is k1?", run_id="r")
-        result = await agent(server, vendor).fork("r", at=1)
+        result = await agent(server, vendor).fork("r", at=2)
     assert (result.answer, refusals(server)) == ("43", 0)
 
 
@@ -91,7 +91,7 @@ async def test_a_fork_sends_it_back(vendor: str):
 async def test_another_server_does_not_get_it(vendor: str):
     async with serve_script(SCRIPT, vendor=vendor) as server, serve_script([answer("43")]) as other:
         await agent(server, vendor).run("What is k1?", run_id="r")
-        result = await agent(other, vendor).fork("r", at=1)
+        result = await agent(other, vendor).fork("r", at=2)
     assert result.answer == "43"
     sent = other.requests[0].body.decode()
     assert not any(word in sent for word in ("attached", "extra_content", "reasoning_details", "thinking", "c2ln"))

@@ -24,6 +24,7 @@ from closeout.models.http_errors import (
     is_overflow,
     refused_parameter,
     refuses_tools,
+    rejected_text,
 )
 from closeout.models.retry import RetryPolicy, complete_with_retries
 from closeout.models.streaming import EventReader, ReplyBuilder, StreamReader
@@ -154,12 +155,15 @@ class HTTPClient(BaseClient):
                     reply = await self._read_response(response, on_delta if stream else None, len(body))
                     break
                 refusal = await response.read_start()
+                if (written := rejected_text(response.status, refusal)) is not None:
+                    reply = self._rejected(written, len(body))
+                    break
                 if response.status not in {400, 422} or not self._learns(request, refusal):
                     if request.tools and refuses_tools(explain(refusal)[1]):
                         self.capabilities = replace(self.capabilities, native_tools=False)
                     raise error_from_response(response.status, response.headers, refusal, response.origin)
                 self.charge(ONE_REQUEST)
-            if on_delta is not None and not stream:
+            if on_delta is not None and not stream and reply.finish_reason != "rejected":
                 _replay(reply, on_delta)
             usage = reply.usage
             if reply.attached:
@@ -212,6 +216,8 @@ class HTTPClient(BaseClient):
             reply = self._read(value)
         except ValueError:
             value = reply = None
+        if reply is None and isinstance(value, dict) and (written := rejected_text(500, data)) is not None:
+            return self._rejected(written, sent)
         if reply is None:
             raise error_from_body(value, origin) or _not_the_protocol(data, origin)
         return self._counted(reply, sent)
@@ -226,6 +232,10 @@ class HTTPClient(BaseClient):
             if not reader.complete:
                 error.usage = self._spent(builder, sent)
                 raise
+        except _Rejected as error:
+            builder.finish_reason = "rejected"
+            if error.written and not builder.last_call >= 0:
+                return self._rejected(error.written, sent)
         except ModelError as error:
             error.usage = error.usage or self._spent(builder, sent)
             raise
@@ -235,6 +245,10 @@ class HTTPClient(BaseClient):
                 return _replay(self._read_whole(start, sent, response.origin), on_delta)
         usage = builder.usage or ONE_REQUEST
         return self._counted(builder.reply(usage=usage, attached=reader.attached, tokens=reader.tokens), sent)
+
+    def _rejected(self, written: str, sent: int) -> ModelReply:
+        """Return the reply that the server could not read. Its text is empty if the server does not say what it was."""
+        return self._counted(ModelReply(written, finish_reason="rejected", model=self.model), sent)
 
     # -------------------------------------------------------------------------------- usage and options
 
@@ -270,6 +284,14 @@ class HTTPClient(BaseClient):
                 self._tools.clear()
             found = self._tools[id(tools)] = (encode_json(write(tools)), tools)
         return found[0]
+
+
+class _Rejected(Exception):
+    """A stream ended with an error that says that the server could not read what the model wrote."""
+
+    def __init__(self, written: str) -> None:
+        super().__init__(written)
+        self.written = written
 
 
 async def _drive(reader: StreamReader, response: transport.Response) -> bytes:
@@ -316,6 +338,8 @@ def _take(reader: StreamReader, data: bytes, origin: str) -> None:
     if not isinstance(event, dict):
         return
     if "error" in event or event.get("type") == "error":
+        if (written := rejected_text(500, data)) is not None:
+            raise _Rejected(written)
         error = error_from_body(event, origin)
         if error is not None:
             raise error

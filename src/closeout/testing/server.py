@@ -16,6 +16,7 @@ from closeout.messages import ModelReply
 from closeout.testing.byte_tokens import StatedTokens
 from closeout.testing.client import ConversationKey, Performance, Player
 from closeout.testing.misbehaviour import Misbehaviour
+from closeout.testing.rejections import REJECTIONS
 from closeout.testing.script import CHARACTERS_PER_TOKEN, RequestView, Script, as_deltas, pieces
 from closeout.testing.vendors import find_vendor
 
@@ -219,8 +220,16 @@ class ScriptedServer:
                 if refusal is not None:
                     return refusal
         kind = fault.kind if fault is not None else ""
+        if performance.fault is not None and performance.fault.kind in ("no_end", *REJECTIONS):
+            kind = performance.fault.kind
+        if kind in REJECTIONS and not (body.get("stream") and REJECTIONS[kind].in_stream):
+            return web.json_response(_rejection(kind, performance.reply), status=REJECTIONS[kind].status)
         if body.get("stream"):
-            return await self._stream(request, protocol.events(performance.reply, body, self._pieces), kind)
+            events = protocol.events(performance.reply, body, self._pieces)
+            if kind in REJECTIONS:
+                error = encode_json({"type": "error", **_rejection(kind, performance.reply)})
+                events = iter([b"event: error\ndata: %b\n\n" % error])
+            return await self._stream(request, events, kind)
         data = encode_json(protocol.body(performance.reply, body))
         if kind == "dropped":
             return await _half(request, data)
@@ -289,7 +298,15 @@ def _faulty_events(fault: str, events: list[bytes]) -> list[bytes]:
     if fault == "error_in_200":
         error = {"type": "error", "error": {"message": "The engine died.", "type": "api_error", "code": 500}}
         return [*half, b"event: error\ndata: %b\n\n" % encode_json(error)]
+    if fault == "no_end":
+        return [event for event in events if b"[DONE]" not in event and b"message_stop" not in event]
     return half if fault == "dropped" else events
+
+
+def _rejection(kind: str, reply: ModelReply) -> dict[str, Any]:
+    """Return the error's body. A call that the error does not hold whole is one that cannot be read."""
+    unread = '<tool_call>\n{"name": "lookup", "arguments": {"key": "k1",}\n</tool_call>'
+    return REJECTIONS[kind].body(reply.text or unread)
 
 
 async def _half(request: web.Request, data: bytes) -> web.StreamResponse:
@@ -392,6 +409,10 @@ def _envelope(kind: str, request: Mapping[str, Any], choices: list[dict[str, Any
     return {"id": "scripted", "object": kind, "created": 0, "model": request.get("model"), "choices": choices}
 
 
+def _stated(finish_reason: str) -> str | None:
+    return None if finish_reason == "missing" else finish_reason
+
+
 def _chat_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.tool_calls else "")}
     if reply.reasoning:
@@ -405,12 +426,12 @@ def _chat_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
             for call in reply.tool_calls
         ]
     stated = StatedTokens.of(reply, request)
-    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, **stated.of_choice()}
+    choice = {"index": 0, "message": message, "finish_reason": _stated(reply.finish_reason), **stated.of_choice()}
     return {**_envelope("chat.completion", request, [choice]), **stated.of_body(), "usage": _openai_usage(reply)}
 
 
 def _completion_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
-    choice = {"index": 0, "text": reply.text, "finish_reason": reply.finish_reason}
+    choice = {"index": 0, "text": reply.text, "finish_reason": _stated(reply.finish_reason)}
     return {**_envelope("text_completion", request, [choice]), "usage": _openai_usage(reply)}
 
 
@@ -437,7 +458,7 @@ def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[
             yield chunk({"tool_calls": [named]}, **tokens)
         else:
             yield chunk({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}, **tokens)
-    yield chunk({}, reply.finish_reason)
+    yield chunk({}, _stated(reply.finish_reason))
     yield from _openai_end("chat.completion.chunk", reply, request)
 
 
@@ -445,7 +466,7 @@ def _completion_events(reply: ModelReply, request: Mapping[str, Any], sizes: Seq
     for delta in as_deltas(reply, sizes):
         choice = {"index": 0, "text": delta.text, "finish_reason": None}
         yield _event(_envelope("text_completion", request, [choice]))
-    last = {"index": 0, "text": "", "finish_reason": reply.finish_reason}
+    last = {"index": 0, "text": "", "finish_reason": _stated(reply.finish_reason)}
     yield _event(_envelope("text_completion", request, [last]))
     yield from _openai_end("text_completion", reply, request)
 
@@ -458,7 +479,12 @@ def _openai_end(kind: str, reply: ModelReply, request: Mapping[str, Any]) -> Ite
 
 # ------------------------------------------------------------------------------------------------ Anthropic
 
-_STOP_REASONS: Mapping[str, str] = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+_STOP_REASONS: Mapping[str, str] = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+    "content_filter": "refusal",
+}
 
 
 def _anthropic_request(body: Mapping[str, Any]) -> RequestView:
@@ -533,7 +559,7 @@ def _anthropic_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, 
         "role": "assistant",
         "model": request.get("model"),
         "content": _anthropic_blocks(reply),
-        "stop_reason": _STOP_REASONS.get(reply.finish_reason, "end_turn"),
+        "stop_reason": _stated(_STOP_REASONS.get(reply.finish_reason, reply.finish_reason)),
         "usage": _anthropic_usage(reply),
     }
 
