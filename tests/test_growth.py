@@ -14,7 +14,7 @@ import growth
 from closeout.results.encoding import FORMATS
 
 
-@pytest.mark.parametrize("reader", growth.READERS)
+@pytest.mark.parametrize("reader", sorted(growth.READERS.keys() - growth.DOCUMENTS.keys()))
 def test_a_public_parser_reads_hostile_text_in_linear_time(reader: str) -> None:
     _, found = growth.worst_growth(1, readers=[reader], known=10, made=5)
     assert found == []
@@ -26,6 +26,19 @@ def test_a_public_parser_reads_hostile_text_in_linear_time(reader: str) -> None:
 )
 def test_decoding_is_linear_whatever_the_text(form: str, unit: str) -> None:
     measured = growth.growth(f"decode {form}", ("", unit, ""))
+    assert measured.exponent < growth.LIMIT, measured
+
+
+@pytest.mark.parametrize("reader", growth.DOCUMENTS)
+def test_a_document_is_read_in_linear_time(reader: str) -> None:
+    _, found = growth.worst_growth(1, readers=[reader], known=2, made=1)
+    assert found == []
+
+
+@pytest.mark.parametrize("tag", growth.TAGS)
+@pytest.mark.parametrize("reader", ["plain_text", "main_text"])
+def test_html_becomes_text_in_linear_time_whatever_its_tags(reader: str, tag: str) -> None:
+    measured = growth.growth(reader, ("<html><body>", tag, ""), length=1 << 17)
     assert measured.exponent < growth.LIMIT, measured
 
 

@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import documents
 from endless import endless_agent
 
 from closeout import (
@@ -57,6 +58,8 @@ from closeout.parsing.forms.registry import MARKED
 from closeout.parsing.reasoning import split_thinking
 from closeout.results.encoding import FORMATS
 from closeout.results.escape import escape_markers
+from closeout.results.html_text import html_title, main_text, plain_text
+from closeout.tools.builtin.scrape import split_text
 
 LIMIT = 1.3
 RANGE = 16  # the longest text is so many times the shortest
@@ -113,6 +116,13 @@ def _native(text: str) -> None:
     get_dialect("function_call").reader(TOOLS).close(reply)
 
 
+DOCUMENTS: dict[str, Reader] = {
+    "Word paragraphs": documents.read_docx_paragraphs,
+    "Word rows": documents.read_docx_rows,
+    "Word cells": documents.read_docx_cells,
+    "Excel": documents.read_xlsx,
+    "PDF": documents.read_pdf,
+}
 READERS: dict[str, Reader] = {
     "read_tool_calls": lambda text: read_tool_calls(text, TOOLS),
     "salvage": lambda text: salvage(text, tools=TOOLS),
@@ -137,6 +147,12 @@ READERS: dict[str, Reader] = {
     "encode, lines": lambda text: encode([{"a": part} for part in text.split("\n")]),
     "format_observation": lambda text: format_observation(ToolOutput(result=text)),
     "grade": lambda text: grade("What?", "12", text),
+    "plain_text": plain_text,
+    "main_text": main_text,
+    "html_title": html_title,
+    "split_text": split_text,
+    "HTML file": documents.read_html_file,
+    **DOCUMENTS,
     **{f"decode {name}": (lambda text, name=name: decode(text, name)) for name in FORMATS},
 }
 
@@ -164,6 +180,12 @@ PIECES = (
     "@", "\"\n",
     "rows[2]{a,b}:\n", "  1,2\n", "#cols", "<<<", ">>>f\n", "data:", "=", ";", "functools[", "[TOOL_CALLS]", "[ARGS]",
     "<|", "|>", "<|channel|>", "<|message|>", "<|tool_call_begin|>", "functions.f:0", "<｜", "｜DSML｜",
+)  # fmt: skip
+TAGS = (
+    "<ul><li>a", "<li>a", "<li>a</li>", "<li><p>a</p></li>", "<ul><li>a</li></ul>", "<dt>a<dd>b", "<table><tr><td>a",
+    "<tr><td>a</td></tr>", "<td>a</td>", "<td>", "<tr>", "<div>a", "<p>a</p>", "<b>a</b> ", "<br>a", "<h1>a</h1>",
+    "<a href='/x'>a b</a> ", "<nav>", "</nav>", "<article>", "</article>", "<title>", "<script>", "<!--", "<!-- a -->",
+    "&amp;", "<", "<a",
 )  # fmt: skip
 _MARKS = sorted({mark for form in MARKED for mark in form.markers})
 WORST: tuple[Pattern, ...] = (

@@ -20,6 +20,7 @@ _BREAKS = {
     "blockquote", "pre", "figure", "figcaption", "br", "hr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "title", "body",
 }  # fmt: skip
 _ITEMS = {"li", "tr", "dt", "dd"}
+MAX_CHILDREN = 1_000  # of one element; trafilatura's time grows with the square of this number
 MAX_HIDDEN = 64  # nested elements that are left out; real pages have fewer, and every end tag searches them
 _TAG_NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9]*)")
 _SPACE = re.compile(r"[ \t\r\f\v\u00a0]+")
@@ -43,15 +44,22 @@ class _Page:
 
 
 def main_text(html: str) -> str:
-    """Return the page's main text: by trafilatura if it is installed and finds most of it, else `plain_text`."""
+    """Return the page's main text: by trafilatura if it is installed and finds most of it, else `plain_text`.
+
+    Takes linear time: a page with an element of more than MAX_CHILDREN children, such as a long table, is left to
+    `plain_text`.
+    """
     plain = plain_text(html)
     try:
         import trafilatura
     except ImportError:
         return plain
     try:
+        page: Any = trafilatura.load_html(html)
+        if page is None or max(map(len, page.iter())) > MAX_CHILDREN:
+            return plain
         found: Any = trafilatura.extract(
-            html, output_format="markdown", include_tables=True, include_comments=False, favor_recall=True
+            page, output_format="markdown", include_tables=True, include_comments=False, favor_recall=True
         )
     except Exception:  # any failure of the better way leaves the simple one
         return plain
