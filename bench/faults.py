@@ -21,7 +21,7 @@ from closeout.models.retry import RetryPolicy
 from closeout.testing import MISBEHAVIOURS, NON_ANSWERS, Misbehaviour, Turn, answer, call, serve_script
 
 DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
-REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
+REPAIRABLE = ("malformed", "wrong_types", "wrong_dialect")
 SHARE = 0.3  # of the replies that go wrong in the mixed plan
 ANSWER = "4711"
 WAITS = RetryPolicy(first_wait=0.002, longest_wait=0.01, total=60)

@@ -33,8 +33,16 @@ from closeout.server.serving import proxy_app
 from closeout.server.upstream import Upstream
 from closeout.testing import Misbehaviour, RequestView, Turn, always, answer, call, once, serve_script, sometimes
 
-REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
-ASKED_AGAIN = ("empty", "truncated", "hallucinated_observation", "repeated", "error_in_200", "garbage_body")
+REPAIRABLE = ("malformed", "wrong_parameter", "wrong_types", "wrong_dialect")
+ASKED_AGAIN = (
+    "misspelt_tool",
+    "empty",
+    "truncated",
+    "hallucinated_observation",
+    "repeated",
+    "error_in_200",
+    "garbage_body",
+)
 RETRIED_BY_CLIENTS = ("server_error", "overloaded", "html_error")
 SHARE = 0.3
 PAUSE = 0.05  # seconds between two requests whose time is taken: records are written after a request

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from closeout import Agent
 from closeout.evaluate.pacing import AdaptiveLimit, SweepGate
+from closeout.evaluate.scorers import Judge
+from closeout.evaluate.scores import Attempted
+from closeout.evaluate.tasks import EvalTask
+from closeout.testing import ScriptedClient, answer, call
 
 
 class Endpoint:
@@ -127,3 +133,37 @@ async def test_a_spent_budget_closes_the_gate() -> None:
     assert (gate.closed, gate.in_flight, gate.blocked) == ("max_cost", 0, 1)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+
+
+class Counting:
+    """A gate that admits every request."""
+
+    def __init__(self) -> None:
+        self.entered = self.left = 0
+
+    async def enter(self) -> None:
+        self.entered += 1
+
+    def leave(self, outcome: object) -> None:
+        self.left += 1
+
+    def retried(self, error: Exception) -> None: ...
+
+
+async def test_a_gate_admits_the_requests_of_an_agent_and_of_its_sub_agents(home: Path) -> None:
+    clerk = Agent(ScriptedClient([answer("4")])).as_tool("clerk", "Finds things out.")
+    agent = Agent(ScriptedClient([call("clerk", task="find out"), answer("4"), answer("5")]), [clerk])
+    gate = Counting()
+    assert (await agent.with_gate(gate).run_once("What?", run_id="first")).answer == "4"
+    assert (gate.entered, gate.left) == (3, 3)
+    assert (await agent.with_gate(gate).run_once("What?", run_id="first")).answer == "4"
+    assert gate.entered == 3, "a recorded reply is no request"
+    assert (await agent.run("And now?")).answer == "5"
+    assert gate.entered == 3, "the agent itself has no gate"
+
+
+async def test_a_judge_asks_within_the_limits_of_the_evaluation(home: Path) -> None:
+    gate = Counting()
+    attempt = Attempted(EvalTask(id="t", question="How many?", answer="4"), "four", run_id="trial", gate=gate)
+    assert (await Judge(ScriptedClient([answer("right")])).score(attempt)).correct
+    assert (gate.entered, gate.left) == (1, 1)

@@ -83,7 +83,7 @@ def test_a_run_becomes_one_sequence_with_loss_on_what_the_model_wrote(tmp_path: 
 
 
 def test_rolled_back_and_repaired_replies_have_no_loss(tmp_path: Path) -> None:
-    misspelt = call("distanc", start="Ulm")
+    misspelt = call("Distance", start="Ulm")
     empty = say("")
     report = trial([empty, misspelt, DONE], tmp_path)
     assert (report.totals.rollbacks, report.totals.repairs) == (1, 1)

@@ -58,7 +58,7 @@ class FixesArguments(ToolExecutor):
 
 @pytest.mark.parametrize("arguments", [{"q": " cats "}, {"suchwort": "cats "}, '{"suchwort": "cats "}'])
 async def test_an_override_fixes_arguments_and_the_fix_is_named(arguments: Any) -> None:
-    search = Search()
+    search = Search(read_only=True)
     outcome = await one(FixesArguments(search), arguments)
     assert search.ran == ["cats"]
     assert outcome.call.arguments == {"q": "cats"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, Number, RunResult, tool
+from closeout import Agent, Boxed, Json, Number, RunResult, Yaml, tool
 from closeout.errors import ContextOverflow, JournalFull, ServerFailed, ToolError
 from closeout.journal import events as ev
 from closeout.journal.store import Store, open_store
@@ -126,6 +126,22 @@ async def test_surrogates_nul_and_chinese_pass_everywhere(home: Path) -> None:
     assert (again.answer, again.turns) == ("长江", 2)
     json.dumps(result.to_dict())
     assert result.task_log.to_json()
+
+
+@pytest.mark.parametrize(
+    ("reply", "options"),
+    [
+        ("caf\ud83d", {}),
+        ("\\boxed{caf\ud83d}", {"answer": Boxed()}),
+        ('{"name": "caf\\ud83d"}', {"answer": Json()}),
+        ('name: "caf\\ud83d"', {"answer": Yaml()}),
+        ('Action: {"action": "Final Answer", "action_input": "caf\\ud83d"}', {"dialect": "cot_chat"}),
+    ],
+)
+async def test_half_of_an_emoji_in_an_answer_is_replaced(reply: str, options: dict[str, Any], tmp_path: Path) -> None:
+    result = await Agent(ScriptedClient([say(reply)]), **options).run("Which word?")
+    (tmp_path / "answer").write_text(f"{result.answer} {result.value} {result.final_summary}", "utf-8")
+    assert "caf\ufffd" in str(result.value)
 
 
 # ------------------------------------------------------------------------------------------------ the tools

@@ -11,7 +11,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
 from closeout.journal import events as ev
-from closeout.journal.journal import Journal
+from closeout.journal.journal import Journal, new_run_id
 from closeout.journal.locks import RunLocks
 from closeout.journal.store import BODY_LIMIT, Store, open_store
 from closeout.journal.totals import RunTotals
@@ -81,7 +83,7 @@ def test_any_text_survives_lone_surrogates_too(short: str, long: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             store = Store(Path(folder))
             journal = Journal.start(store, started(short))
-            journal.append(replied(0, long + "\ud800"))
+            journal.append(dataclasses.replace(replied(0), text=long + "\ud800"))
             task, reply = (row.event for row in journal.rows())
             store.close()
     assert isinstance(task, ev.RunStarted)
@@ -407,7 +409,7 @@ _FORKING = """
 import os, sys, time
 from pathlib import Path
 from closeout.journal.events import RunStarted
-from closeout.journal.journal import Journal
+from closeout.journal.journal import Journal, new_run_id
 from closeout.journal.store import open_store
 
 def write(name):
@@ -661,6 +663,19 @@ def test_a_damaged_body_does_not_hide_the_rest(home: Path) -> None:
         db.commit()
     kinds = [type(row.event).__name__ for row in journal.rows()]
     assert kinds == ["RunStarted", "Unknown", "ModelReplied"]
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+
+def test_names_of_runs_are_unique_and_sort_by_the_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = time.time_ns()
+    names = []
+    for later in (0, 1, 2, 999, 1_000, 86_400_000, 10**11):
+        monkeypatch.setattr(time, "time_ns", lambda later=later: begun + later * 1_000_000)
+        names.append([new_run_id() for _ in range(5_000)])
+    assert len({name for found in names for name in found}) == 7 * 5_000
+    assert all(max(earlier) < min(later) for earlier, later in pairwise(names))
 
 
 # ------------------------------------------------------------------------------------------------ views

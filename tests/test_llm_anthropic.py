@@ -207,7 +207,8 @@ async def test_a_reply_with_everything_and_thinking_goes_back_signed():
 @pytest.mark.parametrize(
     ("stop", "ours"),
     [("end_turn", "stop"), ("stop_sequence", "stop"), ("tool_use", "tool_calls"), ("max_tokens", "length"),
-     ("refusal", "content_filter"), ("model_context_window_exceeded", "length"), ("new_one", "stop"), (None, "stop")],
+     ("refusal", "content_filter"), ("model_context_window_exceeded", "length"), ("pause_turn", "pause_turn"),
+     (None, "missing")],
 )  # fmt: skip
 async def test_stop_reasons(stop: Any, ours: str):
     async with raw_server(http(message({"type": "text", "text": "x"}, stop=stop))) as seen:
@@ -256,7 +257,7 @@ async def test_a_stream_shows_each_piece_and_gives_the_whole():
     assert (reply.text, reply.reasoning, reply.finish_reason) == ("I look.", "hm", "tool_calls")
     assert reply.tool_calls == (ToolCall("lookup", '{"key":"k1"}', "c1", text='{"key":"k1"}'),)
     assert reply.usage == Usage(25, 9, cache_read_tokens=20, requests=1)
-    assert reply.reasoning_details == [{"type": "thinking", "thinking": "hm", "signature": "s1"}]
+    assert reply.attached["content"][0] == {"type": "thinking", "thinking": "hm", "signature": "s1"}
     assert "".join(d.text for d in shown if d.kind == "tool_arguments") == '{"key":"k1"}'
     assert seen.sent[0]["stream"] is True
 
@@ -332,7 +333,7 @@ async def test_a_stream_cut_inside_an_emoji_is_joined():
     async with raw_server(sse(*stream, end=END)) as seen:
         reply = await client(seen.url).complete(request(tools=TOOLS), on_delta=lambda _: None)
     assert (reply.reasoning, reply.text, reply.tool_calls[0].text) == ("😀", "a😀", '{"key":"😀"}')
-    assert reply.reasoning_details[0]["thinking"] == "😀"
+    assert reply.attached["content"][0]["thinking"] == "😀"
 
 
 async def test_a_tool_that_the_server_runs_itself_is_not_a_call():

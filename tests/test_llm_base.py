@@ -252,7 +252,7 @@ def test_what_cannot_be_connected_is_one_clear_sentence(model: str | None, words
 
 
 def test_a_bad_address_is_named():
-    with pytest.raises(ConfigError, match="'localhost:8000/v1/chat/completions' is not the address of a server"):
+    with pytest.raises(ConfigError, match="'localhost:8000/v1' is not the address of a server"):
         connect("openai:m", "localhost:8000/v1", environment={})
 
 

@@ -168,7 +168,9 @@ def test_messages_in_every_variant(message: dict, expected: tuple):
 @pytest.mark.parametrize(
     ("given_reason", "ours"),
     [("stop", "stop"), ("length", "length"), ("max_tokens", "length"), ("content_filter", "content_filter"),
-     (None, "stop"), ("eos", "stop"), (3, "stop")],
+     ("eos", "stop"), ("STOP", "stop"), (None, "missing"), (3, "missing"), ("", "missing"),
+     ("insufficient_system_resource", "insufficient_system_resource"),
+     ("function_call_filter: MALFORMED_FUNCTION_CALL", "malformed_call")],
 )  # fmt: skip
 def test_finish_reasons(given_reason: Any, ours: str):
     reply = read_completion({"choices": [{"message": {"content": "x"}, "finish_reason": given_reason}]})
@@ -311,12 +313,17 @@ async def test_a_stream_without_done_is_whole_once_it_has_a_finish_reason(end: b
     assert (reply.text, reply.finish_reason) == ("all", "length")
 
 
-@pytest.mark.parametrize("end", [b"", END])
-async def test_a_stream_that_ends_before_its_reply_was_dropped_and_counts_as_usage(end: bytes):
+async def test_a_stream_that_breaks_off_was_dropped_and_counts_as_usage():
     with pytest.raises(StreamDropped) as raised:
-        await reply_to(sse(piece("x" * 80), end=end), on_delta=lambda _: None)
+        await reply_to(sse(piece("x" * 80)), on_delta=lambda _: None)
     assert raised.value.usage.output_tokens == 20
     assert raised.value.usage.input_tokens > 0
+
+
+@pytest.mark.parametrize("last", [[], ["[DONE]"]])
+async def test_a_stream_that_ends_without_a_finish_reason_is_not_a_finished_reply(last: list[str]):
+    reply = await reply_to(sse(piece("half"), *last, end=END), on_delta=lambda _: None)
+    assert (reply.text, reply.finish_reason, reply.finished) == ("half", "missing", False)
 
 
 async def test_a_dropped_stream_is_retried_and_reported():

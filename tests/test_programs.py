@@ -242,11 +242,11 @@ async def test_an_answer_that_breaks_the_contract_is_an_error_in_the_program() -
 
 
 async def test_near_misses_of_names_are_repaired_in_the_source_without_a_request() -> None:
-    result, seen, events = await run([block("print(serch(qeury='cat', limt=1))")])
+    result, seen, events = await run([block("print(Search(QUERY='cat', Limit=1))")])
     assert seen == ["[{'title': 'cat 0'}]\n"]
     assert result.usage.requests == 2
     repaired = {(event.before, event.after) for event in events if isinstance(event, Repaired)}
-    assert {("serch", "search"), ("qeury", "query"), ("limt", "limit")} <= repaired
+    assert {("Search", "search"), ("QUERY", "query"), ("Limit", "limit")} <= repaired
 
 
 @pytest.mark.parametrize(
@@ -312,10 +312,10 @@ async def test_what_is_certain_to_fail_is_found_before_anything_is_done(code: st
     assert bank.paid == []
 
 
-async def test_a_destructive_tool_takes_no_slips() -> None:
+async def test_no_tool_is_called_by_a_misspelt_name() -> None:
     called = []
 
-    @tool(destructive=True)
+    @tool(read_only=True)
     def delete(name: str) -> str:
         """Delete it."""
         called.append(name)

@@ -33,8 +33,8 @@ PARAMETERS = {
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "lookup", "description": "", "parameters": PARAMETERS}}]
 RESPONSE_TOOLS: Any = [{"type": "function", "name": "lookup", "parameters": PARAMETERS, "strict": False}]
 MESSAGE_TOOLS: Any = [{"name": "lookup", "description": "", "input_schema": PARAMETERS}]
-REPAIRABLE = ("malformed", "wrong_parameter", "misspelt_tool", "wrong_types", "wrong_dialect")
-WRONG_REPLIES = ("empty", "truncated", "hallucinated_observation")
+REPAIRABLE = ("malformed", "wrong_parameter", "wrong_types", "wrong_dialect")
+WRONG_REPLIES = ("misspelt_tool", "empty", "truncated", "hallucinated_observation")
 UPSTREAM_OPTIONS = ("kind", "key", "keeps_keys")
 RIGHT = {"search_term": "k1", "limit": 5}
 

@@ -57,15 +57,13 @@ def kinds(repaired: RepairedArguments) -> list[str]:
         # names
         ({"Q": "x"}, {"q": "x"}, "argument_case"),
         ({"q": "x", "filter": {"max-age": 3}}, {"q": "x", "filter": {"maxAge": 3}}, "argument_case"),
-        ({"q": "x", "tag": ["a"]}, {"q": "x", "tags": ["a"]}, "argument_spelling"),
         ({"query": "x"}, {"q": "x"}, "argument_synonym"),
-        ({"q": "x", "colour": "red"}, {"q": "x"}, "argument_dropped"),
         ({"arguments": {"q": "x"}}, {"q": "x"}, "unwrapped"),
         ({"name": "search", "arguments": '{"q": "x"}'}, {"q": "x"}, "unwrapped"),
         # types
         ({"q": "x", "num": "5"}, {"q": "x", "num": 5}, "string_to_number"),
         ({"q": "x", "num": "5.0"}, {"q": "x", "num": 5}, "string_to_number"),
-        ({"q": "x", "ratio": "1,250.5"}, {"q": "x", "ratio": 1250.5}, "string_to_number"),
+        ({"q": "x", "ratio": "1250.5"}, {"q": "x", "ratio": 1250.5}, "string_to_number"),
         ({"q": "x", "safe": "True"}, {"q": "x", "safe": True}, "string_to_boolean"),
         ({"q": "x", "safe": 0}, {"q": "x", "safe": False}, "number_to_boolean"),
         ({"q": 2024}, {"q": "2024"}, "number_to_string"),
@@ -84,9 +82,8 @@ def kinds(repaired: RepairedArguments) -> list[str]:
         ({"q": "x", "page": "3"}, {"q": "x", "page": 3}, "string_to_number"),
         ({"q": "x", "page": "null"}, {"q": "x", "page": None}, "string_to_null"),
         # enums and nulls
-        ({"q": "x", "gl": "US"}, {"q": "x", "gl": "us"}, "enum_case"),
+        ({"q": "x", "gl": "united kingdom"}, {"q": "x", "gl": "United Kingdom"}, "enum_case"),
         ({"q": "x", "gl": "united_kingdom"}, {"q": "x", "gl": "United Kingdom"}, "enum_case"),
-        ({"q": "x", "gl": "United Kingodm"}, {"q": "x", "gl": "United Kingdom"}, "enum_spelling"),
         ({"q": "x", "num": None}, {"q": "x"}, "null_dropped"),
         ({"q": "x", "num": "None"}, {"q": "x"}, "null_dropped"),
         # what is no object
@@ -162,17 +159,12 @@ OPPOSITES = [
 ]
 
 
-@pytest.mark.parametrize("slips", [True, False])
 @pytest.mark.parametrize(("wanted", "written"), [*OPPOSITES, *((b, a) for a, b in OPPOSITES)])
-def test_an_argument_of_another_meaning_is_refused_whether_required_or_optional(
-    wanted: str, written: str, slips: bool
-) -> None:
+def test_an_argument_of_another_meaning_is_refused_whether_required_or_optional(wanted: str, written: str) -> None:
     needed = {"type": "object", "properties": {wanted: {"type": "string"}}, "required": [wanted]}
-    assert not repair_arguments({written: "x"}, needed, slips=slips).ok
+    assert not repair_arguments({written: "x"}, needed).ok
     optional = {"type": "object", "properties": {wanted: {}}, "additionalProperties": False}
-    assert not repair_arguments({written: "x"}, optional, slips=slips).ok or not any(
-        word in wanted for word in written.split("_")
-    )
+    assert not repair_arguments({written: "x"}, optional).ok
 
 
 @pytest.mark.parametrize(
@@ -187,6 +179,19 @@ def test_an_argument_of_another_meaning_is_refused_whether_required_or_optional(
         (["v1.5"], "v15"),
         ([">=", "<="], ">"),
         (["Gambia"], "Zambia"),
+        (["prednisolone"], "prednisone"),
+        (["Hertford"], "Hartford"),
+        (["MW"], "mW"),
+        (["mW"], "MW"),
+        (["MB"], "Mb"),
+        (["MPa"], "mPa"),
+        (["UTC+5", "UTC-5"], "UTC 5"),
+        (["UTC-5"], "UTC 5"),
+        (["T+1"], "T1"),
+        (["NA"], "N/A"),
+        (["us"], "US"),
+        (["Straße", "STRASSE"], "strasse"),
+        (["celsius", "Celsius"], "CELSIUS"),
         (["C", "C++"], "C#"),
         (["enabled"], "disabled"),
         ([1, 2], "-1"),
@@ -197,12 +202,84 @@ def test_an_enum_value_of_another_meaning_is_refused(allowed: list[Any], written
     assert not repair_arguments({"it": written}, schema).ok
 
 
-def test_slips_can_be_switched_off() -> None:
+def test_names_and_values_are_not_repaired_by_likeness() -> None:
     schema = {"type": "object", "properties": {"destination": {"enum": ["berlin"]}}, "required": ["destination"]}
-    assert repair_arguments({"destinatoin": "Berlin"}, schema).arguments == {"destination": "berlin"}
-    assert repair_arguments({"Destination": "Berlin"}, schema, slips=False).ok
-    assert not repair_arguments({"destinatoin": "berlin"}, schema, slips=False).ok
-    assert not repair_arguments({"destination": "berlni"}, schema, slips=False).ok
+    assert repair_arguments({"Destination": "Berlin"}, schema).arguments == {"destination": "berlin"}
+    assert not repair_arguments({"destinatoin": "berlin"}, schema).ok
+    assert not repair_arguments({"destinations": "berlin"}, schema).ok
+    assert not repair_arguments({"destination": "berlni"}, schema).ok
+
+
+ONE = {"type": "object", "required": ["it"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("member", "written", "value"),
+    [
+        # A number for a text keeps its characters.
+        ({"type": "string"}, "3.10", "3.10"),
+        ({"type": "string"}, "12e4567", "12e4567"),
+        ({"type": "string"}, "0xFF0000", "0xFF0000"),
+        ({"type": "string"}, "0644", "0644"),
+        ({"type": "string"}, "+49151", "+49151"),
+        ({"type": "string"}, "1_000", "1_000"),
+        ({"type": "string"}, "175928847299117063", "175928847299117063"),
+        ({"type": "array", "items": {"type": "string"}}, "[3.10]", ["3.10"]),
+        # A text for a number is that number exactly.
+        ({"type": "integer"}, '"175928847299117063"', 175928847299117063),
+        ({"type": "number"}, '"175928847299117063"', 175928847299117063),
+        ({"type": "number"}, '"3.10"', 3.1),
+        ({"type": "integer"}, '"007"', 7),
+        ({"type": "integer"}, "0x1F", 31),
+        ({"type": "array", "items": {"type": "integer"}}, '"5, 101"', [5, 101]),
+        # What may be two things is neither.
+        ({"type": "integer"}, '"0644"', None),
+        ({"type": "integer"}, "0644", None),
+        ({"type": "integer"}, '"10.000"', None),
+        ({"type": "integer"}, '"12e4567"', None),
+        ({"type": "number"}, '"12e4567"', None),
+        ({"type": "number"}, '"1e-999"', None),
+        ({"type": "number"}, '"1,250"', None),
+        ({"type": "number"}, '"0.12345678901234567890"', None),
+        ({"type": "number"}, '"175928847299117063.5"', None),
+        ({"type": "number"}, "-", None),
+        ({"type": "array", "items": {"type": "integer"}}, '"5,101"', None),
+        ({"type": "array", "items": {"type": "string"}}, '"Paris, France"', None),
+        ({"type": "boolean"}, '"hardly yes"', None),
+        # A null is no value for what is required, whatever its default.
+        ({"type": "boolean", "default": True}, "null", None),
+    ],
+)
+def test_a_repaired_value_is_the_value_that_was_written(member: dict[str, Any], written: str, value: Any) -> None:
+    repaired = repair_arguments(f'{{"it": {written}}}', ONE | {"properties": {"it": member}})
+    assert repaired.arguments["it"] == value if value is not None else not repaired.ok
+    if value is not None:
+        assert type(repaired.arguments["it"]) is type(value)
+
+
+def test_a_number_that_was_read_keeps_its_digits_only_if_its_text_is_known() -> None:
+    schema = ONE | {"properties": {"it": {"type": "string"}}}
+    assert repair_arguments({"it": 3.1}, schema, written='{"it": 3.10}').arguments == {"it": "3.10"}
+    assert repair_arguments({"it": 3.1}, schema).errors == ('Argument "it" must be a string, not 3.1.',)
+    assert not repair_arguments({"it": 3.1}, schema, written='{"it": 3.11}').ok
+
+
+@pytest.mark.parametrize("name", ["dry_run", "confirm", "where", "currency"])
+def test_an_unknown_argument_is_kept_or_refused_unless_the_tool_only_reads(name: str) -> None:
+    refused = repair_arguments({"q": "x", name: False}, SEARCH)
+    assert refused.errors[0].startswith(f'The arguments may not have "{name}"')
+    assert repair_arguments({"q": "x", name: None}, SEARCH).arguments == {"q": "x"}
+    assert repair_arguments({"q": "x", name: False}, SEARCH, drop_unknown=True).arguments == {"q": "x"}
+
+
+def test_a_key_twice_in_valid_json_is_refused() -> None:
+    assert "two different ones" in repair_arguments('{"q": "a", "q": "b"}', SEARCH).errors[0]
+
+
+def test_an_envelope_is_not_opened_where_a_name_beside_it_is_a_parameter() -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}, "q": {"type": "string"}}, "required": ["q"]}
+    assert repair_arguments({"name": "f", "arguments": {"q": "x"}}, schema).arguments == {"q": "x"}
+    assert not repair_arguments({"id": 7, "arguments": {"q": "x"}}, schema).ok
 
 
 def test_an_unknown_argument_that_resembles_a_parameter_is_not_dropped() -> None:
@@ -212,10 +289,10 @@ def test_an_unknown_argument_that_resembles_a_parameter_is_not_dropped() -> None
         "required": ["q"],
         "additionalProperties": False,
     }
-    refused = repair_arguments({"q": "x", "min_price": 5}, schema)
+    refused = repair_arguments({"q": "x", "min_price": 5}, schema, drop_unknown=True)
     assert refused.errors == ('The arguments may not have "min_price"; there is only "q", "max_price".',)
     assert repair_arguments({"q": "x", "min_price": None}, schema).ok
-    assert repair_arguments({"q": "x", "mood": "good"}, schema).ok
+    assert repair_arguments({"q": "x", "mood": "good"}, schema, drop_unknown=True).ok
 
 
 @pytest.mark.parametrize(
@@ -250,11 +327,6 @@ def test_a_call_with_a_million_arguments_is_refused_at_once_and_the_limit_is_nam
     assert time.process_time() - began < 2
     text = json.dumps({str(number): number for number in range(20_000)})
     assert "at most 10,000 arguments, got 20,000" in repair_arguments(text, {"type": "object"}).errors[0]
-
-
-def test_unknown_arguments_are_refused_instead_of_dropped_when_asked() -> None:
-    repaired = repair_arguments({"q": "x", "dry_run": True}, SEARCH, drop_unknown=False)
-    assert "dry_run" in repaired.errors[0]
 
 
 def test_a_defaulted_parameter_of_the_schema_is_filled_in() -> None:

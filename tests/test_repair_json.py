@@ -233,7 +233,8 @@ def test_ten_megabytes_and_deep_nesting_come_back_as_errors() -> None:
         ("Null", None),
         ('{""a"":""b""}', {"a": "b"}),
         ('[{""a"": 1, ""b"": """"}]', [{"a": 1, "b": ""}]),
-        ('{"a": 0x1F}', {"a": 31}),
+        ('{"a": 0x1F}', {"a": "0x1F"}),
+        ('{"a": +49151, "b": 1_000}', {"a": "+49151", "b": "1_000"}),
     ],
 )
 def test_what_has_one_reading_is_repaired(text: str, value: object) -> None:

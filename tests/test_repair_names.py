@@ -1,4 +1,4 @@
-"""The tool that a model meant: case, separators, namespaces, typing slips; and the message when there is none."""
+"""The tool that a model meant: case, separators, namespaces; and the message when there is none."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ TOOLS = (
     ToolSpec("scrape_website", "", URL, server_name="web"),
     ToolSpec("delete_file", "", {"type": "object"}, policy=ToolPolicy(destructive=True)),
 )
-
-
-def resolved(name: str, arguments: object = None, server: str | None = None) -> str | None:
-    spec = resolve_tool_name(name, TOOLS, arguments, server).spec
-    return spec.name if spec else None
 
 
 def test_an_exact_name_needs_no_repair() -> None:
@@ -53,17 +48,26 @@ def test_namespaces_case_and_separators_come_off(name: str) -> None:
     assert [(repair.kind, repair.after) for repair in repairs] == [("tool_name", "google_search")]
 
 
-def test_a_typing_slip_counts_only_if_the_tool_takes_the_arguments() -> None:
-    assert resolved("google_serach", {"q": "x"}) == "google_search"
-    assert resolved("functions.googleSerach", {"query": "x"}) == "google_search"
-    assert resolved("scrape_webiste", {"url": "u", "n": "3"}) == "scrape_website"
-    assert resolved("scrape_webiste", {"path": "u"}) is None
+@pytest.mark.parametrize(
+    "name",
+    [
+        "google_serach",
+        "googlesearhc",
+        "scrape_webiste",
+        "search_google",
+        "scrape_websites",
+        "google_research",
+        "google",
+    ],
+)
+def test_a_misspelt_name_is_asked_about_and_never_repaired(name: str) -> None:
+    found = resolve_tool_name(name, TOOLS)
+    assert found.spec is None
+    assert found.message.startswith(f'No tool is named "{name}"')
 
 
-@pytest.mark.parametrize("name", ["search_google", "scrape_websites", "google_research", "google", "goggle_saerch"])
-def test_swapped_added_and_missing_words_and_two_slips_are_refused(name: str) -> None:
-    assert resolved(name, {"q": "x"}) is None
-    assert resolved(name, {"url": "u", "n": 3}) is None
+def test_the_question_names_the_likely_tool() -> None:
+    assert 'did you mean "google_search"?' in resolve_tool_name("google_serach", TOOLS).message
 
 
 NEVER = [
@@ -99,17 +103,17 @@ NEVER = [
 @pytest.mark.parametrize(("written", "name"), [*NEVER, *((b, a) for a, b in NEVER if "(" not in a)])
 def test_a_name_of_another_meaning_never_runs_even_the_only_tool(written: str, name: str) -> None:
     tool = ToolSpec(name, "", {"type": "object", "properties": {}})
-    assert resolve_tool_name(written, [tool], {}).spec is None
-    assert resolve_tool_name(f"functions.{written}", [tool, TOOLS[0]], {}).spec is None
+    assert resolve_tool_name(written, [tool]).spec is None
+    assert resolve_tool_name(f"functions.{written}", [tool, TOOLS[0]]).spec is None
 
 
 @pytest.mark.parametrize("policy", [ToolPolicy(destructive=True), ToolPolicy(effects_known=False)])
 def test_a_tool_that_may_destroy_is_found_by_case_and_namespace_but_never_by_a_slip(policy: ToolPolicy) -> None:
     tools = [ToolSpec("delete_account", "", {"type": "object"}, server_name="prod", policy=policy)]
     for name in ("deleteAccount", "functions.delete-account", "prod.delete_account", "mcp__prod__delete_account"):
-        assert resolve_tool_name(name, tools, {}).spec is tools[0]
+        assert resolve_tool_name(name, tools).spec is tools[0]
     for name in ("delete_acocunt", "staging.delete_account"):
-        found = resolve_tool_name(name, tools, {})
+        found = resolve_tool_name(name, tools)
         assert found.spec is None
         assert 'did you mean "delete_account"?' in found.message
 
@@ -119,15 +123,15 @@ def test_another_server_that_exists_is_not_a_namespace_to_drop() -> None:
         ToolSpec("drop", server_name="prod", policy=ToolPolicy(destructive=True)),
         ToolSpec("list", server_name="staging"),
     ]
-    assert resolve_tool_name("drop", tools, {}, "staging").spec is None
-    assert resolve_tool_name("staging.drop", tools, {}).spec is None
-    assert resolve_tool_name("prod.list", tools, {}).spec is None
-    assert resolve_tool_name("drop", tools, {}, "Prod").spec is tools[0]
+    assert resolve_tool_name("drop", tools, "staging").spec is None
+    assert resolve_tool_name("staging.drop", tools).spec is None
+    assert resolve_tool_name("prod.list", tools).spec is None
+    assert resolve_tool_name("drop", tools, "Prod").spec is tools[0]
 
 
 def test_two_tools_that_may_be_meant_are_neither() -> None:
-    tools = [ToolSpec("read_marker"), ToolSpec("read_market")]
-    assert resolve_tool_name("read_markep", tools, {}).spec is None
+    tools = [ToolSpec("read_marker"), ToolSpec("readMarker")]
+    assert resolve_tool_name("read-marker", tools).spec is None
 
 
 def test_the_message_lists_what_exists() -> None:
@@ -141,14 +145,14 @@ def test_the_message_lists_what_exists() -> None:
 
 def test_the_server_decides_between_tools_of_one_name() -> None:
     one, two = ToolSpec("read", server_name="files"), ToolSpec("read", server_name="mail")
-    assert resolve_tool_name("read", [one, two], None, "mail").spec is two
+    assert resolve_tool_name("read", [one, two], "mail").spec is two
     assert resolve_tool_name("mail.read", [one, two]).spec is two
-    wrong_server = resolve_tool_name("google_search", TOOLS, {"q": "x"}, "web")
+    wrong_server = resolve_tool_name("google_search", TOOLS, "web")
     assert wrong_server.spec is TOOLS[0]
     assert wrong_server.repairs[0].kind == "server_name"
 
 
 @given(st.text(max_size=300))
 def test_no_name_raises(name: str) -> None:
-    found = resolve_tool_name(name, TOOLS, {"q": "x"})
+    found = resolve_tool_name(name, TOOLS)
     assert found.spec is not None or found.message

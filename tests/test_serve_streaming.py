@@ -13,7 +13,9 @@ import openai
 import pytest
 
 from closeout import Agent, Boxed
-from closeout.journal.events import ReplyStreamed
+from closeout.journal.events import ModelReplied, ModelRequested, ReplyStreamed, RunEnded
+from closeout.journal.story import Story
+from closeout.server.reply_text import ReplyText
 from serving import Served, WrittenModel, serving, written_model
 from test_serve_crash import AGENT, client_of, process
 from test_serve_openai import lookup
@@ -214,3 +216,23 @@ async def test_after_kill_9_in_the_middle_of_an_answer_the_stream_resumes(tmp_pa
             assert seen[-1].response.output_text == REST
             whole = await client.responses.retrieve(response, stream=True)
             assert [event async for event in whole] == seen
+
+
+def test_text_that_was_streamed_stands_while_a_strategy_sends_other_requests() -> None:
+    story, reply = Story(), ReplyText()
+    changes = [
+        change
+        for event in (
+            ModelRequested("main", 0),
+            ReplyStreamed("main", 0, 0, "Forty-"),
+            ModelReplied("main", 0, "Forty-two"),
+            ModelRequested("main", 1, purpose="weigh"),
+            ModelReplied("main", 1, "0.9"),
+            RunEnded("main", "answered", "answered", answer="Forty-two"),
+        )
+        for change in reply.feed(event, story.feed(event))
+    ]
+    assert [(change.text, change.withdrawn, change.ends) for change in changes] == [
+        ("Forty-", False, False),
+        ("two", False, True),
+    ]

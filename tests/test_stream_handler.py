@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from closeout import Agent, StreamHandler, tool
+from closeout.journal import events as ev
+from closeout.journal.subscribers import Progress, RunInfo
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, say, serve_script
 from closeout.tools.builtin import calculate
 
@@ -246,3 +248,20 @@ def test_an_event_is_two_lines_of_an_event_stream_whatever_is_in_it() -> None:
     assert head == "event: message"
     assert rest == ["", ""]
     assert json.loads(data.removeprefix("data: "))["content"] == "line\nbreak \u2028 长\ud800"
+
+
+def test_a_call_keeps_its_id_when_a_strategy_sends_other_requests_before_it_runs() -> None:
+    heard: list[dict[str, Any]] = []
+    stream = StreamHandler(heard.append).for_run(RunInfo("run", ev.RunStarted("main", "What?")))
+    for event in (
+        ev.ModelRequested("main", 0),
+        Progress("main", 0, "tool_name", "look"),
+        ev.ModelReplied("main", 0),
+        ev.ModelRequested("main", 1, purpose="weigh"),
+        ev.ModelReplied("main", 1, "0.9"),
+        ev.ToolStarted("main", "r1", "look", arguments="{}"),
+        ev.ToolFinished("main", "r1", "look", ok=True, record="{}"),
+    ):
+        stream(event)
+    assert [data["tool_call_id"] for data in of(heard, "tool_call")] == ["main:0.0"] * 3
+    assert [data["purpose"] for data in of(heard, "start_of_llm")] == ["act", "weigh"]

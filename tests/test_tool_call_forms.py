@@ -176,7 +176,7 @@ def test_an_answer_asked_for_as_json_leaves_its_fence() -> None:
         ({"type": "string"}, "42", "42"),
         ({"type": "string"}, "null", "null"),
         ({"type": "integer"}, "42", 42),
-        ({"type": "integer"}, "0042", 42),
+        ({"type": "integer"}, "0042", "0042"),
         ({"type": "integer"}, "4.0", 4),
         ({"type": "integer"}, "many", "many"),
         ({"type": "number"}, "1e3", 1000.0),
@@ -248,7 +248,7 @@ def test_python_literals_are_read() -> None:
     read = read_tool_calls(text + ")]")
 
     assert read.calls[0].arguments == {
-        "a": "it's", "b": "é", "c": [1, -2.5, {"k": [True, None]}], "e": 31, "g": "ab", "h": "\\n", "i": "x",
+        "a": "it's", "b": "é", "c": [1, -2.5, {"k": [True, None]}], "e": "0x1F", "g": "ab", "h": "\\n", "i": "x",
     }  # fmt: skip
 
 

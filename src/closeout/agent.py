@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from closeout.models.base import BaseClient
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
+    from closeout.run.gate import RequestGate
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
     from closeout.run.result import RunResult
@@ -215,6 +216,18 @@ class Agent(Generic[Value]):
 
         agent = copy(self)
         agent._assembler = self._assembler.only(names)
+        return agent
+
+    def with_gate(self, gate: RequestGate | None) -> Agent[Value]:
+        """Return this agent with a gate that admits its requests to models. The two share everything else.
+
+        Args:
+            gate: Waits before a request, counts it, or refuses it; for the sub-agents too. None admits every request.
+        """
+        from copy import copy
+
+        agent = copy(self)
+        agent._assembler = self._assembler.gated(gate)
         return agent
 
     # ------------------------------------------------------------------------------------------------ running

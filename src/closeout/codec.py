@@ -14,7 +14,15 @@ from typing import Any, AnyStr, TypeVar, overload
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-__all__ = ["Snapshot", "decode_json", "encode_json", "join_surrogates", "shared_items", "shared_prefix"]
+__all__ = [
+    "Snapshot",
+    "decode_json",
+    "encode_json",
+    "join_surrogates",
+    "shared_items",
+    "shared_prefix",
+    "without_surrogates",
+]
 
 T = TypeVar("T")
 
@@ -45,7 +53,7 @@ def decode_json(data: bytes | str, *, keep_surrogates: bool = False) -> Any:
         text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
     try:
         value = json.loads(text)
-        return value if keep_surrogates else _without_surrogates(value)
+        return value if keep_surrogates else without_surrogates(value)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -57,13 +65,14 @@ def join_surrogates(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
+    """Return a JSON or YAML value with `join_surrogates` applied to all of its texts."""
     if isinstance(value, str):
         return join_surrogates(value)
     if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
+        return [without_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {join_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
     return value
 
 

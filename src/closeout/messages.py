@@ -12,9 +12,11 @@ from functools import reduce
 from operator import add
 from typing import Any, Literal, NoReturn
 
+from closeout.codec import join_surrogates
 from closeout.records import record
 
 __all__ = [
+    "FINISHED",
     "Capabilities",
     "Constraint",
     "Defect",
@@ -43,7 +45,7 @@ class Message(dict[str, Any]):
 
     Keys: `role` ("system" | "user" | "assistant" | "tool"), `content` (str, a list of parts, or None), and where they
     apply `tool_calls` (list of `{"id", "type": "function", "function": {"name", "arguments": str}}`), `tool_call_id`,
-    `name`, `reasoning_content`.
+    `name`, `reasoning_content`, `attached` (see `ModelReply.attached`; only clients of the same server send it).
     """
 
     __slots__ = ("_protocol", "_through", "_wire")
@@ -178,6 +180,7 @@ class Step:
     returns: tuple[ToolReturn, ...] = ()
     reasoning: str = ""
     raw: str = ""  # the trusted part of the reply as written, for text dialects
+    attached: Mapping[str, Any] = field(default_factory=dict)  # see `ModelReply.attached`
     rendered: dict[str, tuple[Message, ...]] = field(default_factory=dict, repr=False)
 
     @property
@@ -225,7 +228,7 @@ class ToolPolicy:
 
     @property
     def strict_names(self) -> bool:
-        """Whether a misspelt name is never taken for this tool or its arguments."""
+        """Whether a call that names another server is never taken for this tool."""
         return self.destructive or not (self.effects_known or self.read_only)
 
     @property
@@ -438,12 +441,23 @@ class ReplyTokens:
     texts: tuple[str, ...] = ()
 
 
+FINISHED = frozenset({"stop", "tool_calls", "cut"})
+"""The finish reasons of a reply that is whole."""
+
+
 @record
 class ModelReply:
-    """One reply, whole. `tool_calls` are native ones, their `arguments` still the model's text.
+    """One reply, whole.
 
-    `finish_reason`: "stop", "length", "tool_calls", "content_filter", or "cut": we closed the connection on purpose,
-    having read enough.
+    Attributes:
+        tool_calls: Native calls; their `arguments` are still the model's text.
+        finish_reason: "stop", "tool_calls", or "cut": we closed the connection on purpose, having read enough. Any
+            other reply is not finished: "length", "content_filter", "malformed_call", "rejected" (the server could not
+            read what its own model wrote), "missing" (the server gave no reason), or the server's own word.
+        attached: What the server added to the message or its calls and wants back unchanged: signed or encrypted
+            reasoning, unknown fields. `server` names the server; the rest is known only to the client that wrote it.
+        warnings: For people: what the server could not do.
+        tokens: The tokens, if the request asked for them.
     """
 
     text: str = ""
@@ -453,9 +467,18 @@ class ModelReply:
     finish_reason: str = "stop"
     usage: Usage = field(default_factory=lambda: Usage(requests=1))
     model: str = ""
-    reasoning_details: Any = None  # vendors' signed thinking blocks, sent back as they came
-    warnings: tuple[str, ...] = ()  # for people: what the server could not do
-    tokens: ReplyTokens | None = None  # if the request asked for them
+    attached: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    tokens: ReplyTokens | None = None
+
+    def __post_init__(self) -> None:
+        # No file and no socket takes half of a surrogate pair.
+        self.text, self.reasoning = join_surrogates(self.text), join_surrogates(self.reasoning)  # type: ignore[misc]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model ended the reply. Only such a reply can be an answer."""
+        return self.finish_reason in FINISHED
 
 
 # ------------------------------------------------------------------------------------------------ readings
@@ -484,3 +507,8 @@ class Reading:
     defects: tuple[Defect, ...] = ()
     repairs: tuple[Repair, ...] = ()
     raw: str = ""  # the trusted part of the reply as written
+    attached: Mapping[str, Any] = field(default_factory=dict)  # see `ModelReply.attached`
+
+    def __post_init__(self) -> None:
+        if self.answer is not None:  # JSON escapes in it may be half of a surrogate pair
+            self.answer = join_surrogates(self.answer)  # type: ignore[misc]

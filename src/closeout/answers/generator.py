@@ -27,9 +27,10 @@ from closeout.errors import (
     LimitReached,
     ModelError,
     PermanentModelError,
+    ServerFailed,
     TransientModelError,
 )
-from closeout.messages import Constraint
+from closeout.messages import Constraint, ModelReply
 from closeout.models.base import BaseClient, ErrorBox, ResponseBox
 
 __all__ = [
@@ -302,7 +303,11 @@ class AnswerGenerator:
                 await self._show_error(str(error))
             return _failed_call(message_history, error)
         self._log("info", f"{purpose} | LLM Call", "completed successfully")
-        cut = getattr(response, "finish_reason", None) in ("length", "cut")
+        reason = getattr(response, "finish_reason", None)
+        cut = reason in ("length", "cut")
+        if isinstance(response, ModelReply) and not (response.finished or cut):
+            self._log("warning", f"{purpose} | LLM Call", f"the reply is not finished ({reason})")
+            return _failed_call(message_history, ServerFailed(f"The server did not finish its reply: {reason}."))
         return LLMCallResult(text, should_break, tool_calls, history, cut=cut)
 
     async def _unbox(self, response: Any) -> tuple[Any, Exception | None]:

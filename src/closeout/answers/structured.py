@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any, Generic, overload
 
 from closeout.answers.reading import Candidate, ContractReading, Problem, Value, failed, fenced_blocks, said, shorten
+from closeout.codec import without_surrogates
 from closeout.errors import UsageError
 from closeout.messages import Constraint
 from closeout.parsing.json_text import repair_json
@@ -46,7 +47,7 @@ class _Checker:
     def check(self, value: Any) -> tuple[Any, str]:
         """(the typed value, "") or (None, what is wrong)."""
         try:
-            return self._check(value)
+            return self._check(without_surrogates(value))
         except RecursionError:
             return None, "The answer is nested too deeply."
 

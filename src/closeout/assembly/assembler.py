@@ -37,6 +37,7 @@ from closeout.local.small_model import SmallModel
 from closeout.messages import ToolSpec
 from closeout.models.connect import connect
 from closeout.models.local import LocalClient
+from closeout.run.gate import RequestGate
 from closeout.run.limits import Limits
 from closeout.run.plan import AgentPlan
 from closeout.run.programs import program_tool, require_sandbox, sandbox_installed
@@ -118,6 +119,13 @@ class Assembler:
         other = copy(self)
         other.manager = self.manager.only(chosen)
         other._plan = None
+        return other
+
+    def gated(self, gate: RequestGate | None) -> Assembler:
+        """Return the same with a gate for the requests to models."""
+        plan = replace(self.plan(), gate=gate)
+        other = copy(self)
+        other._plan = plan
         return other
 
     def plan(self, streamed: bool = False) -> AgentPlan:

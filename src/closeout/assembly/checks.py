@@ -33,7 +33,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # What the messages of vendors' SDKs may have; unknown ones are misspelt.
 MESSAGE_KEYS = (
     "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "refusal", "annotations",
-    "audio", "function_call", "id", "type", "status", "cache_control",
+    "attached", "audio", "function_call", "id", "type", "status", "cache_control",
 )  # fmt: skip
 # Names that other frameworks use for the parameters of an Agent.
 FAMILIAR = {

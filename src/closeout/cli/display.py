@@ -41,6 +41,7 @@ from closeout.journal.events import (
     Unknown,
 )
 from closeout.journal.recorded import CANCELLED
+from closeout.journal.story import CallStory, Change, Story
 from closeout.journal.subscribers import Progress
 from closeout.journal.totals import RunTotals
 from closeout.messages import Usage
@@ -52,8 +53,6 @@ __all__ = ["Display"]
 
 WORKING = {
     "act": "thinking",
-    "reason": "reasoning",
-    "weigh": "weighing the answer",
     "close": "closing",
     "experience": "summing up",
     "compact": "making room",
@@ -68,8 +67,7 @@ THOUGHT_LINES = 3
 class _Reply:
     """A reply that is being written."""
 
-    def __init__(self, request: ModelRequested) -> None:
-        self.request = request
+    def __init__(self) -> None:
         self.words: list[str] = []  # pieces of thought and text
         self.streamed = False
         self.has_call = False
@@ -87,11 +85,6 @@ class _Reply:
     @property
     def text(self) -> str:
         return "".join(self.words).strip()
-
-    def title(self) -> str:
-        if self.request.purpose != "act":
-            return WORKING.get(self.request.purpose, self.request.purpose)
-        return f"turn {self.request.turn + 1}{' (answer)' if self.streamed and not self.has_call else ''}"
 
 
 class Display:
@@ -112,12 +105,11 @@ class Display:
         self._totals = RunTotals()
         self._began = time.monotonic()
         self._live: Live | None = None
-        self._calls: dict[str, str] = {}  # agent:handle → the running call as text
+        self._story = Story()
         self._replies: dict[str, _Reply] = {}  # agent → the reply that it is writing
         self._final: ModelReplied | None = None  # a reply that may be the answer, not printed yet
         self._final_words = ""
         self._shown: set[str] = set()  # agents whose current turn is already printed
-        self._finished_calls: set[str] = set()  # agent:handle, of turns not accepted yet
         self._failure = ""  # of the last request; printed if another request follows
         self._turn = 1
         self._doing = "starting"
@@ -172,15 +164,14 @@ class Display:
 
     def left_over(self) -> None:
         """Print the calls that started but did not finish."""
-        for call in self._calls.values():
-            self._put(one_line(f"… {call} · not finished", self._width - 2), "yellow", 2)
+        for agent in self._story.agents.values():
+            for call in agent.running.values():
+                self._put(one_line(f"… {_call_text(call)} · not finished", self._width - 2), "yellow", 2)
 
     # ------------------------------------------------------------------------------------------ events
 
     def __call__(self, event: Event | Progress) -> None:  # noqa: C901 - one case for each event
         self._totals(event)
-        if isinstance(event, ModelRequested | TurnAccepted | TurnRolledBack | RunEnded):
-            self._settle(event)
         if isinstance(event, Progress):
             if event.kind == "tool_progress":
                 self._progressed(event)
@@ -189,16 +180,19 @@ class Display:
                 if event.kind == "tool_name":
                     self._doing = "writing a call"
             return
+        change = self._story.feed(event)
+        if isinstance(event, ModelRequested | TurnAccepted | TurnRolledBack | RunEnded):
+            self._settle(event, change)
         match event:
             case ModelRequested():
-                self._requested(event)
+                self._requested(event, change)
             case ModelRetried():
                 self._print(event, f"! {event.reason} Retrying in {event.wait:.1f} s.", "yellow")
             case ModelFailed():
                 if not (self._brief and event.kind == CANCELLED):
                     self._failure = event.error  # if no request follows, the command prints it at the end
             case ModelReplied():
-                self._replied(event)
+                self._replied(event, change)
             case DecisionRequested(kind="approval"):
                 self._print(event, f"  ? {event.name}({_arguments(event.arguments)}) waits for approval", "cyan")
             case DecisionMade(verdict="approve" | "deny"):
@@ -206,9 +200,9 @@ class Display:
             case ToolStarted():
                 self._started(event)
             case ToolFinished():
-                self._finished(event)
+                self._finished(event, change)
             case TurnAccepted():
-                self._accepted(event)
+                self._accepted(event, change)
             case TurnRolledBack():
                 self._rolled_back(event)
             case Repaired():
@@ -231,28 +225,30 @@ class Display:
             case RunEnded():
                 self._doing = "done"
 
-    def _requested(self, event: ModelRequested) -> None:
+    def _requested(self, event: ModelRequested, change: Change) -> None:
         if self._failure:
             self._print(event, f"✗ {self._failure}", "red")
             self._failure = ""
-        self._replies[event.agent] = _Reply(event)
+        if not _is_extra(change):
+            self._replies[event.agent] = _Reply()
         if event.agent == "main":
             self._turn = event.turn + 1
         self._doing = WORKING.get(event.purpose, event.purpose)
 
-    def _replied(self, event: ModelReplied) -> None:
-        reply = self._replies.pop(event.agent, None)
-        if reply is None:
+    def _replied(self, event: ModelReplied, change: Change) -> None:
+        is_extra = _is_extra(change)
+        reply = _Reply() if is_extra else self._replies.pop(event.agent, None)
+        if reply is None or change.request is None or change.turn is None:
             return
+        purpose = change.request.purpose
+        title = WORKING.get(purpose, purpose)
+        if purpose == "act":
+            title = f"turn {change.turn.number + 1}{' (answer)' if reply.streamed and not reply.has_call else ''}"
         if not self._brief:
-            title = f"{reply.title()} · {duration(event.ms)} · {usage_line(Usage(**event.usage))}"
-            self._print(event, title, "bold")
-        if reply.request.purpose == "weigh":
+            self._print(event, f"{title} · {duration(event.ms)} · {usage_line(Usage(**event.usage))}", "bold")
+        if is_extra:
             return
-        if reply.request.purpose == "reason":
-            self._say_words(event, event.text)
-            return
-        closes = reply.request.purpose != "act"
+        closes = purpose != "act"
         readable = event.tool_calls or closes  # the text of a ReAct turn is not
         words = reply.text if reply.streamed and not closes else event.text if readable else ""
         if event.agent == "main" and not reply.has_call and not event.tool_calls:
@@ -260,8 +256,10 @@ class Display:
         else:
             self._say_words(event, words)
 
-    def _settle(self, event: Event) -> None:
+    def _settle(self, event: Event, change: Change) -> None:
         """Print the reply that may have been the answer, unless it is: the command prints the answer."""
+        if _is_extra(change):
+            return
         reply, self._final = self._final, None
         if reply is None:
             return
@@ -269,16 +267,14 @@ class Display:
         if not is_answer:
             self._say_words(reply, self._final_words)
 
-    def _accepted(self, event: TurnAccepted) -> None:
+    def _accepted(self, event: TurnAccepted, change: Change) -> None:
         if event.agent not in self._shown:  # the reply was not streamed
             self._say_words(event, event.text)
         self._shown.discard(event.agent)
-        for call, result in zip(event.calls, event.returns, strict=False):
-            key = f"{event.agent}:{result.get('handle')}"
-            if key not in self._finished_calls:
-                text = str(result.get("text"))
-                self._print_call(event, _call_text(call), text, ok=bool(result.get("ok")), end=" · not run")
-            self._finished_calls.discard(key)
+        for call in () if change.turn is None else change.turn.calls:
+            if call.finished is None and call.shown is not None:
+                text, ok = str(call.shown.get("text")), bool(call.shown.get("ok"))
+                self._print_call(event, _call_text(call), text, ok=ok, end=" · not run")
 
     def _say_words(self, event: Event, words: str) -> None:
         if words.strip():
@@ -286,28 +282,23 @@ class Display:
             self._print(event, f"  {words.strip()}", "italic", cut=False)
 
     def _progressed(self, piece: Progress) -> None:
-        name = self._calls.get(f"{piece.agent}:{piece.handle}", "tool").partition("(")[0]
+        agent = self._story.agents.get(piece.agent)
+        call = None if agent is None else agent.running.get(piece.handle)
+        name = "tool" if call is None else call.name
         amount = f"{piece.done:g}" if piece.total is None else f"{piece.done:g} of {piece.total:g}"
         self.working(one_line(f"{name}: {piece.text} {amount}" if piece.text else f"{name}: {amount}", self._width))
 
     def _started(self, event: ToolStarted) -> None:
-        call = f"{event.name}({_arguments(event.arguments)})"
-        program = _program(event.arguments) if event.name == RUN_PROGRAM else ""
-        if program:  # its lines, as the calls that it makes are printed below them
-            call = event.name
-            lines = program.strip("\n").splitlines()
-            for line in lines[:PROGRAM_LINES]:
-                self._print(event, f"    {line}", "cyan")
-            if len(lines) > PROGRAM_LINES:
-                self._print(event, f"    … {len(lines) - PROGRAM_LINES} more lines", "dim")
-        self._calls[f"{event.agent}:{event.handle}"] = call
+        lines = _program(event).strip("\n").splitlines()  # the calls that it makes are printed below them
+        for line in lines[:PROGRAM_LINES]:
+            self._print(event, f"    {line}", "cyan")
+        if len(lines) > PROGRAM_LINES:
+            self._print(event, f"    … {len(lines) - PROGRAM_LINES} more lines", "dim")
         self._doing = f"running {event.name}"
 
-    def _finished(self, event: ToolFinished) -> None:
-        key = f"{event.agent}:{event.handle}"
-        call = self._calls.pop(key, event.name)
-        self._finished_calls.add(key)
+    def _finished(self, event: ToolFinished, change: Change) -> None:
         text = _result(event.record) if event.ok else event.note
+        call = event.name if change.call is None else _call_text(change.call)
         self._print_call(event, call, text, ok=event.ok, end=f" · {duration(event.ms)}")
         self._doing = "thinking"
 
@@ -405,9 +396,10 @@ def _arguments(text: str) -> str:
         return text
 
 
-def _program(arguments: str) -> str:
+def _program(event: ToolStarted) -> str:
+    """Return the program that a call runs; empty if it runs another tool."""
     try:
-        code = json.loads(arguments).get("code")
+        code = json.loads(event.arguments).get("code") if event.name == RUN_PROGRAM else ""
     except (ValueError, AttributeError, RecursionError):
         return ""
     return code if isinstance(code, str) else ""
@@ -417,9 +409,15 @@ def _named_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
 
 
-def _call_text(call: Mapping[str, Any]) -> str:
-    arguments = call.get("arguments")
-    return f"{call.get('name')}({_named_values(arguments) if isinstance(arguments, Mapping) else arguments or ''})"
+def _is_extra(change: Change) -> bool:
+    return change.request is not None and change.request.is_extra
+
+
+def _call_text(call: CallStory) -> str:
+    if call.arguments is None or (call.started is not None and _program(call.started)):
+        return call.name
+    given = call.arguments
+    return f"{call.name}({_named_values(given) if isinstance(given, Mapping) else _arguments(str(given))})"
 
 
 def _result(record: str) -> str:

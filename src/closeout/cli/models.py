@@ -176,6 +176,9 @@ def _progress() -> Iterator[Callable[[PullProgress], None]]:
         task = bar.add_task("", total=None)
 
         def show(progress: PullProgress) -> None:
+            if progress.stage == "done":
+                bar.console.print(_words(progress), markup=False, soft_wrap=True)
+                return
             total = None if progress.stage == "waiting" else progress.weights.size or None
             bar.update(task, description=_words(progress), completed=progress.done_bytes, total=total)
 
@@ -189,7 +192,10 @@ def _print_lines() -> Callable[[PullProgress], None]:
     def show(progress: PullProgress) -> None:
         nonlocal stage, due
         now = time.monotonic()
-        if progress.stage == "done" or (progress.stage == stage and now < due):
+        if progress.stage == "done":
+            print(_words(progress), file=sys.stderr, flush=True)
+            return
+        if progress.stage == stage and now < due:
             return
         stage, due = progress.stage, now + _LINE_PERIOD
         size = progress.weights.size
@@ -205,5 +211,7 @@ def _words(progress: PullProgress) -> str:
         return f"Waiting for another process that downloads {title}"
     if progress.stage == "checking":
         return f"Checking {title}"
+    if progress.stage == "done":
+        return f"{title} was downloaded from {progress.source}." if progress.source else f"{title} is downloaded."
     part = f", part {progress.part} of {progress.parts}" if progress.parts else ""
     return f"Downloading {title}{part}"

@@ -33,13 +33,13 @@ from closeout.journal.events import (
     Event,
     ModelFailed,
     ModelReplied,
-    ModelRequested,
     RunEnded,
     RunStarted,
     TurnAccepted,
 )
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import Row, RunRecord
+from closeout.journal.story import Story
 from closeout.journal.subscribers import Progress
 from closeout.journal.totals import RunTotals
 
@@ -172,23 +172,22 @@ def _counts(rows: Iterable[Row]) -> dict[str, Any]:
 
 def _with_words(rows: Sequence[Row]) -> Iterator[Event | Progress]:
     """Yield the events, with the text of each accepted turn before the reply that contained it."""
-    pieces: dict[int, list[Progress]] = {}  # position of a reply → its text
-    latest: dict[str, int] = {}  # agent → position of its last reply
-    acting = False  # whether the last request was for a turn, not for closing
-    for place, row in enumerate(rows):
-        event = row.event
-        if isinstance(event, ModelRequested):
-            acting = event.purpose == "act"
-        elif isinstance(event, ModelReplied):
-            latest[event.agent] = place
-        elif isinstance(event, TurnAccepted) and event.agent in latest:
+    pieces: dict[tuple[str, int], list[Progress]] = {}  # by the agent and the number of the request
+    story = Story()
+    for row in rows:
+        event, turn = row.event, story.feed(row.event).agent.turn
+        if turn is None or turn.reply is None:
+            continue
+        place = event.agent, turn.reply.call
+        if isinstance(event, TurnAccepted):
             words = [Progress(event.agent, event.turn, "thought", event.text)]
             words += [Progress(event.agent, event.turn, "tool_name")] if event.calls else []
-            pieces[latest[event.agent]] = words
-        elif isinstance(event, RunEnded) and event.answer is not None and event.agent in latest and acting:
-            pieces.setdefault(latest[event.agent], [Progress(event.agent, 0, "text", event.closing_text)])
-    for place, row in enumerate(rows):
-        yield from pieces.get(place, ())
+            pieces[place] = words
+        elif isinstance(event, RunEnded) and event.answer is not None and turn.purpose == "act":
+            pieces.setdefault(place, [Progress(event.agent, 0, "text", event.closing_text)])
+    for row in rows:
+        if isinstance(row.event, ModelReplied):
+            yield from pieces.get((row.event.agent, row.event.call), ())
         yield row.event
 
 
@@ -198,25 +197,21 @@ def _body(event: Event) -> dict[str, Any]:
 
 def _requests(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
     """Yield each request: its purpose, its size, how much of it the request before had too, its cost."""
-    asked: dict[tuple[str, int], ModelRequested] = {}
+    story = Story()
     for row in rows:
-        event = row.event
-        if isinstance(event, ModelRequested):
-            asked[event.agent, event.call] = event
-        elif isinstance(event, (ModelReplied, ModelFailed)):
-            request = asked.get((event.agent, event.call))
-            if request is not None:
-                yield {
-                    "agent": event.agent,
-                    "turn": request.turn,
-                    "purpose": request.purpose,
-                    "characters": request.size,
-                    "shared": request.shared,
-                    "ok": isinstance(event, ModelReplied),
-                    "ms": event.ms,
-                    **{key: event.usage.get(key, 0) for key in ("input_tokens", "cache_read_tokens", "output_tokens")},
-                    "cost_usd": event.usage.get("cost_usd"),
-                }
+        event, request = row.event, story.feed(row.event).request
+        if isinstance(event, (ModelReplied, ModelFailed)) and request is not None and request.intent is not None:
+            yield {
+                "agent": event.agent,
+                "turn": request.intent.turn,
+                "purpose": request.purpose,
+                "characters": request.intent.size,
+                "shared": request.intent.shared,
+                "ok": isinstance(event, ModelReplied),
+                "ms": event.ms,
+                **{key: event.usage.get(key, 0) for key in ("input_tokens", "cache_read_tokens", "output_tokens")},
+                "cost_usd": event.usage.get("cost_usd"),
+            }
 
 
 def _request_cells(request: dict[str, Any]) -> list[Cell]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from closeout.codec import Snapshot
@@ -88,10 +89,7 @@ class History:
             self._compact(event)
 
     def _accept(self, event: TurnAccepted) -> None:
-        calls = event.tool_calls()
-        step = Step(
-            event.turn, event.text, calls, returns=event.tool_returns(calls), reasoning=event.reasoning, raw=event.raw
-        )
+        step = event.step()
         if self._steps and self._steps[-1].turn == event.turn:  # repeated after a departure from the record
             self._replace(self._steps[:-1])
         self._steps.append(step)
@@ -166,4 +164,4 @@ def _stubbed(step: Step) -> Step:
     if not step.returns or all(r.tokens == 0 and r.text == stub_text(r) for r in step.returns):
         return step
     returns = tuple(ToolReturn(r.call, stub_text(r), r.handle, ok=r.ok) for r in step.returns)
-    return Step(step.turn, step.text, step.calls, returns=returns, reasoning=step.reasoning, raw=step.raw)
+    return replace(step, returns=returns, rendered={})

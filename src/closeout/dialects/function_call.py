@@ -137,6 +137,8 @@ def _step_messages(step: Step, with_images: bool) -> tuple[Message, ...]:
         ]
     elif not step.text:
         assistant["content"] = ""
+    if step.attached:
+        assistant["attached"] = step.attached
     messages = [Message(assistant)]
     for id_, text in zip(ids, _results(step), strict=True):
         messages.append(Message(role="tool", tool_call_id=id_, content=text))

@@ -10,7 +10,7 @@ from closeout.errors import UsageError
 from closeout.messages import Capabilities, Constraint, Message, ModelRequest, Step, ToolSpec
 from closeout.parsing.readers import Reader
 from closeout.records import record
-from closeout.spelling import nearest_safe_name
+from closeout.spelling import same_name
 
 __all__ = ["DIALECTS", "ConstrainedDialect", "Dialect", "HistoryView", "get_dialect", "serves"]
 
@@ -108,7 +108,7 @@ def get_dialect(dialect: str | Dialect, prompts: Mapping[str, str] | None = None
     if dialect not in DIALECTS:
         known = ", ".join(sorted(DIALECTS))
         # Only case and separators cannot change what is meant; any other likeness is not a reason to suggest.
-        near = nearest_safe_name(dialect, DIALECTS, slips=False)
+        near = same_name(dialect, DIALECTS)
         advice = f"Did you mean '{near}'?" if near else f"Choose one of {known}, or auto."
         raise UsageError(f"No dialect is called '{dialect}'. {advice}")
     module, kind = DIALECTS[dialect]

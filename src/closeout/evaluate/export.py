@@ -167,7 +167,8 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
 
 
 def _rendered(view: HistoryView) -> list[Message]:
-    return list(FunctionCall().render(view, Capabilities(images=True)).messages)
+    messages = FunctionCall().render(view, Capabilities(images=True)).messages
+    return [Message({key: value for key, value in message.items() if key != "attached"}) for message in messages]
 
 
 def _stated(tokens: ReplyTokens) -> dict[str, Any]:

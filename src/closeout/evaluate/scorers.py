@@ -276,7 +276,8 @@ class Judge:
         task = json.dumps(parts, ensure_ascii=False, indent=0)  # as JSON, so that an answer cannot pose as another part
         digest = hashlib.sha256(f"{self.name}\0{self._instructions}\0{task}".encode()).hexdigest()[:12]
         run_id = f"{attempt.run_id or 'judge'}.judge-{digest}"
-        outcome = await self.agent.run_once(task, run_id=run_id, origin={"judge_of": attempt.run_id})
+        judge = self.agent.with_gate(attempt.gate)
+        outcome = await judge.run_once(task, run_id=run_id, origin={"judge_of": attempt.run_id})
         if outcome.answer is None:
             return Score(0.0, False, f"The judge gave no verdict: {outcome.error or outcome.stop_reason}", judged=False)
         right = outcome.answer == "right"

@@ -14,6 +14,7 @@ from closeout.evaluate.tasks import EvalTask
 if TYPE_CHECKING:  # not at run time: reports need none of it
     from closeout.answers.grading import Grade
     from closeout.journal.store import Row
+    from closeout.run.gate import RequestGate
 
 __all__ = ["Attempted", "Score"]
 
@@ -63,6 +64,8 @@ class Attempted:
         run_id: The trial's run.
         epoch: The number of the trial of this task, from 1.
         read_rows: Reads the run's record.
+        gate: Admits requests to models within the evaluation's limits. A scorer that runs an agent passes it on:
+            `agent.with_gate(attempt.gate)`.
     """
 
     task: EvalTask
@@ -71,6 +74,7 @@ class Attempted:
     run_id: str = ""
     epoch: int = 1
     read_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
+    gate: RequestGate | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def state(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from closeout.evaluate.scorers import Scorer
 from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
-from closeout.run.gate import request_gate
+from closeout.run.gate import RequestGate
 
 __all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "score_attempt"]
 
@@ -125,14 +125,12 @@ class Sweep:
             ModelError: The endpoint refuses every request: a wrong key, address or model.
             UsageError: The budget cannot be kept.
         """
-        token = request_gate.set(self.gate)
         try:
             await self._call(self._store.register, self._settings.command)
             await self._call(self._store.free_orphans)
             await self._call(self._store.wake_suspended)
             await self._work()
         finally:
-            request_gate.reset(token)
             await self._interrupt()
             await self._call(self._store.release_all)
             self._database.shutdown()
@@ -222,7 +220,7 @@ class Sweep:
 
     async def _finish(self, claim: Claim) -> Finished | Released:
         task, settings = claim.task, self._settings
-        agent = self._agent_for(task)
+        agent = self._agent_for(task).with_gate(self.gate)
         try:
             result = await agent.run_once(
                 task.question,
@@ -249,7 +247,7 @@ class Sweep:
             return Released(claim, settings.wait_before(claim.tries), failed=True)
         if outcome.suspended:
             return Finished(claim, outcome, {})
-        attempt = attempted(claim, outcome, partial(_rows, agent, claim.run_id))
+        attempt = attempted(claim, outcome, partial(_rows, agent, claim.run_id), self.gate)
         return Finished(claim, outcome, {each.name: await score_attempt(each, attempt) for each in self._scorers})
 
     # -------------------------------------------------------------------------------------------- the database
@@ -263,7 +261,9 @@ class Sweep:
         return asyncio.get_running_loop().run_in_executor(self._database, self._store.spend, cost, tokens)
 
 
-def attempted(claim: Claim, outcome: RunOutcome, read_rows: Callable[[], Sequence[Any]]) -> Attempted:
+def attempted(
+    claim: Claim, outcome: RunOutcome, read_rows: Callable[[], Sequence[Any]], gate: RequestGate | None = None
+) -> Attempted:
     """Return a trial as scorers see it."""
     return Attempted(
         task=claim.task,
@@ -272,6 +272,7 @@ def attempted(claim: Claim, outcome: RunOutcome, read_rows: Callable[[], Sequenc
         run_id=claim.run_id,
         epoch=claim.epoch,
         read_rows=read_rows,
+        gate=gate,
     )
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, field, fields
 from typing import Any, ClassVar, TypeAlias
 
+from closeout.codec import decode_json, encode_json
 from closeout.errors import Failure
-from closeout.messages import ModelReply, Repair, ToolCall, ToolReturn, Usage
+from closeout.messages import ModelReply, Repair, Step, ToolCall, ToolReturn, Usage
 from closeout.records import record, shallow_dict
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "TurnAccepted",
     "TurnRolledBack",
     "Unknown",
+    "attached_text",
     "event_from",
     "is_unreadable",
     "read_event",
@@ -265,10 +267,18 @@ class ReplyStreamed(Event):
 
 @record
 class ModelReplied(Event):
-    """Outcome of a request. `usage` has the fields of `Usage`, `ms` is wall clock, `tokens` is by `dump_tokens`."""
+    """Outcome of a request.
+
+    Attributes:
+        usage: the fields of `Usage`.
+        ms: wall clock.
+        tokens: the reply's tokens as `dump_tokens` writes them.
+        attached: `ModelReply.attached` as JSON.
+        reasoning_details: what journals of earlier versions hold instead; not used.
+    """
 
     identity = "call"
-    bodies = ("text", "reasoning", "tokens")
+    bodies = ("text", "reasoning", "tokens", "attached")
     call: int
     text: str = ""
     _: KW_ONLY
@@ -280,6 +290,7 @@ class ModelReplied(Event):
     reasoning_details: Any = None
     ms: float = 0.0
     tokens: str = ""
+    attached: str = ""
 
     @classmethod
     def of(cls, agent: str, call: int, reply: ModelReply, ms: float, tokens: str = "") -> ModelReplied:
@@ -296,9 +307,9 @@ class ModelReplied(Event):
             finish_reason=reply.finish_reason,
             usage=usage_record(reply.usage),
             model=reply.model,
-            reasoning_details=reply.reasoning_details,
             ms=ms,
             tokens=tokens,
+            attached=attached_text(reply.attached),
         )
 
     def reply(self) -> ModelReply:
@@ -313,7 +324,7 @@ class ModelReplied(Event):
             finish_reason=self.finish_reason,
             usage=Usage(**self.usage),
             model=self.model,
-            reasoning_details=self.reasoning_details,
+            attached=_attached(self.attached),
         )
 
 
@@ -486,9 +497,10 @@ class TurnAccepted(Event):
     Attributes:
         calls: id, name, arguments (an object), server_name and text of each call.
         returns: call (an index into `calls`), text, handle, ok, tokens and images of each result.
+        attached: `ModelReply.attached` as JSON.
     """
 
-    bodies = ("text", "raw", "reasoning")
+    bodies = ("text", "raw", "reasoning", "attached")
     attempt: int
     turn: int
     _: KW_ONLY
@@ -497,6 +509,19 @@ class TurnAccepted(Event):
     reasoning: str = ""
     calls: tuple[Mapping[str, Any], ...] = ()
     returns: tuple[Mapping[str, Any], ...] = ()
+    attached: str = ""
+
+    def step(self) -> Step:
+        calls = self.tool_calls()
+        return Step(
+            self.turn,
+            self.text,
+            calls,
+            returns=self.tool_returns(calls),
+            reasoning=self.reasoning,
+            raw=self.raw,
+            attached=_attached(self.attached),
+        )
 
     def tool_calls(self) -> tuple[ToolCall, ...]:
         return tuple(
@@ -634,6 +659,19 @@ class Unknown(Event):
     momentary = True
     type: str
     body: Mapping[str, Any] = field(default_factory=dict)
+
+
+def attached_text(attached: Mapping[str, Any]) -> str:
+    """Return what a server attached to a reply as an event stores it; empty if there is nothing."""
+    return encode_json(dict(attached)).decode() if attached else ""
+
+
+def _attached(text: str) -> dict[str, Any]:
+    try:
+        value = decode_json(text) if text else {}
+    except ValueError:  # a journal is a file that others can edit
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def usage_record(usage: Usage | None) -> dict[str, Any]:

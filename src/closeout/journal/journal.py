@@ -29,10 +29,19 @@ logger = logging.getLogger("closeout")
 COMMIT_SECONDS = 0.025
 
 
+_BASE_32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
 def new_run_id() -> str:
-    """Return a name that sorts by time and is short enough to type: 20261121-114503-k3v9q."""
-    letters = "abcdefghjkmnpqrstvwxyz23456789"
-    return time.strftime("%Y%m%d-%H%M%S-") + "".join(secrets.choice(letters) for _ in range(5))
+    """Return a unique name that sorts by time, such as 20261121-114503-k83v9qw0dmz6t4sn2e.
+
+    The time in UTC to the millisecond, then 80 random bits, as in a ULID; the last 18 letters are the milliseconds and
+    the random bits in base 32.
+    """
+    seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+    number = milliseconds << 80 | secrets.randbits(80)
+    letters = "".join(_BASE_32[number >> shift & 31] for shift in range(85, -1, -5))
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(seconds)) + letters
 
 
 class Journal:

@@ -64,6 +64,11 @@ class RequestStory:
     def purpose(self) -> str:
         return "act" if self.intent is None else self.intent.purpose
 
+    @property
+    def is_extra(self) -> bool:
+        """True if no turn is read from the reply."""
+        return self.purpose not in PURPOSES
+
 
 @dataclass(slots=True, eq=False)
 class CallStory:
@@ -115,6 +120,12 @@ class TurnStory:
     @property
     def purpose(self) -> str:
         return "act" if self.request is None else self.request.purpose
+
+    @property
+    def request_number(self) -> int:
+        """The number of the request, or of the last extra one for a turn that has no request of its own."""
+        requests = (self.request, *reversed(self.extras))
+        return next((each.intent.call for each in requests if each is not None and each.intent is not None), 0)
 
     @property
     def reply(self) -> ModelReplied | None:

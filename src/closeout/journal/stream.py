@@ -25,6 +25,7 @@ from closeout.journal.events import (
     TurnRolledBack,
 )
 from closeout.journal.recorded import CANCELLED
+from closeout.journal.story import AgentStory, CallStory, Change, Story, TurnStory
 from closeout.journal.subscribers import Progress, RunInfo
 
 __all__ = ["StreamHandler"]
@@ -124,11 +125,9 @@ class _RunStream:
         self._handler = handler
         self._run = run
         self._workflow = str(uuid.uuid4())
-        self._agents: dict[str, str] = {}
-        self._attempts: dict[str, int] = {}  # of each agent, the current one: turns are counted from 0 in each
-        self._requests: dict[str, int] = {}  # of each agent, the last one
+        self._story = Story()
+        self._agents: dict[str, str] = {}  # the ids of those that have started and not ended
         self._written: dict[str, list[int]] = {}  # of each agent, the indexes of its reply's calls in their order
-        self._calls: dict[str, str] = {}  # agent:handle → the id of a call that was run
 
     def send(self, event_type: str, data: Mapping[str, Any]) -> None:
         self._handler.send(event_type, {"workflow_id": self._workflow, **data})
@@ -136,20 +135,24 @@ class _RunStream:
     def __call__(self, event: Event | Progress) -> None:
         if isinstance(event, Progress):
             self._send_progress(event)
-        elif isinstance(event, (ModelRequested, ModelReplied, ModelFailed)):
+            return
+        change = self._story.feed(event)
+        if isinstance(event, (ModelRequested, ModelReplied, ModelFailed)):
             self._send_model(event)
-        elif isinstance(event, (ToolStarted, ToolFinished)):
-            self._send_tool(event)
+        elif change.call is not None:
+            self._send_call(event, change.call)
         else:
-            self._send_agents(event)
+            self._send_agents(event, change)
 
     def _send_progress(self, piece: Progress) -> None:
+        agent = self._story.agents.get(piece.agent) or AgentStory(piece.agent)
         if piece.kind == "tool_progress":
-            place = f"{piece.agent}:{piece.handle}"
+            call = agent.running.get(piece.handle)
+            call_id = f"{piece.agent}:{piece.handle}" if call is None else _call_id(agent.path, call.turn, call.index)
             about = {"done": piece.done, "total": piece.total, "message": piece.text}
-            self.send("tool_progress", {"tool_call_id": self._calls.get(place, place), "handle": piece.handle, **about})
+            self.send("tool_progress", {"tool_call_id": call_id, "handle": piece.handle, **about})
             return
-        message_id = self._message_id(piece.agent, piece.turn)
+        message_id = _message_id(agent, piece.turn)
         if piece.kind in ("thought", "text", "answer", "reasoning"):
             data = {"message_id": message_id, "delta": {"content": piece.text}, "kind": piece.kind}
             self.send("message", data)
@@ -160,22 +163,14 @@ class _RunStream:
             written = self._written.setdefault(piece.agent, [])
             if piece.index not in written:
                 written.append(piece.index)  # servers count text blocks in, or begin anywhere
-            call_id = self._call_id(piece.agent, written.index(piece.index))
+            call_id = _call_id(agent.path, agent.turn, written.index(piece.index))
             if piece.kind == "tool_name":
                 self.send("tool_call", _call(call_id, piece.text, message_id=message_id))
             else:
                 self.send("tool_call", _call(call_id, "", message_id=message_id, delta_input=piece.text))
 
-    def _message_id(self, agent: str, turn: int) -> str:
-        return f"{agent}:{self._attempts.get(agent, 0)}:{turn}"
-
-    def _call_id(self, agent: str, index: int) -> str:
-        """The id of a call, while it is written and while it runs: its request and its place in the reply."""
-        return f"{agent}:{self._requests.get(agent, 0)}.{index}"
-
     def _send_model(self, event: ModelRequested | ModelReplied | ModelFailed) -> None:
         if isinstance(event, ModelRequested):
-            self._requests[event.agent] = event.call
             self._written.pop(event.agent, None)
             self.send("start_of_llm", {"agent_name": event.agent, "purpose": event.purpose})
             return
@@ -183,26 +178,23 @@ class _RunStream:
         if isinstance(event, ModelFailed) and event.kind != CANCELLED:
             self.send("show_error", {"error": event.error})
 
-    def _send_tool(self, event: ToolStarted | ToolFinished) -> None:
-        place = f"{event.agent}:{event.handle}"
+    def _send_call(self, event: Event, call: CallStory) -> None:
+        call_id = _call_id(event.agent, call.turn, call.index)
         if isinstance(event, ToolStarted):
-            call_id = self._calls[place] = self._call_id(event.agent, event.index)
             self.send("tool_call", _call(call_id, event.name, handle=event.handle, tool_input=event.arguments))
-        else:
-            call_id = self._calls.get(place, place)
+        elif isinstance(event, ToolFinished):
             ended = {"ok": event.ok, "result": event.note, "ms": event.ms}
             self.send("tool_call", _call(call_id, event.name, handle=event.handle, **ended))
 
-    def _send_not_run(self, event: TurnAccepted) -> None:
+    def _send_not_run(self, agent: AgentStory) -> None:
         """Send the end of calls that were answered without running: refused, or a repetition."""
-        for returned in event.returns:
-            if self._calls.pop(f"{event.agent}:{returned['handle']}", None) is None:
-                place, ok = returned["call"], returned["ok"]
-                call_id = self._call_id(event.agent, place)
-                about = {"handle": returned["handle"], "ok": ok, "result": "" if ok else returned["text"], "run": False}
-                self.send("tool_call", _call(call_id, event.calls[place]["name"], **about))
+        for call in () if agent.turn is None else agent.turn.calls:
+            if call.started is None and call.shown is not None:
+                ok = call.shown["ok"]
+                about = {"handle": call.handle, "ok": ok, "result": "" if ok else call.shown["text"], "run": False}
+                self.send("tool_call", _call(_call_id(agent.path, call.turn, call.index), call.name, **about))
 
-    def _send_agents(self, event: Event) -> None:
+    def _send_agents(self, event: Event, change: Change) -> None:
         match event:
             case RunStarted() | RunResumed():
                 started = self._run.started
@@ -210,8 +202,6 @@ class _RunStream:
                 resumed = {"resumed": True} if isinstance(event, RunResumed) else {}
                 self.send("start_of_workflow", {"run_id": self._run.run_id, "input": content, **resumed})
             case AgentStarted() | AttemptStarted():
-                if isinstance(event, AttemptStarted):
-                    self._attempts[event.agent] = event.attempt
                 if event.agent not in self._agents:
                     name = event.name if isinstance(event, AgentStarted) else event.agent
                     self._agents[event.agent] = agent_id = str(uuid.uuid4())
@@ -219,9 +209,9 @@ class _RunStream:
             case AgentEnded():
                 self._end_agent(event.agent)
             case TurnAccepted():
-                self._send_not_run(event)
+                self._send_not_run(change.agent)
             case TurnRolledBack():
-                message_id = self._message_id(event.agent, event.turn)
+                message_id = _message_id(change.agent, event.turn)
                 self.send("discard", {"message_id": message_id, "reason": event.reason})
             case Noted(level="error" | "warning"):
                 self.send("show_error", {"error": event.message})
@@ -234,6 +224,15 @@ class _RunStream:
         agent_id = self._agents.pop(agent, None)
         if agent_id is not None:
             self.send("end_of_agent", {"agent_name": agent, "agent_id": agent_id})
+
+
+def _message_id(agent: AgentStory, turn: int) -> str:
+    return f"{agent.path}:{agent.attempt}:{turn}"  # turns are counted from 0 in each attempt
+
+
+def _call_id(agent: str, turn: TurnStory | None, index: int) -> str:
+    """Return the id of a call, while it is written and while it runs: its request and its place in the reply."""
+    return f"{agent}:{0 if turn is None else turn.request_number}.{index}"
 
 
 def _call(call_id: str, name: str, **content: Any) -> dict[str, Any]:

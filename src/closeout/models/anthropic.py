@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from closeout.codec import decode_json, encode_json, join_surrogates
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 ANTHROPIC_URL = "https://api.anthropic.com"
+_LONGEST_REASON = 80  # characters of a stop reason that is not ours
 VERSION = "2023-06-01"  # a header that the API requires; there has been no other version since
 # The API requires a limit. Models of 2024 allow fewer tokens: their refusal says how many, and `_adapt` remembers it.
 DEFAULT_MAX_TOKENS = 16_384
@@ -32,13 +35,17 @@ _LIMIT = re.compile(r"max_tokens: \d+ > (\d+)")
 _FINISHES: Mapping[str, str] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
-    "pause_turn": "stop",
     "tool_use": "tool_calls",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
 _THINKING = ("thinking", "redacted_thinking")
+# The fields of blocks whose content the history holds anyway.
+_PLAIN: Mapping[str, frozenset[str]] = {
+    "text": frozenset({"type", "text"}),
+    "tool_use": frozenset({"type", "id", "name", "input"}),
+}
 _CHOICES: Mapping[str, dict[str, str]] = {
     "auto": {"type": "auto"},
     "required": {"type": "any"},
@@ -49,7 +56,8 @@ _CHOICES: Mapping[str, dict[str, str]] = {
 class AnthropicClient(HTTPClient):
     """A model behind Anthropic's messages API.
 
-    Thinking blocks are sent back unchanged, with their signatures.
+    Thinking with its signature, redacted thinking, and calls that the server makes itself are sent back unchanged, in
+    the order in which they came.
 
     Args:
         model: The model's name on the server.
@@ -124,7 +132,7 @@ class AnthropicClient(HTTPClient):
         messages = request.messages
         if request.prompt is not None:
             messages = (Message(role="user", content=request.prompt),)
-        system, turns = conversation(messages, self._marks(request, messages))
+        system, turns = conversation(messages, self._marks(request, messages), self._server)
         body = encode_json(self._options(request, stream))[:-1]
         tools = self._tools_json(request, messages)
         if tools:
@@ -203,8 +211,28 @@ def read_message(value: Any) -> ModelReply | None:
         finish_reason=_finish(value.get("stop_reason")),
         usage=_usage(value.get("usage"), Usage(requests=1)),
         model=str(value.get("model") or ""),
-        reasoning_details=thinking or None,
+        attached=_attached(blocks),
     )
+
+
+def _attached(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the blocks to send back, in their order, if there are others than plain texts and calls.
+
+    Of the calls only the places are kept: what a call says is in the history, repaired where that was necessary.
+    """
+    if all(block.keys() <= _PLAIN.get(str(block.get("type")), frozenset()) for block in blocks):
+        return {}
+    return {
+        "content": [_without(block, "name", "input") if _is(block, "tool_use") else dict(block) for block in blocks]
+    }
+
+
+def _is(block: Mapping[str, Any], kind: str) -> bool:
+    return block.get("type") == kind
+
+
+def _without(block: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in block.items() if name not in names}
 
 
 def _call(block: Mapping[str, Any]) -> ToolCall:
@@ -213,7 +241,8 @@ def _call(block: Mapping[str, Any]) -> ToolCall:
 
 
 def _finish(value: Any) -> str:
-    return _FINISHES.get(value, "stop") if isinstance(value, str) else "stop"
+    """Return a stop reason as one of ours, or as it is if it is unknown: such a reply is not finished."""
+    return _FINISHES.get(value, value[:_LONGEST_REASON]) if isinstance(value, str) and value else "missing"
 
 
 def _usage(value: Any, before: Usage) -> Usage:
@@ -243,19 +272,23 @@ def _count(value: Any, before: int) -> int:
 class AnthropicStream(StreamReader):
     """Reads the events of a streamed message: each block starts, grows and stops."""
 
-    __slots__ = ("_blocks",)
+    __slots__ = ("_blocks", "_grown")
 
     def __init__(self, builder: ReplyBuilder) -> None:
         super().__init__(builder)
         self._blocks: dict[int, dict[str, Any]] = {}
+        self._grown: dict[tuple[int, str], list[str]] = {}  # the pieces of a block's field
 
     @property
-    def details(self) -> Any:
-        kept = [block for block in self._blocks.values() if block.get("type") in _THINKING]
-        for block in kept:
-            if "thinking" in block:
-                block["thinking"] = join_surrogates(str(block["thinking"]))
-        return kept or None
+    def attached(self) -> dict[str, Any]:
+        blocks = {index: dict(block) for index, block in self._blocks.items()}
+        for (index, name), pieces in self._grown.items():
+            blocks[index][name] = join_surrogates("".join(pieces))
+        for block in blocks.values():
+            if isinstance(written := block.get("input"), str):  # of a call that the server makes itself
+                with suppress(ValueError):
+                    block["input"] = decode_json(written)
+        return _attached([blocks[index] for index in sorted(blocks)])
 
     def take(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
@@ -276,34 +309,46 @@ class AnthropicStream(StreamReader):
 
     def _start(self, index: int, block: Mapping[str, Any]) -> None:
         self._blocks[index] = dict(block)
-        if block.get("type") == "tool_use":
+        if _is(block, "tool_use"):
             # Usually {}, and deltas follow. Some servers send the whole input here.
             value = block.get("input")
             text = encode_json(value).decode() if value else ""
             self.builder.add_call(
                 index, call_id=str(block.get("id") or ""), name=str(block.get("name") or ""), arguments=text
             )
-        elif block.get("type") == "text":
+        elif _is(block, "text"):
             self.builder.add_text(str(block.get("text") or ""))
-        elif block.get("type") == "thinking":
+        elif _is(block, "thinking"):
             self.builder.add_reasoning(str(block.get("thinking") or ""))
 
     def _grow(self, index: int, delta: Mapping[str, Any]) -> None:
         kind = delta.get("type")
         if kind == "text_delta":
-            self.builder.add_text(str(delta.get("text") or ""))
+            self.builder.add_text(self._add(index, "text", str(delta.get("text") or "")))
         elif kind == "input_json_delta":
+            piece = str(delta.get("partial_json") or "")
             # `server_tool_use` has such deltas too, but the server makes that call itself.
-            if self._blocks.get(index, {}).get("type") == "tool_use":
-                self.builder.add_call(index, arguments=str(delta.get("partial_json") or ""))
+            if _is(self._blocks.get(index, {}), "tool_use"):
+                self.builder.add_call(index, arguments=piece)
+            elif piece and index in self._blocks:
+                self._add(index, "input", piece)
         elif kind == "thinking_delta":
-            piece = str(delta.get("thinking") or "")
-            block = self._blocks.setdefault(index, {"type": "thinking", "thinking": ""})
-            block["thinking"] = str(block.get("thinking") or "") + piece
-            self.builder.add_reasoning(piece)
+            self.builder.add_reasoning(self._add(index, "thinking", str(delta.get("thinking") or "")))
         elif kind == "signature_delta":
-            block = self._blocks.setdefault(index, {"type": "thinking", "thinking": ""})
-            block["signature"] = str(block.get("signature") or "") + str(delta.get("signature") or "")
+            self._add(index, "signature", str(delta.get("signature") or ""))
+        elif kind == "citations_delta":
+            block = self._blocks.setdefault(index, {"type": "text"})
+            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+
+    def _add(self, index: int, name: str, piece: str) -> str:
+        """Add a piece to a block's field and return it."""
+        pieces = self._grown.get((index, name))
+        if pieces is None:
+            block = self._blocks.setdefault(index, {"type": "text" if name == "text" else "thinking"})
+            start = block.get(name)
+            pieces = self._grown[index, name] = [start] if isinstance(start, str) else []
+        pieces.append(piece)
+        return piece
 
 
 def _object(event: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -328,20 +373,22 @@ _BAD_ID = re.compile(r"[^a-zA-Z0-9_-]")
 _DATA_URL = re.compile(r"data:([\w.+/-]+);base64,(.*)", re.DOTALL)
 
 
-def conversation(messages: Sequence[Message], marks: Iterable[int]) -> tuple[bytes, bytes]:
+def conversation(messages: Sequence[Message], marks: Iterable[int], server: str = "") -> tuple[bytes, bytes]:
     """Return `system` and `messages` as JSON, with cache marks at the messages of these indexes.
 
-    System messages at the start become `system`; later ones and tool results become user messages.
+    System messages at the start become `system`; later ones and tool results become user messages. `server` is the one
+    whose own blocks are sent back to it.
     """
+    protocol, encode = f"{PROTOCOL} {server}", partial(_encode, server=server)
     chosen = set(sorted({index for index in marks if 0 <= index < len(messages)})[-MAX_MARKS:])
     head = next((i for i, message in enumerate(messages) if message.role not in {"system", "developer"}), len(messages))
     system: list[bytes] = []
     turns: list[tuple[str, list[bytes]]] = []
     for index, message in enumerate(messages):
-        blocks = message.wire(PROTOCOL, _encode)
+        blocks = message.wire(protocol, encode)
         if not blocks:
             continue
-        if index in chosen and _takes_mark(message):
+        if index in chosen and _takes_mark(_blocks(message, server)[-1]):
             blocks = blocks[:-1] + _MARK
         role = "assistant" if message.role == "assistant" else "user"
         if index < head:
@@ -354,28 +401,51 @@ def conversation(messages: Sequence[Message], marks: Iterable[int]) -> tuple[byt
     return b"[%b]" % b",".join(system) if system else b"", b"[%b]" % b",".join(rendered)
 
 
-def _takes_mark(message: Message) -> bool:
-    """Tell whether the message's last block can carry a cache mark: thinking cannot."""
-    return message.role != "assistant" or bool(message.text.strip() or message.get("tool_calls"))
+def _takes_mark(block: Mapping[str, Any]) -> bool:
+    """Tell whether a message's last block can carry a cache mark: thinking cannot."""
+    return block.get("type") not in _THINKING
 
 
-def _encode(message: Message) -> bytes:
-    blocks = _result(message) if message.role == "tool" else [*_thinking(message), *_content(message), *_calls(message)]
-    return b",".join(encode_json(block) for block in blocks)
+def _encode(message: Message, server: str) -> bytes:
+    return b",".join(encode_json(block) for block in _blocks(message, server))
+
+
+def _blocks(message: Message, server: str) -> list[dict[str, Any]]:
+    if message.role == "tool":
+        return _result(message)
+    texts, calls = _content(message), _calls(message)
+    attached = message.get("attached")
+    if not isinstance(attached, Mapping) or attached.get("server") != server:
+        return [*texts, *calls]
+    return _in_order(attached.get("content"), message.text, texts, calls)
+
+
+def _in_order(came: Any, text: str, texts: list[dict[str, Any]], calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the blocks of a reply in the order in which they came: the API checks that of thinking and calls.
+
+    A reply whose text was read differently, because it held a call, has its text in the place of the first one.
+    """
+    blocks = [block for block in came if isinstance(block, dict)] if isinstance(came, list) else []
+    unchanged = text == "".join(str(block.get("text") or "") for block in blocks if _is(block, "text"))
+    waiting = {block["id"]: block for block in calls}
+    result: list[dict[str, Any]] = []
+    for block in blocks:
+        if _is(block, "tool_use"):
+            call = waiting.pop(_id(block.get("id")), None)
+            result += [] if call is None else [{**block, **call}]
+        elif not _is(block, "text"):
+            result.append(block)
+        elif unchanged:
+            result += [block] if str(block.get("text") or "").strip() else []
+        else:
+            result, texts = [*result, *texts], []
+    return [*result, *([] if unchanged else texts), *waiting.values()]
 
 
 def _result(message: Message) -> list[dict[str, Any]]:
     content = message.get("content")
     shown: Any = list(_content(message)) if isinstance(content, list) else message.text
     return [{"type": "tool_result", "tool_use_id": _id(message.get("tool_call_id")), "content": shown}]
-
-
-def _thinking(message: Message) -> list[dict[str, Any]]:
-    """Return signed thinking unchanged. The API requires it before the tool calls that followed it."""
-    details = message.get("reasoning_details")
-    if message.role != "assistant" or not isinstance(details, list):
-        return []
-    return [block for block in details if isinstance(block, dict) and block.get("type") in _THINKING]
 
 
 def _content(message: Message) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ __all__ = [
     "ResponseBox",
     "RetryNote",
     "UsageSummary",
+    "assistant_message",
     "offered_tools",
     "summarise_usage",
     "tool_call_infos",
@@ -238,8 +239,8 @@ def assistant_message(reply: ModelReply) -> Message:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
-    if reply.reasoning_details is not None:
-        message["reasoning_details"] = reply.reasoning_details
+    if reply.attached:
+        message["attached"] = reply.attached
     if reply.tool_calls:
         message["content"] = reply.text or None
         message["tool_calls"] = [

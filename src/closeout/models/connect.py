@@ -205,7 +205,7 @@ class CreateMessageClient(BaseClient):
             response, after = await self._call(
                 "create_message",
                 system_prompt=system,
-                message_history=[dict(message) for message in history],
+                message_history=[{key: message[key] for key in message if key != "attached"} for message in history],
                 tool_definitions=_definitions(request),
                 keep_tool_result=-1,
                 step_id=self._requests,

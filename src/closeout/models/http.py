@@ -17,7 +17,15 @@ from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Us
 from closeout.models import transport
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.catalog import Price, find_price, undated
-from closeout.models.http_errors import error_from_body, error_from_response, explain, is_overflow, refuses_tools
+from closeout.models.http_errors import (
+    error_from_body,
+    error_from_response,
+    explain,
+    is_overflow,
+    refused_parameter,
+    refuses_tools,
+    rejected_text,
+)
 from closeout.models.retry import RetryPolicy, complete_with_retries
 from closeout.models.streaming import EventReader, ReplyBuilder, StreamReader
 from closeout.redaction import redact, secrets_in
@@ -67,6 +75,7 @@ class HTTPClient(BaseClient):
         self.name = f"{vendor}:{model}"
         self.model = model
         self.base_url = base_url
+        self._server = f"{vendor} {transport.Endpoint(base_url).origin}"  # whose attachments are sent back
         self._secrets = secrets_in(headers)
         self._extra = dict(extra_body or {})
         self._timeout = timeout
@@ -146,14 +155,19 @@ class HTTPClient(BaseClient):
                     reply = await self._read_response(response, on_delta if stream else None, len(body))
                     break
                 refusal = await response.read_start()
+                if (written := rejected_text(response.status, refusal)) is not None:
+                    reply = self._rejected(written, len(body))
+                    break
                 if response.status not in {400, 422} or not self._learns(request, refusal):
                     if request.tools and refuses_tools(explain(refusal)[1]):
                         self.capabilities = replace(self.capabilities, native_tools=False)
                     raise error_from_response(response.status, response.headers, refusal, response.origin)
                 self.charge(ONE_REQUEST)
-            if on_delta is not None and not stream:
+            if on_delta is not None and not stream and reply.finish_reason != "rejected":
                 _replay(reply, on_delta)
             usage = reply.usage
+            if reply.attached:
+                reply = replace(reply, attached={"server": self._server, **reply.attached})
             warnings = self._warnings(request)
             return replace(reply, warnings=warnings) if warnings else reply
         except ModelUnreachable as error:
@@ -175,9 +189,7 @@ class HTTPClient(BaseClient):
             value = decode_json(refusal)
         except ValueError:
             return False
-        error = value.get("error", value) if isinstance(value, dict) else {}
-        param = error.get("param") if isinstance(error, dict) else ""
-        return self._adapt(request, str(param or ""), reason)
+        return self._adapt(request, refused_parameter(value), reason)
 
     def _warnings(self, request: ModelRequest) -> tuple[str, ...]:
         """Say so if the reply was not held to the request's constraint."""
@@ -204,6 +216,8 @@ class HTTPClient(BaseClient):
             reply = self._read(value)
         except ValueError:
             value = reply = None
+        if reply is None and isinstance(value, dict) and (written := rejected_text(500, data)) is not None:
+            return self._rejected(written, sent)
         if reply is None:
             raise error_from_body(value, origin) or _not_the_protocol(data, origin)
         return self._counted(reply, sent)
@@ -218,18 +232,23 @@ class HTTPClient(BaseClient):
             if not reader.complete:
                 error.usage = self._spent(builder, sent)
                 raise
+        except _Rejected as error:
+            builder.finish_reason = "rejected"
+            if error.written and not builder.last_call >= 0:
+                return self._rejected(error.written, sent)
         except ModelError as error:
             error.usage = error.usage or self._spent(builder, sent)
             raise
         else:
-            if not (reader.complete or builder.enough):
-                if builder.started:
-                    spent = self._spent(builder, sent)
-                    raise StreamDropped(f"{response.origin} ended its stream before the reply.", usage=spent)
+            if not (reader.complete or builder.enough or builder.started):
                 # No event at all: an error, a proxy's page, or a whole reply from a server that does not stream.
                 return _replay(self._read_whole(start, sent, response.origin), on_delta)
         usage = builder.usage or ONE_REQUEST
-        return self._counted(builder.reply(usage=usage, reasoning_details=reader.details, tokens=reader.tokens), sent)
+        return self._counted(builder.reply(usage=usage, attached=reader.attached, tokens=reader.tokens), sent)
+
+    def _rejected(self, written: str, sent: int) -> ModelReply:
+        """Return the reply that the server could not read. Its text is empty if the server does not say what it was."""
+        return self._counted(ModelReply(written, finish_reason="rejected", model=self.model), sent)
 
     # -------------------------------------------------------------------------------- usage and options
 
@@ -265,6 +284,14 @@ class HTTPClient(BaseClient):
                 self._tools.clear()
             found = self._tools[id(tools)] = (encode_json(write(tools)), tools)
         return found[0]
+
+
+class _Rejected(Exception):
+    """A stream ended with an error that says that the server could not read what the model wrote."""
+
+    def __init__(self, written: str) -> None:
+        super().__init__(written)
+        self.written = written
 
 
 async def _drive(reader: StreamReader, response: transport.Response) -> bytes:
@@ -311,6 +338,8 @@ def _take(reader: StreamReader, data: bytes, origin: str) -> None:
     if not isinstance(event, dict):
         return
     if "error" in event or event.get("type") == "error":
+        if (written := rejected_text(500, data)) is not None:
+            raise _Rejected(written)
         error = error_from_body(event, origin)
         if error is not None:
             raise error

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from json import JSONDecoder
 from typing import Any
 
-from closeout.codec import decode_json
+from closeout.codec import decode_json, encode_json
 from closeout.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -21,7 +22,16 @@ from closeout.errors import (
     ServerFailed,
 )
 
-__all__ = ["error_from_body", "error_from_response", "explain", "is_overflow", "refuses_tools", "retry_after"]
+__all__ = [
+    "error_from_body",
+    "error_from_response",
+    "explain",
+    "is_overflow",
+    "refused_parameter",
+    "refuses_tools",
+    "rejected_text",
+    "retry_after",
+]
 
 # How servers say that a prompt is too long. OpenAI, Azure and vLLM: "maximum context length"; vLLM also "longer than
 # the maximum model length", "max_tokens must be at least 1, got -186"; SGLang: "longer than the model's context
@@ -43,6 +53,24 @@ _NO_TOOLS = re.compile(
     r"|tools? (?:use |calling )?(?:is|are) not supported|no endpoints found that support tool",
     re.IGNORECASE,
 )
+# How servers say that they could not read what their own model wrote. llama.cpp: "Failed to parse input at pos 3: …",
+# since b9656 "output that does not match the expected peg-native format"; Ollama: "error parsing tool call: raw='…',
+# err=…", "XML syntax error on line 7"; vLLM: errors of Harmony, and "1 validation error for list[function-wrap[…]]" for
+# tool_choice=required; LM Studio: "Failed to parse tool call"; SGLang: "Failed to parse fc related info"; Groq: "Failed
+# to call a function", "tool call validation failed"; TGI: "Failed to parse generated text"; Bedrock: "Model produced
+# invalid sequence as part of ToolUse"; OpenAI: "The model produced invalid content".
+_REJECTED = re.compile(
+    r"failed to parse (?:input at pos|(?:the )?tool call|fc related info|generated text)|error parsing tool call"
+    r"|does not match the expected [\w-]+ format|xml syntax error on line|HarmonyError"
+    r"|tokens remaining in message header|while expecting start token"
+    r"|validation errors? for list\[function-wrap|failed to call a function"
+    r"|tool call validation failed|produced invalid (?:content|sequence)",
+    re.IGNORECASE,
+)
+_REJECTED_CODES = frozenset({"tool_use_failed", "model_error", "tool_error"})
+_REST = re.compile(r"Failed to parse input at pos (\d+): ?(.*)", re.DOTALL)  # llama.cpp: what follows the position
+_RAW = re.compile(r"error parsing tool call: raw='(.*)', err=", re.DOTALL)  # Ollama
+_REJECTING = frozenset({400, 422, 424, 500, 502, 503})  # statuses of such errors
 _OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error", "string_above_max_length"})
 _NO_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "credit_balance"})
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
@@ -93,6 +121,58 @@ def is_overflow(code: str, reason: str) -> bool:
 def refuses_tools(reason: str) -> bool:
     """Tell whether a server says that it does not support tools. A text dialect works nevertheless."""
     return _NO_TOOLS.search(reason[:_READ]) is not None
+
+
+def rejected_text(status: int, body: bytes) -> str | None:
+    """Return what the model wrote, if an error says that the server could not read it.
+
+    Returns:
+        The text; empty if the error does not hold it, or not from its beginning. None for any other error.
+    """
+    if status not in _REJECTING:
+        return None
+    code, reason = explain(body)
+    if code not in _REJECTED_CODES and _REJECTED.search(f"{code} {reason}") is None:
+        return None
+    try:
+        value = decode_json(body)
+    except ValueError:  # plain text, or too long to be read whole
+        value = "" if body.lstrip().startswith(b"{") else body.decode("utf-8", "replace")
+    generated = _find(value, "failed_generation")  # Groq, also behind a proxy
+    if isinstance(generated, dict | list):
+        return encode_json(generated).decode()
+    if isinstance(generated, str):
+        return generated
+    message = next(filter(None, map(_message_of, _errors(value))), "")
+    if rest := _REST.search(message):
+        # A call after the position is whole if it begins there.
+        return rest[2] if rest[1] == "0" or rest[2].lstrip().startswith(("<", "[", "{")) else ""
+    raw = _RAW.search(message)
+    return raw[1] if raw else ""
+
+
+def _errors(value: Any) -> tuple[Any, ...]:
+    return (_field(value, "error"), value)
+
+
+def _message_of(error: Any) -> str:
+    found = error if isinstance(error, str) else _field(error, "message")
+    return found if isinstance(found, str) else ""
+
+
+def _find(value: Any, name: str) -> Any:
+    """Return a field of an error, also of one that a proxy quotes in its own message."""
+    if isinstance(value, dict):
+        if name in value:
+            return value[name]
+        return next((found for each in value.values() if (found := _find(each, name)) is not None), None)
+    if isinstance(value, str) and f'"{name}"' in value:
+        try:
+            quoted, _ = JSONDecoder().raw_decode(value[value.index("{") :])
+        except ValueError:
+            return None
+        return _find(quoted, name)
+    return None
 
 
 def error_from_body(value: Any, origin: str) -> ModelError | None:
@@ -164,6 +244,18 @@ def _from_json(value: Any) -> tuple[str, str]:
     # vLLM and llama.cpp repeat the status as the code; the name is in the type then.
     names = (name for name in (error.get("code"), error.get("type")) if isinstance(name, str) and not name.isdigit())
     return next(names, ""), _one_line(str(reason))
+
+
+def refused_parameter(value: Any) -> str:
+    """Return the parameter or field that an error names: OpenAI's `param`, or the end of FastAPI's `loc`."""
+    value = value[0] if isinstance(value, list) and value else value
+    error = _field(value, "error") or value
+    named = _field(error, "param")
+    details = _field(error, "detail") or _field(error, "message")
+    if not named and isinstance(details, list) and details:
+        place = _field(details[0], "loc")
+        named = place[-1] if isinstance(place, list) and place else ""
+    return named if isinstance(named, str) else ""
 
 
 def _field(value: Any, name: str) -> Any:

@@ -209,13 +209,13 @@ def _as_status(on_status: Callable[[str], None]) -> Callable[[PullProgress], Non
 
     def report(progress: PullProgress) -> None:
         nonlocal shown
-        weights = progress.weights
+        weights, source = progress.weights, progress.source
         percent = 100 * progress.done_bytes // weights.size
         text = {
             "waiting": f"Waiting for another process that downloads {weights.title}",
-            "downloading": f"Downloading {weights.title} ({weights.megabytes:,} MB): {percent} %",
+            "downloading": f"Downloading {weights.title} ({weights.megabytes:,} MB) from {source}: {percent} %",
             "checking": f"Checking {weights.title}",
-            "done": f"Downloaded {weights.title}",
+            "done": f"Downloaded {weights.title}" + (f" from {source}" if source else ""),
         }[progress.stage]
         if text != shown:
             shown = text

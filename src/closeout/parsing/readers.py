@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import contradiction, names_in, read_object
 from closeout.parsing.forms import FormDetector, Toolbox
-from closeout.parsing.react import TRUNCATED, CotAgentOutputParser, CotEvent
+from closeout.parsing.react import CotAgentOutputParser, CotEvent
 from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking, split_until
 from closeout.parsing.salvage import before_thought, introduces_quotation, last_sentence, speaks_of_calls
 from closeout.parsing.use_mcp_tool import OPENING_TAG, CallScanner
 from closeout.records import record
 
-__all__ = ["LOCAL_SERVER", "McpXmlReader", "NativeReader", "ReactReader", "ReadEvent", "Reader", "read_native_calls"]
+__all__ = [
+    "LOCAL_SERVER",
+    "McpXmlReader",
+    "NativeReader",
+    "ReactReader",
+    "ReadEvent",
+    "Reader",
+    "read_native_calls",
+    "unfinished",
+]
 
 LOCAL_SERVER = "local"  # the server name of tools without a server, in prompts and calls
 
@@ -60,8 +70,25 @@ class Reader(Protocol):
         ...
 
 
-def _cut(what: str) -> Defect:
-    return Defect("truncated", f"Your last {what} was cut off at the length limit. Be brief.", refuses=True)
+_UNFINISHED: Mapping[str, Defect] = {
+    "content_filter": Defect(
+        "filtered", "The server's content filter stopped your last {}. Say it in other words.", refuses=True
+    ),
+    "malformed_call": Defect(
+        "malformed_call", "Your last tool call could not be read, so nothing was run. Make it again.", refuses=True
+    ),
+    # The text is what the model wrote, so a call in it may be read by other means.
+    "rejected": Defect("rejected_call", "Your last tool call could not be read, so nothing was run. Make it again."),
+    "length": Defect("truncated", "Your last {} was cut off at the length limit. Be brief.", refuses=True),
+    "cut": Defect("truncated", "Your last {} was cut off at the length limit. Be brief.", refuses=True),
+}
+_STOPPED = Defect("unfinished", "Your last {} was interrupted. Write it again, complete.", refuses=True)
+
+
+def unfinished(reply: ModelReply, what: str = "reply") -> Defect:
+    """Return what is wrong with a reply that the model did not end, by the reason that its server gives."""
+    defect = _UNFINISHED.get(reply.finish_reason, _STOPPED)
+    return replace(defect, hint=defect.hint.format(what))
 
 
 def _not_text(delta: Delta) -> list[ReadEvent]:
@@ -118,10 +145,11 @@ class NativeReader:
         calls, defects = read_native_calls(reply)
         if calls or defects:
             return Reading(text, reasoning, calls, defects=defects, raw=reply.text)
-        cut = reply.finish_reason == "length"
         if not text.strip():
-            return Reading(text, reasoning, defects=(_cut("reply") if cut else _EMPTY,), raw=reply.text)
-        return Reading(text, reasoning, answer=text, defects=(_cut("answer"),) if cut else (), raw=reply.text)
+            defect = _EMPTY if reply.finished else unfinished(reply)
+            return Reading(text, reasoning, defects=(defect,), raw=reply.text)
+        defects = () if reply.finished else (unfinished(reply, "answer"),)
+        return Reading(text, reasoning, answer=text, defects=defects, raw=reply.text)
 
 
 def read_native_calls(reply: ModelReply) -> tuple[tuple[ToolCall, ...], tuple[Defect, ...]]:
@@ -132,9 +160,10 @@ def read_native_calls(reply: ModelReply) -> tuple[tuple[ToolCall, ...], tuple[De
             calls.append(call)
             continue
         written = call.arguments
-        arguments = {} if written.strip() in ("", "null") else read_object(written)
-        if arguments is None and reply.finish_reason == "length":
-            return tuple(calls), (_cut(f"call of {call.name}"),)
+        left_out = written.strip() == "null" or (reply.finished and not written.strip())
+        arguments = {} if left_out else read_object(written)
+        if arguments is None and not reply.finished:
+            return tuple(calls), (unfinished(reply, f"call of {call.name}"),)
         if refused := contradiction(written):
             hint = f"The call of {call.name} {refused}. Write it again with one value for each argument."
             return (), (Defect("broken_call", hint, refuses=True),)
@@ -201,7 +230,13 @@ class ReactReader:
         reading = self._summary.reading(reply, self._tools)
         if reply.tool_calls and not reading.calls and not any(defect.refuses for defect in reading.defects):
             return _native_instead(reading, reply)
+        if not reply.finished and reply.finish_reason != "length" and _is_cut(reading):
+            return replace(reading, defects=(unfinished(reply),))
         return reading
+
+
+def _is_cut(reading: Reading) -> bool:
+    return bool(reading.defects) and reading.defects[0].code == "truncated"
 
 
 _SHOWN_AS: dict[str, Literal["reasoning", "tool_name", "tool_arguments", "answer"]] = {
@@ -259,7 +294,7 @@ class _Summary:
         if outcome is None:
             return Reading(text, reasoning, raw=raw)
         if outcome.kind == "final":
-            defects = (_cut("answer"),) if outcome.code == "truncated" else ()
+            defects = (unfinished(reply, "answer"),) if outcome.code == "truncated" else ()
             return Reading(text, reasoning, answer=outcome.text, defects=defects, repairs=outcome.repairs, raw=raw)
         defect = _refusal(outcome, before, tools, reply.text[:begins])
         if outcome.kind == "malformed":
@@ -375,7 +410,7 @@ class McpXmlReader:
         if invented := _INVENTED.search(text):
             defect = Defect("invented_observation", INVENTED_HINT, invented.span(), refuses=True)
             return Reading(text[: invented.start()].strip(), reasoning, defects=(defect,))
-        truncated = reply.finish_reason in TRUNCATED and not call.complete
+        truncated = not (call.complete or (reply.finished and reply.finish_reason != "cut"))
         if rest is None:
             return self._without_call(text, reasoning, reply, truncated)
         found = call.result(truncated=truncated)
@@ -392,5 +427,5 @@ class McpXmlReader:
         if reply.tool_calls:
             return _native_instead(Reading(text, reasoning, raw=text), reply)
         if not text.strip():
-            return Reading("", reasoning, defects=(_cut("reply") if truncated else _EMPTY,), raw=text)
-        return Reading(text, reasoning, answer=text, defects=(_cut("reply"),) if truncated else (), raw=text)
+            return Reading("", reasoning, defects=(unfinished(reply) if truncated else _EMPTY,), raw=text)
+        return Reading(text, reasoning, answer=text, defects=(unfinished(reply),) if truncated else (), raw=text)

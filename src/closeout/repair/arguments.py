@@ -5,13 +5,14 @@ Valid arguments are never touched, and what is returned without errors is valid.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
-from closeout.repair.fitting import Fitting
+from closeout.repair.fitting import Fitting, WrittenFloat
 from closeout.repair.schema import SchemaRules, nests_deeper, short
 
 __all__ = ["MAX_ARGUMENTS", "RepairedArguments", "diagnose", "repair_arguments", "signature"]
@@ -24,7 +25,7 @@ _WRAPPERS = ("arguments", "parameters", "args", "kwargs", "input", "params", "to
 _BESIDE_WRAPPER = frozenset(("name", "tool", "tool_name", "type", "function", "id", "server_name"))
 # Repairs that guess which part of a text is the JSON: a plain text argument may have been meant unchanged.
 _DOUBTFUL_READING = frozenset(("surrounding_text", "call_syntax", "unquoted_string", "concatenated"))
-_GUESSES = frozenset(("argument_synonym", "argument_spelling", "argument_dropped", "lone_value"))
+_GUESSES = frozenset(("argument_synonym", "argument_dropped", "lone_value"))
 
 
 class RepairedArguments(NamedTuple):
@@ -52,7 +53,6 @@ class _Rules:
     aliases: Mapping[str, tuple[str, ...]] | None
     defaults: Mapping[str, Any] | None
     drop_unknown: bool
-    slips: bool
 
 
 def repair_arguments(
@@ -61,8 +61,8 @@ def repair_arguments(
     aliases: Mapping[str, tuple[str, ...]] | None = None,
     *,
     defaults: Mapping[str, Any] | None = None,
-    drop_unknown: bool = True,
-    slips: bool = True,
+    drop_unknown: bool = False,
+    written: str = "",
     truncated: bool = False,
 ) -> RepairedArguments:
     """Return arguments that satisfy `schema`, or one sentence that tells the model what to send instead.
@@ -72,9 +72,10 @@ def repair_arguments(
         schema: The tool's JSON Schema.
         aliases: Other names that models give a parameter.
         defaults: Values for required parameters that models leave out.
-        drop_unknown: Drop arguments that the tool does not have, unless they resemble one that it has. False
-            refuses them, for calls with side effects.
-        slips: Accept misspelt names and enum values. False accepts other case and separators only.
+        drop_unknown: Drop arguments that the tool does not have, unless they resemble one that it has. For read-only
+            tools: without the argument, a call with effects may do more than was asked for.
+        written: The JSON text that `arguments` was read from, where it is known. A number keeps its digits by it where
+            the schema asks for a text: `3.10` is not "3.1".
         truncated: The text was cut off, so that it must be complete as it is.
 
     Returns:
@@ -88,19 +89,42 @@ def repair_arguments(
         aliases=aliases,
         defaults=defaults,
         drop_unknown=drop_unknown,
-        slips=slips,
     )
-    return _from_text(arguments, rules, truncated) if isinstance(arguments, str) else _from_value(arguments, rules)
+    if isinstance(arguments, str):
+        return _from_text(arguments, rules, truncated)
+    return _from_value(arguments, rules, written)
 
 
-def _from_value(arguments: Any, rules: _Rules) -> RepairedArguments:
+def _from_value(arguments: Any, rules: _Rules, written: str = "") -> RepairedArguments:
     if isinstance(arguments, Mapping):
         if len(arguments) > MAX_ARGUMENTS:
             problem = f"A call may have at most {MAX_ARGUMENTS:,} arguments, got {len(arguments):,}"
             return RepairedArguments(arguments, (), (f"{problem}; send {signature(rules.schema)}.",))
         if rules.schema.accepts(arguments):
             return RepairedArguments(arguments)
-    return _fitted(arguments, rules)
+    exact = _with_digits(arguments, written)
+    fitted = _fitted(exact, rules)
+    return fitted._replace(arguments=_plain(fitted.arguments) if fitted.ok else arguments)
+
+
+def _with_digits(arguments: Any, written: str) -> Any:
+    """The arguments with numbers that know how they were written, if `written` is their strict JSON text."""
+    if "." not in written and "e" not in written.lower():
+        return arguments
+    try:
+        exact = json.loads(written, parse_float=WrittenFloat)
+    except (ValueError, RecursionError):
+        return arguments
+    return exact if exact == arguments else arguments
+
+
+def _plain(value: Any) -> Any:
+    """A value with plain numbers: nobody else needs to know how they were written."""
+    if isinstance(value, WrittenFloat):
+        return float(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _from_text(text: str, rules: _Rules, truncated: bool) -> RepairedArguments:
@@ -113,7 +137,7 @@ def _from_text(text: str, rules: _Rules, truncated: bool) -> RepairedArguments:
     read = repair_json(text, truncated=truncated)
     doubtful = not read.ok or any(repair.kind in _DOUBTFUL_READING for repair in read.repairs)
     if read.ok and (isinstance(read.value, dict | list) or read.value is None):
-        fitted = _from_value(read.value, rules)
+        fitted = _from_value(read.value, rules, text)
         guessed = doubtful and any(repair.kind in _GUESSES for repair in fitted.repairs)
         if fitted.ok and not guessed:
             return fitted._replace(repairs=read.repairs + fitted.repairs)
@@ -138,7 +162,7 @@ def _fitted(arguments: Any, rules: _Rules) -> RepairedArguments:
         return RepairedArguments(arguments, (), (diagnose(arguments, rules.schema),))
     schema = rules.schema.schema
     for reading, repairs in _readings(arguments, rules.schema):
-        fitting = Fitting(rules.schema, drop_unknown=rules.drop_unknown, slips=rules.slips)
+        fitting = Fitting(rules.schema, drop_unknown=rules.drop_unknown)
         fitted = fitting.fit_object(reading, schema, "arguments", aliases=rules.aliases, defaults=rules.defaults)
         for key in ("anyOf", "oneOf"):
             if key in schema:
@@ -153,7 +177,7 @@ def _readings(arguments: Any, rules: SchemaRules) -> list[tuple[Mapping[str, Any
     if isinstance(arguments, Mapping):
         readings: list[tuple[Mapping[str, Any], tuple[Repair, ...]]] = []
         for wrapper in _WRAPPERS:
-            if wrapper in arguments and wrapper not in rules.shape.properties and _only_wraps(arguments, wrapper):
+            if wrapper in arguments and _only_wraps(arguments, wrapper, rules):
                 inner = arguments[wrapper]
                 inner = repair_json(inner).value if isinstance(inner, str) else inner
                 if isinstance(inner, dict):
@@ -170,8 +194,9 @@ def _readings(arguments: Any, rules: SchemaRules) -> list[tuple[Mapping[str, Any
     return [({lone: arguments}, (repair,))]
 
 
-def _only_wraps(arguments: Mapping[str, Any], wrapper: str) -> bool:
-    return all(name == wrapper or name in _BESIDE_WRAPPER for name in arguments)
+def _only_wraps(arguments: Mapping[str, Any], wrapper: str, rules: SchemaRules) -> bool:
+    own = rules.shape.properties
+    return all(name not in own and (name == wrapper or name in _BESIDE_WRAPPER) for name in arguments)
 
 
 def _lone_parameter(rules: SchemaRules) -> str | None:

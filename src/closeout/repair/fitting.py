@@ -1,7 +1,7 @@
 """Make arguments fit a JSON Schema where the intent is clear: which parameter each is meant for, and its value.
 
-Names follow the rules of `closeout.spelling`. Nothing here is final: a repaired call is validated as a whole
-afterwards, in `arguments`.
+A repaired value is the value that was written: only its form changes. What could be read in two ways stays as it is,
+and is then refused: a repaired call is validated as a whole afterwards, in `arguments`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
+from closeout.parsing.numbers import read_integer, read_number
 from closeout.repair.schema import ObjectShape, SchemaRules, kind_of, short
-from closeout.spelling import fold, nearest_safe_name, words
+from closeout.spelling import fold, words
 
-__all__ = ["Fitting", "Rename", "match_names"]
+__all__ = ["Fitting", "Rename", "WrittenFloat", "match_names"]
 
-# A comma groups thousands only behind a first digit: "0,500" is a decimal fraction somewhere in the world.
-_GROUPED = r"[+-]?[1-9]\d{0,2}(?:,\d{3}){1,5}"
-_INTEGER = re.compile(rf"[+-]?\d{{1,18}}(?:\.0{{1,9}})?|{_GROUPED}")
-_NUMBER = re.compile(rf"[+-]?(?:\d{{1,18}}(?:\.\d{{0,18}})?|\.\d{{1,18}})(?:[eE][+-]?\d{{1,3}})?|{_GROUPED}(?:\.\d+)?")
-_TRUE, _FALSE = frozenset(("true", "yes", "on", "1")), frozenset(("false", "no", "off", "0"))
-_NULLS = frozenset(("", "null", "none", "undefined", "nil"))
-_UNIT = re.compile(r"\d\s*[^\W\d_]{1,2}\b|\A[^\W\d_]\Z")  # 1m is a minute, 1M a month
+_GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")  # 5,101 is one number or two
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_NULLS = frozenset(("", "null", "NULL", "None", "undefined", "nil"))
+_WORD = re.compile(r"[^\W\d_]+")
+_GAP = re.compile(r"(?<=[^\W\d_]{2})(?:\s+|[_-])(?=[^\W\d_]{2})")
+_LONGEST_SYMBOL = 5  # letters; no unit with its prefix has more ("damol"), and the case of a symbol counts: mW, MW
 _INDEX = re.compile(r"\[\d+\]")
 _MAX_FITS = 2_000  # values looked at in one repair; bounds schemas whose alternatives multiply
 _MAX_LEVELS = 32
@@ -69,9 +69,6 @@ def match_names(
     shape: ObjectShape,
     aliases: Mapping[str, tuple[str, ...]],
     fits: Callable[[Any, str], bool],
-    *,
-    takes_list: Callable[[str], bool] = lambda parameter: False,
-    slips: bool = True,
 ) -> list[Rename]:
     """Return the renames that give arguments their parameters, the surest first.
 
@@ -80,8 +77,6 @@ def match_names(
         shape: The object's schema.
         aliases: Other names for parameters, as the tool declares them.
         fits: Tells whether a value could be meant for a parameter. Not asked for declared aliases, case, separators.
-        takes_list: Tells whether a parameter is a list: then its singular is a name for it.
-        slips: Accept misspelt names and singulars.
     """
     renames: list[Rename] = []
     unknown = [name for name in arguments if isinstance(name, str) and name not in shape.properties]
@@ -105,14 +100,6 @@ def match_names(
             take(written, same[0], "argument_case")
         elif len(known_as) == 1:
             take(written, known_as[0], "argument_alias")
-    if slips:
-        for written in list(unknown):
-            best = nearest_safe_name(written, shape.properties)  # one that is there already may be the nearest
-            if best is None:
-                plural = [name for name in free if name in (f"{written}s", f"{written}es") and takes_list(name)]
-                best = plural[0] if plural else None
-            if best in free and best is not None and fits(arguments[written], best):
-                take(written, best, "argument_spelling")
     missing = [name for name in shape.required if name in free]
     if len(unknown) == 1 and len(missing) == 1:
         written, parameter = fold(unknown[0]), fold(missing[0])
@@ -131,16 +118,24 @@ def _says_something(written: str, properties: Mapping[str, Any]) -> bool:
     return any(mine.intersection(words(name)) or fuzz.ratio(form, fold(name)) >= _MIN_LIKENESS for name in properties)
 
 
+class WrittenFloat(float):
+    """A number with a fraction or an exponent that knows how it was written: `3.10` is not the version "3.1"."""
+
+    text: str
+
+    def __new__(cls, text: str) -> WrittenFloat:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+
 class Fitting:
     """One attempt to make a value fit a schema. `repairs` names what was changed, in order."""
 
-    def __init__(
-        self, rules: SchemaRules, *, drop_unknown: bool = True, slips: bool = True, effort: list[int] | None = None
-    ) -> None:
+    def __init__(self, rules: SchemaRules, *, drop_unknown: bool = False, effort: list[int] | None = None) -> None:
         self.rules = rules
         self._noted: dict[tuple[str, str], tuple[Repair, int]] = {}
         self._drop_unknown = drop_unknown
-        self._slips = slips
         self._effort = [_MAX_FITS] if effort is None else effort  # shared with the attempts that this one makes
 
     @property
@@ -161,7 +156,7 @@ class Fitting:
 
     def _trial(self) -> Fitting:
         """An attempt that may be thrown away."""
-        return Fitting(self.rules, drop_unknown=self._drop_unknown, slips=self._slips, effort=self._effort)
+        return Fitting(self.rules, drop_unknown=self._drop_unknown, effort=self._effort)
 
     def _adopt(self, trial: Fitting) -> None:
         for place, (repair, count) in trial._noted.items():
@@ -228,13 +223,8 @@ class Fitting:
             fitted = self._trial().fit(item, shape.properties[parameter], where, level + 1)
             return self.rules.accepts_part(shape.properties[parameter], fitted)
 
-        def takes_list(parameter: str) -> bool:
-            return "array" in self.rules.types_of(shape.properties[parameter])
-
         new_names = {}
-        for written, parameter, kind in match_names(
-            value, shape, aliases or {}, could_be, takes_list=takes_list, slips=self._slips
-        ):
+        for written, parameter, kind in match_names(value, shape, aliases or {}, could_be):
             self.note(kind, f"{where}.{parameter}", written, parameter)
             new_names[written] = parameter
         fitted: dict[str, Any] = {}
@@ -246,7 +236,7 @@ class Fitting:
                     self.note("argument_dropped", inside, item, None)
                 else:
                     fitted[name] = item
-            elif self._is_left_out(item, name, shape.properties[name], shape.required):
+            elif name not in shape.required and self._is_left_out(item, shape.properties[name]):
                 self.note("null_dropped", inside, item, None)
             else:
                 fitted[name] = self.fit(item, shape.properties[name], inside, level + 1)
@@ -254,21 +244,19 @@ class Fitting:
         return fitted
 
     def _may_drop(self, written: Any, item: Any, properties: Mapping[str, Any]) -> bool:
-        if not self._drop_unknown:
-            return False
-        return item in (None, "") or not (isinstance(written, str) and _says_something(written, properties))
+        """Tell whether an unknown argument means nothing: it has no value, or nothing can depend on it."""
+        if item is None or not self._drop_unknown:
+            return item is None
+        return item == "" or not (isinstance(written, str) and _says_something(written, properties))
 
-    def _is_left_out(self, item: Any, name: str, schema: Any, required: tuple[str, ...]) -> bool:
-        """Tell whether a null, or a word for it, means that the argument is not given."""
-        if item is not None and not (isinstance(item, str) and item.strip().casefold() in _NULLS):
+    def _is_left_out(self, item: Any, schema: Any) -> bool:
+        """Tell whether a null, or a word for it, means that an optional argument is not given."""
+        if item is not None and not (isinstance(item, str) and item.strip() in _NULLS):
             return False
         if self.rules.accepts_part(schema, item):
             return False
-        default = self.rules.resolve(schema).get("default", _NO_CHANGE)
         types = self.rules.types_of(schema)
-        if isinstance(item, str) and ("null" in types or "string" in types or not types):
-            return False
-        return name not in required or default is not _NO_CHANGE
+        return not (isinstance(item, str) and ("null" in types or "string" in types or not types))
 
     def _fill(
         self,
@@ -304,20 +292,25 @@ class Fitting:
         return _NO_CHANGE
 
     def _as_list(self, value: Any, schema: Mapping[str, Any], where: str, level: int) -> Any:
-        """One value where a list is wanted; several in one text, split at commas, where a whole one does not fit."""
+        """One value where a list is wanted, or several in one text with commas; unchanged where both can be meant."""
         items = schema.get("items", True)
         attempts: list[list[Any]] = [[value]]
-        if isinstance(value, str) and "," in value and value.count(",") < _MAX_PIECES:
+        if isinstance(value, str) and "," in value:
+            if _GROUPED.fullmatch(value.strip()) or value.count(",") >= _MAX_PIECES:
+                return _NO_CHANGE
             attempts.append([piece.strip() for piece in value.split(",")])
+        found = []
         for attempt in attempts:
             trial = self._trial()
             fitted = [trial.fit(item, items, where, level + 1) for item in attempt]
             if isinstance(value, dict) and not isinstance(fitted[0], dict):
                 break  # an object is not meant as a list of texts
             if all(self.rules.accepts_part(items, item) for item in fitted):
-                self.note("value_to_list", where, value, fitted)
-                return fitted
-        return _NO_CHANGE
+                found.append(fitted)
+        if len(found) != 1:
+            return _NO_CHANGE
+        self.note("value_to_list", where, value, found[0])
+        return found[0]
 
     def _fit_enum(self, value: Any, allowed: list[Any], where: str) -> Any:
         if not isinstance(value, str) or value in allowed:
@@ -326,18 +319,21 @@ class Fitting:
             if not isinstance(choice, str | bool) and str(choice) == value.strip():
                 self.note("enum_case", where, value, choice)
                 return choice
-        choices = [choice for choice in allowed if isinstance(choice, str)]
-        best = nearest_safe_name(value, choices, slips=False)
-        if best is not None:
-            if _UNIT.search(value) and [*filter(str.isalnum, value)] != [*filter(str.isalnum, best)]:
-                return value
-            self.note("enum_case", where, value, best)
-            return best
-        best = nearest_safe_name(value, choices) if self._slips else None
-        if best is not None and best[:1].casefold() == value[:1].casefold():  # names differ in their first letters
-            self.note("enum_spelling", where, value, best)
-            return best
-        return value
+        form = _value_form(value)
+        same = [choice for choice in allowed if isinstance(choice, str) and _value_form(choice) == form]
+        if len(same) != 1:
+            return value
+        self.note("enum_case", where, value, same[0])
+        return same[0]
+
+
+def _value_form(text: str) -> str:
+    """A value without the case of its long words and with one separator: `picnic_tables` is `Picnic Tables`.
+
+    Shorter words may be symbols, whose case has a meaning; beside a digit, a separator may be a sign.
+    """
+    spaced = _GAP.sub(" ", text.strip())
+    return _WORD.sub(lambda word: word[0].casefold() if len(word[0]) > _LONGEST_SYMBOL else word[0], spaced)
 
 
 def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
@@ -356,10 +352,12 @@ def _converted(value: Any, types: frozenset[str]) -> tuple[str, Any] | None:
         return _from_text(value, types)
     if isinstance(value, bool):
         return ("boolean_to_string", "true" if value else "false") if "string" in types else None
-    if isinstance(value, int | float):
+    if isinstance(value, int):
         if "boolean" in types and value in (0, 1):
             return "number_to_boolean", bool(value)
-        return ("number_to_string", json.dumps(value)) if "string" in types else None
+        return ("number_to_string", str(value)) if "string" in types else None
+    if isinstance(value, WrittenFloat):
+        return ("number_to_string", value.text) if "string" in types else None
     if isinstance(value, list) and len(value) == 1 and "array" not in types and _has_type(value[0], types):
         return "list_to_value", value[0]
     if isinstance(value, dict) and "string" in types and "array" not in types:
@@ -369,14 +367,13 @@ def _converted(value: Any, types: frozenset[str]) -> tuple[str, Any] | None:
 
 def _from_text(text: str, types: frozenset[str]) -> tuple[str, Any] | None:
     word = text.strip()
-    if "integer" in types and _INTEGER.fullmatch(word):
-        return "string_to_number", int(word.replace(",", "").split(".")[0])
-    if "number" in types and _NUMBER.fullmatch(word):
-        number = float(word.replace(",", ""))
-        return "string_to_number", int(number) if _INTEGER.fullmatch(word) else number
-    if "boolean" in types and word.casefold() in _TRUE | _FALSE:
-        return "string_to_boolean", word.casefold() in _TRUE
-    if "null" in types and word.casefold() in _NULLS:
+    if types & {"integer", "number"}:
+        number = read_number(word) if "number" in types else read_integer(word)
+        if number is not None:
+            return "string_to_number", number
+    if "boolean" in types and word in _BOOLEANS:
+        return "string_to_boolean", _BOOLEANS[word]
+    if "null" in types and word in _NULLS:
         return "string_to_null", None
     for kind, opening, wanted in (("string_to_list", "[", list), ("string_to_object", "{", dict)):
         if ("array" if wanted is list else "object") in types and opening in word[:16]:

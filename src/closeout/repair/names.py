@@ -1,20 +1,17 @@
 """Find the tool that a model meant by a name.
 
-A name is repaired only where the difference cannot carry meaning: case, separators, a namespace, a call index, quotes
-around it, or one typing slip (see `closeout.spelling`). Everything else is refused with the likely tool: a request is
-cheaper than the wrong tool.
+A name is repaired only in its form: case, separators, a namespace, a call index, quotes around it (see
+`closeout.spelling`). Everything else is refused with the likely tool: a request is cheaper than the wrong tool.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from closeout.errors import ToolDefinitionError
 from closeout.messages import Repair, ToolSpec
-from closeout.repair.arguments import repair_arguments
-from closeout.spelling import fold, is_typing_slip, words
+from closeout.spelling import fold, words
 
 __all__ = ["ResolvedName", "resolve_tool_name"]
 
@@ -44,18 +41,16 @@ class ResolvedName(NamedTuple):
 def resolve_tool_name(
     name: str,
     tools: Mapping[str, ToolSpec] | Sequence[ToolSpec],
-    arguments: Any = None,
     server_name: str | None = None,
 ) -> ResolvedName:
     """Return the tool that `name` means among `tools`. Never raises.
 
-    Tools with `policy.strict_names` (destructive ones, MCP tools whose server gives no hints) are never chosen for a
-    misspelt name, nor under the name of another server.
+    Tools with `policy.strict_names` (destructive ones, MCP tools whose server gives no hints) are never chosen under
+    the name of another server.
 
     Args:
         name: The name as the model wrote it.
         tools: The tools that exist.
-        arguments: The call's arguments. A misspelt name counts only if the tool takes them.
         server_name: The server that the model named beside the tool.
     """
     if isinstance(tools, Mapping):
@@ -65,10 +60,10 @@ def resolve_tool_name(
         specs: Iterable[ToolSpec] = tools.values()
     else:
         specs = tools
-    return _resolve(name, list(specs), arguments, server_name)
+    return _resolve(name, list(specs), server_name)
 
 
-def _resolve(name: str, specs: list[ToolSpec], arguments: Any, server_name: str | None) -> ResolvedName:
+def _resolve(name: str, specs: list[ToolSpec], server_name: str | None) -> ResolvedName:
     servers = frozenset(fold(spec.server_name) for spec in specs if spec.server_name)
     same = [spec for spec in specs if spec.name == name]
     at_server = [spec for spec in same if server_name is None or spec.server_name in (None, server_name)]
@@ -77,8 +72,7 @@ def _resolve(name: str, specs: list[ToolSpec], arguments: Any, server_name: str 
     if len(same) == 1 and _may_be_at(same[0], server_name, servers):
         server = Repair("server_name", "name", str(server_name), after=str(same[0].server_name))
         return ResolvedName(same[0], (server,))
-    readings = list(_readings(name))
-    for namespace, written in () if same else readings:
+    for namespace, written in () if same else _readings(name):
         found = [spec for spec in specs if _is_named(spec, namespace, written, server_name, servers)]
         if len(found) > 1:
             found = [spec for spec in found if spec.server_name == server_name]
@@ -86,9 +80,6 @@ def _resolve(name: str, specs: list[ToolSpec], arguments: Any, server_name: str 
             found = _called(specs, written, namespace, server_name, servers)
         if len(found) == 1:
             return ResolvedName(found[0], (Repair("tool_name", "name", name[:_MAX_NAME], after=found[0].name),))
-    chosen = None if same else _misspelt(readings, specs, server_name, servers)
-    if chosen is not None and _takes(chosen, arguments):
-        return ResolvedName(chosen, (Repair("tool_name_spelling", "name", name[:_MAX_NAME], after=chosen.name),))
     return ResolvedName(None, (), _message(name, specs, server_name if same else None))
 
 
@@ -144,33 +135,6 @@ def _may_be_in(spec: ToolSpec, namespace: list[str], servers: frozenset[str]) ->
     if not unknown or (server and "".join(unknown) == server):
         return True
     return not spec.policy.strict_names and not servers.intersection([*unknown, "".join(unknown)])
-
-
-def _misspelt(
-    readings: list[tuple[list[str], str]], specs: list[ToolSpec], server_name: str | None, servers: frozenset[str]
-) -> ToolSpec | None:
-    """Return the one tool whose name is written with a typing slip."""
-    vocabulary = {word for spec in specs for word in words(spec.name)}
-    for namespace, written in readings:
-        if any(not _CALLING.fullmatch(part) and part not in servers for part in namespace):
-            continue
-        near = [spec for spec in specs if is_typing_slip(written, spec.name, vocabulary)]
-        if near:
-            fits = _may_be_at(near[0], server_name, servers) and _may_be_in(near[0], namespace, servers)
-            return near[0] if len(near) == 1 and fits and not near[0].policy.strict_names else None
-    return None
-
-
-def _takes(spec: ToolSpec, arguments: Any) -> bool:
-    try:
-        return repair_arguments(
-            arguments if arguments is not None else {},
-            spec.parameters,
-            spec.policy.aliases,
-            defaults=spec.policy.defaults,
-        ).ok
-    except ToolDefinitionError:
-        return False
 
 
 def _message(name: str, specs: list[ToolSpec], server_name: str | None) -> str:

@@ -18,6 +18,7 @@ from closeout.journal.events import (
     Repaired,
     TurnAccepted,
     TurnRolledBack,
+    attached_text,
 )
 from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
 from closeout.results.artifacts import Artifact
@@ -116,6 +117,7 @@ class Turn:
             reasoning=reading.reasoning,
             calls=tuple(calls),
             returns=tuple(returns),
+            attached=attached_text(reading.attached),
         )
 
 

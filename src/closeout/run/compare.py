@@ -25,7 +25,19 @@ __all__ = ["Difference", "agent_differences", "first_difference"]
 # What differs between two runs that did the same: measures, names that a vendor makes up, what the caller noted.
 _IGNORED = frozenset(
     (
-        *("ms", "usage", "size", "shared", "messages", "added", "tokens", "call_id", "reasoning_details", "model"),
+        *(
+            "ms",
+            "usage",
+            "size",
+            "shared",
+            "messages",
+            "added",
+            "tokens",
+            "call_id",
+            "attached",
+            "reasoning_details",
+            "model",
+        ),
         *("fingerprint", "settings", "origin", "task_id", "ground_truth", "name", "tools", "forked", "notes"),
         *("expires", "by", "idle", "summary"),
     )

@@ -38,7 +38,7 @@ from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, To
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
 from closeout.redaction import mask
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
-from closeout.run.gate import RequestGate, request_gate
+from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.streaming import ReplyListener
 from closeout.run.waiting import call_digest, decide
@@ -72,6 +72,7 @@ class ModelCalls:
         self._budget = scope.budget
         self._keeper = keeper
         self._record_prompts = scope.record_prompts
+        self._gate = scope.gate
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
         self._warnings: set[str] = set()  # each is noted once
@@ -108,7 +109,7 @@ class ModelCalls:
         budget = self._budget
         budget.request_pending = True
         try:
-            gate = request_gate.get()
+            gate = self._gate
             send = self._send_request if gate is None else partial(self._send_admitted, gate)
             outcome = await self._journal.effect(
                 intent, partial(send, exchange, intent, on_retry), failed=self._charge_lost

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import Protocol
 
 from closeout.journal.events import ModelFailed, ModelReplied
 
-__all__ = ["RequestGate", "request_gate"]
+__all__ = ["RequestGate"]
 
 
 class RequestGate(Protocol):
@@ -21,7 +20,3 @@ class RequestGate(Protocol):
 
     def retried(self, error: Exception) -> None:
         """Note that the transport sends an admitted request again."""
-
-
-request_gate: ContextVar[RequestGate | None] = ContextVar("closeout_request_gate", default=None)
-"""The gate of the runs that are started in this context. Code that starts many runs sets it."""

@@ -137,6 +137,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
         sub_agents=plan.settings.sub_agents,
         stream=plan.stream,
         record_prompts=plan.record_prompts,
+        gate=plan.gate,
     )
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     return scope

@@ -29,6 +29,7 @@ from closeout.results.artifacts import Artifact, MemoryArtifacts
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
+from closeout.run.gate import RequestGate
 from closeout.run.limits import Budget, Limits
 from closeout.run.strategy import Strategy
 from closeout.tools.executor import ToolExecutor
@@ -99,6 +100,7 @@ class AgentPlan:
     checks: tuple[Check, ...] = ()
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
+    gate: RequestGate | None = None  # admits the requests to models
 
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
@@ -251,6 +253,7 @@ class Scope:
         shared: What every agent of the run may read: its files.
         telemetry: Collects the tool calls of the run.
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
+        gate: Admits the run's requests to models, those of sub-agents too. None admits all.
     """
 
     journal: Journal
@@ -265,6 +268,7 @@ class Scope:
     shared: dict[str, Artifact] = field(default_factory=dict)
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
     state: dict[str, Any] = field(default_factory=dict)
+    gate: RequestGate | None = None
 
     @property
     def subscribers(self) -> Subscribers:
@@ -288,6 +292,7 @@ class Scope:
             record_prompts=self.record_prompts,
             telemetry=self.telemetry,
             state=self.state,
+            gate=self.gate,
         )
         below.share(self.shared.items())
         return below

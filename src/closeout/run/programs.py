@@ -69,7 +69,6 @@ _CERTAIN = frozenset({
 })  # fmt: skip
 _DIAGNOSTIC = re.compile(r"^[^:\n]*:(\d+):(\d+): error\[([\w-]+)\] (.*)$", re.MULTILINE)
 # Values that stand in for the arguments of a call in a program, when its name is compared with those of tools.
-_SAMPLES = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 _BUILTINS = frozenset(dir(builtins))
 _BLOCKED = re.compile(r"external function '(\w+)' cannot suspend in this synchronous context")
 TOO_MANY = f"A program may make at most {MAX_CALLS:,} calls. Split the work into several programs."
@@ -414,7 +413,7 @@ class _Execution:
                 if not isinstance(node, ast.Call):
                     continue
                 if unknown and getattr(node.func, "id", None) == finding.name:
-                    new = self._function_for(finding.name, len(node.args), [each.arg for each in node.keywords])
+                    new = self._function_for(finding.name)
                     if new is not None:
                         edits.setdefault((node.lineno, node.col_offset), (finding.name, new))
                 elif finding.rule == "unknown-argument":
@@ -429,15 +428,10 @@ class _Execution:
             self.repairs.append(Repair("program_name", f"line {line}", old, after=new))
         return b"\n".join(lines).decode() if edits else None
 
-    def _function_for(self, name: str, positional: int, keywords: Iterable[str | None]) -> str | None:
-        """The function that a misspelt name means in a call, by the rules for names of tools."""
-        for function, spec in self._functions.items():
-            properties = spec.parameters.get("properties") or {}
-            named = [*_parameters(spec)[:positional], *(keyword for keyword in keywords if keyword)]
-            arguments = {each: _SAMPLES.get(str(properties.get(each, {}).get("type")), "") for each in named}
-            if resolve_tool_name(name, list(self._functions.values()), arguments).spec is spec:
-                return function
-        return None
+    def _function_for(self, name: str) -> str | None:
+        """The function that a name means, by the rules for names of tools."""
+        meant = resolve_tool_name(name, list(self._functions.values())).spec
+        return next((function for function, spec in self._functions.items() if spec is meant), None)
 
     def _parameter_for(self, call: ast.Call, keyword: ast.keyword) -> str | None:
         """The parameter that a keyword is a near miss of, by the rules for arguments of calls."""
@@ -452,8 +446,6 @@ class _Execution:
             marks,
             loose | {"additionalProperties": False},
             spec.policy.aliases,
-            drop_unknown=False,
-            slips=not spec.policy.strict_names,
         )
         if not repaired.ok:
             return None
@@ -493,7 +485,7 @@ class _Execution:
         name = snapshot.function_name
         if name == FINAL_ANSWER:
             return self._take_answer(snapshot.args, snapshot.kwargs)
-        name = name if name in self._functions else self._function_for(name, len(snapshot.args), snapshot.kwargs)
+        name = name if name in self._functions else self._function_for(name)
         if name is None:
             listed = ", ".join(self._functions) or "none"
             return {"exception": NameError(f"name '{snapshot.function_name}' is not defined. Functions: {listed}.")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Literal
 
@@ -12,11 +12,12 @@ from closeout.answers.experience import FailureExperience
 from closeout.answers.reading import Value
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
-from closeout.journal.events import AttemptStarted, RunStarted, TurnAccepted
+from closeout.journal.events import AttemptStarted, ModelReplied, RunStarted, TurnAccepted
 from closeout.journal.store import Row
 from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RequestUsage, usage_by_request
-from closeout.messages import Capabilities, Message, Reading, Repair, Step, Usage
+from closeout.messages import Capabilities, Message, ModelReply, Reading, Repair, Step, Usage
+from closeout.models.base import assistant_message
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.run.waiting import PendingDecision
@@ -201,7 +202,7 @@ def conversation_of(rows: Sequence[Row], closing_text: str) -> tuple[Message, ..
 
     if not rows or not isinstance(rows[0].event, RunStarted):
         return ()
-    started, steps = rows[0].event, list[Step]()
+    started, steps, reply = rows[0].event, list[Step](), ModelReply()
     for row in rows:
         event = row.event
         if event.agent != "main":
@@ -209,9 +210,9 @@ def conversation_of(rows: Sequence[Row], closing_text: str) -> tuple[Message, ..
         if isinstance(event, AttemptStarted):
             steps = []
         elif isinstance(event, TurnAccepted):
-            calls = event.tool_calls()
-            returns = event.tool_returns(calls)
-            steps.append(Step(event.turn, event.text, calls, returns=returns, reasoning=event.reasoning, raw=event.raw))
+            steps.append(event.step())
+        elif isinstance(event, ModelReplied):
+            reply = event.reply()
     view = HistoryView(
         "",
         started.question or started.task,
@@ -220,5 +221,8 @@ def conversation_of(rows: Sequence[Row], closing_text: str) -> tuple[Message, ..
         images=tuple(json.loads(started.images)) if started.images else (),
     )
     messages = FunctionCall().render(view, Capabilities(images=True)).messages
-    last = (Message(role="assistant", content=closing_text),) if closing_text else ()
-    return (*messages, *last)
+    if not closing_text:
+        return tuple(messages)
+    if closing_text not in reply.text or reply.tool_calls:  # the answer was given earlier, or put together
+        reply = ModelReply()
+    return (*messages, assistant_message(replace(reply, text=closing_text)))

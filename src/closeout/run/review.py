@@ -197,9 +197,9 @@ class RollbackPolicy:
     """Counts an attempt's rollbacks, in a row and in total, and makes each next request differ from the last.
 
     The first in a row adds a hint after the stable prefix. Each further one also says how often it was and raises the
-    temperature a step, if there is room. A tool that a row of turns failed with is not offered in the next try, if
-    there are others in `tools`; only then, because leaving it out breaks the cached prefix. An accepted turn resets
-    all of it.
+    temperature a step, if there is room; so does the first if the server could not read its own model's call. A tool
+    that a row of turns failed with is not offered in the next try, if there are others in `tools`; only then, because
+    leaving it out breaks the cached prefix. An accepted turn resets all of it.
     """
 
     max_consecutive: int = 5
@@ -212,6 +212,7 @@ class RollbackPolicy:
     draft: str = ""
     withheld: frozenset[str] = frozenset()
     _row: list[str] = field(default_factory=list)  # the tool of each rollback in a row
+    _rejected: bool = False  # whether the server could not read a reply of the row
 
     @property
     def spent(self) -> bool:
@@ -223,6 +224,7 @@ class RollbackPolicy:
         self.consecutive += 1
         self.total += 1
         self._row.append(verdict.tool)
+        self._rejected = self._rejected or verdict.reason == "rejected_call"
         # The same words at the same temperature would get the same reply; the count makes them different.
         again = f" This was try {self.consecutive}: do it differently." if self.consecutive > 1 else ""
         self.note = f"{verdict.hint}{again}".lstrip()
@@ -240,6 +242,7 @@ class RollbackPolicy:
         self.note = self.draft = ""
         self.withheld = frozenset()
         self._row.clear()
+        self._rejected = False
 
     def _withheld(self, tool: str) -> frozenset[str]:
         failed = len(self._row) >= FAILURES and all(name == tool for name in self._row[-FAILURES:])
@@ -248,9 +251,9 @@ class RollbackPolicy:
     def _heat(self) -> float | None:
         """The raised temperature, None if it stays as it is."""
         base = UNSET if self.temperature is None else self.temperature
-        if self.consecutive < 2 or base >= HOTTEST:
-            return None
-        return min(base + (self.consecutive - 1) * STEP, HOTTEST)
+        # The model wrote what it always writes for such a call, and a hint alone seldom changes that.
+        steps = self.consecutive - 1 + self._rejected
+        return min(base + steps * STEP, HOTTEST) if steps > 0 and base < HOTTEST else None
 
     def adjust(self, request: ModelRequest) -> ModelRequest:
         """Return the request with the raised temperature."""

@@ -135,13 +135,9 @@ class BaseAgentRunner(AppRunner):
         self._remember(stream.result)
 
     def _accept(self, event: TurnAccepted) -> None:
-        calls = event.tool_calls()
-        if not calls:
+        if not event.calls:
             return  # the answer, which the result holds
-        step = Step(
-            event.turn, event.text, calls, returns=event.tool_returns(calls), reasoning=event.reasoning, raw=event.raw
-        )
-        self._steps.append(step)
+        self._steps.append(event.step())
         self._agent_scratchpad = _units(self._steps)
 
     def _remember(self, result: RunResult) -> None:

@@ -28,7 +28,7 @@ from closeout.messages import (
     Usage,
 )
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
-from closeout.parsing.readers import Reader
+from closeout.parsing.readers import Reader, unfinished
 from closeout.parsing.salvage import salvage
 from closeout.results.tokens import estimate_tokens
 from closeout.run.effects import ModelCalls
@@ -41,6 +41,7 @@ from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
 __all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
 
 SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect before the run switches to it
+REJECTIONS_BEFORE_SWITCH = 2  # calls in a row that the server could not read before the run asks past its parser
 # The dialect that writes the form of a salvaged call. Other forms are native calls that the server passed on as text.
 DIALECT_OF_FORM = {"react": "cot_chat", "mcp_xml": "mcp_xml"}
 
@@ -79,6 +80,7 @@ class ModelSession:
         self._offered = offered
         self._keeper = keeper
         self._salvaged_in_a_row = 0
+        self._rejected_in_a_row = 0
         self._switched = False
         self._constraint_refused = False
         self._texts_taken = False  # the server has completed a text
@@ -271,11 +273,14 @@ class ModelSession:
             start = repeated_tail(reply.text)
             if start >= 0 or repeated_tail(reply.reasoning) >= 0:
                 return Reading(reply.text[: max(start, 0)], reply.reasoning, defects=(REPEATING,))
-        reading = self._reader().close(reply)
+        reading = replace(self._reader().close(reply), attached=reply.attached)
         if reading.calls:
-            self._salvaged_in_a_row = 0
+            self._salvaged_in_a_row = self._rejected_in_a_row = 0
             return reading
+        if not (reply.finished or reading.defects):
+            reading = replace(reading, defects=(unfinished(reply),))
         reading = self._salvage(reading, reply) or reading
+        self._note_rejection(reply.finish_reason == "rejected" and not reading.calls)
         # Without tools, "Observation: …" is a line like any other.
         if not reading.calls and self._offered.specs and invents_result(reading.answer or ""):
             return replace(reading, answer=None, defects=(INVENTED, *reading.defects))
@@ -297,15 +302,27 @@ class ModelSession:
             return None
         if any(defect.refuses for defect in reading.defects):
             return None
-        salvaged = salvage(reply.text, reply.reasoning, self._offered.specs)
+        rejected = reply.finish_reason == "rejected"  # the server may have left the beginning out
+        salvaged = salvage(reply.text, reply.reasoning, self._offered.specs, truncated=rejected)
         if salvaged is None or not salvaged.calls:
             return None
         self._consider_switch(salvaged.repairs[0].kind if salvaged.repairs else "")
         calls = salvaged.calls if self.dialect.parallel_calls else salvaged.calls[:1]
         repairs = (*reading.repairs, *salvaged.repairs)
-        return Reading(salvaged.content, reading.reasoning, tuple(calls), repairs=repairs)
+        if rejected:
+            repairs = (Repair("rejected_call", "reply", reply.text[:80], after=calls[0].name), *repairs)
+        return replace(
+            reading, text=salvaged.content, calls=tuple(calls), answer=None, defects=(), repairs=repairs, raw=""
+        )
 
     # ------------------------------------------------------------------------------------------ another dialect
+
+    def _note_rejection(self, rejected: bool) -> None:
+        """Ask past a server that cannot read its own model's calls: in a text dialect it has none to read."""
+        self._rejected_in_a_row = self._rejected_in_a_row + 1 if rejected else 0
+        may = self._plan.may_switch_dialect and not self._switched and self.dialect.name == "function_call"
+        if self._rejected_in_a_row >= REJECTIONS_BEFORE_SWITCH and may:
+            self._switch_dialect("cot_chat", "The server cannot read its model's calls", remember=False)
 
     def _consider_switch(self, kind: str) -> None:
         """Switch to the dialect that a model keeps writing, once in a run."""
@@ -323,13 +340,13 @@ class ModelSession:
         # A record that continues after such a refusal switched then, and so does its replay.
         return may and (not self._plan.client.capabilities.native_tools or self._scope.journal.replaying)
 
-    def _switch_dialect(self, name: str, why: str) -> None:
-        """Continue in another dialect, and remember it for this endpoint and model."""
+    def _switch_dialect(self, name: str, why: str, *, remember: bool = True) -> None:
+        """Continue in another dialect, and remember it for this endpoint and model unless the cause may pass."""
         self._switched = True
         self._warn("Dialect", f"{why}; the run continues in the dialect {name} instead of {self.dialect.name}.")
         self.capabilities = self._plan.client.capabilities
         self.dialect = get_dialect(name, self._plan.prompts)
-        if self._plan.remember_dialect is not None:
+        if remember and self._plan.remember_dialect is not None:
             self._plan.remember_dialect(name)
 
     def _warn(self, step: str, text: str) -> None:
@@ -344,6 +361,9 @@ class ModelSession:
             reply = await self.calls.request(request, replace(info, purpose="compact", note=""))
         except (ModelError, LimitReached) as error:
             self._warn("Compaction", str(error))
+            return ""
+        if not reply.finished:
+            self._warn("Compaction", f"The model did not finish its summary: {reply.finish_reason}.")
             return ""
         return summary_in(reply.text)
 

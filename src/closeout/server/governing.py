@@ -123,7 +123,7 @@ class Governor:
         """Return the call with the name and the arguments of a tool, what was repaired, or what is wrong."""
         if call.name in self._unchecked and call.name not in self._by_name:
             return call, (), ""
-        spec, repairs, message = resolve_tool_name(call.name, self._by_name, call.arguments)
+        spec, repairs, message = resolve_tool_name(call.name, self._by_name)
         if spec is None:
             return call, (), message
         rules = self._rules_of(spec)
@@ -135,8 +135,8 @@ class Governor:
             rules,
             policy.aliases,
             defaults=policy.defaults,
-            drop_unknown=not policy.destructive,
-            slips=not policy.strict_names,
+            drop_unknown=policy.read_only,
+            written=call.text,
         )
         if found.errors:
             return call, (), f"The call of {spec.name} was not made. {found.errors[0]}"

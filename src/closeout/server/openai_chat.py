@@ -11,6 +11,7 @@ from aiohttp import web
 
 from closeout.codec import encode_json
 from closeout.journal.events import Event, RunEnded, ToolStarted, TurnAccepted
+from closeout.journal.story import Story
 from closeout.journal.totals import RunTotals
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.host import AgentHost
@@ -100,7 +101,8 @@ class _Chat:
     # ------------------------------------------------------------------------------------------ streamed
 
     async def _chunks(self, run_id: str, with_usage: bool) -> AsyncIterator[bytes]:
-        head, totals, reply = self._head(run_id, "chat.completion.chunk"), RunTotals(), ReplyText()
+        head, totals = self._head(run_id, "chat.completion.chunk"), RunTotals()
+        story, reply = Story(), ReplyText()
 
         def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
             choice = {"index": 0, "delta": dict(delta), "logprobs": None, "finish_reason": finish_reason}
@@ -109,7 +111,8 @@ class _Chat:
         yield chunk({"role": "assistant", "content": ""})
         gap = ""  # after a text that does not count: it cannot be taken from the client
         async for row in self._host.follow(run_id):
-            for change in reply.feed(row.event) if row.event.agent == "main" else ():
+            place = story.feed(row.event)
+            for change in reply.feed(row.event, place) if row.event.agent == "main" else ():
                 if change.text:
                     yield chunk({"content": gap + change.text})
                 gap = "\n\n" if change.withdrawn else ""

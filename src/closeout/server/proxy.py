@@ -319,7 +319,7 @@ class _Exchange:
         if not reader.complete:
             raise StreamDropped("The upstream server broke off its reply.")
         usage = builder.usage or Usage(requests=1)
-        return builder.reply(usage=usage, reasoning_details=reader.details), held
+        return builder.reply(usage=usage, attached=reader.attached), held
 
     async def _answer(
         self, form: NativeFormat, response: transport.Response, raw: Any, verdict: Verdict

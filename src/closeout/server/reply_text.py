@@ -24,6 +24,7 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
+from closeout.journal.story import Change
 from closeout.journal.subscribers import Callback, Progress, RunInfo
 from closeout.server.text_gate import TextGate
 
@@ -127,8 +128,10 @@ class ReplyText:
     def __init__(self) -> None:
         self._shown: list[str] = []  # the pieces of the current reply
 
-    def feed(self, event: Event) -> list[TextChange]:
-        """Read the next event of the main agent. Returns what a client is to be told, in order."""
+    def feed(self, event: Event, place: Change) -> list[TextChange]:
+        """Read the next event of the main agent, and its place in the story. Returns the changes in order."""
+        if place.request is not None and place.request.is_extra:
+            return []
         match event:
             case ReplyStreamed(offset=offset, text=text):
                 changes = self._withdraw() if offset == 0 else []

@@ -10,7 +10,6 @@ from closeout.journal.events import (
     AttemptEnded,
     DecisionRequested,
     Event,
-    ModelReplied,
     RunEnded,
     RunResumed,
     RunStarted,
@@ -19,6 +18,7 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
+from closeout.journal.story import Change, Story
 from closeout.journal.totals import RunTotals
 from closeout.run.waiting import PendingDecision, pending_of
 from closeout.server.formats.shared_fields import output_text
@@ -122,10 +122,10 @@ class ResponseState:
         self._approvals: dict[str, str] = {} if after is None else after._approvals
         self._completed_at: float | None = None
         self._totals = RunTotals()
+        self._story = Story()
         self._output: list[dict[str, Any]] = []
         self._calls: dict[str, int] = {}  # open calls of the turn: handle → output index
         self._thought: int | None = None  # the output index of the turn's reasoning item
-        self._thinks = False  # whether the last reply has a text or reasoning beside its calls
         self._reply = ReplyText()
         self._message: int | None = None  # the output index of the message that is being written
         self._written: list[str] = []  # its text, in pieces
@@ -135,25 +135,27 @@ class ResponseState:
     def read(self, event: Event, at: float) -> list[dict[str, Any]]:
         """Read the next event of the run. Returns the events of the stream that follow from it, without numbers."""
         self._totals(event)
+        place = self._story.feed(event)
         if event.agent == "main":
-            self._read_main(event, at)
+            self._read_main(event, place, at)
         if isinstance(event, DecisionRequested):
             self._ask(pending_of(event))
         made, self._made = self._made, []
         return made
 
-    def _read_main(self, event: Event, at: float) -> None:
+    def _read_main(self, event: Event, place: Change, at: float) -> None:
         if not isinstance(event, RunEnded):
-            self._show_text(event)
+            self._show_text(event, place)
         match event:
             case RunStarted():
                 self._announce()
             case RunResumed():
                 self.outcome = self._completed_at = None
                 self._announce()
-            case ModelReplied():
-                self._thinks = bool(event.text or event.reasoning)
             case ToolStarted():
+                reply = None if place.turn is None else place.turn.reply
+                if reply is not None and (reply.text or reply.reasoning):
+                    self._open_thought()  # before the calls, although its text is known after them
                 self._start_call(event.handle, event.name, event.arguments, event.server_name)
             case ToolFinished():
                 self._finish_call(event)
@@ -162,7 +164,7 @@ class ResponseState:
             case TurnRolledBack() | AttemptEnded():
                 self._close_turn("")
             case RunEnded():
-                self._end(event, at)
+                self._end(event, place, at)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self._made.append({"type": kind, **fields})
@@ -173,13 +175,13 @@ class ResponseState:
             self._emit("response.created", response=self.response())
             self._emit("response.in_progress", response=self.response())
 
-    def _end(self, event: RunEnded, at: float) -> None:
+    def _end(self, event: RunEnded, place: Change, at: float) -> None:
         self.outcome = Outcome(event)
         if event.status == "cancelled":
             return  # the API has no event for this; a run that was interrupted continues
         self._close_turn("")
         self._completed_at = at
-        self._show_text(event)
+        self._show_text(event, place)
         self._emit(f"response.{self.outcome.status}", response=self.response())
 
     # ------------------------------------------------------------------------------------------ items
@@ -201,8 +203,6 @@ class ResponseState:
     # ------------------------------------------------------------------------------------------ a turn
 
     def _start_call(self, handle: str, name: str, arguments: str, server: str | None) -> int:
-        if self._thinks:  # the thought comes before the calls, although its text is known after them
-            self._open_thought()
         item = {
             "type": "mcp_call",
             "name": name,
@@ -265,8 +265,8 @@ class ResponseState:
 
     # ------------------------------------------------------------------------------------------ the message
 
-    def _show_text(self, event: Event) -> None:
-        for change in self._reply.feed(event):
+    def _show_text(self, event: Event, place: Change) -> None:
+        for change in self._reply.feed(event, place):
             if change.withdrawn:
                 self._end_message(withdrawn=True)
                 continue

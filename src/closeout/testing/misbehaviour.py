@@ -9,6 +9,7 @@ from typing import Any
 
 from closeout.errors import UsageError
 from closeout.messages import ModelReply, ToolCall
+from closeout.testing.rejections import REJECTIONS
 from closeout.testing.script import Dialect, RequestView, Turn, argument_text, hermes_call, write
 
 __all__ = [
@@ -50,6 +51,15 @@ REPLY_FAULTS: Mapping[str, str] = {
     "misspelt_tool": "the tool's name slightly wrong",
     "wrong_types": "numbers as strings, texts as lists",
 }
+# Half a text, and the finish reason with which a server says, or does not say, that it is one.
+UNFINISHED: Mapping[str, str] = {
+    "filtered": "content_filter",
+    "out_of_resources": "insufficient_system_resource",  # DeepSeek
+    "unreadable_call": "function_call_filter: MALFORMED_FUNCTION_CALL",  # Gemini
+    "unknown_reason": "something_new",
+    "no_reason": "missing",  # null; a stream ends with [DONE]
+    "no_end": "missing",  # a stream ends without [DONE], too
+}
 NON_ANSWERS: tuple[str, ...] = (
     "I'm sorry, but I can't help with that.",
     "I don’t have access to the tools needed.",
@@ -63,11 +73,12 @@ NON_ANSWERS: tuple[str, ...] = (
     "Hmm.",
 )
 """Texts that neither call a tool nor answer. A fault's `seed` says which of them comes first."""
-MISBEHAVIOURS: tuple[str, ...] = (*CONNECTION_FAULTS, *REPLY_FAULTS)
+MISBEHAVIOURS: tuple[str, ...] = (*CONNECTION_FAULTS, *REPLY_FAULTS, *UNFINISHED, *REJECTIONS)
 """Every kind of fault."""
 
 _ON_CALLS = frozenset({
     "malformed", "wrong_dialect", "hallucinated_observation", "wrong_parameter", "misspelt_tool", "wrong_types",
+    *REJECTIONS,
 })  # fmt: skip
 MAY_STILL_ACT = _ON_CALLS
 """Faults after which an agent may have run the call all the same; its next request shows it."""
@@ -141,6 +152,12 @@ def spoil(kind: str, turn: Turn, view: RequestView, *, seed: int = 0) -> ModelRe
     if kind in _ON_TURNS:
         return write(_ON_TURNS[kind](turn), view)
     reply = write(turn, view)
+    if kind in UNFINISHED:
+        text = reply.text or turn.thought or "I look it up for you."
+        return replace(reply, text=text[: len(text) * 2 // 3], tool_calls=(), finish_reason=UNFINISHED[kind])
+    if kind in REJECTIONS:
+        written = "\n".join(map(hermes_call, turn.calls)) if REJECTIONS[kind].holds_call else ""
+        return replace(reply, text=written, tool_calls=(), finish_reason="rejected")
     return _ON_REPLIES[kind](turn, reply, view.dialect) if kind in _ON_REPLIES else reply
 
 

@@ -16,7 +16,9 @@ from closeout.messages import ModelReply
 from closeout.testing.byte_tokens import StatedTokens
 from closeout.testing.client import ConversationKey, Performance, Player
 from closeout.testing.misbehaviour import Misbehaviour
+from closeout.testing.rejections import REJECTIONS
 from closeout.testing.script import CHARACTERS_PER_TOKEN, RequestView, Script, as_deltas, pieces
+from closeout.testing.vendors import find_vendor
 
 __all__ = ["ReceivedRequest", "ScriptedServer", "serve_script"]
 
@@ -69,6 +71,7 @@ class ScriptedServer:
         port: The port to listen on; 0 chooses a free one.
         kind: The `owned_by` of `/v1/models`.
         max_context: The `max_model_len` of `/v1/models`.
+        vendor: One of `VENDORS`, whose state the server attaches to its replies and wants back.
 
     Attributes:
         requests: The requests in order of arrival.
@@ -91,6 +94,7 @@ class ScriptedServer:
         port: int = 0,
         kind: str = "closeout",
         max_context: int | None = None,
+        vendor: str = "",
     ) -> None:
         self.requests: list[ReceivedRequest] = []
         self.url = ""
@@ -100,6 +104,7 @@ class ScriptedServer:
         self._pause = pause
         self._native_tools = native_tools
         self._record = record
+        self._vendor = find_vendor(vendor)
         self._address = (host, port)
         self._model = {"id": "scripted", "object": "model", "owned_by": kind, "max_model_len": max_context}
         self._bodies: dict[str, bytes] = {}  # the last body of each conversation
@@ -169,6 +174,9 @@ class ScriptedServer:
             view = received.view = self._view(protocol, body, received)
         except (ValueError, AttributeError, TypeError) as error:
             return _error(400, f"Cannot read the request: {error}.")
+        messages = body.get("messages")
+        if self._vendor is not None and messages and (problem := self._vendor.refuse(messages)):
+            return _error(400, problem)
         try:
             performance = self._player.play(view)
         except ModelError as error:
@@ -177,6 +185,8 @@ class ScriptedServer:
         received.fault = performance.fault.kind if performance.fault is not None else None
         try:
             reply = self._with_cache(performance, received)
+            if self._vendor is not None:
+                reply = self._vendor.attach(reply, performance.turn)
             return await self._perform(request, protocol, replace(performance, reply=reply), body)
         except (asyncio.CancelledError, ConnectionError):
             received.disconnected = True
@@ -210,8 +220,16 @@ class ScriptedServer:
                 if refusal is not None:
                     return refusal
         kind = fault.kind if fault is not None else ""
+        if performance.fault is not None and performance.fault.kind in ("no_end", *REJECTIONS):
+            kind = performance.fault.kind
+        if kind in REJECTIONS and not (body.get("stream") and REJECTIONS[kind].in_stream):
+            return web.json_response(_rejection(kind, performance.reply), status=REJECTIONS[kind].status)
         if body.get("stream"):
-            return await self._stream(request, protocol.events(performance.reply, body, self._pieces), kind)
+            events = protocol.events(performance.reply, body, self._pieces)
+            if kind in REJECTIONS:
+                error = encode_json({"type": "error", **_rejection(kind, performance.reply)})
+                events = iter([b"event: error\ndata: %b\n\n" % error])
+            return await self._stream(request, events, kind)
         data = encode_json(protocol.body(performance.reply, body))
         if kind == "dropped":
             return await _half(request, data)
@@ -280,7 +298,15 @@ def _faulty_events(fault: str, events: list[bytes]) -> list[bytes]:
     if fault == "error_in_200":
         error = {"type": "error", "error": {"message": "The engine died.", "type": "api_error", "code": 500}}
         return [*half, b"event: error\ndata: %b\n\n" % encode_json(error)]
+    if fault == "no_end":
+        return [event for event in events if b"[DONE]" not in event and b"message_stop" not in event]
     return half if fault == "dropped" else events
+
+
+def _rejection(kind: str, reply: ModelReply) -> dict[str, Any]:
+    """Return the error's body. A call that the error does not hold whole is one that cannot be read."""
+    unread = '<tool_call>\n{"name": "lookup", "arguments": {"key": "k1",}\n</tool_call>'
+    return REJECTIONS[kind].body(reply.text or unread)
 
 
 async def _half(request: web.Request, data: bytes) -> web.StreamResponse:
@@ -383,22 +409,29 @@ def _envelope(kind: str, request: Mapping[str, Any], choices: list[dict[str, Any
     return {"id": "scripted", "object": kind, "created": 0, "model": request.get("model"), "choices": choices}
 
 
+def _stated(finish_reason: str) -> str | None:
+    return None if finish_reason == "missing" else finish_reason
+
+
 def _chat_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.tool_calls else "")}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
+    message |= reply.attached.get("message", {})
     if reply.tool_calls:
+        added = reply.attached.get("calls", {})
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+            | added.get(call.id, {})
             for call in reply.tool_calls
         ]
     stated = StatedTokens.of(reply, request)
-    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, **stated.of_choice()}
+    choice = {"index": 0, "message": message, "finish_reason": _stated(reply.finish_reason), **stated.of_choice()}
     return {**_envelope("chat.completion", request, [choice]), **stated.of_body(), "usage": _openai_usage(reply)}
 
 
 def _completion_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, Any]:
-    choice = {"index": 0, "text": reply.text, "finish_reason": reply.finish_reason}
+    choice = {"index": 0, "text": reply.text, "finish_reason": _stated(reply.finish_reason)}
     return {**_envelope("text_completion", request, [choice]), "usage": _openai_usage(reply)}
 
 
@@ -410,7 +443,8 @@ def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[
         choice = {"index": 0, "delta": delta, "finish_reason": finish, **tokens}
         return _event(_envelope("chat.completion.chunk", request, [choice]))
 
-    first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    added = reply.attached.get("message", {})
+    first = {"index": 0, "delta": {"role": "assistant", "content": "", **added}, "finish_reason": None}
     yield _event({**_envelope("chat.completion.chunk", request, [first]), **stated.of_body()})
     for part, delta in enumerate(deltas):
         tokens = stated.of_choice(part, len(deltas))
@@ -420,10 +454,11 @@ def _chat_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[
             call = reply.tool_calls[delta.index]
             function: dict[str, Any] = {"name": call.name, "arguments": ""}
             named = {"index": delta.index, "id": call.id, "type": "function", "function": function}
+            named |= reply.attached.get("calls", {}).get(call.id, {})
             yield chunk({"tool_calls": [named]}, **tokens)
         else:
             yield chunk({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}, **tokens)
-    yield chunk({}, reply.finish_reason)
+    yield chunk({}, _stated(reply.finish_reason))
     yield from _openai_end("chat.completion.chunk", reply, request)
 
 
@@ -431,7 +466,7 @@ def _completion_events(reply: ModelReply, request: Mapping[str, Any], sizes: Seq
     for delta in as_deltas(reply, sizes):
         choice = {"index": 0, "text": delta.text, "finish_reason": None}
         yield _event(_envelope("text_completion", request, [choice]))
-    last = {"index": 0, "text": "", "finish_reason": reply.finish_reason}
+    last = {"index": 0, "text": "", "finish_reason": _stated(reply.finish_reason)}
     yield _event(_envelope("text_completion", request, [last]))
     yield from _openai_end("text_completion", reply, request)
 
@@ -444,7 +479,12 @@ def _openai_end(kind: str, reply: ModelReply, request: Mapping[str, Any]) -> Ite
 
 # ------------------------------------------------------------------------------------------------ Anthropic
 
-_STOP_REASONS: Mapping[str, str] = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+_STOP_REASONS: Mapping[str, str] = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+    "content_filter": "refusal",
+}
 
 
 def _anthropic_request(body: Mapping[str, Any]) -> RequestView:
@@ -498,6 +538,7 @@ def _anthropic_usage(reply: ModelReply) -> dict[str, int]:
 
 def _anthropic_blocks(reply: ModelReply) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
+    blocks += reply.attached.get("content", ())
     if reply.reasoning:
         blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": "c2lnbmVk"})
     if reply.text or not reply.tool_calls:
@@ -518,7 +559,7 @@ def _anthropic_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, 
         "role": "assistant",
         "model": request.get("model"),
         "content": _anthropic_blocks(reply),
-        "stop_reason": _STOP_REASONS.get(reply.finish_reason, "end_turn"),
+        "stop_reason": _stated(_STOP_REASONS.get(reply.finish_reason, reply.finish_reason)),
         "usage": _anthropic_usage(reply),
     }
 
@@ -551,6 +592,8 @@ def _growing(
         deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"], sizes)]
         deltas.append({"type": "signature_delta", "signature": block["signature"]})
         return {**block, "thinking": "", "signature": ""}, deltas
+    if block["type"] != "tool_use":
+        return block, []
     deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(next(arguments), sizes)]
     return {**block, "input": {}}, deltas
 

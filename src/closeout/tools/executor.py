@@ -221,7 +221,7 @@ class ToolExecutor:
             return _Plan(call=call, spec=None, refusal=message, code="UnknownTool", handle=handle)
         refused = partial(_Plan, call=call, spec=spec, handle=handle)
         try:
-            arguments, made, errors = self._repaired(call.arguments, spec, toolbox)
+            arguments, made, errors = self._repaired(call, spec, toolbox)
         except ToolDefinitionError as error:
             return refused(refusal=f"{spec.name} cannot be called: {error}", code="ToolDefinitionError")
         except _MethodFailed as error:
@@ -247,9 +247,10 @@ class ToolExecutor:
         repeated, earlier = self._memory.look(agent, spec.name, query)
         return planned(query=query, repeated=repeated, earlier=earlier)
 
-    def _repaired(self, arguments: Any, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
+    def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
         """The arguments, repaired, with the last word of `fix_tool_call_arguments` on them."""
-        found = _repair(arguments, spec, toolbox)
+        arguments = call.arguments
+        found = _repair(arguments, spec, toolbox, call.text)
         given = arguments if isinstance(arguments, Mapping) else found.arguments if found.ok else _as_object(arguments)
         if not isinstance(given, Mapping) or (not found.ok and not given):
             return found
@@ -648,15 +649,15 @@ def _with_twins(plans: Sequence[_Plan]) -> list[_Plan]:
     return marked
 
 
-def _repair(arguments: Any, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
+def _repair(arguments: Any, spec: ToolSpec, toolbox: Toolbox, written: str = "") -> RepairedArguments:
     policy = spec.policy
     return repair_arguments(
         arguments,
         toolbox.rules(spec),
         policy.aliases,
         defaults=policy.defaults,
-        drop_unknown=not policy.destructive,
-        slips=not policy.strict_names,
+        drop_unknown=policy.read_only,
+        written=written,
     )
 
 

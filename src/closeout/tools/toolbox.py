@@ -105,7 +105,7 @@ class Toolbox:
         exact = self._by_name.get(call.name)
         if exact is not None and call.server_name in (None, "", exact.server_name):
             return ResolvedName(exact)
-        return resolve_tool_name(call.name, self._specs, call.arguments, call.server_name or None)
+        return resolve_tool_name(call.name, self._specs, call.server_name or None)
 
     def rules(self, spec: ToolSpec) -> SchemaRules:
         """Return the tool's compiled schema. Raises `ToolDefinitionError` if it is not a JSON Schema."""

@@ -305,14 +305,16 @@ def _unescape(found: re.Match[str]) -> str:
     return chr(code) if code < 0x110000 else found[0]
 
 
-def _as_number(text: str) -> int | float:
-    text = text.replace("_", "")
-    if text.lower().lstrip("+-").startswith("0x"):
-        return int(text, 16)
+def _as_number(text: str) -> int | float | str:
+    """A number, or the text of one that is written as a code: the schema may ask for a text."""
+    digits = text.lstrip("+-")
     try:
-        return int(text)
+        whole = int(text)
     except ValueError:
-        number = float(text)
+        whole = None
+    if whole is not None or digits[:2].lower() == "0x" or "_" in text:
+        return whole if whole is not None and str(whole) == text else text
+    number = float(text)
     if not math.isfinite(number):
         raise NotACall
     return number

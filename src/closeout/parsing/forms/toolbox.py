@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 from closeout.messages import ToolSpec
 from closeout.parsing.forms.form import load
+from closeout.parsing.numbers import read_integer, read_number
 
 __all__ = ["HasSpec", "Toolbox", "Untyped", "decode_entities", "kinds", "typed"]
 
@@ -183,8 +183,6 @@ _ALIASES = {
     "bool": "boolean", "dict": "object", "map": "object", "list": "array", "tuple": "array", "none": "null",
 }  # fmt: skip
 _KIND_OF = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
-_INTEGER = re.compile(r"[+-]?\d{1,400}\Z")
-_NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,5})?\Z")
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
 _MAX_DEPTH = 16  # of references and unions in a schema
@@ -244,28 +242,13 @@ def _as_kind(word: str, kind: str) -> tuple[bool, Any]:
     if kind == "boolean":
         lower = word.lower()
         return lower in ("true", "false", "1", "0"), lower in ("true", "1")
-    if kind == "integer":
-        return _integer(word)
-    if kind == "number":
-        return _number(word)
+    if kind in ("integer", "number"):
+        number = read_integer(word) if kind == "integer" else read_number(word)
+        return number is not None, number
     loaded = load(word) if word[:1] in "{[" else None
     if loaded is None:
         return False, None
     return isinstance(loaded.value, dict if kind == "object" else list), loaded.value
-
-
-def _integer(word: str) -> tuple[bool, Any]:
-    if _INTEGER.match(word):
-        return True, int(word)
-    fits, value = _number(word)
-    return (True, int(value)) if fits and isinstance(value, float) and value.is_integer() else (False, None)
-
-
-def _number(word: str) -> tuple[bool, Any]:
-    if not _NUMBER.match(word):
-        return False, None
-    value: Any = int(word) if _INTEGER.match(word) else float(word)
-    return value not in (float("inf"), float("-inf")), value
 
 
 def _undeclared(text: str, untyped: Untyped) -> Any:
@@ -280,12 +263,8 @@ def _undeclared(text: str, untyped: Untyped) -> Any:
     if word[:1] == '"' and untyped == "json":
         loaded = load(word, repair=False)
         return loaded.value if loaded else text
-    if _NUMBER.match(word) and not re.match(r"[+-]?0\d", word):  # 007 is a code, not a number
-        try:
-            return json.loads(word)
-        except ValueError:
-            return text
-    return text
+    number = read_number(word)
+    return text if number is None or (isinstance(number, int) and str(number) != word) else number
 
 
 def decode_entities(text: str) -> tuple[str, bool]:

@@ -1,0 +1,212 @@
+"""Messages as one OpenAI-compatible server takes them, and what such servers add to theirs and want back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from closeout.codec import encode_json
+from closeout.messages import Message
+
+__all__ = [
+    "REASONING_FIELDS",
+    "MessageEncoder",
+    "added_to_call",
+    "added_to_message",
+    "as_attached",
+    "attached_names",
+    "grown",
+    "joined_details",
+    "read_content",
+]
+
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+# Our keys, not the protocol's: the encoder decides what is sent of them.
+_PRIVATE = frozenset({"reasoning_content", "reasoning", "attached"})
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEncoder:
+    """Writes messages as one server takes them.
+
+    Attributes:
+        server: The server's name. What it attached to its replies is sent back to it, and left out for others.
+        reasoning: The field for reasoning; None leaves it out.
+        always: Whether every message of the assistant must have that field, even if it is empty.
+        short_ids: Whether ids of calls must be nine letters and digits.
+        refused: Fields that the server attached but does not take back.
+    """
+
+    server: str = ""
+    reasoning: str | None = None
+    always: bool = False
+    short_ids: bool = False
+    refused: frozenset[str] = frozenset()
+
+    @property
+    def protocol(self) -> str:
+        """The name under which a message keeps its bytes."""
+        return f"openai-chat {self}"
+
+    def __call__(self, message: Message) -> bytes:
+        if not (self.always or self.short_ids) and _PRIVATE.isdisjoint(message):
+            return encode_json(dict(message))
+        shown = {key: value for key, value in message.items() if key not in _PRIVATE}
+        attached = _mapping(message.get("attached"))
+        if attached.get("server") == self.server:
+            self._attach(shown, attached, message.text)
+        thought = message.get("reasoning_content") or ""
+        if self.reasoning is not None and message.role == "assistant" and (thought or self.always):
+            shown[self.reasoning] = thought
+        if self.short_ids:
+            _shorten_ids(shown)
+        return encode_json(shown)
+
+    def _attach(self, shown: dict[str, Any], attached: Mapping[str, Any], text: str) -> None:
+        """Add what the server attached to a message and to its calls."""
+        for name, value in _mapping(attached.get("message")).items():
+            if name == "content":  # a list of parts; it stands if nothing was read out of it
+                shown[name] = value if read_content(value)[0] == text else shown.get(name)
+            elif name not in self.refused and (name not in REASONING_FIELDS or self.reasoning is not None):
+                shown.setdefault(name, value)
+        of_calls = _mapping(attached.get("calls"))
+        if of_calls and shown.get("tool_calls"):
+            shown["tool_calls"] = [self._with(call, _mapping(of_calls.get(call["id"]))) for call in shown["tool_calls"]]
+
+    def _with(self, call: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+        more = {name: value for name, value in added.items() if name not in self.refused}
+        function = {**_mapping(more.pop("function", None)), **call["function"]}
+        return {**more, **call, "function": function}
+
+
+def _shorten_ids(shown: dict[str, Any]) -> None:
+    if "tool_call_id" in shown:
+        shown["tool_call_id"] = _short_id(shown["tool_call_id"])
+    if shown.get("tool_calls"):
+        shown["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in shown["tool_calls"]]
+
+
+def _short_id(value: Any) -> str:
+    """Return an id as Mistral takes it: its own unchanged, others by their hash."""
+    text = str(value or "")
+    return text if _SHORT_ID.fullmatch(text) else sha256(text.encode()).hexdigest()[:9]
+
+
+def attached_names(messages: Iterable[Message], server: str) -> set[str]:
+    """Return the fields that a server has attached to messages and their calls."""
+    names: set[str] = set()
+    for message in messages:
+        attached = _mapping(message.get("attached"))
+        if attached.get("server") == server:
+            names.update(_mapping(attached.get("message")))
+            names.update(*map(_mapping, _mapping(attached.get("calls")).values()))
+    return names - {"content", "function", *REASONING_FIELDS}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+# What messages and calls of every server have. The rest is the server's own.
+_OF_MESSAGE = frozenset({"role", "content", "tool_calls", "function_call", "refusal", "annotations", "audio"})
+_OF_CALL = frozenset({"id", "type", "index", "function"})
+_OF_FUNCTION = frozenset({"name", "arguments"})
+_GROWING = ("text", "summary", "data")  # what a stream sends in pieces of OpenRouter's reasoning details
+
+
+def added_to_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a server adds to a message or to a piece of one.
+
+    Reasoning as text is not among it, because a reply has it anyway. An empty one is: DeepSeek wants it back.
+    """
+    added = _others(message, _OF_MESSAGE)
+    added = {name: value for name, value in added.items() if name not in REASONING_FIELDS or value == ""}
+    content = message.get("content")
+    if isinstance(content, list) and any(isinstance(part, dict) and part.get("type") != "text" for part in content):
+        added["content"] = content
+    return added
+
+
+def added_to_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a server adds to a call: Gemini's `extra_content` with the signature of the thought before it."""
+    more, function = _others(call, _OF_CALL), call.get("function")
+    if isinstance(function, dict) and (of_function := _others(function, _OF_FUNCTION)):
+        more["function"] = of_function
+    return more
+
+
+def as_attached(message: Mapping[str, Any], calls: Mapping[str, Mapping[str, Any]], reasoning: str) -> dict[str, Any]:
+    """Return what was added to a message and its calls (by their ids) as a reply keeps it."""
+    fields = {name: value for name, value in message.items() if not (reasoning and name in REASONING_FIELDS)}
+    if isinstance(details := fields.get("reasoning_details"), list):
+        fields["reasoning_details"] = joined_details(details)
+    added = {call_id: dict(more) for call_id, more in calls.items() if more}
+    return {name: value for name, value in (("message", fields), ("calls", added)) if value}
+
+
+def _others(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    return {name: each for name, each in value.items() if name not in known and each not in (None, [], {})}
+
+
+def grown(before: Any, piece: Any) -> Any:
+    """Return a value of a stream with its next piece: texts and lists grow, anything else is replaced."""
+    if isinstance(before, dict) and isinstance(piece, dict):
+        return {**before, **{name: grown(before.get(name), value) for name, value in piece.items()}}
+    if isinstance(before, list) and isinstance(piece, list):
+        before.extend(piece)
+        return before
+    return before + piece if isinstance(before, str) and isinstance(piece, str) else piece
+
+
+def joined_details(details: Sequence[Any]) -> list[Any]:
+    """Return OpenRouter's reasoning details, the pieces of each put together."""
+    joined: list[Any] = []
+    pieces: dict[str, list[str]] = {}
+    for detail in details:
+        last = joined[-1] if joined else None
+        if not (isinstance(last, dict) and _continues(last, detail)):
+            joined.append(dict(detail) if isinstance(detail, dict) else detail)
+            pieces = {}
+            continue
+        for name, value in detail.items():
+            if name in _GROWING and isinstance(value, str) and isinstance(last[name] or "", str):
+                pieces.setdefault(name, [last[name] or ""]).append(value)
+            elif value is not None:
+                last[name] = value
+        last.update({name: "".join(found) for name, found in pieces.items()})
+    return joined
+
+
+def _continues(last: Mapping[str, Any], detail: Any) -> bool:
+    if not isinstance(detail, dict) or detail.get("index") is None:
+        return False
+    same = all(last.get(name) == detail.get(name) for name in ("type", "index"))
+    return same and all(name in last for name in _GROWING if name in detail)
+
+
+def read_content(content: Any) -> tuple[str, str]:
+    """Return text and reasoning of a message's content: a string, None, or a list of parts (Mistral's thinking)."""
+    if isinstance(content, str):
+        return content, ""
+    if not isinstance(content, list):
+        return "", ""
+    texts, thoughts = [], []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and part.get("type") == "thinking":
+            inner = part.get("thinking")
+            thoughts.append(inner if isinstance(inner, str) else read_content(inner)[0])
+        elif isinstance(part, dict):
+            texts.append(text if isinstance(text := part.get("text"), str) else "")
+    return "".join(texts), "".join(thoughts)
