@@ -22,6 +22,7 @@ from closeout.messages import (
     ModelReply,
     ModelRequest,
     Reading,
+    Repair,
     RequestInfo,
     ToolCall,
     ToolSpec,
