@@ -20,7 +20,7 @@ PAGE_CHARACTERS = 5_000  # about 1,200 tokens of English
 MAX_RESULTS = 20
 # A small model takes its fact from any passage that it is shown, so it sees a second one only where that fits nearly as
 # well as the first: this share of its score.
-PLAIN_RESULTS = 2
+PLAIN_RESULTS = 3
 NEARLY = 0.7
 LONGEST_PLAIN = (
     400  # characters; what is beyond that at the ends of a passage is left out if no word of the query is in it
@@ -59,8 +59,7 @@ def document_tools(
             `pip install 'closeout[documents]'` PDF, Word and Excel.
         cache: An SQLite file that keeps the index; default: memory.
         progress: Called with done, total and name for each document that is read, in the thread that reads it.
-        plain: A search returns sentences instead of records: the best passage, or two that fit nearly alike. Small
-            models read this best.
+        plain: A search returns the text of the best passages instead of records. Small models read this best.
 
     Raises:
         UsageError: The folder does not exist.
@@ -105,10 +104,9 @@ def _plain_search(index: DocumentIndex) -> Tool[..., Any]:
             query: A name or a few key words, for example: Eiffel Tower height
         """
         hits = index.search(query, PLAIN_RESULTS)
-        near = [hit for hit in hits if hit.score <= hits[0].score * NEARLY]  # the lower the better
-        return (
-            "\n".join(_as_sentences(hit, query) for hit in near) if near else _nothing_found(query, index.documents())
-        )
+        if not hits:
+            return _nothing_found(query, index.documents())
+        return "\n".join(_as_sentences(hit, query) for hit in hits)
 
     return search_documents
 
