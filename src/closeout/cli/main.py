@@ -45,9 +45,9 @@ def run(
     base_url: BaseUrl = None,
     docs: Docs = None,
     mcp: Mcp = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
-    file: Files = None,
+    files: Files = None,
     dialect: Dialect = None,
     answer: Answer = None,
     instructions: Instructions = None,
@@ -57,22 +57,10 @@ def run(
     quiet: Quiet = False,
 ) -> int:
     """Answer a question. The answer goes to stdout, everything else to stderr."""
-    from closeout.cli.options import RunOptions
+    from closeout.cli.options import options_in
     from closeout.cli.running import run_command
 
-    options = RunOptions(
-        model=model,
-        base_url=base_url,
-        docs=docs,
-        mcp=tuple(mcp or ()),
-        tools=tuple(tool or ()),
-        web=web,
-        files=tuple(file or ()),
-        dialect=dialect,
-        answer=answer,
-        config=tuple(config or ()),
-        instructions=instructions,
-    )
+    options = options_in(locals())
     return run_command(question, options, continue_last=continue_last, as_json=json, quiet=quiet)
 
 
@@ -83,9 +71,9 @@ def chat(
     base_url: BaseUrl = None,
     docs: Docs = None,
     mcp: Mcp = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
-    file: Files = None,
+    files: Files = None,
     dialect: Dialect = None,
     instructions: Instructions = None,
     continue_last: Continue = False,
@@ -95,20 +83,9 @@ def chat(
 ) -> int:
     """Talk with an agent. Replies are streamed; Ctrl-C stops a reply, Ctrl-D leaves."""
     from closeout.cli.chat import chat_command
-    from closeout.cli.options import RunOptions
+    from closeout.cli.options import options_in
 
-    options = RunOptions(
-        model=model,
-        base_url=base_url,
-        docs=docs,
-        mcp=tuple(mcp or ()),
-        tools=tuple(tool or ()),
-        web=web,
-        files=tuple(file or ()),
-        dialect=dialect,
-        config=tuple(config or ()),
-        instructions=instructions,
-    )
+    options = options_in(locals())
     return chat_command(options, session, continue_last=continue_last, quiet=quiet)
 
 
@@ -268,17 +245,16 @@ def view(
 def tools(
     docs: Docs = None,
     mcp: Mcp = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
     config: Settings = None,
     json: Json = False,
 ) -> int:
     """List the tools that an agent would have."""
     from closeout.cli.environment import list_tools
-    from closeout.cli.options import RunOptions
+    from closeout.cli.options import options_in
 
-    options = RunOptions(docs=docs, mcp=tuple(mcp or ()), tools=tuple(tool or ()), web=web, config=tuple(config or ()))
-    return list_tools(options, as_json=json)
+    return list_tools(options_in(locals()), as_json=json)
 
 
 @app.command("mcp")
@@ -299,7 +275,7 @@ def serve(
     model: Model = None,
     base_url: BaseUrl = None,
     docs: Docs = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
     dialect: Dialect = None,
     config: Settings = None,
@@ -310,23 +286,15 @@ def serve(
     max_runs: Annotated[int, typer.Option(help="Runs at the same time", min=1)] = 16,
     max_queue: Annotated[int, typer.Option(help="Runs that may wait", min=0)] = 256,
     drain: Annotated[float, typer.Option(help="Seconds that runs may continue after Ctrl-C or SIGTERM", min=0)] = 10.0,
-    mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
+    as_mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
     description: Annotated[str | None, typer.Option(help="With --mcp: what the tool is for")] = None,
 ) -> int:
     """Serve an agent: OpenAI's Chat Completions and Responses APIs, its own API, or MCP."""
-    from closeout.cli.options import RunOptions
+    from closeout.cli.options import options_in
     from closeout.cli.serve import Listening, serve_command, serve_mcp_command
 
-    options = RunOptions(
-        model=model,
-        base_url=base_url,
-        docs=docs,
-        tools=tuple(tool or ()),
-        web=web,
-        dialect=dialect,
-        config=tuple(config or ()),
-    )
-    if mcp:
+    options = options_in(locals())
+    if as_mcp:
         return serve_mcp_command(agent, options, name=name, description=description)
     return serve_command(
         agent,

@@ -97,12 +97,12 @@ def is_from_command(origin: Mapping[str, Any]) -> bool:
     return "model" in origin and "config" in origin
 
 
-def options_in(origin: Mapping[str, Any]) -> RunOptions:
-    """Return the options that the origin of a run holds."""
+def options_in(values: Mapping[str, Any]) -> RunOptions:
+    """Return the options among values by name: the parameters of a command, or the origin of a run."""
     known = {field.name for field in fields(RunOptions)}
-    kept = {name: value for name, value in origin.items() if name in known}
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
-    return RunOptions(**values)
+    kept = {name: value for name, value in values.items() if name in known and value is not None}
+    found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+    return RunOptions(**found)
 
 
 def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
