@@ -20,7 +20,6 @@ from closeout.messages import ModelReply, Usage
 from closeout.testing import ScriptedClient, Turn, call, say
 from many_runs import short_run, write_runs
 from viewer_pages import Viewer, run_apart, texts
-from weigher import ASKED, FIRST, Reasoner, Weigher, search_choirs, search_members
 
 
 @tool(read_only=True)
@@ -124,27 +123,34 @@ def test_a_run_shows_its_repair_its_rollback_its_failure_and_its_sub_agent(viewe
     assert page.locator(".bar").count() >= 7
 
 
-def test_a_turn_whose_answer_was_weighed_keeps_its_call_and_its_repair(viewer: Viewer, home: Path) -> None:
-    agent = Agent(Weigher(((0.9, 0.1), (0.9, 0.1))), [search_members], answer=Number(), home=home)
-    run_id = run_apart(agent, "How many shillings do the Osselby Divers collect in a year?")
-    page = viewer.open(f"#/run/{run_id}")
+def test_extra_requests_are_shown_in_their_turn_by_their_purpose(viewer: Viewer, home: Path) -> None:
+    proposed = {"id": "c", "name": "search", "arguments": '{"query": "canal"}', "server_name": None}
+    usage = {"input_tokens": 1433, "output_tokens": 12}
+    events: list[ev.Event] = [
+        ev.RunStarted("main", "Find it"),
+        ev.ModelRequested("main", 0),
+        ev.ModelReplied("main", 0, "I search.", tool_calls=(proposed,), usage=usage),
+        ev.ModelRequested("main", 1, purpose="weigh"),
+        ev.ModelReplied("main", 1, "0.9", usage=usage, ms=586.0),
+        ev.Repaired("main", 0, "likelier", before="canals", after="canal"),
+        ev.ToolStarted("main", "r1", "search", arguments='{"query": "canal"}'),
+        ev.ToolFinished("main", "r1", "search", ok=True, record='{"result": "found"}'),
+        ev.RunEnded("main", "answered", "answered", answer="found"),
+    ]
+    write_runs(home, [("one", events)])
+    page = viewer.open("#/run/one")
     page.wait_for_selector(".item.answer")
-    names = [name for name in texts(page, ".item-name") if name.startswith(("Turn", "Weighing"))]
-    assert names == ["Turn 1", "Turn 2", "Turn 3", *["Weighing the answer"] * 4]
-    third = page.locator(".item:has(.item-name:text-is('Turn 3'))")
-    assert "2236" in third.locator(".call .result").inner_text()
-    assert third.locator(".repair .after").inner_text() == FIRST
-
-
-def test_an_answer_that_was_made_again_in_words_shows_the_words_and_its_call(viewer: Viewer, home: Path) -> None:
-    agent = Agent(Reasoner("48 - 29 is \\boxed{19}"), [search_choirs], home=home)
-    page = viewer.open(f"#/run/{run_apart(agent, ASKED)}")
-    page.wait_for_selector(".item.answer")
-    names = [name for name in texts(page, ".item-name") if name.startswith(("Turn", "Weighing", "Reasoning"))]
-    assert names == ["Turn 1", "Turn 2", "Weighing the answer", "Reasoning in words"]
-    last = page.locator(".item:has(.item-name:text-is('Reasoning in words'))")
-    assert "19" in last.locator(".call .result").inner_text()
-    assert last.locator(".repair .after").inner_text() == "19"
+    assert texts(page, ".item-name") == ["Task", "Turn 1", "Answer"]
+    turn = page.locator(".item.turn")
+    assert re.sub(r"\s+", " ", turn.locator(".extra > header").inner_text()).startswith(
+        "weigh 1,433 in · 12 out · 586 ms"
+    )
+    assert turn.locator(".says").inner_text() == "I search."
+    assert "found" in turn.locator(".call .result").inner_text()
+    assert turn.locator(".repair .after").inner_text() == "canal"
+    assert page.locator(".bar").count() == 2
+    turn.locator(".extra >> text=prompt").click()
+    page.wait_for_selector(".prompt-head >> text=weigh")
 
 
 def test_a_link_leads_to_an_event_and_keys_go_about(viewer: Viewer, home: Path) -> None:
