@@ -56,6 +56,10 @@ class RunOptions:
         ]
         return replace(earlier, files=(), **{name: getattr(self, name) for name in names})
 
+    def with_model(self, model: str | None, base_url: str | None) -> RunOptions:
+        """Return these options with another model or address, if they are set."""
+        return replace(self, model=model or self.model, base_url=base_url or self.base_url)
+
     def as_origin(self) -> dict[str, Any]:
         """Return JSON-serialisable data for the journal: paths absolute, API keys left out."""
         settings = [_without_key(c) if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
