@@ -51,6 +51,7 @@ CHANGED_NUMBERS = [
     r"at least 5",
     r"5 or so",
 ]
+CHANGED_NUMBERS += ["5²", "1½", "5 hundred thousand", "$5 M", "5 млн", "5 tausend", "5 unter Null", "5 km"]
 CHANGED_NUMBERS += ["5 dozen", "5 squared", "5 and a half"]
 CAPITALS = Choice({"A": "Paris", "B": "Rome", "C": "Bern"})
 
@@ -84,14 +85,12 @@ CAPITALS = Choice({"A": "Paris", "B": "Rome", "C": "Bern"})
         (CAPITALS, r"\boxed{(b)}", "B", "B"),
         (CAPITALS, r"\boxed{B. Rome}", "B", "B"),
         (CAPITALS, r"\boxed{Rome}", "B", "B"),
-        (CAPITALS, r"\boxed{the city of Rome}", "B", "B"),
         (CAPITALS, "The correct answer is (C).", "C", "C"),
         (CAPITALS, "答案：C", "C", "C"),
         (CAPITALS, "B", "B", "B"),
         (CAPITALS, r"\boxed{B, Rome}", "B", "B"),
-        (CAPITALS, r"\boxed{B: a city on seven hills}", "B", "B"),
+        (Choice(["A", "B"]), r"\boxed{B: a city on seven hills}", "B", "B"),
         (Choice(["1", "2"]), r"\boxed{1.}", "1", "1"),
-        (Choice(["true", "not given"]), r"\boxed{It is not given.}", "not given", "not given"),
         (Number(), r"\boxed{1,234.5}", 1234.5, "1234.5"),
         (Number(), r"\boxed{-7}", -7, "-7"),
         (Number(), r"\boxed{\frac{1}{4}}", 0.25, "0.25"),
@@ -103,12 +102,18 @@ CAPITALS = Choice({"A": "Paris", "B": "Rome", "C": "Bern"})
         (Number(), r"\boxed{x = 5}", 5, "5"),
         (Number(), r"\boxed{12^\circ}", 12, "12"),
         (Number(), r"\boxed{１２}", 12, "12"),
-        (Number(), "The answer is about 42 km.", 42, "42"),
+        (Number(), "The answer is about 42.", 42, "42"),
+        (Number(unit="km"), "The answer is about 42 km.", 42, "42"),
+        (Number(), r"so $x = \boxed{5}$", 5, "5"),
+        (Number(), "- \\boxed{5}", 5, "5"),
+        (Number(), r"\boxed{120}^\circ", 120, "120"),
+        (Number(), r"\boxed{50}\%", 50, "50"),
+        (Number(), r"\boxed{5} km lie between them.", 5, "5"),
         (Number(), "42", 42, "42"),
         (Number(), r"\boxed{1.1 million}", 1_100_000, "1100000"),
         (Number(), r"\boxed{-2.5\text{ billion dollars}}", -2_500_000_000, "-2500000000"),
         (Number(), r"\boxed{3万}", 30_000, "30000"),
-        (Number(), r"\boxed{1.5千万人}", 15_000_000, "15000000"),
+        (Number(unit="人"), r"\boxed{1.5千万人}", 15_000_000, "15000000"),
         (Number(), r"\boxed{2万亿}", 2_000_000_000_000, "2000000000000"),
         (Number(unit="千米"), r"\boxed{5千米}", 5, "5"),
         (Number(unit="km"), r"\boxed{2 million km}", 2_000_000, "2000000"),
@@ -228,6 +233,42 @@ def test_a_contract_says_how_to_write_the_answer(contract: AnswerContract) -> No
     assert contract.finishing().startswith("Now write only")
     assert not contract.read(contract.instruction()).ok, "a model that echoes the instruction has not answered"
     assert contract.read("").kind == "missing"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        r"$-\boxed{5}$",
+        r"-\boxed{5}",
+        r"10\boxed{5}",
+        r"$\sqrt{\boxed{5}}$",
+        r"\boxed{5}^2",
+        r"\boxed{5}!",
+        r"\boxed{5}½",
+        r"$\boxed{5} \times 10^3$",
+        r"\boxed{5}\pi",
+        r"\boxed{5} million",
+        r"$\boxed{5}\text{ million}$",
+    ],
+)
+def test_a_number_is_refused_if_something_outside_its_box_changes_it(reply: str) -> None:
+    assert Number().read(reply).kind == "unreadable"
+    assert Boxed().read(reply).text == "5"
+
+
+@pytest.mark.parametrize("answer", ["hardly yes", "yes, hardly", "kaum yes", "the answer may be yes", "5 yes"])
+def test_a_choice_is_an_option_and_nothing_else(answer: str) -> None:
+    assert not Choice({"yes": "true", "no": "false"}).read(f"\\boxed{{{answer}}}").ok
+    assert not CAPITALS.read(r"\boxed{the city of Rome}").ok
+    assert not CAPITALS.read(r"\boxed{B: hardly}").ok
+
+
+@pytest.mark.parametrize(("option", "answer"), [("MW", "mW"), ("mW", "MW"), ("MB", "Mb"), ("MPa", "mPa")])
+def test_an_option_in_other_capitals_is_another_one(option: str, answer: str) -> None:
+    contract = Choice([option, "none"])
+    assert not contract.read(f"\\boxed{{{answer}}}").ok
+    assert contract.read(f"\\boxed{{{option}}}").value == option
+    assert Choice(["Yes", "NO"]).read(r"\boxed{no}").value == "NO"
 
 
 def test_an_unclosed_answer_is_marked() -> None:

@@ -13,10 +13,18 @@ import pytest
 from closeout import Agent, tool
 from closeout.errors import UsageError
 from closeout.evaluate import evaluate
-from closeout.evaluate.export import ExportFormat, export_trials
+from closeout.evaluate.export import ExportFormat, conversation, export_trials
 from closeout.evaluate.token_samples import token_samples
-from closeout.journal.events import ModelReplied, TurnAccepted
-from closeout.journal.store import open_store
+from closeout.journal.events import (
+    ModelReplied,
+    ModelRequested,
+    Repaired,
+    RunEnded,
+    RunStarted,
+    TurnAccepted,
+    TurnRolledBack,
+)
+from closeout.journal.store import Row, open_store
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import ReplyTokens
 from closeout.models.openai import read_completion
@@ -179,3 +187,27 @@ def test_what_a_server_states_is_checked(fields: dict[str, Any], expected: Reply
     reply = read_completion({"choices": [{"text": "ab", "finish_reason": "stop", **fields}]})
     assert reply is not None
     assert reply.tokens == expected
+
+
+def test_a_repair_that_was_rolled_back_does_not_mark_the_reply_that_was_accepted() -> None:
+    events = [
+        RunStarted("main", "What?"),
+        ModelRequested("main", 0),
+        ModelReplied("main", 0, "first"),
+        Repaired("main", 0, "json"),
+        TurnRolledBack("main", 0, 0, reason="no_action"),
+        ModelRequested("main", 1),
+        ModelReplied("main", 1, "second"),
+        ModelRequested("main", 2, purpose="weigh"),
+        ModelReplied("main", 2, "0.9"),
+        TurnAccepted("main", 0, 0, text="second"),
+        RunEnded("main", "answered", "answered", answer="2", closing_text="second"),
+    ]
+    messages = conversation([Row(seq, 0.0, event) for seq, event in enumerate(events)], rolled_back=True)
+    replies = [message for message in messages if message["role"] == "assistant"]
+    assert [(each["content"], each["loss"]) for each in replies] == [
+        ("first", False),
+        ("second", True),
+        ("second", True),
+    ]
+    assert all("repaired" not in each and "closing" not in each for each in replies)

@@ -66,7 +66,7 @@ class Proxied:
 @asynccontextmanager
 async def proxied(home: Path, script: Any, *, misbehave: Any = (), **options: Any) -> AsyncIterator[Proxied]:
     """The proxy in front of a scripted model."""
-    server = {name: options.pop(name) for name in ("native_tools", "chunks", "pieces") if name in options}
+    server = {name: options.pop(name) for name in ("native_tools", "chunks", "pieces", "vendor") if name in options}
     app = {name: options.pop(name) for name in ("max_body", "keys") if name in options}
     async with serve_script(script, misbehave=misbehave, **server) as model, ClientSession() as http:
         address = model.url if options.get("kind") == "anthropic" else model.base_url
@@ -266,6 +266,16 @@ async def test_a_reply_that_was_cut_off_is_passed_on_rather_than_an_empty_one(
     assert "once more" in text
     assert "made up" not in text
     assert ('"length"' if format == "chat/completions" else '"max_tokens"') in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repaired_call_keeps_what_its_server_added(home: Path, stream: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "What is k1?"}], "tools": CHAT_TOOLS, "stream": stream}
+    async with proxied(home, one_call, misbehave=once("malformed"), vendor="gemini") as server:
+        async with server.http.post(f"{server.url}/v1/chat/completions", json={"model": "m", **body}) as response:
+            text = await response.text()
+        assert "thought_signature" in text
+        assert '{"search_term":"k1","limit":5,}' not in text.replace("\\", "")
 
 
 async def test_record_only_changes_nothing_and_says_what_it_would_have_done(home: Path) -> None:

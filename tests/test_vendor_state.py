@@ -18,7 +18,7 @@ from closeout.models.base import assistant_message
 from closeout.models.openai import OpenAIStream, read_completion
 from closeout.models.openai_messages import MessageEncoder
 from closeout.models.streaming import ReplyBuilder
-from closeout.testing import answer, call, serve_script
+from closeout.testing import ScriptedClient, answer, call, serve_script
 from closeout.testing.server import ScriptedServer
 from closeout.testing.vendors import VENDORS
 
@@ -113,6 +113,35 @@ async def test_deepseek_gets_an_empty_thought_for_answers_of_other_models():
         result = await agent(server, "deepseek").run("What is k1?", history=history)
     assert (result.answer, refusals(server)) == ("42", 1)
     assert [message["reasoning_content"] for message in by_model(server.requests[-1].json)] == ["", "", ""]
+
+
+async def test_gemini_gets_a_signature_for_calls_of_other_models_and_those_written_as_text():
+    written = '<tool_call>\n{"name": "lookup", "arguments": {"key": "k1"}}\n</tool_call>'
+    async with serve_script([written, *SCRIPT[1:]], vendor="gemini") as server:
+        result = await agent(server, "gemini").run("What is k1?", run_id="r")
+        assert (result.answer, refusals(server)) == ("42", 1)
+        async with serve_script(SCRIPT) as other:
+            await agent(other, "").run("What is k1?", run_id="s")
+        result = await agent(server, "gemini").fork("s", at=3)
+    assert (result.answer, refusals(server)) == ("42", 2)
+
+
+@pytest.mark.parametrize("vendor", ["anthropic", "gemini", "openrouter"])
+async def test_it_is_sent_back_after_results_were_left_out(vendor: str):
+    script = [*(call("lookup", key=f"k{number}") for number in range(20)), answer("42")]
+    async with serve_script(script, vendor=vendor) as server:
+        result = await agent(server, vendor, keep_tool_result=1).run("What is k1?")
+    assert "left out to save room" in server.requests[-1].body.decode()
+    assert (result.answer, refusals(server)) == ("42", 0)
+
+
+@EVERY
+async def test_a_sub_agent_sends_it_back(vendor: str):
+    async with serve_script(SCRIPT, vendor=vendor, by="question") as server:
+        script = ScriptedClient([call("researcher", task="What is k1?"), answer("43")])
+        researcher = agent(server, vendor).as_tool("researcher", "Looks things up.")
+        result = await Agent(script, [researcher]).run("What is it?")
+    assert (result.answer, len(server.requests), refusals(server)) == ("43", 3, 0)
 
 
 async def test_mistral_gets_nine_letters_for_the_ids_of_others_and_of_calls_written_as_text():

@@ -90,6 +90,43 @@ async def test_events_are_read_from_a_number_on(client: TestClient, home: Path) 
     assert found["run"]["status"] == "answered"
 
 
+async def test_a_story_is_the_items_that_changed_from_a_number_on(client: TestClient, home: Path) -> None:
+    write_runs(home, [("one", short_run(1))])
+    whole = await get(client, "runs/one/story")
+    assert [item["kind"] or item["event"]["type"] for item in whole["items"]] == [
+        "RunStarted",
+        *["turn"] * 5,
+        "RunEnded",
+    ]
+    assert (whole["count"], whole["run"]["status"]) == (len(short_run(1)), "answered")
+    first, rest = await get(client, "runs/one/story?limit=4"), await get(client, "runs/one/story?start=4")
+    assert [item["seq"] for item in first["items"]] == [0, 2]
+    items = {item["seq"]: item for item in first["items"]} | {item["seq"]: item for item in rest["items"]}
+    assert list(items.values()) == whole["items"]
+
+
+async def test_the_items_of_a_sub_agent_follow_the_turn_whose_call_started_it(client: TestClient, home: Path) -> None:
+    call = {"id": "c", "name": "clerk", "arguments": "{}", "server_name": None}
+    paths = ["main/r1:clerk", "main/r2:clerk"]
+    events = [
+        ev.RunStarted("main", "Find it"),
+        ev.ModelRequested("main", 0),
+        ev.ModelReplied("main", 0, tool_calls=(call, call)),
+        *(ev.ToolStarted("main", f"r{n + 1}", "clerk", arguments="{}", index=n) for n in range(2)),
+        *(ev.AgentStarted(path, "clerk", "task") for path in reversed(paths)),
+        *(ev.ModelRequested(path, 0) for path in paths),
+        ev.ModelRequested("main", 1, turn=1),
+        ev.RunEnded("main", "cancelled", "cancelled"),
+        ev.AgentEnded("main/r1:clerk", "cancelled"),
+    ]
+    write_runs(home, [("one", events)])
+    items = (await get(client, "runs/one/story"))["items"]
+    ordered = sorted(items, key=lambda item: item["place"])
+    below = [["main/r1:clerk"] * 3, ["main/r2:clerk"] * 2]
+    assert [item["agent"] for item in ordered] == ["main", "main", *below[0], *below[1], "main", "main"]
+    assert ordered[-1]["event"]["type"] == "RunEnded"
+
+
 async def test_the_requests_of_a_run_come_in_pages(client: TestClient, home: Path) -> None:
     write_runs(home, [("one", short_run(1, turns=6))])
     calls, start = [], 0
@@ -101,7 +138,8 @@ async def test_the_requests_of_a_run_come_in_pages(client: TestClient, home: Pat
 
 
 @pytest.mark.parametrize(
-    "path", ["runs/none", "runs/none/events", "runs/none/follow", "runs/none/requests", "runs/none/export"]
+    "path",
+    ["runs/none", "runs/none/events", "runs/none/story", "runs/none/follow", "runs/none/requests", "runs/none/export"],
 )
 async def test_an_unknown_run_is_not_found(client: TestClient, home: Path, path: str) -> None:
     write_runs(home, [("one", short_run(1))])
@@ -153,7 +191,8 @@ def test_an_export_cannot_be_left_by_a_text_in_it(home: Path) -> None:
     assert page.count("</script>") == 2
     assert "alert(1)</" not in page
     (data,) = re.findall(r'<script type="application/json" id="run-data">(.*?)</script>', page, re.DOTALL)
-    assert json.loads(data)["events"][0]["task"] == "</script><script>alert(1)</script><!--"
+    (task,) = json.loads(data)["story"]["items"]
+    assert task["event"]["task"] == "</script><script>alert(1)</script><!--"
 
 
 def test_the_modules_of_an_export_are_one() -> None:

@@ -123,6 +123,36 @@ def test_a_run_shows_its_repair_its_rollback_its_failure_and_its_sub_agent(viewe
     assert page.locator(".bar").count() >= 7
 
 
+def test_extra_requests_are_shown_in_their_turn_by_their_purpose(viewer: Viewer, home: Path) -> None:
+    proposed = {"id": "c", "name": "search", "arguments": '{"query": "canal"}', "server_name": None}
+    usage = {"input_tokens": 1433, "output_tokens": 12}
+    events: list[ev.Event] = [
+        ev.RunStarted("main", "Find it"),
+        ev.ModelRequested("main", 0),
+        ev.ModelReplied("main", 0, "I search.", tool_calls=(proposed,), usage=usage),
+        ev.ModelRequested("main", 1, purpose="weigh"),
+        ev.ModelReplied("main", 1, "0.9", usage=usage, ms=586.0),
+        ev.Repaired("main", 0, "likelier", before="canals", after="canal"),
+        ev.ToolStarted("main", "r1", "search", arguments='{"query": "canal"}'),
+        ev.ToolFinished("main", "r1", "search", ok=True, record='{"result": "found"}'),
+        ev.RunEnded("main", "answered", "answered", answer="found"),
+    ]
+    write_runs(home, [("one", events)])
+    page = viewer.open("#/run/one")
+    page.wait_for_selector(".item.answer")
+    assert texts(page, ".item-name") == ["Task", "Turn 1", "Answer"]
+    turn = page.locator(".item.turn")
+    assert re.sub(r"\s+", " ", turn.locator(".extra > header").inner_text()).startswith(
+        "weigh 1,433 in · 12 out · 586 ms"
+    )
+    assert turn.locator(".says").inner_text() == "I search."
+    assert "found" in turn.locator(".call .result").inner_text()
+    assert turn.locator(".repair .after").inner_text() == "canal"
+    assert page.locator(".bar").count() == 2
+    turn.locator(".extra >> text=prompt").click()
+    page.wait_for_selector(".prompt-head >> text=weigh")
+
+
 def test_a_link_leads_to_an_event_and_keys_go_about(viewer: Viewer, home: Path) -> None:
     run_id = recorded(home)
     rows = open_store(home).rows(run_id)

@@ -232,6 +232,14 @@ def _math(prediction: str, gold: str, timeout: float) -> Grade:
 
     if normalised(prediction) == normalised(gold):
         return _grade("math", True, prediction, gold, "as written")
+    if ("%" in prediction) != ("%" in gold):  # 50% is 50 here as in `normalized`, so that it is not 0.5, too
+        prediction, gold = prediction.replace("\\%", "").replace("%", ""), gold.replace("\\%", "").replace("%", "")
+    ours, theirs = list_items(plain_text(prediction)), list_items(plain_text(gold))
+    if len(theirs) > 1 and as_number(gold) is None and not _is_bracketed(gold):  # a computer algebra system sees a set
+        if len(ours) != len(theirs):
+            return Grade(False, "math", f"{len(ours)} item(s) instead of {len(theirs)}.")
+        each = [_math(one, wanted, timeout) for one, wanted in zip(ours, theirs, strict=True)]
+        return next((item for item in each if not item), each[0])
     # A computer algebra system takes a word for a product of its letters, whose order does not matter.
     if _WORDS.fullmatch(plain_text(gold)):
         return _grade("math", _text_form(prediction) == _text_form(gold), prediction, gold, "as texts")

@@ -15,6 +15,7 @@ from fractions import Fraction
 __all__ = [
     "NumberRead",
     "as_number",
+    "begins_with_magnitude",
     "folded",
     "list_items",
     "math_form",
@@ -127,15 +128,14 @@ _CURRENCY |= {
     "cny": "cny",
     "rmb": "cny",
 }
-# What may come after it: words that are not part of the value, so a unit.
-_UNIT = re.compile(r"(?:[^\W\d_]|[ .·/²³°%‰µ'′\"″$€£¥￥-])*")
+# What may be a unit after it. Where none is asked for, any word may be a number in some language (5 млн, 5 tausend).
+_UNIT = re.compile(r"(?:[^\W\d_]|[ .·/²³°%‰µ'′\"″$€£¥￥^{}-]|(?<=\^)\d)*")
 _NOT_A_UNIT = re.compile(
     r"\b(?:and|or|half|quarter|dozens?|score|squared|cubed|factorial|minus|plus|times|less|more|most|least|below|under"
     r"|over|above|between|to|from|than|root|not|no|never|bce?|pi|sqrt|mod)\b|\A-|-\Z|π",
     re.IGNORECASE,
 )
 _DEGREES = re.compile(r"\A\^?\s*\{?\s*\\?(?:circ|degrees?)\b\s*\}?")
-_SCALES = "kKmMbBtTxyznie"  # 5k, 5M, 5x, 5i: a letter that belongs to the value, or that may
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +148,14 @@ class NumberRead:
     about: bool = False
 
 
-def parse_number(text: str, *, unit: str | None = None) -> NumberRead | None:
+def parse_number(text: str, *, unit: str | None = None, any_unit: bool = False) -> NumberRead | None:
     """Read the number of a short answer; None if there is none, more than one, or something that changes it.
 
     Args:
         text: The answer.
         unit: The unit that is asked for. A word such as "million" is part of the number unless it is part of the unit.
+            Without a unit only percent, degrees and currencies may follow the number.
+        any_unit: Accept whatever may be a unit. It is returned, for units to be compared.
     """
     plain = plain_text(text.translate(_FULL_WIDTH).replace("{,}", ","))
     found = _NUMBER.search(plain)
@@ -162,7 +164,6 @@ def parse_number(text: str, *, unit: str | None = None) -> NumberRead | None:
     scaled = _MAGNITUDE.match(unit or "") is None
     magnitude = _MAGNITUDE.match(plain, found.end()) if scaled else None
     before, after = plain[: found.start()].strip(), plain[(magnitude or found).end() :]
-    attached = after[:1] in _SCALES and not after[1:2].isalpha() and after[:1] != ""
     after = _DEGREES.sub("°", after.strip()).strip()
     if before.endswith("(") and after.startswith(")"):
         before, after = before[:-1].strip(), after[1:].strip()
@@ -173,11 +174,26 @@ def parse_number(text: str, *, unit: str | None = None) -> NumberRead | None:
     money = (found["money"] or "").strip() or (before if before.casefold() in _CURRENCY else "")
     if before and before != money:
         return None
-    is_unit = _UNIT.fullmatch(after) and not _NOT_A_UNIT.search(after) and not (attached and not unit)
-    if not is_unit and not (unit and same_unit(after, unit)):
+    if after and not (_understood(after) or ((unit or any_unit) and _names_unit(after))):
         return None
     value = _exact(found, magnitude)
     return None if value is None else NumberRead(value, money or after, label[0] if label else "", about)
+
+
+def _understood(after: str) -> bool:
+    """Tell whether what follows a number is known not to change it: a percent sign, degrees or a currency."""
+    word = after.casefold()
+    return word in _CURRENCY or _unit_form(word) == "%" or re.fullmatch(r"°\s?[CF]?", after) is not None
+
+
+def _names_unit(after: str) -> bool:
+    """Tell whether what follows a number where a unit is asked for may be one, for the unit to be compared."""
+    return _UNIT.fullmatch(after) is not None and not _NOT_A_UNIT.search(after)
+
+
+def begins_with_magnitude(text: str) -> bool:
+    """Tell whether a text begins with a word that multiplies the number before it, such as "million"."""
+    return _MAGNITUDE.match(plain_text(text.lstrip(" $"))) is not None
 
 
 def _exact(found: re.Match[str], magnitude: re.Match[str] | None) -> int | float | None:
@@ -257,7 +273,7 @@ def normalised(text: str) -> str:
     """Return a key under which answers agree: numbers by value and unit, texts without what cannot carry meaning."""
     if len(text) > _MOST_CHARACTERS:
         return text
-    read = parse_number(text)
+    read = parse_number(text, any_unit=True)
     if read is not None and not read.label and not read.about and abs(read.value) < 1e300:
         return f"{read.value!r} {_unit_form(read.unit)}".strip()
     plain = plain_text(text)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from closeout.answers.boxed import PLACEHOLDERS, extract_boxed, find_boxes
-from closeout.answers.normal_form import NumberRead, parse_number, plain_text, same_unit
+from closeout.answers.normal_form import NumberRead, begins_with_magnitude, parse_number, plain_text, same_unit
 from closeout.answers.reading import Candidate, ContractReading, box_candidates, failed, said, shorten
 from closeout.errors import UsageError
 from closeout.messages import Constraint
@@ -25,10 +25,6 @@ _ANSWER_LINE = re.compile(
     r"^[ \t>*_#]{0,20}(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice|答案)[ *_]{0,8}(?:is\b|[:：=是为]){1,2}"
     r"[ \t*_]{0,8}([^\s*_][^\n]{0,300}?)[ \t*_]{0,8}$",
     re.IGNORECASE | re.MULTILINE,
-)
-_DENIAL = re.compile(
-    r"\b(?:not|neither|nor|never|none|except|without|instead|rather|other than|unless|wrong|false|incorrect|excluded"
-    r"|unlike|opposite|anything but|ruled out)\b|n['’]t\b|不|非|除了"
 )
 _SHORT = 200  # characters of a reply that may be the answer and nothing else
 
@@ -103,7 +99,7 @@ class Choice:
 
     def read(self, text: str) -> ContractReading[str]:
         stated = _answer_in(text)
-        option = self._option(stated.text, loose=stated.place != "whole")
+        option = self._option(stated.text)
         if option is not None:
             return ContractReading(option, option, True, candidates=stated.candidates, complete=stated.complete)
         if stated.place != "box":
@@ -113,57 +109,66 @@ class Choice:
         problem = f"'{shorten(stated.text)}' is not one of: {shorten(self._listed, 300)}."
         return failed("violation", problem, stated.candidates)
 
-    def _option(self, answer: str, *, loose: bool) -> str | None:
-        """Return the option that an answer is, or whose label it starts with, or (loose) the only one that it names."""
+    def _option(self, answer: str) -> str | None:
+        """Return the option that an answer is, by label or meaning, or that its first label says: "B. Rome"."""
         exact = [label for label, text in self.meanings.items() if answer.strip() in (label, text or label)]
         if len(exact) == 1:
             return exact[0]
         plain = plain_text(answer)
         folded = _fold(plain)
-        same = [label for label, text in self.meanings.items() if folded in (_fold(label), _fold(text) or None)]
+        same = [label for label, text in self.meanings.items() if _is_option(plain, label) or _is_option(plain, text)]
         if same:
             return same[0] if len(same) == 1 else None
-        by_length = sorted(self.meanings, key=len, reverse=True)
-        for label in by_length:
+        for label, meaning in self.meanings.items():
             start = re.match(rf"(?:option|choice)?\s*[(\[（]?{re.escape(_fold(label))}[)\]）.:：,、](?![\d*^])", folded)
-            if start:
-                others = [_fold(other) for other in by_length if other != label]
-                rest = folded[start.end() :]
-                contradicted = self.meanings[label] and self._named(rest) not in ([], [label])
-                return None if contradicted or _lists(rest, others) or rest.startswith(("no", "not ")) else label
-        named = self._named(folded) if loose else []
-        return named[0] if len(named) == 1 and not _denies(folded, named[0]) else None
+            if start is None:
+                continue
+            rest = folded[start.end() :].strip()
+            if rest in ("", _fold(meaning)):
+                return label
+            others = [other for other in self.meanings if other != label]
+            return label if len(label) == 1 and not meaning and not _lists(rest, others) else None
+        return None
 
-    def _named(self, folded: str) -> list[str]:
-        """Return the options that a text names, by label or meaning."""
-        return [label for label, meaning in self.meanings.items() if _names(folded, label, meaning)]
+
+def _is_option(plain: str, option: str) -> bool:
+    """Tell whether a text is an option, in other case where that says nothing: one of them has no capitals."""
+    one, other = (" ".join(_unbracketed(text).split()) for text in (plain, option))
+    if not other or one == other:
+        return bool(other)
+    return one.casefold() == other.casefold() and (one == one.casefold() or other == other.casefold())
+
+
+def _unbracketed(text: str) -> str:
+    text = text.strip()
+    return text[1:-1].strip() if text[:1] + text[-1:] in ("()", "[]", "（）") else text
 
 
 def _fold(text: str) -> str:
     """An option or an answer without case, white space and brackets around the whole of it."""
-    folded = " ".join(text.casefold().split())
-    pair = folded[:1] + folded[-1:]
-    return folded[1:-1].strip() if pair in ("()", "[]", "（）") else folded
+    return _unbracketed(" ".join(text.casefold().split()))
 
 
 def _lists(rest: str, labels: Sequence[str]) -> bool:
-    """Return whether another label follows a label: "a, b", "a. paris, b. rome"."""
-    joined = "|".join(map(re.escape, labels))
-    ends = r"\s*(?:[)\]）.:：,、;]|(?:and|or|&|和|或)(?!\w)|\Z)"
-    return re.search(rf"(?:\A|[,、;]|(?<!\w)(?:and|or|&|和|或))\s*[(\[（]?(?:{joined}){ends}", rest) is not None
+    """Tell whether what follows a label names another one: "a, b", "a. paris, b. rome"."""
+    joined = "|".join(re.escape(_fold(label)) for label in labels)
+    return re.search(rf"(?<!\w)(?:{joined})\s*(?:[)\]）.:：,、;]|\Z)", rest) is not None
 
 
-def _denies(answer: str, label: str) -> bool:
-    """Tell whether an answer that names one option names it as the wrong one."""
-    return _DENIAL.search(re.sub(rf"(?<!\w){re.escape(_fold(label))}(?!\w)", " ", answer)) is not None
+# What touches a box and may change the number in it: an operator, a digit, an exponent, a command around or behind it.
+_BEFORE_BOX = re.compile(r"(?:[-+−–±∓×·÷/^_<>≤≥≠√\d%!]|\\[A-Za-z]+\s*\{|\})[\s$({\[]*\Z")
+_AFTER_BOX = re.compile(
+    r"[\s$)}\]]*(?:[-+−±×·÷/_<>≤≥√\d!]|\^(?!\s*\{?\s*\\circ)|\\(?!text|mathrm|q?quad|end\b|%|\$)[A-Za-z]|[²³½¼¾])"
+)
+_BULLET = re.compile(r"(?:\A|\n)[ \t]*(?:[-*+]|\d+[.)])[ \t]+[$*]*\Z")
 
 
-def _names(answer: str, label: str, meaning: str) -> bool:
-    # A single letter is in too many sentences ("a", "I") to be found in one. What touches a sign is another value.
-    texts = [_fold(text) for text in (label, meaning) if len(text) > 1]
-    return any(
-        re.search(rf"(?<![\w+\-−–<>=≤≥≠±^*/#.,]){re.escape(text)}(?![\w+#%^*/<>=!′]|[-.,]\w)", answer) for text in texts
-    )
+def _is_changed(text: str, box: Candidate) -> bool:
+    """Tell whether something touches a box that may change its number: `$-\\boxed{5}$`."""
+    before, after = text[max(0, box.start - 40) : box.start], text[box.end : box.end + 40]
+    if _AFTER_BOX.match(after.split("\n")[0]) or begins_with_magnitude(after):
+        return True
+    return _BEFORE_BOX.search(before) is not None and _BULLET.search(before) is None
 
 
 @dataclass(frozen=True)
@@ -171,8 +176,9 @@ class Number:
     r"""An answer that is a number: an int where it is whole, else a float. Its text is plain digits ("1234.5").
 
     Reads grouped thousands, LaTeX fractions, powers of ten, full-width digits, "million" and "万" (unless the unit says
-    so itself). A percent sign or a currency without a `unit` is not part of the value: `50\%` is 50. What could change
-    the value is refused: relations (`<5`), operators, factorials, decimal commas (`0,500`), words ("minus", "dozen").
+    so itself). A percent sign, degrees or a currency without a `unit` are not part of the value: `50\%` is 50. Whatever
+    else touches the number is refused, because it could change the value: relations (`<5`), operators, decimal commas
+    (`0,500`), words ("minus", "млн"), and units where none was asked for.
 
     Args:
         unit: The unit of the number. An answer may leave it out; another unit is refused.
@@ -216,6 +222,8 @@ class Number:
         parsed = parse_number(stated.text, unit=self.unit)
         if stated.place == "whole" and not _STARTS_WITH_NUMBER.match(stated.text):
             parsed = None  # a sentence that mentions a number
+        if stated.place == "box" and _is_changed(text, stated.candidates[-1]):
+            parsed = None  # something outside the box belongs to the number
         if parsed is None and stated.place != "box":
             return failed("missing", "The reply does not give a number as its answer.")
         if not stated.text or stated.text in PLACEHOLDERS:

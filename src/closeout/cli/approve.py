@@ -49,9 +49,10 @@ def approve_command(
     if left:
         return _say_left(run_id, decisions, left, as_json=as_json)
     if resume and _is_known(run_id):
-        from closeout.cli.running import resume_command
+        from closeout.cli.options import recorded_options
+        from closeout.cli.running import resume_run
 
-        return resume_command(run_id, None, None, force=False, as_json=as_json, quiet=quiet)
+        return resume_run(run_id, recorded_options(run_id), force=False, as_json=as_json, quiet=quiet)
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:

@@ -1,13 +1,19 @@
-"""The commands of `closeout eval` and their options."""
+"""The commands of `closeout eval`.
+
+Each command imports what it needs when it runs, so that `closeout --help` starts fast and a report is shown at once.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from closeout.cli.arguments import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
-from closeout.cli.exits import CommandGroup, guarded
+from closeout.cli.exits import OK, CommandGroup, guarded
+
+if TYPE_CHECKING:
+    from closeout.evaluate.report import Report
 
 __all__ = ["eval_app"]
 
@@ -76,7 +82,7 @@ def run(
     base_url: BaseUrl = None,
     docs: Docs = None,
     mcp: Mcp = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
     dialect: Dialect = None,
     answer: Answer = None,
@@ -85,43 +91,64 @@ def run(
     quiet: Quiet = False,
 ) -> int:
     """Run an agent on tasks and score its answers. The same command continues an interrupted evaluation."""
-    from closeout.cli.eval_reports import ReportOptions
-    from closeout.cli.evaluating import EvalOptions, run_command
-    from closeout.cli.options import RunOptions
+    import shlex
+    import sys
+    from functools import partial
+    from pathlib import Path
 
-    options = EvalOptions(
-        agent=agent,
-        run=RunOptions(
-            model=model,
-            base_url=base_url,
-            docs=docs,
-            mcp=tuple(mcp or ()),
-            tools=tuple(tool or ()),
-            web=web,
-            dialect=dialect,
-            answer=answer,
-            config=tuple(config or ()),
-        ),
-        scorers=tuple(scorer or ()),
-        concurrency=concurrency,
-        max_cost=max_cost,
-        max_tokens=max_tokens,
-        retries=retries,
-        force=force,
-        ray=ray,
-        report=ReportOptions(by=tuple(by or ()), html=html, markdown=markdown, as_json=json),
-        quiet=quiet,
-    )
-    return run_command(tasks, options, name=name, epochs=epochs, limit=limit, fields=tuple(field or ()), shard=shard)
+    from closeout.cli import evaluating
+    from closeout.cli.agents import load_agent
+    from closeout.cli.options import options_in
+    from closeout.errors import UsageError
+    from closeout.evaluate.benchmarks import find_benchmark
+    from closeout.evaluate.evaluation import default_name, evaluate
+
+    options = options_in(locals())
+    benchmark = None if Path(tasks).exists() else find_benchmark(tasks)
+    source = {
+        "agent": agent,
+        "options": options.as_origin(),
+        "scorers": scorer or [],
+        "benchmark": "" if benchmark is None else tasks,
+    }
+    share = evaluating.share_of(shard, name)
+    loaded = load_agent(agent, options)
+    settings: dict[str, Any] = {
+        "scorer": scorer or ("normalized" if benchmark is None else benchmark.scorer),
+        "name": name if benchmark is None else name or default_name(tasks, loaded),
+        "epochs": epochs,
+        "limit": limit,
+        "fields": evaluating.fields_of(field or ()),
+        "concurrency": evaluating.concurrency_of(concurrency),
+        "max_cost": max_cost,
+        "max_tokens": max_tokens,
+        "retries": retries,
+        "force": force,
+        "origin": {} if agent else options.as_origin(),
+        "details": {"source": source, "tasks": tasks, "command": shlex.join(["closeout", *sys.argv[1:]])},
+        "shard": share,
+    }
+
+    async def work(on_start: evaluating.OnStart) -> Report:
+        if ray is None:
+            evaluated = loaded if benchmark is None else evaluating.agents_of(benchmark, loaded, options)
+            read = tasks if benchmark is None else benchmark.tasks()
+            return await evaluate(evaluated, read, on_start=on_start, **settings)
+        if benchmark is not None:
+            raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
+        return await evaluate(partial(load_agent, agent, options), tasks, on_start=on_start, ray=ray, **settings)
+
+    return evaluating.run_work(work, loaded, quiet=quiet, by=by or (), html=html, markdown=markdown, as_json=json)
 
 
 @eval_app.command("list")
 @guarded
 def list_(json: Json = False) -> int:
     """List the evaluations."""
-    from closeout.cli.eval_reports import list_command
+    from closeout.cli.eval_reports import print_evaluations
 
-    return list_command(as_json=json)
+    print_evaluations(as_json=json)
+    return OK
 
 
 @eval_app.command()
@@ -137,15 +164,32 @@ def show(
     json: Json = False,
 ) -> int:
     """Show the report of an evaluation, also while it runs."""
-    from closeout.cli.eval_reports import ReportOptions, show_command
+    import asyncio
+    from contextlib import suppress
 
-    options = ReportOptions(by=tuple(by or ()), html=html, markdown=markdown, as_json=json)
-    return show_command(name, options, scorer=scorer, live=live, trials=trials)
+    from closeout.cli.eval_display import EvalDisplay
+    from closeout.cli.eval_reports import print_report, watch
+    from closeout.cli.terminal import print_json
+    from closeout.config import home_folder
+    from closeout.evaluate.report import load_report
+    from closeout.evaluate.trials import TrialStore, evaluation_file
+
+    if live:
+        file = evaluation_file(home_folder(), name)
+        TrialStore(file).close()  # raises UsageError if there is none
+        with EvalDisplay() as display, suppress(KeyboardInterrupt):
+            asyncio.run(watch(file, display))
+    report = load_report(name, scorer=scorer)
+    if trials and json:
+        print_json(report.to_dict(trials=True))
+    else:
+        print_report(report, by=by or (), html=html, markdown=markdown, as_json=json)
+    return OK
 
 
-@eval_app.command()
+@eval_app.command("compare")
 @guarded
-def compare(
+def compare_(
     first: Annotated[str, typer.Argument(help="The evaluation to compare with")],
     others: Annotated[list[str], typer.Argument(help="The other ones, of the same tasks")],
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores to compare")] = "",
@@ -154,10 +198,24 @@ def compare(
     json: Json = False,
 ) -> int:
     """Compare evaluations task by task: difference, interval, McNemar's test. With --html: score against cost."""
-    from closeout.cli.eval_reports import ReportOptions, compare_command
+    from pathlib import Path
 
-    options = ReportOptions(html=html, markdown=markdown, as_json=json)
-    return compare_command(first, others, options, scorer=scorer)
+    from closeout.cli.terminal import make_console, print_json
+    from closeout.evaluate.report import compare, load_report
+
+    report = load_report(first, scorer=scorer)
+    against = [load_report(name, scorer=scorer) for name in others]
+    found = [compare(report, other) for other in against]
+    if html:
+        report.html(html, against=against)
+    if markdown:
+        Path(markdown).write_text("\n".join(each.markdown() for each in found), "utf-8")
+    if json:
+        records = [each.to_dict() for each in found]
+        print_json(records if len(records) > 1 else records[0])
+    else:
+        make_console().print("\n\n".join(map(str, found)), markup=False)
+    return OK
 
 
 @eval_app.command()
@@ -168,14 +226,18 @@ def score(
     json: Json = False,
 ) -> int:
     """Score the trials of an evaluation with another scorer. No trial runs again."""
-    from closeout.cli.evaluating import score_command
+    import asyncio
 
-    return score_command(name, scorer, as_json=json)
+    from closeout.cli.eval_reports import print_report
+    from closeout.evaluate.evaluation import rescore
+
+    print_report(asyncio.run(rescore(name, scorer)), as_json=json)
+    return OK
 
 
-@eval_app.command()
+@eval_app.command("retry")
 @guarded
-def retry(
+def retry_(
     name: Name,
     unanswered: Annotated[bool, typer.Option("--unanswered", help="Repeat trials without an answer too")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin new runs instead of resuming the failed ones")] = False,
@@ -184,9 +246,41 @@ def retry(
     quiet: Quiet = False,
 ) -> int:
     """Run the failed trials of an evaluation again, and the unfinished ones."""
-    from closeout.cli.evaluating import retry_command
+    from closeout.cli import evaluating
+    from closeout.cli.agents import load_agent
+    from closeout.cli.eval_reports import opened
+    from closeout.cli.options import options_in
+    from closeout.errors import UsageError
+    from closeout.evaluate.benchmarks import find_benchmark
+    from closeout.evaluate.evaluation import retry
+    from closeout.evaluate.sweep import SweepSettings
 
-    return retry_command(name, unanswered=unanswered, fresh=fresh, concurrency=concurrency, as_json=json, quiet=quiet)
+    with opened(name) as store:
+        source = store.spec.get("source")
+    if source is None:
+        raise UsageError(
+            f"{name} was not started on the command line. Repeat its trials in Python: retry(agent, {name!r})."
+        )
+    options = options_in(source["options"])
+    agent = load_agent(source["agent"], options)
+    benchmark = find_benchmark(source.get("benchmark", ""))
+    scorer: Any = source["scorers"] or ("normalized" if benchmark is None else benchmark.scorer)
+    settings = SweepSettings(
+        concurrency=evaluating.concurrency_of(concurrency), origin={} if source["agent"] else options.as_origin()
+    )
+
+    async def work(on_start: evaluating.OnStart) -> Report:
+        return await retry(
+            agent if benchmark is None else evaluating.agents_of(benchmark, agent, options),
+            name,
+            statuses=("failed", "unanswered") if unanswered else ("failed",),
+            fresh=fresh,
+            scorer=scorer,
+            settings=settings,
+            on_start=on_start,
+        )
+
+    return evaluating.run_work(work, agent, quiet=quiet, as_json=json)
 
 
 @eval_app.command()
@@ -200,23 +294,41 @@ def export(
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores decide what is correct")] = "",
 ) -> int:
     """Export trials for training and analysis: conversations with a loss mask, or flat records."""
-    from closeout.cli.eval_reports import export_command
+    import sys
+    from pathlib import Path
 
-    return export_command(name, output, form=format, which=which, rolled_back=rolled_back, scorer=scorer)
+    from closeout.config import home_folder
+    from closeout.evaluate.export import export_trials, write_jsonl
+    from closeout.evaluate.report import load_report
+    from closeout.journal.readonly import open_to_read
+
+    report = load_report(name, scorer=scorer)
+    with open_to_read(home_folder()) as store:
+        choice: Any = {"form": format, "which": which}
+        number = write_jsonl(export_trials(report, store, rolled_back=rolled_back, **choice), Path(output))
+    print(f"{number:,} trials written to {output}.", file=sys.stderr)
+    return OK
 
 
-@eval_app.command()
+@eval_app.command("merge")
 @guarded
-def merge(
+def merge_(
     name: Annotated[str, typer.Argument(help="The evaluation whose shards to merge")],
     homes: Annotated[list[str] | None, typer.Argument(help="The homes of the shards, if they have their own")] = None,
     runs: Annotated[bool, typer.Option(help="Copy the runs too, or only the trials and their scores")] = True,
     json: Json = False,
 ) -> int:
     """Merge the shards of an evaluation into one, with their runs."""
-    from closeout.cli.eval_reports import merge_command
+    from pathlib import Path
 
-    return merge_command(name, tuple(homes or ()), runs=runs, as_json=json)
+    from closeout.cli.eval_reports import print_report
+    from closeout.config import home_folder
+    from closeout.evaluate.merging import merge, shard_homes
+
+    home = home_folder()
+    found = [Path(each) for each in homes or ()] or shard_homes(home, name)
+    print_report(merge(name, found, home, runs=runs), as_json=json)
+    return OK
 
 
 @eval_app.command()
@@ -231,6 +343,12 @@ def control(
     ] = None,
 ) -> int:
     """Pause, resume or stop an evaluation at work, or change its concurrency."""
-    from closeout.cli.eval_reports import control_command
+    from closeout.cli.eval_reports import opened
+    from closeout.errors import UsageError
 
-    return control_command(name, pause=pause, resume=resume, stop=stop, concurrency=concurrency)
+    states = [state for state, wanted in (("paused", pause), ("running", resume), ("stopped", stop)) if wanted]
+    if len(states) > 1 or (not states and concurrency is None):
+        raise UsageError("Give one of --pause, --resume and --stop, or --concurrency N.")
+    with opened(name) as store:
+        store.set_control(state=states[0] if states else None, concurrency=concurrency)
+    return OK

@@ -1,17 +1,24 @@
-"""The command line: the commands and their options.
+"""The commands of the command line.
 
-Each command imports its module when it runs, so that `closeout --help` starts fast.
+Each command imports what it needs when it runs, so that `closeout --help` starts fast.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from closeout.cli.arguments import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
 from closeout.cli.eval import eval_app
-from closeout.cli.exits import CommandGroup, guarded
+from closeout.cli.exits import OK, CommandGroup, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from closeout.agent import Agent
+    from closeout.journal.subscribers import Listener
+    from closeout.run.result import RunResult
 
 __all__ = ["app", "main"]
 
@@ -45,9 +52,9 @@ def run(
     base_url: BaseUrl = None,
     docs: Docs = None,
     mcp: Mcp = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
-    file: Files = None,
+    files: Files = None,
     dialect: Dialect = None,
     answer: Answer = None,
     instructions: Instructions = None,
@@ -57,22 +64,10 @@ def run(
     quiet: Quiet = False,
 ) -> int:
     """Answer a question. The answer goes to stdout, everything else to stderr."""
-    from closeout.cli.options import RunOptions
+    from closeout.cli.options import options_in
     from closeout.cli.running import run_command
 
-    options = RunOptions(
-        model=model,
-        base_url=base_url,
-        docs=docs,
-        mcp=tuple(mcp or ()),
-        tools=tuple(tool or ()),
-        web=web,
-        files=tuple(file or ()),
-        dialect=dialect,
-        answer=answer,
-        config=tuple(config or ()),
-        instructions=instructions,
-    )
+    options = options_in(locals())
     return run_command(question, options, continue_last=continue_last, as_json=json, quiet=quiet)
 
 
@@ -83,9 +78,9 @@ def chat(
     base_url: BaseUrl = None,
     docs: Docs = None,
     mcp: Mcp = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
-    file: Files = None,
+    files: Files = None,
     dialect: Dialect = None,
     instructions: Instructions = None,
     continue_last: Continue = False,
@@ -95,20 +90,9 @@ def chat(
 ) -> int:
     """Talk with an agent. Replies are streamed; Ctrl-C stops a reply, Ctrl-D leaves."""
     from closeout.cli.chat import chat_command
-    from closeout.cli.options import RunOptions
+    from closeout.cli.options import options_in
 
-    options = RunOptions(
-        model=model,
-        base_url=base_url,
-        docs=docs,
-        mcp=tuple(mcp or ()),
-        tools=tuple(tool or ()),
-        web=web,
-        files=tuple(file or ()),
-        dialect=dialect,
-        config=tuple(config or ()),
-        instructions=instructions,
-    )
+    options = options_in(locals())
     return chat_command(options, session, continue_last=continue_last, quiet=quiet)
 
 
@@ -123,9 +107,11 @@ def resume(
     quiet: Quiet = False,
 ) -> int:
     """Resume an interrupted run; finished steps are not repeated."""
-    from closeout.cli.running import resume_command
+    from closeout.cli.options import recorded_options
+    from closeout.cli.running import resume_run
 
-    return resume_command(run_id, model, base_url, force=force, as_json=json, quiet=quiet)
+    options = recorded_options(run_id).with_model(model, base_url)
+    return resume_run(run_id, options, force=force, as_json=json, quiet=quiet)
 
 
 @app.command()
@@ -174,27 +160,35 @@ def fork(
     quiet: Quiet = False,
 ) -> int:
     """Continue a run from an earlier point as a new run; what is before that point costs nothing."""
-    from closeout.cli.fork import fork_command
+    from closeout.cli.options import make_agent, recorded_options
+    from closeout.cli.running import read_result, run_agent
+    from closeout.journal.journal import new_run_id
 
-    return fork_command(
-        run_id,
-        at,
-        set_result or (),
-        note=note,
-        model=model,
-        base_url=base_url,
-        as_json=json,
-        quiet=quiet,
-    )
+    options = recorded_options(run_id).with_model(model, base_url)
+    set_results = dict(map(read_result, set_result or ()))
+    new_id = new_run_id()
+
+    async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
+        return await agent.fork(
+            run_id,
+            at=at,
+            set_results=set_results,
+            note=note,
+            new_run_id=new_id,
+            origin=options.as_origin(),
+            listeners=listeners,
+        )
+
+    return run_agent(make_agent(options), start, new_id, as_json=json, quiet=quiet)
 
 
 @app.command()
 @guarded
 def diff(first: RunId, second: RunId, json: Json = False) -> int:
     """Name the first difference between two runs."""
-    from closeout.cli.fork import diff_command
+    from closeout.cli.runs import print_difference
 
-    return diff_command(first, second, as_json=json)
+    return print_difference(first, second, as_json=json)
 
 
 @app.command()
@@ -268,17 +262,16 @@ def view(
 def tools(
     docs: Docs = None,
     mcp: Mcp = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
     config: Settings = None,
     json: Json = False,
 ) -> int:
     """List the tools that an agent would have."""
     from closeout.cli.environment import list_tools
-    from closeout.cli.options import RunOptions
+    from closeout.cli.options import options_in
 
-    options = RunOptions(docs=docs, mcp=tuple(mcp or ()), tools=tuple(tool or ()), web=web, config=tuple(config or ()))
-    return list_tools(options, as_json=json)
+    return list_tools(options_in(locals()), as_json=json)
 
 
 @app.command("mcp")
@@ -299,7 +292,7 @@ def serve(
     model: Model = None,
     base_url: BaseUrl = None,
     docs: Docs = None,
-    tool: Tools = None,
+    tools: Tools = None,
     web: Web = False,
     dialect: Dialect = None,
     config: Settings = None,
@@ -310,33 +303,52 @@ def serve(
     max_runs: Annotated[int, typer.Option(help="Runs at the same time", min=1)] = 16,
     max_queue: Annotated[int, typer.Option(help="Runs that may wait", min=0)] = 256,
     drain: Annotated[float, typer.Option(help="Seconds that runs may continue after Ctrl-C or SIGTERM", min=0)] = 10.0,
-    mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
+    as_mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
     description: Annotated[str | None, typer.Option(help="With --mcp: what the tool is for")] = None,
 ) -> int:
     """Serve an agent: OpenAI's Chat Completions and Responses APIs, its own API, or MCP."""
-    from closeout.cli.options import RunOptions
-    from closeout.cli.serve import Listening, serve_command, serve_mcp_command
+    import asyncio
 
-    options = RunOptions(
-        model=model,
-        base_url=base_url,
-        docs=docs,
-        tools=tuple(tool or ()),
-        web=web,
-        dialect=dialect,
-        config=tuple(config or ()),
-    )
-    if mcp:
-        return serve_mcp_command(agent, options, name=name, description=description)
-    return serve_command(
-        agent,
-        options,
-        Listening(host, port, keys),
-        name=name,
-        max_runs=max_runs,
-        max_queue=max_queue,
-        drain_seconds=drain,
-    )
+    from closeout.cli import servers
+    from closeout.cli.agents import load_agent
+    from closeout.cli.options import options_in
+
+    options = options_in(locals())
+    if as_mcp:
+        return servers.serve_mcp(agent, options, name=name, description=description)
+    server_keys = servers.usable_keys(keys, host)
+    loaded = load_agent(agent, options)
+
+    async def listen() -> None:
+        from closeout.run.subagents import clients_of
+        from closeout.server.host import AgentHost
+        from closeout.server.serving import agent_app, serve_until_stopped
+
+        served = AgentHost(
+            loaded,
+            name=name or servers.name_of(loaded, agent),
+            max_runs=max_runs,
+            max_queue=max_queue,
+            origin=servers.origin_of(agent, options),
+            drain_seconds=drain,
+        )
+
+        def ready(url: str) -> None:
+            servers.say(f"Serving {served.name} at {url}/v1 (Ctrl-C stops)")
+
+        def stopping() -> None:
+            servers.say("Stopping. Runs that do not end in time are resumed at the next start.")
+
+        app = agent_app(served, address=host, keys=server_keys)
+        try:
+            await serve_until_stopped(app, host, port, on_ready=ready, before_stop=stopping)
+        finally:
+            for client in clients_of(loaded.plan()):
+                await client.aclose()
+
+    servers.log_warnings()
+    asyncio.run(listen())
+    return OK
 
 
 @app.command()
@@ -353,18 +365,41 @@ def proxy(
     max_queue: Annotated[int, typer.Option(help="Requests that may wait", min=0)] = 1024,
 ) -> int:
     """Govern a model server: any client that uses it through the proxy gets valid tool calls."""
-    from closeout.cli.proxy import proxy_command
-    from closeout.cli.serve import Listening
+    import asyncio
+    import os
 
-    return proxy_command(
-        upstream,
-        Listening(host, port, keys),
-        api=api,
-        dialect=dialect,
-        record_only=record_only,
-        max_requests=max_requests,
-        max_queue=max_queue,
-    )
+    from closeout.cli import servers
+    from closeout.config import home_folder
+    from closeout.journal.store import open_store
+    from closeout.server.proxy import Proxy
+    from closeout.server.serving import proxy_app, serve_until_stopped
+    from closeout.server.upstream import Upstream
+
+    server_keys = servers.usable_keys(keys, host)
+    kind = servers.kind_of(upstream, api)
+    written = servers.one_of("--dialect", dialect, servers.PROXY_DIALECTS)
+
+    async def listen() -> None:
+        key = os.environ.get(servers.UPSTREAM_KEY, "").strip() or None
+        governed = Proxy(
+            Upstream(upstream, kind, key=key, keeps_keys=bool(server_keys)),
+            open_store(home_folder()),
+            record_only=record_only,
+            dialect=written,
+            max_requests=max_requests,
+            max_queue=max_queue,
+        )
+
+        def ready(url: str) -> None:
+            what = "Recording" if record_only else "Governing"
+            servers.say(f"{what} {governed.upstream.base} at {url}/v1 (Ctrl-C stops)")
+
+        app = proxy_app(governed, address=host, keys=server_keys)
+        await serve_until_stopped(app, host, port, on_ready=ready)
+
+    servers.log_warnings()
+    asyncio.run(listen())
+    return OK
 
 
 @app.command()

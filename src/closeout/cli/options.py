@@ -56,6 +56,10 @@ class RunOptions:
         ]
         return replace(earlier, files=(), **{name: getattr(self, name) for name in names})
 
+    def with_model(self, model: str | None, base_url: str | None) -> RunOptions:
+        """Return these options with another model or address, if they are set."""
+        return replace(self, model=model or self.model, base_url=base_url or self.base_url)
+
     def as_origin(self) -> dict[str, Any]:
         """Return JSON-serialisable data for the journal: paths absolute, API keys left out."""
         settings = [_without_key(c) if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
@@ -97,12 +101,12 @@ def is_from_command(origin: Mapping[str, Any]) -> bool:
     return "model" in origin and "config" in origin
 
 
-def options_in(origin: Mapping[str, Any]) -> RunOptions:
-    """Return the options that the origin of a run holds."""
+def options_in(values: Mapping[str, Any]) -> RunOptions:
+    """Return the options among values by name: the parameters of a command, or the origin of a run."""
     known = {field.name for field in fields(RunOptions)}
-    kept = {name: value for name, value in origin.items() if name in known}
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
-    return RunOptions(**values)
+    kept = {name: value for name, value in values.items() if name in known and value is not None}
+    found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+    return RunOptions(**found)
 
 
 def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:

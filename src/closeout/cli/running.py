@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from closeout.cli import exits
 from closeout.cli.continuing import last_conversation, options_of_session
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from closeout.run.conversation import Session
     from closeout.run.result import RunResult
 
-__all__ = ["replay_command", "resume_command", "run_agent", "run_command"]
+__all__ = ["read_result", "replay_command", "resume_run", "run_agent", "run_command"]
 
 Start = Callable[["Agent", Sequence["Listener"]], Awaitable["RunResult"]]
 
@@ -55,12 +56,9 @@ def run_command(question: str, options: RunOptions, *, continue_last: bool, as_j
     return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
 
 
-def resume_command(
-    run_id: str, model: str | None, base_url: str | None, *, force: bool, as_json: bool, quiet: bool
-) -> int:
-    """Resume a run, with another model or address if they are set. Return the exit code."""
-    options = recorded_options(run_id)
-    agent = make_agent(replace(options, model=model or options.model, base_url=base_url or options.base_url))
+def resume_run(run_id: str, options: RunOptions, *, force: bool, as_json: bool, quiet: bool) -> int:
+    """Resume a run with the agent that the options describe. Return the exit code."""
+    agent = make_agent(options)
 
     async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
         return await agent.resume(run_id, despite_changes=force, despite_damage=force, listeners=listeners)
@@ -88,6 +86,19 @@ def replay_command(run_id: str, *, as_json: bool) -> int:
         return 1
     print("The replay follows the record to its end.", file=sys.stderr)
     return 0
+
+
+def read_result(option: str) -> tuple[str, Any]:
+    """Return the handle and the value that `--set-result` sets."""
+    handle, equals, text = option.partition("=")
+    if not equals:
+        raise UsageError(f"--set-result must be HANDLE=JSON, such as r3='{{\"price\": 5}}', got '{option}'.")
+    try:
+        return handle.strip(), json.loads(text)
+    except ValueError:
+        raise UsageError(
+            f"--set-result {handle}: {text[:60]!r} is not JSON. Put quotes around a text: '\"text\"'."
+        ) from None
 
 
 def _read_question(text: str) -> str:

@@ -1,7 +1,8 @@
-"""`closeout runs`: list the runs, or show one with everything that happened in it."""
+"""List the runs, show one with everything that happened in it, or compare two."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from closeout.cli.terminal import (
     duration,
     fit_table,
     make_console,
+    one_line,
     print_json,
     printable,
     usage_line,
@@ -43,7 +45,9 @@ from closeout.journal.story import Story
 from closeout.journal.subscribers import Progress
 from closeout.journal.totals import RunTotals
 
-__all__ = ["list_runs", "show_run"]
+__all__ = ["list_runs", "print_difference", "show_run"]
+
+SHOWN_DIFFERENCE = 400  # characters of a value that differs
 
 STYLES = {
     "answered": "green",
@@ -230,3 +234,27 @@ def _request_cells(request: dict[str, Any]) -> list[Cell]:
         duration(request["ms"]),
     )
     return [(text, style) for text in texts]
+
+
+def print_difference(first: str, second: str, *, as_json: bool) -> int:
+    """Print the first difference between two runs. Return 0 if there is none, 1 if there is."""
+    from closeout.config import home_folder
+    from closeout.journal.readonly import open_to_read
+    from closeout.run.compare import agent_differences, first_difference
+
+    with open_to_read(home_folder()) as store:
+        a, b = list(store.rows(first)), list(store.rows(second))
+    agents, found = agent_differences(a, b), first_difference(a, b)
+    if as_json:
+        print_json({"agents": agents, "difference": None if found is None else asdict(found)})
+        return 0 if found is None else 1
+    if agents:
+        print(printable(f"The agents differ: {'; '.join(agents)}."), file=sys.stderr)
+    if found is None:
+        print("The runs did the same.")
+        return 0
+    print(printable(str(found)))
+    for run_id, value in ((first, found.a), (second, found.b)):
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        print(f"  {run_id}: {'does not have it' if value is None else one_line(text, SHOWN_DIFFERENCE)}")
+    return 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 from closeout.answers.boxed import extract_boxed
 from closeout.answers.contracts import Choice, Json
 from closeout.answers.grading import Grade, GradeMethod, grade
-from closeout.answers.normal_form import parse_number, plain_text
+from closeout.answers.normal_form import parse_number, plain_text, same_unit
 from closeout.answers.reading import shorten
 from closeout.errors import UsageError
 from closeout.evaluate.scores import Attempted, Score
@@ -144,11 +144,12 @@ def _numeric(name: str, setting: str) -> Scorer:
         raise UsageError(f"'{name}': the tolerance must be a number from 0 to 1, such as numeric:0.01.")
 
     def compare(answer: str, gold: str) -> Score:
-        ours, right = parse_number(plain_text(answer)), parse_number(plain_text(gold))
+        right = parse_number(plain_text(gold), any_unit=True)
         if right is None:
             return Score(0.0, False, f"The right answer '{shorten(gold)}' is not a number.", judged=False)
-        if ours is None:
-            return Score(0.0, False, f"'{shorten(answer)}' is not a number.")
+        ours = parse_number(plain_text(answer), unit=right.unit or None)
+        if ours is None or (right.unit and ours.unit and not same_unit(ours.unit, right.unit)):
+            return Score(0.0, False, f"'{shorten(answer)}' is not a number{right.unit and ' in ' + right.unit}.")
         same = math.isclose(ours.value, right.value, rel_tol=tolerance, abs_tol=1e-12)
         return Score(float(same), same, f"{ours.value:g} {'is' if same else 'is not'} {right.value:g}.")
 

@@ -10,13 +10,12 @@ from closeout.errors import UsageError
 from closeout.journal.events import (
     AttemptStarted,
     ModelReplied,
-    ModelRequested,
-    Repaired,
     RunEnded,
     TurnAccepted,
     TurnRolledBack,
 )
 from closeout.journal.store import Row
+from closeout.journal.story import Story
 from closeout.journal.token_record import load_tokens, shared_length
 from closeout.messages import ReplyTokens
 
@@ -43,26 +42,22 @@ def token_samples(rows: Iterable[Row], *, rolled_back: bool = False) -> list[dic
     samples: list[dict[str, Any]] = []
     sequence = _Sequence()
     before: tuple[int, ...] = ()  # ids of the last prompt and its reply
-    repaired: set[int] = set()
-    purpose, seen = "act", False
+    story, seen = Story(), False
     for event in (row.event for row in rows if row.event.agent == "main"):
+        place = story.feed(event)
         if isinstance(event, AttemptStarted):
-            samples, sequence, repaired = [], _Sequence(), set()
-        elif isinstance(event, ModelRequested):
-            purpose = event.purpose
-        elif isinstance(event, ModelReplied) and event.tokens:
+            samples, sequence = [], _Sequence()
+        elif isinstance(event, ModelReplied) and event.tokens and place.request is not None:
             tokens = load_tokens(event.tokens, before)
             before = (*tokens.prompt, *tokens.ids)
-            if purpose in LEARNT and tokens.prompt:
+            if place.request.purpose in LEARNT and tokens.prompt:
                 seen = True
                 if not sequence.continues(tokens.prompt):
                     samples += sequence.sample()
                     sequence = _Sequence()
                 sequence.add(tokens)
-        elif isinstance(event, Repaired):
-            repaired.add(event.turn)
         elif isinstance(event, TurnAccepted):
-            sequence.accept(learn=event.turn not in repaired)
+            sequence.accept(learn=place.turn is not None and not place.turn.repairs)
         elif isinstance(event, TurnRolledBack):
             if rolled_back:
                 samples += sequence.rolled_back_sample(event.reason)

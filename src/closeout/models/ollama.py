@@ -30,7 +30,8 @@ def read_generated(value: Any) -> ModelReply | None:
         return None
     counts = [value.get(name) for name in ("prompt_eval_count", "eval_count")]
     read, written = (n if isinstance(n, int) and 0 <= n <= MOST_COUNTED else 0 for n in counts)
-    finish = "length" if value.get("done_reason") == "length" else "stop"
+    reason = value.get("done_reason")
+    finish = reason if isinstance(reason, str) and reason else "stop"
     return ModelReply(
         text, finish_reason=finish, usage=Usage(read, written, requests=1), model=str(value.get("model", ""))
     )

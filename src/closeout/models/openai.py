@@ -59,6 +59,8 @@ _log = logging.getLogger(__name__)
 OPENAI_URL = "https://api.openai.com/v1"
 # How Mistral, also behind vLLM, refuses the ids of other servers.
 _SHORT_IDS = re.compile(r"a-z, A-Z, 0-9,? with a length of 9")
+# How Gemini refuses calls that another model made.
+_UNSIGNED = re.compile(r"missing a `?thought_signature")
 # How DeepSeek and Kimi say that reasoning must be sent back.
 _DEMANDS = re.compile(r"must be (?:passed|provided|sent|included)|missing|is required|passed back", re.IGNORECASE)
 _HEADS_KEPT = 1024
@@ -300,6 +302,8 @@ class OpenAIClient(HTTPClient):
         refused = {param, *words} & attached_names(request.messages, self._server) - self._encode.refused
         if _SHORT_IDS.search(reason):
             self._write_with(replace(self._encode, short_ids=True))
+        elif _UNSIGNED.search(reason):
+            self._write_with(replace(self._encode, sign=True))
         elif refused and not _DEMANDS.search(reason):
             self._write_with(replace(self._encode, refused=self._encode.refused | refused))
         elif "reasoning_content" in reason or "reasoning" in param:

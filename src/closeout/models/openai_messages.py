@@ -30,6 +30,8 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 # Our keys, not the protocol's: the encoder decides what is sent of them.
 _PRIVATE = frozenset({"reasoning_content", "reasoning", "attached"})
+# For calls that another model made: https://ai.google.dev/gemini-api/docs/thought-signatures#faqs
+_UNSIGNED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
@@ -42,6 +44,7 @@ class MessageEncoder:
         reasoning: The field for reasoning; None leaves it out.
         always: Whether every message of the assistant must have that field, even if it is empty.
         short_ids: Whether ids of calls must be nine letters and digits.
+        sign: Whether calls that Gemini did not make need the value that its documentation names for them.
         refused: Fields that the server attached but does not take back.
     """
 
@@ -49,6 +52,7 @@ class MessageEncoder:
     reasoning: str | None = None
     always: bool = False
     short_ids: bool = False
+    sign: bool = False
     refused: frozenset[str] = frozenset()
 
     @property
@@ -57,7 +61,7 @@ class MessageEncoder:
         return f"openai-chat {self}"
 
     def __call__(self, message: Message) -> bytes:
-        if not (self.always or self.short_ids) and _PRIVATE.isdisjoint(message):
+        if not (self.always or self.short_ids or self.sign) and _PRIVATE.isdisjoint(message):
             return encode_json(dict(message))
         shown = {key: value for key, value in message.items() if key not in _PRIVATE}
         attached = _mapping(message.get("attached"))
@@ -68,6 +72,8 @@ class MessageEncoder:
             shown[self.reasoning] = thought
         if self.short_ids:
             _shorten_ids(shown)
+        if self.sign:
+            _sign_calls(shown)
         return encode_json(shown)
 
     def _attach(self, shown: dict[str, Any], attached: Mapping[str, Any], text: str) -> None:
@@ -92,6 +98,12 @@ def _shorten_ids(shown: dict[str, Any]) -> None:
         shown["tool_call_id"] = _short_id(shown["tool_call_id"])
     if shown.get("tool_calls"):
         shown["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in shown["tool_calls"]]
+
+
+def _sign_calls(shown: dict[str, Any]) -> None:
+    calls = shown.get("tool_calls")
+    if calls and not any("extra_content" in call for call in calls):
+        shown["tool_calls"] = [{**calls[0], **_UNSIGNED}, *calls[1:]]
 
 
 def _short_id(value: Any) -> str:

@@ -85,6 +85,23 @@ REJECTIONS: Mapping[str, Rejection] = {
             'unexpected tokens remaining in message header: Some("to=functions.lookup")', "InternalServerError", 500
         ),
     ),
+    "rejected_vllm_required": Rejection(
+        "https://github.com/speakleash/bielik-tools/issues/9",
+        400,
+        _fixed(
+            "1 validation error for list[function-wrap[__log_extra_fields__()]]\n  Invalid JSON: expected value "
+            'at line 1 column 1 [type=json_invalid, input_value=\'<tool_call> {"name": "lo...k1"}}</tool_call>\', '
+            "input_type=str]",
+            "BadRequestError",
+            400,
+        ),
+    ),
+    "rejected_lm_studio": Rejection(
+        "https://github.com/lmstudio-ai/lmstudio-bug-tracker/issues/1528",
+        500,
+        lambda _: {"error": "Failed to parse tool call: Extra content after end of tool call"},
+        in_stream=True,
+    ),
     "rejected_sglang": Rejection(
         "https://github.com/sgl-project/sglang/issues/4300",
         400,

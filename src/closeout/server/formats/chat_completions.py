@@ -68,8 +68,8 @@ class ChatCompletions(NativeFormat):
         message = {**first["message"], "content": reply.text or None}
         message.pop("function_call", None)
         if reply.tool_calls:
-            message["tool_calls"] = [_chat_call(call) for call in reply.tool_calls]
-        choice = {**first, "message": message, "finish_reason": reply.finish_reason}
+            message["tool_calls"] = _chat_calls(reply)
+        choice = {**first, "message": message, "finish_reason": _finish(reply)}
         return {**value, "choices": [choice, *rest]}
 
     def whole(self, body: Mapping[str, Any], reply: ModelReply) -> dict[str, Any]:
@@ -77,8 +77,8 @@ class ChatCompletions(NativeFormat):
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
         if reply.tool_calls:
-            message["tool_calls"] = [_chat_call(call) for call in reply.tool_calls]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
+            message["tool_calls"] = _chat_calls(reply)
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(reply)}
         return {
             "id": new_id("chatcmpl-"),
             "object": "chat.completion",
@@ -90,6 +90,17 @@ class ChatCompletions(NativeFormat):
 
     def writer(self, body: Mapping[str, Any]) -> Writer:
         return _ChatWriter(body)
+
+
+def _finish(reply: ModelReply) -> str:
+    """Return the finish reason as clients know it."""
+    return reply.finish_reason if reply.finish_reason in ("length", "tool_calls", "content_filter") else "stop"
+
+
+def _chat_calls(reply: ModelReply) -> list[dict[str, Any]]:
+    """Return the calls, each with what the upstream server added to it and wants back."""
+    added = reply.attached.get("calls", {})
+    return [{**added.get(call.id, {}), **_chat_call(call)} for call in reply.tool_calls]
 
 
 def _chat_call(call: ToolCall) -> dict[str, Any]:
@@ -130,9 +141,9 @@ class _ChatWriter(Writer):
 
     def finish(self, reply: ModelReply) -> Iterator[bytes]:
         yield from self.begin()
-        for index, call in enumerate(reply.tool_calls):
-            yield self._chunk({"tool_calls": [{"index": index, **_chat_call(call)}]})
-        yield self._chunk({}, reply.finish_reason)
+        for index, call in enumerate(_chat_calls(reply)):
+            yield self._chunk({"tool_calls": [{"index": index, **call}]})
+        yield self._chunk({}, _finish(reply))
         options = self.body.get("stream_options")
         if isinstance(options, dict) and options.get("include_usage"):
             yield self._chunk({}, usage=chat_usage(reply.usage))

@@ -9,8 +9,10 @@ import re
 from importlib.resources import files
 
 from closeout.codec import encode_json
+from closeout.journal.events import ModelRequested
 from closeout.journal.store import Store
 from closeout.server.viewer.shapes import event_shape, run_shape
+from closeout.server.viewer.story_items import StoryItems
 
 __all__ = ["export_run", "joined_modules"]
 
@@ -28,7 +30,10 @@ def export_run(store: Store, run_id: str) -> str:
     """
     rows = store.read(run_id).rows
     run = run_shape(store.run(run_id), None)
-    data = encode_json({"run": run, "events": [event_shape(row) for row in rows]}).decode()
+    story = StoryItems(whole=True)
+    story.feed(rows)
+    requests = [event_shape(row) for row in rows if isinstance(row.event, ModelRequested)]
+    data = encode_json({"run": run, "story": story.take(), "requests": requests}).decode()
     data = data.replace("<", "\\u003c")  # so that no text in it can end the script element
     script, style = joined_modules("main"), (STATIC / "style.css").read_text("utf-8")
     # With these hashes no other script can run, whatever the data contains.

@@ -23,7 +23,8 @@ from closeout.journal.store import RunRecord, Store, open_store
 from closeout.server.app import HOME, error_response
 from closeout.server.following import follow
 from closeout.server.viewer.export import export_run, joined_modules
-from closeout.server.viewer.shapes import cut_event, event_shape, hit_shape, run_shape
+from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape, without_messages
+from closeout.server.viewer.story_items import StoryItems
 
 if TYPE_CHECKING:
     from closeout.server.host import AgentHost
@@ -62,6 +63,7 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer/api/runs/{run_id}", viewer.show_run)
     route.add_get("/viewer/api/runs/{run_id}/events", viewer.list_events)
     route.add_get("/viewer/api/runs/{run_id}/events/{seq}", viewer.show_event)
+    route.add_get("/viewer/api/runs/{run_id}/story", viewer.show_story)
     route.add_get("/viewer/api/runs/{run_id}/follow", viewer.follow_run)
     route.add_get("/viewer/api/runs/{run_id}/requests", viewer.list_requests)
     route.add_get("/viewer/api/runs/{run_id}/waiting", viewer.list_waiting)
@@ -259,7 +261,25 @@ class _Viewer:
         def read(store: Store, run_id: str) -> dict[str, Any]:
             rows = store.rows_from(run_id, start, limit)
             # Read after the events: if it is over, these are all.
-            return {"run": run_shape(store.run(run_id), None), "events": [cut_event(row) for row in rows]}
+            return {
+                "run": run_shape(store.run(run_id), None),
+                "events": [cut(without_messages(event_shape(row))) for row in rows],
+            }
+
+        return _json(await self._in_store(read, request))
+
+    async def show_story(self, request: web.Request) -> web.Response:
+        """The items of the run's story that the events from number `start` on changed, at most `limit` events."""
+        start, limit = _number(request.query, "start", 0), _number(request.query, "limit", MOST_EVENTS)
+
+        def read(store: Store, run_id: str) -> dict[str, Any]:
+            rows = store.rows_from(run_id, 0, start + limit)
+            story = StoryItems()
+            story.feed(row for row in rows if row.seq < start)
+            story.take()
+            story.feed(row for row in rows if row.seq >= start)
+            # Read after the events: if it is over, these are all.
+            return {"run": run_shape(store.run(run_id), None), **story.take()}
 
         return _json(await self._in_store(read, request))
 
@@ -294,7 +314,7 @@ class _Viewer:
         return _json(await self._in_store(read, request))
 
     async def follow_run(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: the events of the run from `start` on as they are written, then `end`."""
+        """Server-sent events: the items that the events from `start` on change, as these are written, then `end`."""
         start = _number(request.query, "start", 0)
         if last := request.headers.get("Last-Event-ID", ""):
             start = _number({"id": last}, "id", 0) + 1
@@ -307,12 +327,16 @@ class _Viewer:
             with open_to_read(self._app[HOME]) as store:
                 await self._read(store.run, run_id)
                 await response.prepare(request)
-                async for row in _with_pauses(follow(store, run_id, start)):
+                story = StoryItems()
+                async for row in _with_pauses(follow(store, run_id)):
                     if row is None:
                         await response.write(b": still running\n\n")
+                        continue
+                    story.feed([row])
+                    if row.seq < start:
+                        story.take()
                     else:
-                        data = encode_json(cut_event(row))
-                        await response.write(b"id: %d\ndata: %b\n\n" % (row.seq, data))
+                        await response.write(b"id: %d\ndata: %b\n\n" % (row.seq, encode_json(story.take())))
                 record = await self._read(store.run, run_id)
                 await response.write(b"event: end\ndata: %b\n\n" % encode_json(run_shape(record, None)))
         except ConnectionError:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from closeout.journal.events import ModelRequested, Unknown
+from closeout.journal.events import Unknown
 from closeout.journal.search import RunHit
 from closeout.journal.store import Row, RunRecord
 
-__all__ = ["cut_event", "event_shape", "hit_shape", "run_shape"]
+__all__ = ["cut", "event_shape", "hit_shape", "run_shape", "without_messages"]
 
 LONGEST_TEXT = 4000  # characters of a text in a list of events; a page asks for the whole event when it needs more
 CUT = "$cut"  # {"$cut": beginning, "length": characters}
@@ -39,20 +39,19 @@ def event_shape(row: Row) -> dict[str, Any]:
     return {"seq": row.seq, "time": row.time, "type": type(event).__name__, **fields}
 
 
-def cut_event(row: Row) -> dict[str, Any]:
-    """Return an event with its long texts cut, and a request without its messages: the prompts have a page."""
-    shape = event_shape(row)
-    if isinstance(row.event, ModelRequested):
-        shape["added"] = len(row.event.added)
-        shape["tools"] = bool(row.event.tools)
-    return {name: _cut(value) for name, value in shape.items()}
+def without_messages(shape: dict[str, Any]) -> dict[str, Any]:
+    """Return the shape of a request without its messages: the prompts have a page. Other events stay as they are."""
+    if shape["type"] != "ModelRequested":
+        return shape
+    return {**shape, "added": len(shape["added"]), "tools": bool(shape["tools"])}
 
 
-def _cut(value: Any) -> Any:
+def cut(value: Any) -> Any:
+    """Return a value with its long texts cut."""
     if isinstance(value, str):
         return {CUT: value[:LONGEST_TEXT], "length": len(value)} if len(value) > LONGEST_TEXT else value
     if isinstance(value, Mapping):
-        return {str(name): _cut(item) for name, item in value.items()}
+        return {str(name): cut(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_cut(item) for item in value]
+        return [cut(item) for item in value]
     return value

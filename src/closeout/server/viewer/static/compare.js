@@ -25,7 +25,7 @@ async function loadSide(id) {
 
 /** What the main agent did: a step for each reply, and the answer. */
 function stepsOf(story) {
-  const items = story.items().filter((item) => item.agent === "main");
+  const items = story.items.filter((item) => item.agent === "main");
   return items.filter((item) => item.kind === "turn" || item.kind === "answer").map((item) => {
     if (item.kind === "answer") return { item, name: t("Answer"), text: textOf(item.event.answer) || t("No answer"), calls: [] };
     const text = textOf(item.accepted?.text ?? item.reply?.text);

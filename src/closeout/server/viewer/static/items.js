@@ -51,12 +51,9 @@ function headExtras(item, page) {
 // ------------------------------------------------------------------------------------------------ a turn
 
 const PURPOSES = {
-  reason: "Reasoning in words",
-  weigh: "Weighing the answer",
   close: "Closing",
   experience: "Failure account",
   compact: "Summary request",
-  probe: "Probe",
 };
 
 function turnName(item) {
@@ -84,13 +81,27 @@ function turn(item, page) {
     );
   }
   body.push(...replyText(item, page));
+  for (const extra of item.extras) body.push(extraElement(extra, page));
   for (const repair of item.repairs) body.push(repairElement(repair));
   for (const call of item.calls) body.push(callElement(call, item, page));
   for (const seen of item.answers) body.push(line("good", t("Answer seen on the way"), textOf(seen.answer)));
   if (rolledBack) body.push(rollback(rolledBack));
-  if (!reply && item.partial) body.push(longText(item.partial, { tag: "div.says" }));
+  if (textOf(item.partial)) body.push(longText(item.partial, { tag: "div.says" }));
   if (!reply && !failure && !page.isOver()) body.push(h("p.waiting", null, t("The model is writing …")));
   return [turnName(item), body];
+}
+
+/** A request that a strategy sent during the turn. */
+function extraElement(extra, page) {
+  const { request, reply, failure } = extra;
+  return h(
+    "section.extra", { id: `e${request.seq}` },
+    h("header", null, h("b", { dir: "auto" }, textOf(request.purpose)), h("span.quiet", null, usageLine(extra)),
+      h("a", { href: page.prompt(extra) }, t("prompt")), h("a.anchor", { href: page.link(request.seq) }, `#${request.seq}`)),
+    failure && line("error", `${t("Request failed")}: ${textOf(failure.kind)}`, textOf(failure.error)),
+    textOf(reply?.text) && fold(t("The reply as it was written"), () =>
+      longText(reply.text, { whole: fieldOf(page.runId, reply.seq, (whole) => whole.text) })),
+  );
 }
 
 function replyText(item, page) {
@@ -140,8 +151,8 @@ function resultElement(call, item, page) {
   const result = h("div.result", { id: finished ? `e${finished.seq}` : null });
   if (finished && !finished.ok && note && !shown) result.append(h("p.error-text", { dir: "auto" }, note));
   if (shown) {
-    const index = item.accepted?.returns.indexOf(shown);
-    const whole = fieldOf(page.runId, item.accepted?.seq, (each) => each.returns[index].text);
+    const isShown = (returned) => returned.call === shown.call;
+    const whole = fieldOf(page.runId, item.accepted?.seq, (each) => each.returns.find(isShown).text);
     result.append(longText(shown.text, { whole }));
     if (shown.tokens) result.append(h("span.quiet.tokens", null, `${count(shown.tokens)} ${t("tokens")}`));
   }

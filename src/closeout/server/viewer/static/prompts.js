@@ -7,7 +7,7 @@ import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { fold, longText, plainWord, pretty, usageLine } from "./parts.js";
 import { listRequests, textOf } from "./source.js";
-import { loadStory } from "./story.js";
+import { loadStory, requestsOf } from "./story.js";
 
 const MOST_LINES = 400; // of the difference between two texts
 
@@ -66,7 +66,7 @@ class PromptsPage {
     this.target = route.event;
     this.main = main;
     this.log = new RequestLog();
-    this.turns = new Map(); // event number of a request → its turn
+    this.asked = new Map(); // event number of a request → its outcome and what changed before it
     this.selected = -1;
     this.whole = false; // show the whole prompt instead of the difference
     this.closed = false;
@@ -81,7 +81,7 @@ class PromptsPage {
       h("aside.prompt-list", null, h("p", null, back), this.list.element, this.note), this.detail));
     // The events say why a prefix broke.
     const { story } = await loadStory(this.runId, () => !this.closed);
-    for (const turn of story.requests) this.turns.set(turn.request.seq, turn);
+    for (const asked of story.items.flatMap(requestsOf)) this.asked.set(asked.request.seq, asked);
     for await (const requests of listRequests(this.runId)) {
       if (this.closed) return;
       for (const event of requests) this.log.add(event);
@@ -136,15 +136,15 @@ class PromptsPage {
   draw() {
     const place = this.selected;
     const { event, tools } = this.log.requests[place];
-    const turn = this.turns.get(event.seq);
+    const asked = this.asked.get(event.seq);
     const toggle = (whole, label) =>
       h("button", { type: "button", "aria-pressed": String(this.whole === whole), click: () => { this.whole = whole; this.draw(); } }, label);
     replaceChildren(
       this.detail,
       h("header.prompt-head", null,
         h("h1", null, `${t("Request")} ${event.call + 1}`, event.agent === "main" ? "" : ` · ${event.agent}`),
-        h("p.quiet", null, [event.purpose, event.temperature != null ? `temperature ${event.temperature}` : "", turn ? usageLine(turn) : ""].filter(Boolean).join(" · ")),
-        this.reason(place, turn),
+        h("p.quiet", null, [event.purpose, event.temperature != null ? `temperature ${event.temperature}` : "", asked ? usageLine(asked) : ""].filter(Boolean).join(" · ")),
+        this.reason(place, asked),
         h("div.toggle", null, toggle(false, t("Difference to the previous request")), toggle(true, t("Whole prompt"))),
         h("a", { href: `#/run/${encodeURIComponent(this.runId)}?e=${event.seq}` }, t("Show the turn"))),
       tools ? fold(t("Tools ({n})", { n: parse(tools).length }), () => parse(tools).map(toolElement)) : null,
@@ -171,12 +171,12 @@ class PromptsPage {
   }
 
   /** Why the request does not simply extend the one before. */
-  reason(place, turn) {
+  reason(place, asked) {
     const { event, before, isText } = this.log.requests[place];
     const { isFirst, isBroken, previous } = this.change(place);
     if (isFirst) return h("p.line.good", null, t("The agent's first request."));
     if (!isBroken) return h("p.line.good", null, t("It extends the previous request: the prefix can come from the cache."));
-    const reasons = (turn?.causes ?? []).map((cause) => CAUSES[cause.type]?.(cause)).filter(Boolean);
+    const reasons = (asked?.causes ?? []).map((cause) => CAUSES[cause.type]?.(cause)).filter(Boolean);
     if (event.tools && this.log.requests[before].tools) reasons.push(t("the tools changed"));
     if (previous.note) reasons.push(t("the hint of the previous request was taken out"));
     if (event.purpose !== "act") reasons.push(t("it is not for a turn but for: {purpose}", { purpose: t(event.purpose) }));

@@ -8,14 +8,21 @@ import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { copyFrom, longText, statusChip } from "./parts.js";
 import { exportAddress, exportedRun, followRun, listEvents, textOf } from "./source.js";
-import { Story, totalsOf, usageOf } from "./story.js";
+import { loadMore, requestsOf, Story, totalsOf, usageOf } from "./story.js";
 
 const FIRST_EVENTS = 60; // enough for the first screen
 const MORE_EVENTS = 5000;
 const MOST_BARS = 240;
 const LOOK_MS = 2000; // between two looks at a run that somebody may continue
 const RESUMABLE = ["waiting", "interrupted"];
-const LANDMARKS = { repair: "Repairs", rollback: "Rollbacks", failure: "Failures", eviction: "Evictions", agent: "Sub-agents", decision: "Decisions" };
+const LANDMARKS = {
+  repair: ["Repairs", (item) => item.repairs?.length],
+  rollback: ["Rollbacks", (item) => item.rolledBack],
+  failure: ["Failures", (item) => item.failure || item.extras?.some((each) => each.failure) || item.calls?.some(({ finished }) => finished && !finished.ok)],
+  eviction: ["Evictions", (item) => ["evicted", "compacted"].includes(item.kind)],
+  agent: ["Sub-agents", (item) => item.kind === "agent"],
+  decision: ["Decisions", (item) => item.kind === "decision"],
+};
 
 /** Show a run in `main`. `route` has id and event (a number to go to, or null). Returns a function that stops. */
 export async function showRun(main, route) {
@@ -48,16 +55,21 @@ class RunPage {
   }
 
   async open() {
-    const { run, events } = await listEvents(this.runId, 0, FIRST_EVENTS);
+    const isMore = await this.load(FIRST_EVENTS);
     if (this.closed) return;
-    this.record = run;
     replaceChildren(this.main, h("div.run-page", null, this.decisions.element,
       h("aside.run-side", null, this.head, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot)));
-    this.add(events);
     this.draw();
     this.list.fillFirst();
     // After this is painted.
-    requestAnimationFrame(() => setTimeout(() => this.loadRest(events.length === FIRST_EVENTS)));
+    requestAnimationFrame(() => setTimeout(() => this.loadRest(isMore)));
+  }
+
+  /** Load more of the story. Returns whether there is more. */
+  async load(first) {
+    const { run, isMore } = await loadMore(this.runId, this.story, first);
+    this.record = run;
+    return isMore;
   }
 
   /** Load the rest in pieces, then follow the run if it is not over. */
@@ -71,10 +83,7 @@ class RunPage {
 
   async loadPieces(isMore) {
     while (isMore && !this.closed) {
-      const { run, events } = await listEvents(this.runId, this.story.count, MORE_EVENTS);
-      this.record = run;
-      this.add(events);
-      isMore = events.length === MORE_EVENTS;
+      isMore = await this.load(MORE_EVENTS);
       if (!this.closed) this.draw();
       await new Promise((resume) => setTimeout(resume));
     }
@@ -100,17 +109,14 @@ class RunPage {
 
   async look() {
     clearTimeout(this.looking);
-    let found = { run: this.record, events: [] };
     try {
-      if (!document.hidden) found = await listEvents(this.runId, this.story.count, MORE_EVENTS);
+      const { run, events } = document.hidden ? { run: this.record, events: [] } : await listEvents(this.runId, this.story.count, 1);
+      if (events.length || run.status !== this.record.status) {
+        await this.load(MORE_EVENTS);
+        this.draw();
+      }
     } catch {
       // the server may be back at the next look
-    }
-    if (this.closed) return;
-    if (found.events.length || found.run.status !== this.record.status) {
-      this.record = found.run;
-      this.add(found.events);
-      this.draw();
     }
     this.watch();
   }
@@ -120,9 +126,9 @@ class RunPage {
     this.stopFollowing = followRun(
       this.runId,
       this.story.count,
-      (event) => {
-        if (event.seq < this.story.count) return;
-        this.add([event]);
+      (found) => {
+        if (found.count <= this.story.count) return;
+        this.story.add(found);
         drawing ||= setTimeout(() => {
           drawing = 0;
           this.draw();
@@ -136,13 +142,9 @@ class RunPage {
     );
   }
 
-  add(events) {
-    for (const event of events) this.story.add(event);
-    if (events.length) this.items = this.story.items();
-  }
-
   draw() {
     if (this.closed) return;
+    this.items = this.story.items;
     this.drawHead();
     this.drawChart();
     this.drawJumps();
@@ -209,7 +211,9 @@ class RunPage {
   }
 
   drawChart() {
-    const turns = this.story.requests;
+    const turns = this.items.flatMap((item) =>
+      requestsOf(item).map((asked) => ({ ...asked, agent: item.agent, seq: item.seq, rolledBack: item.rolledBack })));
+    turns.sort((a, b) => a.request.seq - b.request.seq);
     const usages = turns.map(usageOf);
     this.widest = Math.max(1, ...usages.slice(-5000).map((usage) => usage.input + usage.written));
     if (!turns.length) return replaceChildren(this.chart);
@@ -245,8 +249,8 @@ class RunPage {
   }
 
   drawJumps() {
-    const buttons = Object.entries(LANDMARKS).map(([name, label]) => {
-      const found = this.story.landmarks[name];
+    const buttons = Object.entries(LANDMARKS).map(([name, [label, isOne]]) => {
+      const found = this.items.filter(isOne);
       if (!found.length) return null;
       return h("button.jump", { type: "button", class: `jump-${name}`, click: () => this.goToNext(found) },
         t(label), h("b", null, count(found.length)));
@@ -312,7 +316,7 @@ class RunPage {
   }
 
   key(key) {
-    const problems = [...this.story.landmarks.repair, ...this.story.landmarks.rollback, ...this.story.landmarks.failure];
+    const problems = this.items.filter((item) => ["repair", "rollback", "failure"].some((name) => LANDMARKS[name][1](item)));
     if (key === "j") this.select(this.selected + 1);
     else if (key === "k") this.select(Math.max(0, this.selected - 1));
     else if (key === "n" && problems.length) this.goToNext(problems);
@@ -343,6 +347,7 @@ class RunPage {
 
 function holds(item, seq) {
   const parts = [item.reply, item.accepted, item.rolledBack, ...(item.repairs ?? [])];
+  for (const extra of item.extras ?? []) parts.push(extra.request, extra.reply);
   for (const call of item.calls ?? []) parts.push(call.started, call.finished);
   return parts.some((part) => part?.seq === seq);
 }

@@ -33,10 +33,15 @@ export function loadEvaluation(name, parameters) {
   return fetchJson(`evaluations/${encodeURIComponent(name)}`, parameters);
 }
 
-/** Events of a run from number `start` on: {run, events}. */
-export async function listEvents(id, start, limit) {
-  if (exportedData) return { run: exportedData.run, events: exportedData.events.slice(start, start + limit) };
+/** A run, and its events from number `start` on: {run, events}. */
+export function listEvents(id, start, limit) {
   return fetchJson(`${runPath(id)}/events`, { start, limit });
+}
+
+/** The items of a run's story that the events from number `start` on changed: {run, items, count, time}. */
+export async function loadItems(id, start, limit) {
+  if (exportedData) return { run: exportedData.run, ...exportedData.story };
+  return fetchJson(`${runPath(id)}/story`, { start, limit });
 }
 
 /** One whole event, without cuts. */
@@ -47,7 +52,7 @@ export function wholeEvent(id, seq) {
 /** All requests to the model, in pieces: yields arrays of ModelRequested events. */
 export async function* listRequests(id) {
   if (exportedData) {
-    yield exportedData.events.filter((event) => event.type === "ModelRequested");
+    yield exportedData.requests;
     return;
   }
   for (let start = 0; start !== null; ) {
@@ -57,11 +62,11 @@ export async function* listRequests(id) {
   }
 }
 
-/** Call `onEvent` with each new event of a run, and `onEnd` with its record when it is over. Returns a function that stops. */
-export function followRun(id, start, onEvent, onEnd) {
+/** Call `onItems` with what changes in a run's story, and `onEnd` with its record when it is over. Returns a function that stops. */
+export function followRun(id, start, onItems, onEnd) {
   if (exportedData) return () => {};
   const stream = new EventSource(`api/${runPath(id)}/follow?start=${start}`);
-  stream.addEventListener("message", (message) => onEvent(JSON.parse(message.data)));
+  stream.addEventListener("message", (message) => onItems(JSON.parse(message.data)));
   stream.addEventListener("end", (message) => {
     stream.close();
     onEnd(JSON.parse(message.data));

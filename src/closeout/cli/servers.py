@@ -1,4 +1,4 @@
-"""The command `serve`: offer an agent over HTTP, or as an MCP tool."""
+"""Settings of the servers that the command line starts: keys, addresses, names; an agent as an MCP tool."""
 
 from __future__ import annotations
 
@@ -8,101 +8,87 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from closeout.cli.agents import is_settings_file, load_agent
 from closeout.cli.exits import OK
 from closeout.cli.options import RunOptions
 from closeout.errors import ConfigError, ToolError, UsageError
 
-__all__ = ["Listening", "serve_command", "serve_mcp_command"]
+__all__ = [
+    "PROXY_DIALECTS",
+    "UPSTREAM_KEY",
+    "kind_of",
+    "log_warnings",
+    "name_of",
+    "one_of",
+    "origin_of",
+    "say",
+    "serve_mcp",
+    "usable_keys",
+]
 
 KEY_VARIABLE = "CLOSEOUT_SERVER_KEY"
+UPSTREAM_KEY = "CLOSEOUT_UPSTREAM_KEY"
+APIS = ("auto", "openai", "anthropic")
+PROXY_DIALECTS = ("auto", "text")
 DESCRIPTION = "An agent that works on a task with tools of its own until it has an answer."  # as an MCP tool
 
 
-@dataclass(frozen=True)
-class Listening:
-    """Where a server listens, and who may use it.
+def usable_keys(file: str | None, address: str) -> tuple[str, ...]:
+    """Return the keys of which a client must send one: those of a file, one on each line, and of the environment.
 
-    Attributes:
-        address: The address.
-        port: The port; 0 chooses a free one.
-        keys_file: A file with a key on each line, or None.
+    Raises:
+        ConfigError: The file cannot be read or has no keys, or other computers could use the server without a key.
     """
+    from closeout.server.serving import check_address
 
-    address: str
-    port: int
-    keys_file: str | None
-
-    def keys(self) -> tuple[str, ...]:
-        """Return the keys of which a client must send one.
-
-        Raises:
-            ConfigError: The file cannot be read, or other computers could use the server without a key.
-        """
-        from closeout.server.serving import check_address
-
-        keys = _read_keys(self.keys_file)
-        check_address(self.address, keys)
-        return keys
+    keys = _read_keys(file)
+    check_address(address, keys)
+    return keys
 
 
-def serve_command(
-    source: str | None,
-    options: RunOptions,
-    listening: Listening,
-    *,
-    name: str | None,
-    max_runs: int,
-    max_queue: int,
-    drain_seconds: float,
-) -> int:
-    """Serve an agent over HTTP until a signal stops it. Return the exit code."""
-    keys = listening.keys()
-    agent = load_agent(source, options)
+def one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
+    """Return the value of an option.
 
-    async def serve() -> None:
-        from closeout.run.subagents import clients_of
-        from closeout.server.host import AgentHost
-        from closeout.server.serving import agent_app, serve_until_stopped
+    Raises:
+        UsageError: It is not one of those that are known.
+    """
+    if value not in known:
+        raise UsageError(f"{option} must be one of {', '.join(known)}, got {value:.80}.")
+    return value
 
-        host = AgentHost(
-            agent,
-            name=name or _name(agent, source),
-            max_runs=max_runs,
-            max_queue=max_queue,
-            origin=_origin(source, options),
-            drain_seconds=drain_seconds,
-        )
-        app = agent_app(host, address=listening.address, keys=keys)
 
-        def ready(url: str) -> None:
-            print(f"Serving {host.name} at {url}/v1 (Ctrl-C stops)", file=sys.stderr, flush=True)
+def kind_of(upstream: str, api: str) -> Any:
+    """Return the kind of API that `--api` names; for "auto" what the address of the model server says."""
+    if not upstream.strip():
+        raise UsageError("--upstream is empty. Give the address of the model server, such as http://localhost:8000/v1.")
+    if one_of("--api", api, APIS) != "auto":
+        return api
+    host = urlsplit(upstream).hostname or ""
+    return "anthropic" if host == "anthropic.com" or host.endswith(".anthropic.com") else "openai"
 
-        def stopping() -> None:
-            print("Stopping. Runs that do not end in time are resumed at the next start.", file=sys.stderr, flush=True)
 
-        try:
-            await serve_until_stopped(app, listening.address, listening.port, on_ready=ready, before_stop=stopping)
-        finally:
-            for client in clients_of(agent.plan()):
-                await client.aclose()
+def say(text: str) -> None:
+    """Print a line on stderr at once."""
+    print(text, file=sys.stderr, flush=True)
 
+
+def log_warnings() -> None:
+    """Print the warnings of libraries on stderr."""
     logging.basicConfig(level=logging.WARNING, format="closeout: %(message)s", stream=sys.stderr)
-    asyncio.run(serve())
-    return OK
 
 
-def serve_mcp_command(source: str | None, options: RunOptions, *, name: str | None, description: str | None) -> int:
+def serve_mcp(source: str | None, options: RunOptions, *, name: str | None, description: str | None) -> int:
     """Offer an agent as an MCP tool on stdin and stdout. Return the exit code."""
     from closeout.tools.mcp_server import serve_tools
     from closeout.tools.tool import tool
 
     agent = load_agent(source, options)
-    tool_name = re.sub(r"\W+", "_", name or _name(agent, source)).strip("_") or "agent"
+    tool_name = re.sub(r"\W+", "_", name or name_of(agent, source)).strip("_") or "agent"
 
     @tool(name=tool_name, description=description or DESCRIPTION, timeout=None)
     async def ask(task: str) -> dict[str, Any]:
@@ -125,7 +111,7 @@ def serve_mcp_command(source: str | None, options: RunOptions, *, name: str | No
     return OK
 
 
-def _origin(source: str | None, options: RunOptions) -> dict[str, Any]:
+def origin_of(source: str | None, options: RunOptions) -> dict[str, Any]:
     """What `closeout resume` needs to make the agent again."""
     if source is None:
         return options.as_origin()
@@ -134,7 +120,7 @@ def _origin(source: str | None, options: RunOptions) -> dict[str, Any]:
     return {"agent": source}
 
 
-def _name(agent: Any, source: str | None) -> str:
+def name_of(agent: Any, source: str | None) -> str:
     """The name that clients use: the agent's own, or that of its file."""
     if agent.name != "agent" or source is None:
         return str(agent.name)

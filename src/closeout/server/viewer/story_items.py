@@ -1,0 +1,171 @@
+"""The story of a run as the viewer's pages receive it: its items as JSON objects, and which of them have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from closeout.journal.events import AttemptEnded, AttemptStarted, Event, RunEnded, RunResumed, ServerAsked
+from closeout.journal.store import Row
+from closeout.journal.story import AgentStory, CallStory, RequestStory, Story, TurnStory
+from closeout.server.viewer.shapes import cut, event_shape, without_messages
+
+__all__ = ["StoryItems"]
+
+LAST = 2**53  # after every number of an event
+Place = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """A turn, or an event that belongs to none."""
+
+    agent: AgentStory
+    first: Row
+    last: int  # the number of its last event
+    turn: TurnStory | None
+
+
+class StoryItems:
+    """Reads the rows of a run, and returns the items that have changed.
+
+    Args:
+        whole: Do not cut long texts.
+
+    Attributes:
+        count: How many events were read.
+        time: The time of the last one.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self.count = 0
+        self.time = 0.0
+        self._shorten: Callable[[Any], Any] = (lambda value: value) if whole else cut
+        self._story = Story()
+        self._rows: dict[int, Row] = {}  # by the identity of their events
+        self._turns: dict[TurnStory, _Item] = {}
+        self._agents: dict[AgentStory, int] = {}  # the order in which they appeared
+        self._changed: dict[_Item, None] = {}
+        self._end: _Item | None = None
+
+    def feed(self, rows: Iterable[Row]) -> None:
+        """Read the next rows."""
+        for row in rows:
+            self._read(row)
+
+    def take(self) -> dict[str, Any]:
+        """Return the items that have changed since the last time, with the number of events and the time."""
+        changed, self._changed = self._changed, {}
+        return {"items": [self._shape(item) for item in changed], "count": self.count, "time": self.time}
+
+    def _read(self, row: Row) -> None:
+        self.count, self.time = row.seq + 1, row.time
+        event, change = row.event, self._story.feed(row.event)
+        self._agents.setdefault(change.agent, len(self._agents))
+        self._rows[id(event)] = row
+        if isinstance(event, RunResumed) and self._end is not None:
+            self._changed[self._end] = None  # it was not the end
+        if change.turn is not None:
+            item = self._turns.get(change.turn)
+            if item is None:
+                item = self._turns[change.turn] = _Item(change.agent, row, row.seq, change.turn)
+        elif _is_shown(event):
+            item = _Item(change.agent, row, row.seq, None)
+        else:
+            return
+        if isinstance(event, RunEnded):
+            self._end = item
+        item.last = row.seq
+        self._changed[item] = None
+
+    # ------------------------------------------------------------------------------------------ order
+
+    def _place(self, item: _Item) -> Place:
+        """Return what the item is sorted by. The items of a sub-agent follow the turn whose call started it."""
+        if self._is_end(item.first.event):
+            return (LAST, LAST)  # the answer is last, also beside agents that were cut off
+        return (*self._prefix(item.agent), item.first.seq)
+
+    def _is_end(self, event: Event) -> bool:
+        """True for the end of the run. One that only suspended it is not the end."""
+        return isinstance(event, RunEnded) and event is self._story.ended and event.status != "waiting"
+
+    def _prefix(self, agent: AgentStory) -> Place:
+        if agent.caller is not None:
+            return (*self._place(self._turns[agent.caller.turn]), agent.caller.index, self._agents[agent])
+        above = self._story.agents.get(agent.path.rpartition("/")[0])
+        if above is not None:
+            return (*self._prefix(above), LAST, self._agents[agent])
+        return () if agent.path == "main" else (LAST, self._agents[agent])
+
+    # ------------------------------------------------------------------------------------------ shapes
+
+    def _shape(self, item: _Item) -> dict[str, Any]:
+        shape = {
+            "agent": item.agent.path,
+            "seq": item.first.seq,
+            "last": item.last,
+            "time": item.first.time,
+            "place": self._place(item),
+        }
+        if item.turn is not None:
+            return {**shape, "kind": "turn", **self._turn(item.turn)}
+        event = item.first.event
+        kind = "stopped" if isinstance(event, RunEnded) and not self._is_end(event) else ""
+        return {**shape, "kind": kind, "event": self._event(event)}
+
+    def _turn(self, turn: TurnStory) -> dict[str, Any]:
+        return {
+            "number": turn.number,
+            "purpose": turn.purpose,
+            **self._request(turn.request),
+            "extras": [self._request(each) for each in turn.extras],
+            "calls": [self._call(each) for each in turn.calls],
+            "repairs": [self._event(each) for each in turn.repairs],
+            "answers": [self._event(each) for each in turn.answers],
+            "accepted": self._event(turn.accepted),
+            "rolledBack": self._event(turn.rolled_back),
+        }
+
+    def _request(self, asked: RequestStory | None) -> dict[str, Any]:
+        if asked is None:
+            asked = RequestStory(TurnStory())
+        return {
+            "request": self._event(asked.intent),
+            "causes": [self._event(each) for each in asked.causes],
+            "retries": [self._event(each) for each in asked.retries],
+            "partial": "" if asked.reply is not None else self._shorten("".join(asked.pieces)),
+            "reply": self._event(asked.reply),
+            "failure": self._event(asked.failure),
+        }
+
+    def _call(self, call: CallStory) -> dict[str, Any]:
+        has_outcome = any(each is not None for each in (call.started, call.finished, call.shown))
+        return {
+            "index": call.index,
+            "handle": call.handle,
+            "name": self._shorten(call.name),
+            "arguments": None if call.started is not None else self._shorten(call.arguments),
+            "started": self._event(call.started),
+            "finished": self._event(call.finished),
+            "shown": self._shorten(call.shown),
+            # To the client of the proxy, which runs it.
+            "passedOn": call.turn.accepted is not None and not has_outcome,
+        }
+
+    def _event(self, event: Event | None) -> Any:
+        if event is None:
+            return None
+        return self._shorten(without_messages(event_shape(self._rows[id(event)])))
+
+
+def _is_shown(event: Event) -> bool:
+    match event:
+        case ServerAsked():
+            return False  # the answer follows
+        case AttemptStarted():
+            return event.attempt > 0 or bool(event.experiences)
+        case AttemptEnded():
+            return bool(event.experience) or event.answer is None
+    return True
