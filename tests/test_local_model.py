@@ -30,7 +30,6 @@ from closeout.models import local, local_engine, local_machine
 from closeout.models.gguf import read_gguf
 from closeout.models.local import LocalClient
 from closeout.models.local_machine import Speed, Speeds, idle_cores, pick_threads, usable_cores
-from closeout.models.openai import OpenAIClient
 from closeout.models.prompt_states import PromptStates
 from closeout.models.weights import models_folder
 from tiny_gguf import write_model
