@@ -1,4 +1,4 @@
-"""Strategies: the model is asked otherwise in each turn, and the run records, charges and repeats it like any request."""
+"""Strategies: the model is asked otherwise in each turn; the run records, charges and repeats it like any request."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, AskOnce, CallFirst, Majority, ModelTurn, Number, Strategy, StreamHandler, tool
+from closeout import Agent, AskOnce, CallFirst, Majority, ModelTurn, Number, Strategy, tool
 from closeout.errors import ServerFailed, UsageError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.messages import Reading
 from closeout.testing import RequestView, ScriptedClient, answer, call
-from journal_file import as_if_killed
 
 
 @tool(read_only=True)
@@ -84,7 +83,8 @@ async def test_calls_are_one_choice_and_the_first_ones_are_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "llm", "sent"), [(None, 0, [0, 0.7]), (0.4, 0, [0, 0.4]), (None, 0.9, [0.9, 0.9]), (0.2, 0.9, [0.9, 0.2])]
+    ("stated", "llm", "sent"),
+    [(None, 0, [0, 0.7]), (0.4, 0, [0, 0.4]), (None, 0.9, [0.9, 0.9]), (0.2, 0.9, [0.9, 0.2])],
 )
 async def test_further_requests_differ_in_temperature_only(stated: float | None, llm: float, sent: list[float]) -> None:
     agent, client = voting([answer("5")] * 2, temperature=llm, strategy=Majority(3, temperature=stated))
@@ -96,15 +96,7 @@ async def test_further_requests_differ_in_temperature_only(stated: float | None,
 async def test_an_extra_request_that_fails_is_left_out() -> None:
     agent, _ = voting([answer("5"), ServerFailed("no"), ServerFailed("no")])
     result = await agent.run("How many?")
-    assert (result.answer, result.status) == ("5", "done")
-
-
-async def test_an_extra_request_without_room_in_the_budget_is_left_out() -> None:
-    agent, client = voting([answer("5"), answer("6"), answer("6")])
-    free = await agent.run("How many?")
-    agent, client = voting([answer("5"), answer("6"), answer("6")])
-    result = await agent.run("How many?", max_tokens=free.usage.total_tokens // 3 + 20)
-    assert (result.answer, len(client.requests)) == ("5", 1)
+    assert (result.answer, result.stop_reason) == ("5", "answered")
 
 
 # ------------------------------------------------------------------------------------------------ a call first
@@ -115,19 +107,6 @@ async def test_a_call_with_the_task_precedes_the_first_request() -> None:
     result = await Agent(client, [look], strategy=CallFirst("look"), home=False).run("Where is it?")
     assert (result.answer, len(client.requests)) == ("5", 1)
     assert "[Where is it?] is known" in str(client.requests[0].messages)
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
-
-
-@pytest.mark.parametrize(("name", "problem"), [("lok", "has no such tool.*look"), ("add", "one required text")])
-async def test_a_tool_that_cannot_be_called_first_is_an_error_that_says_so(name: str, problem: str) -> None:
-    agent = Agent(ScriptedClient([answer("5")]), [look, add], strategy=CallFirst(name), home=False)
-    with pytest.raises(UsageError, match=problem):
-        await agent.run("Where?")
 
 
 async def test_strategies_combine() -> None:
@@ -174,70 +153,9 @@ async def test_a_strategy_of_ones_own_is_recorded_with_its_requests(home: Path) 
     assert "second 1" in str(started)
 
 
-async def test_a_request_beside_the_turns_own_needs_a_purpose() -> None:
-    class Nameless(Second):
-        async def ask(self, turn: ModelTurn) -> Reading:
-            await turn.send()
-            return turn.read(await turn.send(turn.request))
-
-    with pytest.raises(UsageError, match="needs a purpose"):
-        await opinions(False, Nameless())[0].run("How many?")
-
-
-async def test_a_killed_run_is_resumed_without_repeating_a_request(home: Path) -> None:
-    agent, _ = opinions(home)
-    await agent.run("How many?", run_id="r")
-    rows = [row.event for row in open_store(home).rows("r")]
-    replied = [index for index, event in enumerate(rows) if isinstance(event, ev.ModelReplied)]
-    for left, cut in ((1, replied[1] + 1), (0, replied[2] + 1)):
-        as_if_killed(home, "r", cut)
-        again, client = opinions(home)
-        client._player = agent._model._player if False else client._player
-        result = await again.resume("r")
-        assert len(client.requests) == left
-        assert result.status == "done"
-        assert purposes(home, "r") == ["act", "act", "opinion"]
-
-
-@pytest.mark.parametrize("other", [Second("2"), AskOnce(), Majority(3)])
-async def test_another_strategy_does_not_continue_a_run(home: Path, other: Any) -> None:
-    agent, _ = opinions(home)
-    await agent.run("How many?", run_id="r")
-    as_if_killed(home, "r", 6)
-    with pytest.raises(Exception, match="strategy"):
-        await opinions(home, other)[0].resume("r")
-
-
-async def test_forks_sessions_and_maps_ask_by_the_strategy(home: Path) -> None:
-    agent, _ = opinions(home)
-    await agent.run("How many?", run_id="r")
-    fork = await agent.fork("r", at=1)
-    session = agent.session("s")
-    said = await session.run("How many now?")
-    mapped = await agent.map(["How many here?", "How many there?"])
-    assert [fork.answer, said.answer, *(each.answer for each in mapped)] == ["6"] * 4
-
-
 async def test_a_sub_agent_has_a_strategy_of_its_own() -> None:
     clerk, _ = opinions(False)
     client = ScriptedClient([call("clerk", task="find out"), answer("done")])
     result = await Agent(client, [clerk.as_tool("clerk", "Finds out.")], home=False).run("What?")
     assert (result.answer, len(client.requests)) == ("done", 2)
     assert "6" in client.requests[-1].messages[-1].text
-
-
-async def test_a_streamed_reply_that_loses_is_discarded() -> None:
-    agent, _ = voting([answer("5"), answer("6"), answer("6")])
-    seen: list[tuple[str, Any]] = []
-
-    class Heard(StreamHandler):
-        async def send(self, event: str, data: Any) -> None:
-            seen.append((event, data))
-
-    kinds: list[str] = []
-    async with agent.stream("How many?") as stream:
-        async for event in stream:
-            kinds.append(getattr(event, "kind", type(event).__name__))
-        result = stream.result
-    assert result.answer == "6"
-    assert "discard" in kinds
