@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeout.messages import ToolCall, ToolReturn
+from closeout.parsing.repetition import RepetitionWatch, repeated_tail
 from closeout.run.loops import POLLS, LoopWatch
-from closeout.run.streaming import RepetitionWatch, repeated_tail
 
 Turn = list[tuple[str, dict[str, Any], str]]  # tool, arguments, result
 

@@ -18,7 +18,7 @@ from closeout.answers.experience import (
     extract_failure_experience_summary,
 )
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, NO_ANSWER, FormattedAnswer, OutputFormatter, answer_of
-from closeout.answers.replies import has_tool_calls, invents_result, problem_of
+from closeout.answers.replies import has_tool_calls, problem_of
 from closeout.answers.selection import select_answer
 from closeout.errors import (
     BadRequest,
@@ -32,6 +32,7 @@ from closeout.errors import (
 )
 from closeout.messages import Constraint, ModelReply
 from closeout.models.base import BaseClient, ErrorBox, ResponseBox
+from closeout.parsing.read_reply import invents_result
 
 __all__ = [
     "DEFAULT_MAX_FINAL_ANSWER_RETRIES",

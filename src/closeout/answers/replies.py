@@ -8,15 +8,13 @@ from typing import Any, Literal
 
 from closeout.answers.contracts import ContractReading
 from closeout.answers.reading import said
-from closeout.messages import Defect
 from closeout.parsing.forms.reader import find_call_mark
+from closeout.parsing.read_reply import invents_result
 
 __all__ = [
-    "INVENTED",
     "ReplyProblem",
     "announces_step",
     "has_tool_calls",
-    "invents_result",
     "is_refusal",
     "problem_of",
 ]
@@ -34,12 +32,6 @@ _REFUSAL = re.compile(
 _REFUSAL_LENGTH = 700  # characters; a longer text is an answer that starts politely
 # An action of ReAct, in addition to the marks of the other tool-call forms.
 _ACTION = re.compile(r"^Action Input:|^Action:\s{0,4}(?:```(?:json)?\s{0,4})?\{", re.MULTILINE)
-# A tool result that the model wrote itself: what follows it is not an answer, in any dialect.
-_INVENTED = re.compile(
-    r"^[ \t>*#]*(?:observation|tool[ _](?:result|response|output)|观察|观测)\s*\d*\s*[*]*[:：]"
-    r"|^[ \t]*<(?:tool_response|tool_result|function_results?|observation)\b",
-    re.IGNORECASE | re.MULTILINE,
-)
 # The end of a reply that announces what the model does next: "I will now search for it.", "Let me check:".
 _STEPS = (
     r"(?:search|look|check|find|fetch|get|retrieve|query|call|use|invoke|run|execute|calculate|compute|read|open|browse"
@@ -63,12 +55,6 @@ _ANNOUNCED = re.compile(
 _OFFERED = re.compile(r"\b(?:if|once|when|unless|whenever) (?:you|that|this|it)\b|[?？]\W*\Z|如果|吗", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n+")
 
-INVENTED = Defect(
-    "invented_observation",
-    "You wrote a tool result yourself. Results come only from tools: make the call and wait for its result.",
-    refuses=True,
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplyProblem:
@@ -84,11 +70,6 @@ def has_tool_calls(info: Any) -> bool:
     if isinstance(info, tuple):
         return any(has_tool_calls(part) if isinstance(part, tuple | list) else part is not None for part in info)
     return isinstance(info, list) and bool(info)
-
-
-def invents_result(text: str) -> bool:
-    """Return whether a line of the text pretends to be a tool result."""
-    return _INVENTED.search(text) is not None
 
 
 def is_refusal(text: str) -> bool:

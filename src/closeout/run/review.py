@@ -12,8 +12,8 @@ from closeout.answers.reading import ContractReading
 from closeout.answers.replies import announces_step, is_refusal
 from closeout.messages import Defect, ModelRequest, Reading, ToolSpec
 from closeout.parsing.forms.reader import read_tool_calls
+from closeout.parsing.repetition import REPEATING, repeated_tail
 from closeout.records import record
-from closeout.run.streaming import REPEATING, repeated_tail
 
 if TYPE_CHECKING:
     from closeout.tools.executor import CallOutcome

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from closeout.answers.contracts import Boxed, Text
-from closeout.answers.replies import INVENTED, invents_result
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
@@ -22,22 +21,21 @@ from closeout.messages import (
     ModelReply,
     ModelRequest,
     Reading,
-    Repair,
     RequestInfo,
     ToolCall,
     ToolSpec,
     Usage,
 )
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
-from closeout.parsing.readers import Reader, unfinished
-from closeout.parsing.salvage import salvage
+from closeout.parsing.read_reply import read_reply, salvaged_form
+from closeout.parsing.readers import Reader
 from closeout.results.tokens import estimate_tokens
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.strategy import ModelTurn, Strategy
-from closeout.run.streaming import REPEATING, ReplyListener, repeated_tail
+from closeout.run.streaming import ReplyListener
 
 __all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
 
@@ -269,23 +267,16 @@ class ModelSession:
         return self.dialect.reader(self._offered.specs)
 
     def read(self, reply: ModelReply) -> Reading:
-        """Read calls, answer and defects in a reply; calls in a form that the dialect does not know are salvaged."""
-        if reply.finish_reason in ("cut", "length"):
-            start = repeated_tail(reply.text)
-            if start >= 0 or repeated_tail(reply.reasoning) >= 0:
-                return Reading(reply.text[: max(start, 0)], reply.reasoning, defects=(REPEATING,))
-        reading = replace(self._reader().close(reply), attached=reply.attached)
-        if reading.calls:
-            self._salvaged_in_a_row = self._rejected_in_a_row = 0
-            return reading
-        if not (reply.finished or reading.defects):
-            reading = replace(reading, defects=(unfinished(reply),))
-        reading = self._salvage(reading, reply) or reading
+        """Read calls, answer and defects in a reply, and learn from its form how to ask next time."""
+        specs, parallel = self._offered.specs, self.dialect.parallel_calls
+        reading = read_reply(reply, self._reader(), specs, parallel=parallel, is_answer=self._is_marked_answer)
+        self._note_form(salvaged_form(reading), acted=bool(reading.calls))
         self._note_rejection(reply.finish_reason == "rejected" and not reading.calls)
-        # Without tools, "Observation: …" is a line like any other.
-        if not reading.calls and self._offered.specs and invents_result(reading.answer or ""):
-            return replace(reading, answer=None, defects=(INVENTED, *reading.defects))
         return reading
+
+    def _is_marked_answer(self, text: str) -> bool:
+        found = self._answers.read(text)
+        return found.ok and found.marked
 
     def answer_in(self, reply: ModelReply) -> str | None:
         """Return what the dialect reads as the answer, None if that does not satisfy the contract."""
@@ -296,26 +287,6 @@ class ModelSession:
         """Return the calls that the dialect reads in a reply."""
         return self._reader().close(reply).calls
 
-    def _salvage(self, reading: Reading, reply: ModelReply) -> Reading | None:
-        """Return the calls of a reply in which the dialect found none, if it holds any in another form."""
-        found = self._answers.read(reading.answer or "")
-        if not self._offered.specs or (found.ok and found.marked):
-            return None
-        if any(defect.refuses for defect in reading.defects):
-            return None
-        rejected = reply.finish_reason == "rejected"  # the server may have left the beginning out
-        salvaged = salvage(reply.text, reply.reasoning, self._offered.specs, truncated=rejected)
-        if salvaged is None or not salvaged.calls:
-            return None
-        self._consider_switch(salvaged.repairs[0].kind if salvaged.repairs else "")
-        calls = salvaged.calls if self.dialect.parallel_calls else salvaged.calls[:1]
-        repairs = (*reading.repairs, *salvaged.repairs)
-        if rejected:
-            repairs = (Repair("rejected_call", "reply", reply.text[:80], after=calls[0].name), *repairs)
-        return replace(
-            reading, text=salvaged.content, calls=tuple(calls), answer=None, defects=(), repairs=repairs, raw=""
-        )
-
     # ------------------------------------------------------------------------------------------ another dialect
 
     def _note_rejection(self, rejected: bool) -> None:
@@ -325,10 +296,13 @@ class ModelSession:
         if self._rejected_in_a_row >= REJECTIONS_BEFORE_SWITCH and may:
             self._switch_dialect("cot_chat", "The server cannot read its model's calls", remember=False)
 
-    def _consider_switch(self, kind: str) -> None:
+    def _note_form(self, form: str, *, acted: bool) -> None:
         """Switch to the dialect that a model keeps writing, once in a run."""
+        if not form:
+            self._salvaged_in_a_row = 0 if acted else self._salvaged_in_a_row
+            return
         self._salvaged_in_a_row += 1
-        name = DIALECT_OF_FORM.get(kind.removeprefix("dialect:"))
+        name = DIALECT_OF_FORM.get(form)
         if name is None or name == self.dialect.name or self._salvaged_in_a_row < SALVAGES_BEFORE_SWITCH:
             return
         if self._plan.may_switch_dialect and not self._switched:

@@ -6,16 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from closeout.answers.replies import INVENTED, invents_result
 from closeout.codec import encode_json
 from closeout.errors import ToolDefinitionError
 from closeout.messages import Defect, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import read_object
+from closeout.parsing.read_reply import INVENTED, read_reply
 from closeout.parsing.readers import NativeReader, Reader
-from closeout.parsing.salvage import salvage
-from closeout.repair import SchemaRules, repair_arguments, resolve_tool_name
-from closeout.run.streaming import REPEATING, repeated_tail
-from closeout.tools.toolbox import governed
+from closeout.parsing.repetition import REPEATING
+from closeout.tools.toolbox import Toolbox, governed
 
 __all__ = ["Governor", "Verdict"]
 
@@ -51,10 +49,9 @@ class Governor:
 
     def __init__(self, tools: Iterable[ToolSpec], unchecked: Iterable[str] = (), *, parallel: bool = True) -> None:
         self.tools = tuple(governed(tool) for tool in tools)
-        self._by_name = {tool.name: tool for tool in self.tools}
+        self._toolbox = Toolbox.of(self.tools)
         self._unchecked = frozenset(unchecked)
         self._parallel = parallel
-        self._rules: dict[str, SchemaRules | None] = {}
 
     def judge(self, reply: ModelReply, reader: Reader | None = None) -> Verdict:
         """Return what a reply is worth.
@@ -66,34 +63,20 @@ class Governor:
         if not self.tools:
             return Verdict(reply=reply)
         in_text = reader is not None
-        reading = (reader or NativeReader(self.tools)).close(reply)
+        reading = read_reply(reply, reader or NativeReader(self.tools), self.tools, parallel=self._parallel)
         if reading.calls and reading.defects:  # the last call was cut off
             return Verdict(reply=reply, defect=reading.defects[0])
-        if not reading.calls:
-            if repeated_tail(reply.text) >= 0 and reply.finish_reason == "length":
-                return Verdict(reply=reply, defect=REPEATING)
-            reading = self._salvaged(reading, reply) or reading
         if not reading.calls:
             return self._without_calls(reading, reply, in_text=in_text)
         return self._with_calls(reading, reply)
 
-    def _salvaged(self, reading: Reading, reply: ModelReply) -> Reading | None:
-        """The reply with the calls that it holds in another form, None if there are none."""
-        if any(defect.refuses for defect in reading.defects):
-            return None
-        found = salvage(reply.text, reply.reasoning, self.tools)
-        if found is None or not found.calls:
-            return None
-        calls = found.calls if self._parallel else found.calls[:1]
-        return Reading(found.content, reading.reasoning, tuple(calls), repairs=(*reading.repairs, *found.repairs))
-
     def _without_calls(self, reading: Reading, reply: ModelReply, *, in_text: bool) -> Verdict:
+        if reading.defects and reading.defects[0] in (REPEATING, INVENTED):
+            return Verdict(reply=reply, defect=reading.defects[0])
         if reading.answer is None and reading.defects:
             if reply.text.strip() and not in_text and not reply.tool_calls:
                 return Verdict(reply=reply)  # a text that was cut off is the client's to judge
             return Verdict(reply=reply, defect=reading.defects[0])
-        if invents_result(reading.answer or ""):
-            return Verdict(reply=reply, defect=INVENTED)
         if in_text and reading.answer is not None:
             shown = replace(reply, text=reading.answer, reasoning=reading.reasoning)
             return Verdict(reply=shown, repairs=reading.repairs)
@@ -121,23 +104,15 @@ class Governor:
 
     def _fit(self, call: ToolCall) -> tuple[ToolCall, Sequence[Repair], str]:
         """Return the call with the name and the arguments of a tool, what was repaired, or what is wrong."""
-        if call.name in self._unchecked and call.name not in self._by_name:
+        if call.name in self._unchecked and self._toolbox.named(call.name) is None:
             return call, (), ""
-        spec, repairs, message = resolve_tool_name(call.name, self._by_name)
+        spec, repairs, message = self._toolbox.resolve(call)
         if spec is None:
             return call, (), message
-        rules = self._rules_of(spec)
-        if rules is None:
+        try:
+            found = self._toolbox.repair(spec, call.arguments, call.text)
+        except ToolDefinitionError:  # the client's to answer for
             return replace(call, name=spec.name), repairs, ""
-        policy = spec.policy
-        found = repair_arguments(
-            call.arguments,
-            rules,
-            policy.aliases,
-            defaults=policy.defaults,
-            drop_unknown=policy.read_only,
-            written=call.text,
-        )
         if found.errors:
             return call, (), f"The call of {spec.name} was not made. {found.errors[0]}"
         made = [*repairs, *found.repairs]
@@ -147,15 +122,6 @@ class Governor:
             return call, (), ""
         text = encode_json(dict(found.arguments)).decode()
         return replace(call, name=spec.name, arguments=found.arguments, text=text), made, ""
-
-    def _rules_of(self, spec: ToolSpec) -> SchemaRules | None:
-        """The tool's compiled schema; None if it is not a JSON Schema, which is the client's to answer for."""
-        if spec.name not in self._rules:
-            try:
-                self._rules[spec.name] = SchemaRules.of(spec.parameters)
-            except ToolDefinitionError:
-                self._rules[spec.name] = None
-        return self._rules[spec.name]
 
 
 def _call_id(reply: ModelReply, number: int) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from closeout.answers.replies import invents_result
 from closeout.parsing.forms import FormDetector
+from closeout.parsing.read_reply import invents_result
 
 __all__ = ["TextGate"]
 

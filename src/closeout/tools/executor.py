@@ -21,7 +21,7 @@ from closeout.errors import Suspended, ToolDefinitionError
 from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.json_text import repair_json
 from closeout.records import record
-from closeout.repair.arguments import RepairedArguments, repair_arguments
+from closeout.repair.arguments import RepairedArguments
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.normal import normalise
 from closeout.results.present import Presented, present
@@ -250,14 +250,14 @@ class ToolExecutor:
     def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
         """The arguments, repaired, with the last word of `fix_tool_call_arguments` on them."""
         arguments = call.arguments
-        found = _repair(arguments, spec, toolbox, call.text)
+        found = toolbox.repair(spec, arguments, call.text)
         given = arguments if isinstance(arguments, Mapping) else found.arguments if found.ok else _as_object(arguments)
         if not isinstance(given, Mapping) or (not found.ok and not given):
             return found
         fixed = self._call_method("fix_tool_call_arguments", spec.name, dict(given))
         if fixed == (found.arguments if found.ok else given):
             return found
-        again = _repair(fixed, spec, toolbox)
+        again = toolbox.repair(spec, fixed)
         if not again.ok:
             return again
         repair = Repair("fix_tool_call_arguments", "arguments", summarise(given), after=summarise(again.arguments))
@@ -292,7 +292,7 @@ class ToolExecutor:
 
     def _edited(self, plan: _Plan, spec: ToolSpec, toolbox: Toolbox, call: ToolCall) -> _Plan:
         """The plan with arguments that a person wrote, which are used exactly as written or not at all."""
-        checked = _repair(call.arguments, spec, toolbox)
+        checked = toolbox.repair(spec, call.arguments)
         assert isinstance(call.arguments, Mapping)
         if checked.errors or checked.repairs:
             problem = checked.errors[0] if checked.errors else checked.repairs[0].kind
@@ -523,7 +523,7 @@ class ToolExecutor:
         spec = toolbox.named(tool_name)
         if spec is None:
             return _renamed(_as_object(arguments), self._policy(tool_name))
-        repaired = _repair(arguments, spec, toolbox)
+        repaired = toolbox.repair(spec, arguments)
         return dict(repaired.arguments if repaired.ok else _as_object(arguments))
 
     def get_query_str_from_tool_call(self, tool_name: str, arguments: dict[str, Any]) -> str | None:
@@ -647,18 +647,6 @@ def _with_twins(plans: Sequence[_Plan]) -> list[_Plan]:
         is_twin = plan.query is not None and first.setdefault(plan.query, index) != index
         marked.append(replace(plan, twin=first[plan.query or ""]) if is_twin else plan)
     return marked
-
-
-def _repair(arguments: Any, spec: ToolSpec, toolbox: Toolbox, written: str = "") -> RepairedArguments:
-    policy = spec.policy
-    return repair_arguments(
-        arguments,
-        toolbox.rules(spec),
-        policy.aliases,
-        defaults=policy.defaults,
-        drop_unknown=policy.read_only,
-        written=written,
-    )
 
 
 def _result_record(spec: ToolSpec, output: ToolOutput) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
+from closeout.repair.arguments import RepairedArguments, repair_arguments
 from closeout.repair.names import ResolvedName, resolve_tool_name
 from closeout.repair.schema import SchemaRules
 from closeout.tools.running import ToolSource
@@ -95,6 +96,14 @@ class Toolbox:
         self._by_name: dict[str, ToolSpec] = {}
         self._rules: dict[int, tuple[ToolSpec, SchemaRules]] = {}
 
+    @classmethod
+    def of(cls, specs: Sequence[ToolSpec]) -> Toolbox:
+        """Return a view of tools that do not change."""
+        toolbox = cls(None)
+        toolbox.offer(specs)
+        toolbox._follow()
+        return toolbox
+
     def offer(self, specs: Sequence[ToolSpec]) -> None:
         """Take these tools instead of following the manager."""
         self._fixed = specs
@@ -114,6 +123,27 @@ class Toolbox:
             known = self._rules[id(spec)] = (spec, SchemaRules.of(spec.parameters))
         return known[1]
 
+    def repair(self, spec: ToolSpec, arguments: Any, written: str = "") -> RepairedArguments:
+        """Return arguments that fit a tool's schema, or why there are none.
+
+        Args:
+            spec: The tool.
+            arguments: An object, or the text of one.
+            written: The text that the model wrote, if the arguments were read from it.
+
+        Raises:
+            ToolDefinitionError: The tool's schema is not a JSON Schema.
+        """
+        policy = spec.policy
+        return repair_arguments(
+            arguments,
+            self.rules(spec),
+            policy.aliases,
+            defaults=policy.defaults,
+            drop_unknown=policy.read_only,
+            written=written,
+        )
+
     def named(self, tool_name: str) -> ToolSpec | None:
         """Return the tool of a name, or None."""
         self._follow()
@@ -125,9 +155,12 @@ class Toolbox:
         return spec.policy if spec is not None else SHIPPED_POLICIES.get(tool_name, _DEFAULT)
 
     def _follow(self) -> None:
-        if self.source is None:
+        if self._fixed is not None:
+            offered: Any = self._fixed
+        elif self.source is not None:
+            offered = self.source.specs()
+        else:
             return
-        offered: Any = self.source.specs() if self._fixed is None else self._fixed
         if offered is self._offered:
             return
         if isinstance(offered, Mapping):
