@@ -493,11 +493,18 @@ def _recorded(request: ModelRequest, prompt: PromptSize) -> tuple[Mapping[str, A
     if request.prompt is not None:
         return ({"prompt": mask(request.prompt[prompt.shared :])},)
     added = request.messages[prompt.kept :]
-    return tuple([mask(m if type(m.get("content")) is not list else _without_pictures(m)) for m in added])
+    return tuple([mask(_recorded_message(m)) for m in added])
+
+
+def _recorded_message(message: Message) -> Mapping[str, Any]:
+    """A message without what the journal holds already: what its server attached, and the data of its pictures."""
+    if "attached" in message:
+        message = Message({name: value for name, value in message.items() if name != "attached"})
+    return message if type(message.get("content")) is not list else _without_pictures(message)
 
 
 def _without_pictures(message: Message) -> dict[str, Any]:
-    """A message with the sizes of its pictures instead of their data, which the journal holds already."""
+    """A message with the sizes of its pictures instead of their data."""
     parts = []
     for part in message["content"]:
         picture = part.get("image_url") if isinstance(part, dict) else None
