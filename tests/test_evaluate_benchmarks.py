@@ -89,4 +89,5 @@ def test_a_call_of_the_desk_that_was_interrupted_runs_again() -> None:
     benchmark = find_benchmark("retail")
     assert benchmark is not None
     assert benchmark.tools is not None
-    assert {tool.on_crash for tool in benchmark.tools(benchmark.tasks()[0])} == {"rerun"}
+    policies = [tool.policy for tool in benchmark.tools(benchmark.tasks()[0])]
+    assert all(policy.read_only or policy.on_crash == "rerun" for policy in policies)
