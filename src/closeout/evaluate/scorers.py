@@ -123,10 +123,10 @@ NO_GOLD = Score(0.0, False, "The task has no right answer to compare with.", jud
 class _Graded:
     """Compares the answer with each right one; the best score counts."""
 
-    def __init__(self, name: str, compare: Callable[[str, str], Score], *, in_thread: bool = False) -> None:
+    def __init__(self, name: str, compare: Callable[[str, str], Score]) -> None:
         self.name = name
         self._compare = compare
-        self._in_thread = in_thread or name == "math"  # it waits for another process
+        self._in_thread = name == "math"  # It waits for another process.
 
     async def score(self, attempt: Attempted) -> Score:
         if attempt.answer is None or not attempt.answer.strip():
