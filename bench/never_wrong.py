@@ -18,12 +18,14 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from closeout import Agent
 from closeout.answers.grading import grade
 from closeout.messages import ToolCall, ToolPolicy
+from closeout.repair import repair_arguments
 from closeout.testing import ScriptedClient, Turn, answer
 from closeout.tools.tool import Tool
 
@@ -247,6 +249,77 @@ def measure_answers(quick: bool, show: bool, rng: random.Random) -> str:
     )
 
 
+# ------------------------------------------------------------------------------------------------ values
+
+SYMBOLS = ("mW", "MW", "Mb", "MB", "mPa", "MPa", "m", "M", "1m", "1M", "UTC+5", "UTC-5", "T+1", "NA", "A-", "A+", "C++")
+LONG_WORDS = ("Celsius", "kelvin", "Picnic Tables", "gluten_free", "prednisolone", "Hertford", "ascending")
+NEAR_WORDS = (*SYMBOLS, *LONG_WORDS, "UTC 5", "T1", "N/A", "prednisone", "Hartford", "descending", "picnic tables")
+KINDS: tuple[dict[str, Any], ...] = (
+    {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"},
+    {"type": "array", "items": {"type": "integer"}}, {"type": "array", "items": {"type": "string"}},
+)  # fmt: skip
+
+
+def random_written(rng: random.Random) -> str:
+    """What a model may write for one argument: numbers and codes in many forms, words, bare or as a JSON string."""
+    digits = "".join(rng.choice("0123456789") for _ in range(rng.choice((1, 2, 3, 4, 6, 18, 25))))
+    small = rng.randrange(1, 999)
+    text = rng.choice([
+        digits, f"0{digits}", f"-{digits}", f"+{digits}", f"{digits}.", f".{digits}", f"{digits}.{small}",
+        f"{digits}.000", f"{digits}.0", f"{digits}e{rng.choice((1, 3, 4567, -999))}", f"0x{digits}", f"1_{digits}",
+        f"{small},{small:03}", f"{small}, {small}", "-", rng.choice(NEAR_WORDS),
+        rng.choice(("true", "True", "FALSE", "yes", "hardly yes", "null", "None", "nil", "")),
+    ])  # fmt: skip
+    return json.dumps(text) if rng.random() < 0.5 else text
+
+
+def means(result: Any, text: str, kind: dict[str, Any]) -> bool:
+    """Whether a value is what the text says, read independently: exact decimals, no likeness, no ambiguity."""
+    if isinstance(result, bool):
+        return {"true": True, "false": False, "1": True, "0": False}.get(text.lower()) is result
+    if isinstance(result, list):
+        pieces = [text.strip()] if len(result) == 1 else [piece.strip() for piece in text.split(",")]
+        grouped = re.fullmatch(r"\d{1,3}(,\d{3})+", text.strip()) is not None
+        fits = len(pieces) == len(result) and not grouped
+        return fits and all(map(means, result, pieces, [kind.get("items", {})] * len(pieces)))
+    if isinstance(result, int | float):
+        plain = text.strip().replace("_", "")
+        if plain[:2] == "0x":
+            return isinstance(result, int) and result == int(plain, 16)
+        octal = re.fullmatch(r"[+-]?0[0-7]+", plain) and int(plain, 8) != int(plain)
+        grouping = kind.get("type") == "integer" and re.fullmatch(r"[+-]?\d+\.\d{3}", plain)
+        try:
+            return not octal and not grouping and Decimal(repr(result)) == Decimal(plain)
+        except InvalidOperation:
+            return False
+    if result == text or (isinstance(result, str) and result == text.strip()):
+        return True
+    if "enum" not in kind or result in SYMBOLS or result not in kind["enum"]:
+        return False
+    return re.sub("[ _-]", " ", result).lower() == re.sub("[ _-]", " ", text).lower()
+
+
+def measure_values(pairs: int, show: bool, rng: random.Random) -> str:
+    """Repair random arguments for random schemas. A repaired value must mean what was written."""
+    counts: Counter[str] = Counter()
+    for _ in range(pairs):
+        kind = rng.choice([*KINDS, {"enum": rng.sample(SYMBOLS + LONG_WORDS, rng.randint(1, 4))}])
+        schema = {"type": "object", "properties": {"it": kind}, "required": ["it"], "additionalProperties": False}
+        written = random_written(rng)
+        extra = rng.choice(("", "", "", ', "dry_run": true', ', "it": "twice"'))
+        found = repair_arguments(f'{{"it": {written}{extra}}}', schema)
+        text = json.loads(written) if written[:1] == '"' else written
+        same = found.ok and set(found.arguments) == {"it"} and not extra and means(found.arguments["it"], text, kind)
+        verdict = "refused" if not found.ok else "untouched" if not found.repairs else "meant" if same else "wrong"
+        counts[verdict] += 1
+        if show and verdict == "wrong":
+            print(f"  {written}{extra} for {kind} became {found.arguments}")
+    return (
+        f"{pairs:,} values: {counts['wrong']} executed with another meaning, {counts['meant']:,} repaired, "
+        f"{counts['untouched']:,} valid as written, {counts['refused']:,} refused"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
@@ -257,7 +330,8 @@ def main() -> None:
     rng = random.Random(options.seed)
     names = measure_names(options.quick, options.show, rng)
     answers = measure_answers(options.quick, options.show, rng)
-    print(f"bench never_wrong: {names}; {answers}; {time.perf_counter() - began:.0f} s")
+    values = measure_values(5_000 if options.quick else 100_000, options.show, rng)
+    print(f"bench never_wrong: {names}; {answers}; {values}; {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -83,3 +83,11 @@ def test_the_data_says_where_it_is_from() -> None:
         assert f"`{file.name}`" in about
         for line in file.read_text("utf-8").splitlines():
             json.loads(line)
+
+
+def test_a_call_of_the_desk_that_was_interrupted_runs_again() -> None:
+    benchmark = find_benchmark("retail")
+    assert benchmark is not None
+    assert benchmark.tools is not None
+    policies = [tool.policy for tool in benchmark.tools(benchmark.tasks()[0])]
+    assert all(policy.read_only or policy.on_crash == "rerun" for policy in policies)

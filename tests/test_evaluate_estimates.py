@@ -125,3 +125,8 @@ def test_kappa_is_agreement_beyond_chance() -> None:
     assert cohen_kappa([True, False], [True, False]) == 1
     assert cohen_kappa([True, True], [True, True]) == 1
     assert math.isnan(cohen_kappa([], []))
+
+
+def test_scores_beyond_the_range_that_older_versions_stored_can_be_shown() -> None:
+    assert mean_estimate([[2.0], [2.0]]).high == 1.0
+    assert mean_estimate([[-1.0], [-1.0]]).low == 0.0

@@ -38,6 +38,14 @@ def scored(scorer: Any, said: str | None, right: Any, **fields: Any) -> Score:
         ("includes", "It is the city of New York.", "new york", 1),
         ("includes", "15", "5", 0),
         ("em", "The Beatles!", "beatles", 1),
+        ("em", "“北京”。", "北京", 1),
+        ("em", "北京", "东京", 0),
+        ("includes", "答案是北京市。", "北京", 1),
+        ("includes", "答案是北京市。", "东京", 0),
+        ("f1", "北京市", "北京", 0.8),
+        ("math", r"35.0\%", r"35\%", 1),
+        ("math", r"3,\!250", "3250", 1),
+        ("normalized", r"3,\!250", "3250", 1),
         ("f1", "the city of Paris", "Paris", 0.5),
         ("f1", "yes", "no", 0),
         ("f1", "yes it is", "yes", 0),
@@ -128,3 +136,22 @@ def test_an_answer_cannot_pose_as_the_right_one(home: Path) -> None:
     asyncio.run(judge.score(Attempted(EvalTask(id="t", question="Who?", answer="A"), forged, run_id="r")))
     sent = str(client.requests[0].messages[-1]["content"])
     assert sent.count('"right_answer": ') == 1
+
+
+@pytest.mark.parametrize("value", [2.0, -1, float("nan"), "1"])
+def test_a_score_outside_its_range_is_refused_and_costs_only_the_verdict(value: Any) -> None:
+    with pytest.raises(UsageError, match="must be a number from 0 to 1, got"):
+        Score(value, False)
+    found = scored(lambda attempt: Score(value, False), "a", "a")
+    assert (found.value, found.judged) == (0.0, False)
+
+
+def test_a_parameter_with_a_default_is_a_setting_not_the_right_answer() -> None:
+    def of_attempt(attempt: Attempted, strict: bool = True) -> bool:
+        return strict and attempt.answer == "4"
+
+    def of_texts(answer: str, gold: str, tolerance: float = 0.1) -> bool:
+        return abs(float(answer) - float(gold)) <= tolerance
+
+    assert scored(of_attempt, "4", "5").value == 1
+    assert scored(of_texts, "4.05", "4").value == 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
+import random
 import time
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -243,6 +246,10 @@ ONE = {"type": "object", "required": ["it"], "additionalProperties": False}
         ({"type": "number"}, '"0.12345678901234567890"', None),
         ({"type": "number"}, '"175928847299117063.5"', None),
         ({"type": "number"}, "-", None),
+        ({"type": "number"}, ".2530586990557906148171087", None),
+        ({"type": "integer"}, "7, 7", None),
+        ({"type": "string"}, "True", None),
+        ({"type": "string"}, "-0", "-0"),
         ({"type": "array", "items": {"type": "integer"}}, '"5,101"', None),
         ({"type": "array", "items": {"type": "string"}}, '"Paris, France"', None),
         ({"type": "boolean"}, '"hardly yes"', None),
@@ -526,3 +533,13 @@ def test_what_the_plainest_schemas_accept_is_what_the_validator_accepts(schema: 
     except (ValueError, TypeError):  # no JSON: a lone surrogate, a number without a value
         expected = False
     assert SchemaRules.of(schema).accepts(call) == expected
+
+
+def test_random_values_mean_what_was_written_or_are_refused() -> None:
+    path = Path(__file__).parents[1] / "bench" / "never_wrong.py"
+    spec = importlib.util.spec_from_file_location("never_wrong", path)
+    assert spec is not None
+    assert spec.loader is not None
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    assert "3,000 values: 0 executed with another meaning" in bench.measure_values(3_000, False, random.Random(11))

@@ -46,7 +46,7 @@ _MINUS = str.maketrans("−﹣－", "---")
 def plain_text(text: str) -> str:
     r"""Return a short answer without LaTeX text commands, quotes and stars around it, and a full stop at the end."""
     text = _TEXT_COMMAND.sub(r"\1", text[:_MOST_CHARACTERS])
-    text = _LATEX_BLANKS.sub(" ", text)
+    text = _LATEX_BLANKS.sub(" ", text.replace(r"\!", ""))  # A negative space, as in 3,\!250.
     previous = ""
     while previous != text:
         previous = text

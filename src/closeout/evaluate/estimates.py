@@ -82,7 +82,7 @@ def mean_of_sums(sums: Sequence[tuple[float, int]]) -> Estimate:
     squares = sum((total - count * mean) ** 2 for total, count in sums)
     error = math.sqrt(squares * groups / (groups - 1)) / number
     effective = mean * (1 - mean) / error**2 * groups / (groups - 1) if error > 1e-12 and 0 < mean < 1 else groups
-    low, high = _wilson(mean, effective)
+    low, high = _wilson(min(max(mean, 0.0), 1.0), effective)  # Evaluations of older versions hold scores beyond.
     return Estimate(mean=mean, error=error, low=low, high=high, trials=number, clusters=groups)
 
 

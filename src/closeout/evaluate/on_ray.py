@@ -133,7 +133,6 @@ class RaySweep:
         scorers: Names of scorers, or functions.
         settings: How it works; `concurrency` does not apply.
         address: The cluster, "auto" for the one of this machine. Ignored if Ray is connected already.
-        trials_per_task: The number of trials that a task runs at the same time.
 
     Raises:
         UsageError: Ray is not installed, or there is no cluster.
@@ -147,13 +146,11 @@ class RaySweep:
         settings: SweepSettings,
         *,
         address: str = "auto",
-        trials_per_task: int = TRIALS_PER_TASK,
     ) -> None:
         self._store = store
         self._make_agent = make_agent
         self._scorers = tuple(scorers)
         self._settings = settings
-        self._trials_per_task = trials_per_task
         self._ray = _connected(address)
         self._home = store.path.parent.parent
         self._batches: dict[Any, Batch] = {}  # in flight, by the reference of their result
@@ -206,9 +203,9 @@ class RaySweep:
         if self.stopped or control.state == "paused":
             return
         wanted = max(int(self._ray.cluster_resources().get("CPU", 0)), 1) * TASKS_PER_CPU - len(self._batches)
-        claims = self._store.exchange((), max(wanted, 0) * self._trials_per_task, 0.0, 0)
-        for first in range(0, len(claims), self._trials_per_task):
-            chosen = tuple(claims[first : first + self._trials_per_task])
+        claims = self._store.exchange((), max(wanted, 0) * TRIALS_PER_TASK, 0.0, 0)
+        for first in range(0, len(claims), TRIALS_PER_TASK):
+            chosen = tuple(claims[first : first + TRIALS_PER_TASK])
             batch = Batch(
                 name=self._store.path.stem,
                 claims=chosen,

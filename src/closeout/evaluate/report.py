@@ -332,9 +332,9 @@ class Report:
             (
                 "score",
                 (
-                    f"{percent(score.mean)} ± {percent(score.error)} of {amount(score.trials, 'trial')}, "
-                    f"{amount(score.clusters, 'task')}; 95 % interval {span(score.low, score.high)}, "
-                    f"bootstrap {span(*low_high)}"
+                    f"{percent(score.mean)} ± {percent(score.error)} (standard error) of "
+                    f"{amount(score.trials, 'trial')}, {amount(score.clusters, 'task')}; "
+                    f"95 % interval {span(score.low, score.high)}, bootstrap {span(*low_high)}"
                 ),
             ),
             ("right", f"{totals.correct:,} of {totals.planned:,} trials"),

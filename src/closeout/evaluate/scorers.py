@@ -9,6 +9,7 @@ import json
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -84,13 +85,21 @@ def _imported(module: str, name: str) -> Any:
         raise UsageError(f"The scorer {module}:{name} cannot be imported: {error}.") from None
 
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 class FunctionScorer:
-    """Scores with a function of an `Attempted`, or of an answer and a right answer. The function may be async."""
+    """Scores with a function of an `Attempted`, or of an answer and a right answer. The function may be async.
+
+    Parameters with a default are settings of the function.
+    """
 
     def __init__(self, function: Callable[..., Any], name: str = "") -> None:
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self._function = function
-        self._takes_golds = len(inspect.signature(function).parameters) == 2
+        parameters = inspect.signature(function).parameters.values()
+        required = [each for each in parameters if each.default is each.empty and each.kind in _POSITIONAL]
+        self._takes_golds = len(required) == 2
 
     async def score(self, attempt: Attempted) -> Score:
         if self._takes_golds:
@@ -114,10 +123,10 @@ NO_GOLD = Score(0.0, False, "The task has no right answer to compare with.", jud
 class _Graded:
     """Compares the answer with each right one; the best score counts."""
 
-    def __init__(self, name: str, compare: Callable[[str, str], Score], *, in_thread: bool = False) -> None:
+    def __init__(self, name: str, compare: Callable[[str, str], Score]) -> None:
         self.name = name
         self._compare = compare
-        self._in_thread = in_thread or name == "math"  # it waits for another process
+        self._in_thread = name == "math"  # It waits for another process.
 
     async def score(self, attempt: Attempted) -> Score:
         if attempt.answer is None or not attempt.answer.strip():
@@ -157,13 +166,18 @@ def _numeric(name: str, setting: str) -> Scorer:
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Scripts without spaces between words: each character counts as a word, as in MLQA (Lewis et al. 2020).
+_UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])")
 _CLOSED = frozenset({"yes", "no", "noanswer"})
 
 
 def _words(text: str) -> list[str]:
-    """Return the words that extractive question answering compares (SQuAD 1.1): no case, punctuation and articles."""
-    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    """Return the words that extractive question answering compares: no case, punctuation and articles.
+
+    The rules are those of SQuAD 1.1; Unicode punctuation and unspaced scripts are read as in MLQA.
+    """
+    kept = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
+    return _ARTICLES.sub(" ", _UNSPACED.sub(r" \1 ", kept)).split()
 
 
 def _em(answer: str, gold: str) -> Score:

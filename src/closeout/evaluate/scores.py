@@ -35,6 +35,10 @@ class Score:
     reason: str = ""
     judged: bool = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, int | float) or not 0 <= self.value <= 1:
+            raise UsageError(f"The value of a Score must be a number from 0 to 1, got {self.value!r:.60}. Scale it.")
+
     @classmethod
     def of(cls, verdict: Score | Grade | bool | float) -> Score:
         """Return the score for what a scoring function returns.

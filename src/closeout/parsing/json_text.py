@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from closeout.messages import Repair
+from closeout.parsing.numbers import read_number
 
 __all__ = ["MAX_REPAIRED", "RepairedJson", "read_broken_json", "repair_json"]
 
@@ -108,8 +110,10 @@ def _loose_number(token: str) -> tuple[Any, tuple[str, ...]]:
     digits = token.lstrip("+-")
     if not _FLOAT.fullmatch(digits):  # a code such as 00789 or +49789, not a quantity: it keeps its characters
         return token, ("unquoted_string",)
-    value, repairs = _number(token.lstrip("+"))
-    return value, ("loose_number", *repairs)
+    value = read_number(token.removesuffix("."))
+    if value is None or float(value) != value:
+        return token, ("unquoted_string",)
+    return float(value), ("loose_number",)
 
 
 # Every alternative takes all that it looked at, so that no stretch of the text is read twice.
@@ -1044,8 +1048,8 @@ def _by_library(text: str) -> RepairedJson | None:
 
 def _invented(value: dict[str, Any] | list[Any], text: str) -> bool:
     """Whether a string in the value is not quoted in the text, or a word of the text is not in the value."""
-    left_out = set(_WORD_PATTERN.findall(text.casefold())) - set(_WORD_PATTERN.findall(json.dumps(value).casefold()))
-    if left_out - {"none", "undefined"}:
+    words, kept = (Counter(_WORD_PATTERN.findall(each.casefold())) for each in (text, json.dumps(value)))
+    if (words - kept).keys() - {"none", "undefined"}:
         return True
     pending: list[Any] = [value]
     while pending:

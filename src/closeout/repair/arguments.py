@@ -109,13 +109,17 @@ def _from_value(arguments: Any, rules: _Rules, written: str = "") -> RepairedArg
 
 def _with_digits(arguments: Any, written: str) -> Any:
     """The arguments with numbers that know how they were written, if `written` is their strict JSON text."""
-    if "." not in written and "e" not in written.lower():
+    if not written:
         return arguments
     try:
-        exact = json.loads(written, parse_float=WrittenFloat)
+        exact = json.loads(written, parse_float=WrittenFloat, parse_int=_whole)
     except (ValueError, RecursionError):
         return arguments
     return exact if exact == arguments else arguments
+
+
+def _whole(text: str) -> int | WrittenFloat:
+    return WrittenFloat(text) if text == "-0" else int(text)
 
 
 def _plain(value: Any) -> Any:

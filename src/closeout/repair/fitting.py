@@ -351,7 +351,7 @@ def _converted(value: Any, types: frozenset[str]) -> tuple[str, Any] | None:
     if isinstance(value, str):
         return _from_text(value, types)
     if isinstance(value, bool):
-        return ("boolean_to_string", "true" if value else "false") if "string" in types else None
+        return None
     if isinstance(value, int):
         if "boolean" in types and value in (0, 1):
             return "number_to_boolean", bool(value)

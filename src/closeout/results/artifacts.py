@@ -14,7 +14,7 @@ from closeout.results.encoding import encode_normal, write_cut
 from closeout.results.normal import compact_json, normalise, without_surrogates
 from closeout.results.tokens import count
 
-__all__ = ["Artifact", "ArtifactStore", "MemoryArtifacts", "drill", "read_result"]
+__all__ = ["Artifact", "ArtifactStore", "MemoryArtifacts", "NormalArtifacts", "drill", "read_result"]
 
 PAGE_BUDGET = DEFAULT_BUDGET * 9 // 10  # so that a page, once it is escaped, is itself within a result's budget
 _LINE = 400  # characters of one matching line that are shown
@@ -57,6 +57,14 @@ class MemoryArtifacts:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)
+
+
+class NormalArtifacts(MemoryArtifacts):
+    """A store for values that are normal and never changed: the results of a run. It does not copy them."""
+
+    def put(self, handle: str, artifact: Artifact) -> None:
+        """Store an artifact as it is."""
+        self._kept[handle] = artifact
 
 
 def read_result(

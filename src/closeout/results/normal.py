@@ -23,7 +23,9 @@ __all__ = [
     "MAX_DEPTH",
     "EncodingError",
     "compact_json",
+    "is_large",
     "join_surrogates",
+    "json_text",
     "map_texts",
     "normalise",
     "without_surrogates",
@@ -31,6 +33,8 @@ __all__ = [
 
 MAX_DEPTH = 200  # levels; far under the interpreter's recursion limit, far over any real tool result
 MAX_INT_BITS = 14_000  # about 4,200 decimal digits; CPython refuses to print more than 4,300
+LARGE = 2_000  # values: what is done with more takes 10 ms and longer, too long for an event loop
+LARGE_TEXT = 1 << 20  # characters: what is done with more of them is done in parts of this size
 REPR_LENGTH = 200  # characters of an unknown object's repr that are shown
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -51,7 +55,7 @@ def compact_json(value: Any) -> str:
 
 def join_surrogates(text: str) -> str:
     """Join split surrogate pairs into the characters that they encode; lone ones stay."""
-    if text.isascii() or not SURROGATE.search(text):
+    if text.isascii() or not any(SURROGATE.search(text, at, at + LARGE_TEXT) for at in range(0, len(text), LARGE_TEXT)):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
@@ -59,6 +63,61 @@ def join_surrogates(text: str) -> str:
 def without_surrogates(text: str) -> str:
     """Return the text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)
+
+
+def is_large(value: Any) -> bool:
+    """Return whether a value is large enough to be handled beside the event loop. Looks at LARGE parts at most."""
+    left = LARGE
+    parts = [value]
+    while parts and left > 0:
+        part = parts.pop()
+        if type(part) is str:
+            left -= len(part) * LARGE // LARGE_TEXT
+        elif type(part) in (dict, list, tuple):
+            left -= len(part)
+            if left > 0:
+                parts.extend(part.values() if type(part) is dict else part)
+        elif part is not None and type(part) not in (int, float, bool):
+            left -= _length(part)
+    return left <= 0
+
+
+def _length(value: Any) -> int:
+    """The length of a value of some other class, such as a table; the fields of a record are not looked at."""
+    try:
+        return max(len(value), int(getattr(value, "size", 0)))
+    except Exception:  # foreign code
+        return 1
+
+
+def json_text(value: Any, *, before: str = "", after: str = "") -> str:
+    """Write a normal value as `compact_json` does, between two texts, but a large one part by part.
+
+    Other threads run between two parts: one call of the encoder would hold the interpreter's lock until the end.
+    """
+    parts = [before]
+    _write_parts(value, parts)
+    parts.append(after)
+    return "".join(parts)
+
+
+def _write_parts(value: Any, parts: list[str]) -> None:
+    if type(value) is str and len(value) > LARGE_TEXT:
+        parts.append('"')
+        parts.extend(compact_json(value[at : at + LARGE_TEXT])[1:-1] for at in range(0, len(value), LARGE_TEXT))
+        parts.append('"')
+    elif type(value) not in (dict, list) or not is_large(value):
+        parts.append(compact_json(value))
+    elif type(value) is dict:
+        for number, (key, item) in enumerate(value.items()):
+            parts.append(f"{',' if number else '{'}{compact_json(key)}:")
+            _write_parts(item, parts)
+        parts.append("}")
+    else:
+        for number, item in enumerate(value):
+            parts.append("," if number else "[")
+            _write_parts(item, parts)
+        parts.append("]")
 
 
 def map_texts(value: Any, change: Callable[[str], Any]) -> Any:

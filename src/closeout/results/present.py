@@ -30,7 +30,15 @@ from closeout.results.budgets import (
 from closeout.results.encoding import HOPELESS, cut_format, encode_normal, find_encoding, write_cut
 from closeout.results.escape import escape_markers
 from closeout.results.html_text import plain_text
-from closeout.results.normal import EncodingError, compact_json, map_texts, normalise, without_surrogates
+from closeout.results.normal import (
+    EncodingError,
+    compact_json,
+    is_large,
+    json_text,
+    map_texts,
+    normalise,
+    without_surrogates,
+)
 from closeout.results.summary import summarise
 from closeout.results.tokens import TokenCount, count, estimate_tokens
 
@@ -66,6 +74,7 @@ def present(
     budget: int | None = None,
     handle: str = "",
     model: str | None = None,
+    is_normal: bool = False,
 ) -> Presented:
     """Return what the model is shown of a tool's result. Never raises for any value.
 
@@ -80,6 +89,7 @@ def present(
         budget: Tokens, unless the policy has its own; default 4,000, and never over 100,000 characters.
         handle: The name under which the whole result is stored.
         model: The model whose tokens are counted.
+        is_normal: The value went through `normalise` already.
 
     Raises:
         UsageError: The policy's format is unknown.
@@ -89,7 +99,7 @@ def present(
             find_encoding(policy.format)
         except UsageError as error:
             raise UsageError(f"Tool {tool_name!r}: {error}") from None
-    shown = value if type(value) is str else normalise(value)
+    shown = value if is_normal or type(value) is str else normalise(value)
     if isinstance(shown, str) and shown.startswith("base64:") and (found := _binary(shown)) is not None:
         return _of_bytes(found)
     if policy.drop_keys or policy.drop_nulls or policy.html_to_text or policy.round_floats is not None:
@@ -122,18 +132,21 @@ class _Budgeted:
             counted = count(text, self.model)
             if self.fits(text, counted):
                 return Presented(text, counted.tokens, counted.exact)
-        clean = without_surrogates(source)
 
         def build(length: int) -> tuple[str, str]:
-            cut = cut_text(clean, length)
-            missing = f"{cut.tail - cut.head:,} of {len(clean):,} characters"
-            closing = self.closing(missing, Elision("", "characters", cut.head, len(clean)))
-            return f"{escape_markers(cut.text)}\n{closing}", missing
+            cut = cut_text(source, length)
+            missing = f"{cut.tail - cut.head:,} of {len(source):,} characters"
+            closing = self.closing(missing, Elision("", "characters", cut.head, len(source)))
+            return f"{escape_markers(without_surrogates(cut.text))}\n{closing}", missing
 
-        return self.largest(build, clean, "text")
+        return self.largest(build, source, "text")
 
     def of_value(self, value: Any, form: str) -> Presented:
-        plain, name = compact_json(value), form
+        if form in ("auto", "json", "columns", "raw") and is_large(value):
+            value = map_texts(value, _without_binary)
+            if (cutter := ValueCutter(value)).size(value) > HOPELESS * self.limit:  # not even written out
+                return self.cut(cutter, cut_format(value) if form == "auto" else form)
+        plain, name = json_text(value), form
         if '"base64:' in plain:
             value = map_texts(value, _without_binary)
             plain = compact_json(value)
@@ -146,8 +159,10 @@ class _Budgeted:
             if self.fits(text, counted):
                 saved = 0 if name == "json" else count(plain, self.model).tokens - counted.tokens
                 return Presented(text, counted.tokens, counted.exact, name, saved)
-        shape = form if form == name != "auto" else cut_format(value)
-        cutter = ValueCutter(value)
+        return self.cut(ValueCutter(value), form if form == name != "auto" else cut_format(value), plain)
+
+    def cut(self, cutter: ValueCutter, shape: str, plain: str = "") -> Presented:
+        """The value of a cutter as much as fits; `plain` is the whole as JSON, if it was written."""
 
         def build(length: int) -> tuple[str, str]:
             cut = cutter.cut(length)
@@ -155,7 +170,7 @@ class _Budgeted:
             closing = self.closing(missing, cut.elisions[0] if cut.elisions else None)
             return f"{escape_markers(without_surrogates(write_cut(cut, shape, note=False)))}\n{closing}", missing
 
-        return self.largest(build, plain, shape)
+        return self.largest(build, plain, shape, size=cutter.size(cutter.value))
 
     def written(self, value: Any, plain: str, form: str) -> tuple[str, str]:
         """The value in the policy's form, or in JSON where that form cannot hold it."""
@@ -167,17 +182,18 @@ class _Budgeted:
             return "json", plain
         return encoded.format, without_surrogates(str(encoded))
 
-    def largest(self, build: Callable[[int], tuple[str, str]], whole: str, form: str) -> Presented:
+    def largest(self, build: Callable[[int], tuple[str, str]], whole: str, form: str, *, size: int = 0) -> Presented:
         """The largest cut that fits with its escapes and its closing line."""
         best = largest_fit(
             1,
-            min(len(whole), 64 * self.limit, TOOL_RESULT_MAX_LENGTH),
+            min(len(whole) or size, 64 * self.limit, TOOL_RESULT_MAX_LENGTH),
             build,
             lambda built: self.fits(built[0], count(built[0], self.model)),
         )
         text, missing = best or (self.least(), "everything: the budget is too small")
         counted = count(text, self.model)
-        saved = max(count(whole, self.model).tokens - counted.tokens, 0)
+        tokens = count(whole, self.model).tokens if whole else counted.tokens * size // max(len(text), 1)
+        saved = max(tokens - counted.tokens, 0)
         return Presented(text, counted.tokens, counted.exact, form, saved, truncated=True, missing=missing)
 
     def fits(self, text: str, counted: TokenCount) -> bool:

@@ -126,8 +126,10 @@ class ToolOutput(BaseModel):
 
     def to_record(self) -> dict[str, Any]:
         """Everything as a JSON-able dict: the fields' names, `telemetry` and `metadata` too, values normalised."""
+        return {"result": normalise(self.result), **self._record()}
+
+    def _record(self) -> dict[str, Any]:
         return {
-            "result": normalise(self.result),
             "summary": self.summary,
             "observation": self.observation,
             "response_format": str(self.response_format),
@@ -139,11 +141,11 @@ class ToolOutput(BaseModel):
         }
 
     def lean_record(self) -> dict[str, Any]:
-        """`to_record` without what is as in a blank output: what the journal keeps."""
+        """`to_record` without what is as in a blank output: what the journal keeps. The result must be normal."""
         kept = {"summary", "observation"}
         if "response_format" in self.model_fields_set:  # whether it was chosen decides what the model is shown
             kept.add("response_format")
-        whole = self.to_record()
+        whole = {"result": self.result, **self._record()}
         record = {name: value for name, value in whole.items() if name in kept or value != _BLANK_RECORD[name]}
         measured = whole["telemetry"].items()
         record["telemetry"] = {name: value for name, value in measured if value != BLANK_TELEMETRY[name]}
@@ -234,6 +236,7 @@ def present_output(
     budget: int | None = None,
     handle: str = "",
     model: str | None = None,
+    is_normal: bool = False,
 ) -> Presented:
     """Return a tool's output as the model sees it: its result, or what its response format says.
 
@@ -241,7 +244,7 @@ def present_output(
     the handle that reads the result; STANDARD the summary, type, status and result; DETAILED everything; RAW the bare
     result. The other arguments are those of `present`.
     """
-    show = partial(present, tool_name=tool_name, budget=budget, handle=handle, model=model)
+    show = partial(present, tool_name=tool_name, budget=budget, handle=handle, model=model, is_normal=is_normal)
     if not output.telemetry.success:
         return show(f"Error: {output.telemetry.error_message or output.summary}", policy=policy)
     form = output.response_format if "response_format" in output.model_fields_set else None

@@ -37,12 +37,14 @@ from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
 from closeout.redaction import mask
+from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
 from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.streaming import ReplyListener
 from closeout.run.waiting import call_digest, decide
 from closeout.tools.context import BudgetLeft, RunContext, context_factory
+from closeout.tools.threads import run_in_thread
 
 __all__ = ["ModelCalls", "ToolCalls", "as_decided"]
 
@@ -338,7 +340,8 @@ class ToolCalls:
                 context_factory.reset(context)
                 leave(token)
             live.append(output)
-            return _finished(scope.path, handle, spec.name, output, began)
+            finished = partial(_finished, scope.path, handle, spec.name, output, began)
+            return await run_in_thread(finished) if is_large(output.result) else finished()
 
         started = self._started(call, spec, handle)
         interrupted = None
@@ -477,7 +480,12 @@ def _approval_reason(call: ToolCall, spec: ToolSpec) -> str | None:
 
 
 def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: float) -> ToolFinished:
-    telemetry, record = output.telemetry, _json_text(output.lean_record())
+    telemetry, fields = output.telemetry, output.lean_record()
+    result = fields.pop("result", None)
+    if is_large(result):
+        record = json_text(result, before=f'{_json_text(fields)[:-1]},"result":', after="}")
+    else:
+        record = _json_text(fields if result is None else {"result": result, **fields})
     return ToolFinished(
         agent, handle, name, ok=telemetry.success, record=record, ms=_ms(began), note=telemetry.error_message or ""
     )
@@ -493,11 +501,18 @@ def _recorded(request: ModelRequest, prompt: PromptSize) -> tuple[Mapping[str, A
     if request.prompt is not None:
         return ({"prompt": mask(request.prompt[prompt.shared :])},)
     added = request.messages[prompt.kept :]
-    return tuple([mask(m if type(m.get("content")) is not list else _without_pictures(m)) for m in added])
+    return tuple([mask(_recorded_message(m)) for m in added])
+
+
+def _recorded_message(message: Message) -> Mapping[str, Any]:
+    """A message without what the journal holds already: what its server attached, and the data of its pictures."""
+    if "attached" in message:
+        message = Message({name: value for name, value in message.items() if name != "attached"})
+    return message if type(message.get("content")) is not list else _without_pictures(message)
 
 
 def _without_pictures(message: Message) -> dict[str, Any]:
-    """A message with the sizes of its pictures instead of their data, which the journal holds already."""
+    """A message with the sizes of its pictures instead of their data."""
     parts = []
     for part in message["content"]:
         picture = part.get("image_url") if isinstance(part, dict) else None

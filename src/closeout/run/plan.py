@@ -25,7 +25,7 @@ from closeout.messages import ToolSpec
 from closeout.models.base import BaseClient
 from closeout.models.catalog import find_price
 from closeout.records import record
-from closeout.results.artifacts import Artifact, MemoryArtifacts
+from closeout.results.artifacts import Artifact, MemoryArtifacts, NormalArtifacts
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
@@ -260,7 +260,7 @@ class Scope:
     budget: Budget
     path: str = "main"
     depth: int = 0
-    artifacts: MemoryArtifacts = field(default_factory=MemoryArtifacts)
+    artifacts: MemoryArtifacts = field(default_factory=NormalArtifacts)
     handle: str = ""
     sub_agents: Mapping[str, SubAgentSettings] = field(default_factory=dict)
     stream: bool = False

@@ -23,7 +23,7 @@ from closeout.parsing.json_text import repair_json
 from closeout.records import record
 from closeout.repair.arguments import RepairedArguments
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
-from closeout.results.normal import normalise
+from closeout.results.normal import is_large, normalise
 from closeout.results.present import Presented, present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
@@ -32,6 +32,7 @@ from closeout.results.tool_output import ToolOutput, observation_of, present_out
 from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, Status, cache_name, query_key
 from closeout.tools.judge import has_no_organic_results, judge, says_tool_failed, shorten_text
 from closeout.tools.running import ToolSource, failed_output, images_of, run_tool
+from closeout.tools.threads import run_in_thread
 from closeout.tools.toolbox import DEMO_SCRAPE_MAX_LENGTH, Toolbox
 
 __all__ = [
@@ -199,7 +200,7 @@ class ToolExecutor:
         outcomes: list[CallOutcome] = []
         for index, plan in enumerate(plans):
             if index in outputs:
-                outcomes.append(self._finish(*outputs[index], agent))
+                outcomes.append(await self._finish(*outputs[index], agent))
             else:
                 outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
         return outcomes
@@ -345,20 +346,23 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ judge and present
 
-    def _finish(self, plan: _Plan, output: ToolOutput, agent: str) -> CallOutcome:
+    async def _finish(self, plan: _Plan, output: ToolOutput, agent: str) -> CallOutcome:
         """The outcome of a call that ran."""
         spec = plan.spec
         assert spec is not None
         tool_result = _result_record(spec, output)
         status, reason, rollback = self._judge(output, tool_result, spec, agent)
-        presented = present_output(
+        show = partial(
+            present_output,
             output,
             tool_name=spec.name,
             policy=spec.policy,
             budget=self.result_budget,
             handle=plan.handle,
             model=self.model,
+            is_normal=True,
         )
+        presented = await run_in_thread(show) if is_large(output.result) else show()
         text, tokens = self._formatted(tool_result, presented, plan.handle)
         if plan.note:
             text, tokens = f"{plan.note}\n{text}", tokens + count_tokens(plan.note, self.model)
@@ -562,7 +566,8 @@ class ToolExecutor:
             return True
         if tool_result.get("error"):
             return False
-        return judge(tool_result.get("result", result), self._policy(tool_name), tool_name).ask_again
+        found, is_normal = tool_result.get("result", result), isinstance(tool_result, _NormalRecord)
+        return judge(found, self._policy(tool_name), tool_name, is_normal=is_normal).ask_again
 
     def format_tool_result_for_llm(self, tool_result: dict[str, Any]) -> dict[str, Any]:
         """Return the result as a message part, `{"type": "text", "text": …}`; the output formatter's, if there is one.
@@ -649,12 +654,17 @@ def _with_twins(plans: Sequence[_Plan]) -> list[_Plan]:
     return marked
 
 
-def _result_record(spec: ToolSpec, output: ToolOutput) -> dict[str, Any]:
-    """The output in the shape that the overridable methods take."""
-    named: dict[str, Any] = {"server_name": spec.server_name, "tool_name": spec.name}
+class _NormalRecord(dict[str, Any]):
+    """A result in the shape that the overridable methods take, already normal: walking a large one takes seconds."""
+
+
+def _result_record(spec: ToolSpec, output: ToolOutput) -> _NormalRecord:
+    named = _NormalRecord(server_name=spec.server_name, tool_name=spec.name)
     if output.telemetry.success:
-        return {**named, "result": output.result}
-    return {**named, "error": output.telemetry.error_message or output.summary}
+        named["result"] = output.result
+    else:
+        named["error"] = output.telemetry.error_message or output.summary
+    return named
 
 
 def _post_processed(spec: ToolSpec, output: ToolOutput, before: Any, after: Any) -> ToolOutput:

@@ -6,17 +6,19 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from closeout.errors import Suspended, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.redaction import redact
-from closeout.results.normal import normalise
+from closeout.results.normal import is_large, normalise
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
 from closeout.results.tool_output import ResponseFormat, ToolOutput, format_observation, observation_of
 from closeout.results.wrapper import WrappedOutput
 from closeout.tools.calls import Progress, extensible_timeout
+from closeout.tools.threads import run_in_thread
 
 __all__ = ["ToolSource", "failed_output", "images_of", "run_tool"]
 
@@ -90,7 +92,9 @@ async def run_tool(
             failure = error
         else:
             meter.stop()
-            return _succeeded(spec, value, meter, number)
+            value, result = _bare_result(value)
+            result = await run_in_thread(partial(normalise, result)) if is_large(result) else normalise(result)
+            return _succeeded(spec, value, result, meter, number)
         meter.stop()
         if number + 1 < tries and not isinstance(failure, _PERMANENT):
             await asyncio.sleep(min(retry_delay * 2**number, _MAX_DELAY))
@@ -152,17 +156,22 @@ def _copied(value: Any) -> Any:
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _succeeded(spec: ToolSpec, value: Any, meter: CallMeter, retries: int) -> ToolOutput:
-    telemetry = meter.telemetry(spec.name, retry_count=retries, tool_version=spec.policy.version)
+def _bare_result(value: Any) -> tuple[Any, Any]:
+    """What a tool returned without its wrapper, and its result."""
     whole = None
     if issubclass(type(value), WrappedOutput):  # isinstance asks the value, which may raise
         value, whole = value.output, value.whole
+    if issubclass(type(value), ToolOutput):
+        return value, next((each for each in (value.result, whole, value.summary or None) if each is not None), None)
+    return value, value
+
+
+def _succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries: int) -> ToolOutput:
+    telemetry = meter.telemetry(spec.name, retry_count=retries, tool_version=spec.policy.version)
     if issubclass(type(value), ToolOutput):  # what the tool reports of itself wins over what was measured from outside
-        result = next((each for each in (value.result, whole, value.summary or None) if each is not None), None)
         own = joined_telemetry(value.telemetry, telemetry)
-        output: ToolOutput = value.model_copy(update={"telemetry": own, "result": normalise(result)})
+        output: ToolOutput = value.model_copy(update={"telemetry": own, "result": result})
     else:
-        result = normalise(value)
         output = ToolOutput.of(result, summarise(result), telemetry)
     if spec.policy.response_format is not None and "response_format" not in output.model_fields_set:
         output.response_format = ResponseFormat(spec.policy.response_format)

@@ -1,7 +1,8 @@
 """The benchmark `retail`: a customer with a script, a shop with rules, judged by what the agent did to the orders.
 
 It has the form of tau-bench: the customer is a tool, the shop's state is the run's state, and what counts is the state
-at the end. The state travels in `ToolOutput.state_update`, so an interrupted trial resumes with it.
+at the end. The state travels in `ToolOutput.state_update`, so an interrupted trial resumes with it. A call that was
+interrupted has changed nothing and runs again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def tools(task: EvalTask) -> Sequence[Any]:
     """Return the tools of the desk for one task."""
     opening = str(task.metadata["opening"])
 
-    @tool(repeatable=True, inline=True)
+    @tool(repeatable=True, inline=True, on_crash="rerun")
     def say(message: str, context: RunContext) -> ToolOutput:
         """Say something to the customer, and hear the reply.
 
@@ -79,7 +80,7 @@ def tools(task: EvalTask) -> Sequence[Any]:
             return ToolOutput(result=f"There is no order {order}.")
         return ToolOutput(result=f"Order {order} is {status}.", state_update={order: status})
 
-    @tool(inline=True)
+    @tool(inline=True, on_crash="rerun")
     def cancel_order(order: str) -> ToolOutput:
         """Cancel an order.
 
@@ -88,7 +89,7 @@ def tools(task: EvalTask) -> Sequence[Any]:
         """
         return change(order, "cancelled")
 
-    @tool(inline=True)
+    @tool(inline=True, on_crash="rerun")
     def return_order(order: str) -> ToolOutput:
         """Return an order and refund its price.
 

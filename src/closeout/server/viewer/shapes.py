@@ -10,7 +10,7 @@ from closeout.journal.events import Unknown
 from closeout.journal.search import RunHit
 from closeout.journal.store import Row, RunRecord
 
-__all__ = ["cut", "event_shape", "hit_shape", "run_shape", "without_messages"]
+__all__ = ["cut", "event_shape", "hit_shape", "run_shape", "totals_shape", "without_messages"]
 
 LONGEST_TEXT = 4000  # characters of a text in a list of events; a page asks for the whole event when it needs more
 CUT = "$cut"  # {"$cut": beginning, "length": characters}
@@ -20,8 +20,13 @@ def run_shape(record: RunRecord, totals: Mapping[str, Any] | None) -> dict[str, 
     """Return a run as the list of runs shows it. Without totals it is not indexed yet."""
     shape = asdict(record)
     if totals is not None:
-        shape["totals"] = {name: value for name, value in totals.items() if not name.startswith("_")}
+        shape["totals"] = totals_shape(totals)
     return shape
+
+
+def totals_shape(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `RunTotals.counts` as the pages show them."""
+    return {name: value for name, value in counts.items() if not name.startswith("_")}
 
 
 def hit_shape(hit: RunHit) -> dict[str, Any]:

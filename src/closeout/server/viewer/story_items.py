@@ -9,7 +9,8 @@ from typing import Any
 from closeout.journal.events import AttemptEnded, AttemptStarted, Event, RunEnded, RunResumed, ServerAsked
 from closeout.journal.store import Row
 from closeout.journal.story import AgentStory, CallStory, RequestStory, Story, TurnStory
-from closeout.server.viewer.shapes import cut, event_shape, without_messages
+from closeout.journal.totals import RunTotals
+from closeout.server.viewer.shapes import cut, event_shape, totals_shape, without_messages
 
 __all__ = ["StoryItems"]
 
@@ -32,17 +33,14 @@ class StoryItems:
 
     Args:
         whole: Do not cut long texts.
-
-    Attributes:
-        count: How many events were read.
-        time: The time of the last one.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
-        self.count = 0
-        self.time = 0.0
+        self._count = 0
+        self._time = 0.0
         self._shorten: Callable[[Any], Any] = (lambda value: value) if whole else cut
         self._story = Story()
+        self._totals = RunTotals()
         self._rows: dict[int, Row] = {}  # by the identity of their events
         self._turns: dict[TurnStory, _Item] = {}
         self._agents: dict[AgentStory, int] = {}  # the order in which they appeared
@@ -55,12 +53,14 @@ class StoryItems:
             self._read(row)
 
     def take(self) -> dict[str, Any]:
-        """Return the items that have changed since the last time, with the number of events and the time."""
+        """Return the items that have changed since the last time; the number of events, the time and the totals."""
         changed, self._changed = self._changed, {}
-        return {"items": [self._shape(item) for item in changed], "count": self.count, "time": self.time}
+        items = [self._shape(item) for item in changed]
+        return {"items": items, "count": self._count, "time": self._time, "totals": totals_shape(self._totals.counts)}
 
     def _read(self, row: Row) -> None:
-        self.count, self.time = row.seq + 1, row.time
+        self._count, self._time = row.seq + 1, row.time
+        self._totals(row.event)
         event, change = row.event, self._story.feed(row.event)
         self._agents.setdefault(change.agent, len(self._agents))
         self._rows[id(event)] = row

@@ -6,7 +6,7 @@ import { ago, cost, count, duration, percent } from "./format.js";
 import { t } from "./language.js";
 import { argumentList, longText, statusChip, usageLine } from "./parts.js";
 import { listEvents, listRuns, textOf } from "./source.js";
-import { loadStory, totalsOf } from "./story.js";
+import { loadStory } from "./story.js";
 
 export async function showCompare(main, route) {
   if (route.ids.length < 2) {
@@ -20,7 +20,7 @@ export async function showCompare(main, route) {
 
 async function loadSide(id) {
   const { run, story } = await loadStory(id);
-  return { run, totals: totalsOf(story), steps: stepsOf(story) };
+  return { run, totals: story.totals, steps: stepsOf(story) };
 }
 
 /** What the main agent did: a step for each reply, and the answer. */
@@ -73,8 +73,9 @@ function drawComparison(main, [left, right]) {
 }
 
 function runHead({ run, totals }) {
-  const facts = [[t("Turns"), count(totals.turns)], [t("Calls"), count(totals.calls)], [t("Tokens"), count(totals.input + totals.written)],
-    [t("Cached"), percent(totals.cached, totals.input) || "–"], [t("Cost"), cost(totals.cost) || "–"], [t("Repairs"), count(totals.repairs)],
+  const { usage } = totals;
+  const facts = [[t("Turns"), count(totals.turns)], [t("Calls"), count(totals.tool_calls)], [t("Tokens"), count(usage.input_tokens + usage.output_tokens)],
+    [t("Cached"), percent(usage.cache_read_tokens, usage.input_tokens) || "–"], [t("Cost"), cost(usage.cost_usd) || "–"], [t("Repairs"), count(totals.repairs)],
     [t("Rollbacks"), count(totals.rollbacks)], [t("Time"), run.ended ? duration(1000 * (run.ended - run.started)) : "–"]];
   return h("section.compare-run", null,
     h("p.run-line", null, statusChip(run.status), h("a", { href: `#/run/${encodeURIComponent(run.run_id)}` }, run.run_id)),

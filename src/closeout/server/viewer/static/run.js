@@ -8,7 +8,7 @@ import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { copyFrom, longText, statusChip } from "./parts.js";
 import { exportAddress, exportedRun, followRun, listEvents, textOf } from "./source.js";
-import { loadMore, requestsOf, Story, totalsOf, usageOf } from "./story.js";
+import { loadMore, requestsOf, Story, usageOf } from "./story.js";
 
 const FIRST_EVENTS = 60; // enough for the first screen
 const MORE_EVENTS = 5000;
@@ -161,7 +161,8 @@ class RunPage {
 
   drawHead() {
     const { record, story } = this;
-    const totals = totalsOf(story);
+    const { totals } = story;
+    const { input_tokens: input, output_tokens: written, cache_read_tokens: cached, cost_usd: price } = totals.usage;
     const started = story.started?.time ?? record.started;
     const seconds = Math.max(0, (this.isOver() ? story.lastTime : Date.now() / 1000) - started);
     const tile = (name, value, detail = "") =>
@@ -177,10 +178,10 @@ class RunPage {
       record.answer !== null && h("div.answer-line", null, h("span.label", null, t("Answer")), longText(record.answer, { tag: "b" })),
       h("dl.tiles", null,
         tile("Turns", count(totals.turns)),
-        tile("Calls", count(totals.calls), totals.failedCalls ? `${count(totals.failedCalls)} ${t("failed")}` : ""),
-        tile("Tokens", short(totals.input + totals.written), `${short(totals.input)} ${t("in")} · ${short(totals.written)} ${t("out")}`),
-        tile("Cached", percent(totals.cached, totals.input) || "–"),
-        tile("Cost", totals.cost === null ? t("unknown") : cost(totals.cost)),
+        tile("Calls", count(totals.tool_calls), totals.tool_failures ? `${count(totals.tool_failures)} ${t("failed")}` : ""),
+        tile("Tokens", short(input + written), `${short(input)} ${t("in")} · ${short(written)} ${t("out")}`),
+        tile("Cached", percent(cached, input) || "–"),
+        tile("Cost", price === null ? t("unknown") : cost(price)),
         tile("Time", duration(seconds * 1000)),
         tile("Repairs", count(totals.repairs)),
         tile("Rollbacks", count(totals.rollbacks)),

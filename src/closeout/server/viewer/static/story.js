@@ -22,12 +22,13 @@ export class Story {
     this.bySeq = new Map();
     this.started = null; // the event
     this.ended = null; // the item of the run's end
+    this.totals = null;
     this.count = 0;
     this.lastTime = 0;
   }
 
   /** Take what the server sent: items that are new or have changed. */
-  add({ items, count, time }) {
+  add({ items, count, time, totals }) {
     for (const item of items) {
       item.kind ||= KINDS[item.event.type] ?? "other";
       item.depth = item.agent.split("/").length - 1;
@@ -39,7 +40,7 @@ export class Story {
       if (item.event?.type === "RunEnded") this.ended = known ?? item;
     }
     if (items.length) this.items = [...this.bySeq.values()].sort(byPlace);
-    [this.count, this.lastTime] = [count, time];
+    Object.assign(this, { count, lastTime: time, totals });
   }
 }
 
@@ -69,32 +70,6 @@ export function usageOf({ reply, failure }) {
     cost: usage.cost_usd ?? null,
     ms: outcome?.ms ?? null,
   };
-}
-
-/** What the turns of a run add up to. */
-export function totalsOf(story) {
-  const totals = {
-    turns: 0, requests: 0, input: 0, cached: 0, written: 0, cost: null, calls: 0, failedCalls: 0, repairs: 0, rollbacks: 0,
-  };
-  let priced = true;
-  for (const item of story.items) {
-    if (item.kind !== "turn") continue;
-    for (const usage of [item, ...item.extras].map(usageOf)) {
-      totals.input += usage.input;
-      totals.cached += usage.cached;
-      totals.written += usage.written;
-      if (usage.cost !== null) totals.cost = (totals.cost ?? 0) + usage.cost;
-      else if (usage.input) priced = false;
-    }
-    totals.requests += requestsOf(item).length;
-    totals.turns += item.agent === "main" && item.purpose === "act" && !item.rolledBack && item.reply ? 1 : 0;
-    totals.calls += item.calls.filter((call) => call.started).length;
-    totals.failedCalls += item.calls.filter((call) => call.finished && !call.finished.ok).length;
-    totals.repairs += item.repairs.length;
-    totals.rollbacks += item.rolledBack ? 1 : 0;
-  }
-  if (!priced) totals.cost = null;
-  return totals;
 }
 
 /** Load more of a story: `first` events, and ever more later. Returns {run, isMore}. */
