@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -336,9 +337,39 @@ def test_two_evaluations_are_compared_task_by_task() -> None:
     assert found.changed[0] == ("t0", 0.0, 1.0)
     assert "McNemar p = 0.0156" in str(found)
     assert "| +87.5 points" in found.markdown()
-    third = asyncio.run(evaluate(Agent(Scripted(echo)), [{"id": "x", "question": "x?"}], name="third"))
-    with pytest.raises(UsageError, match="share no task"):
+    third = asyncio.run(evaluate(Agent(Scripted(echo)), [{"id": "x", "question": "x?"}], scorer="exact", name="third"))
+    with pytest.raises(UsageError, match="share no finished task"):
         compare(first, third)
+
+
+def test_a_comparison_leaves_out_unfinished_tasks_and_says_so(home: Path) -> None:
+    first = run(Scripted(echo), 10)
+    run(Scripted(echo), 10, name="cut", max_tokens=550, concurrency=1)
+    found = compare(first, load_report("cut", home=home))
+    assert (found.estimate.tasks, found.estimate.difference) == (5, 0.0)
+    assert "Warning: 5 of 10 trials of cut are unfinished; their tasks are left out." in str(found)
+    assert found.to_dict()["warnings"] == list(found.warnings)
+
+
+def test_other_questions_and_other_scorers_are_not_compared() -> None:
+    first = run(Scripted(echo), 4)
+    other = replace(first, tasks=[replace(task, question="What else?") for task in first.tasks])
+    with pytest.raises(UsageError, match="different questions under 4 of 4 shared ids: t0, t1, t2"):
+        compare(first, other)
+    with pytest.raises(UsageError, match=r"is scored by .*, sweep by f1"):
+        compare(first, replace(first, scorer="f1"))
+
+
+def test_a_comparison_names_the_settings_and_right_answers_that_differ() -> None:
+    first = run(Scripted(echo), 4)
+    other = replace(
+        first,
+        spec={**first.spec, "settings": {"llm.temperature": 1.0}},
+        tasks=[replace(task, answer="9") for task in first.tasks],
+    )
+    found = str(compare(first, other))
+    assert "Warning: The settings differ: llm.temperature default and 1.0." in found
+    assert "Warning: The right answers of 4 shared tasks differ: t0, t1, t2." in found
 
 
 def test_a_report_has_every_form(home: Path, tmp_path: Path) -> None:

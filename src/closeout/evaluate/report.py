@@ -520,12 +520,14 @@ class Comparison:
     Attributes:
         first: The evaluation that is compared with.
         second: The other one.
-        estimate: The difference.
+        estimate: The difference, over the tasks whose trials have all ended in both.
+        warnings: What makes the comparison doubtful, one sentence each.
     """
 
     first: Report
     second: Report
     estimate: PairedEstimate
+    warnings: Sequence[str] = ()
 
     @cached_property
     def changed(self) -> list[tuple[str, float, float]]:
@@ -537,11 +539,13 @@ class Comparison:
     def lines(self) -> list[tuple[str, ...]]:
         """Return what a table of the comparison shows: label, first, second, difference."""
         one, two, estimate = self.first, self.second, self.estimate
+        firsts, seconds = _task_means(one), _task_means(two)
+        shared = firsts.keys() & seconds.keys()
         found: list[tuple[str, ...]] = [
             (
                 f"score ({estimate.tasks:,} shared tasks)",
-                f"{percent(one.score.mean)} of {one.score.trials:,}",
-                f"{percent(two.score.mean)} of {two.score.trials:,}",
+                percent(fmean(firsts[task] for task in shared)),
+                percent(fmean(seconds[task] for task in shared)),
                 (
                     f"{100 * estimate.difference:+.1f} points, 95 % interval {100 * estimate.low:+.1f} to "
                     f"{100 * estimate.high:+.1f}"
@@ -567,35 +571,68 @@ class Comparison:
             "first": self.first.to_dict(),
             "second": self.second.to_dict(),
             "difference": finite(asdict(self.estimate)),
+            "warnings": list(self.warnings),
             "changed": [{"task": task, "first": first, "second": second} for task, first, second in self.changed],
         }
 
     def markdown(self) -> str:
         """Return the comparison as a Markdown table."""
         table = markdown_table(("", self.first.name, self.second.name, "difference"), self.lines())
-        return f"# {self.second.name} against {self.first.name}\n\n{table}\n"
+        warnings = "".join(f"\n- Warning: {' '.join(warning.split())}\n" for warning in self.warnings)
+        return f"# {self.second.name} against {self.first.name}\n\n{table}\n{warnings}"
 
     def __str__(self) -> str:
         lines = [("", self.first.name, self.second.name, "difference"), *self.lines()]
         widths = [max(len(line[i]) for line in lines) for i in range(4)]
         rows = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
-        return "\n".join(row.rstrip() for row in rows)
+        return "\n".join([*(row.rstrip() for row in rows), *(f"Warning: {warning}" for warning in self.warnings)])
 
 
 def compare(first: Report, second: Report) -> Comparison:
     """Compare two evaluations task by task.
 
     Raises:
-        UsageError: They share no task.
+        UsageError: They share no finished task, ask different questions under the same ids, or show different scorers.
     """
+    if first.scorer != second.scorer:
+        raise UsageError(
+            f"{first.name} is scored by {first.scorer}, {second.name} by {second.scorer}. Choose one scorer for both "
+            "(--scorer, in Python load_report(scorer=…)); `closeout eval score` adds its scores."
+        )
+    asked = {task.id: task for task in first.tasks}
+    pairs = [(asked[task.id], task) for task in second.tasks if task.id in asked]
+    if other := [one.id for one, two in pairs if (one.question, one.files) != (two.question, two.files)]:
+        raise UsageError(
+            f"{first.name} and {second.name} ask different questions under {len(other):,} of {len(pairs):,} shared "
+            f"ids: {', '.join(other[:3])}. Compare evaluations of the same tasks."
+        )
     estimate = paired_estimate(_task_means(first), _task_means(second))
     if not estimate.tasks:
-        raise UsageError(f"{first.name} and {second.name} share no task, so they cannot be compared.")
-    return Comparison(first, second, estimate)
+        raise UsageError(f"{first.name} and {second.name} share no finished task, so they cannot be compared.")
+    warnings = [
+        f"{report.totals.planned - report.totals.finished:,} of {report.totals.planned:,} trials of {report.name} are "
+        "unfinished; their tasks are left out."
+        for report in (first, second)
+        if report.totals.finished < report.totals.planned
+    ]
+    if golds := [one.id for one, two in pairs if one.answer != two.answer]:
+        warnings.append(f"The right answers of {len(golds):,} shared tasks differ: {', '.join(golds[:3])}.")
+    if first.epochs != second.epochs:
+        warnings.append(f"{first.name} has {first.epochs} epochs, {second.name} {second.epochs}.")
+    then, now = first.spec.get("settings", {}), second.spec.get("settings", {})
+    if keys := [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]:
+        found = (f"{key} {then.get(key, 'default')} and {now.get(key, 'default')}" for key in keys)
+        warnings.append(f"The settings differ: {'; '.join(found)}.")
+    return Comparison(first, second, estimate, warnings)
 
 
 def _task_means(report: Report) -> dict[str, float]:
-    return {task: fmean(map(report.value_of, trials)) for task, trials in report.by_task.items()}
+    """Return the mean score of each task whose trials have all ended."""
+    return {
+        task: fmean(map(report.value_of, trials))
+        for task, trials in report.by_task.items()
+        if all(trial.state == "finished" for trial in trials)
+    }
 
 
 def _mean_of(report: Report, name: str) -> float:

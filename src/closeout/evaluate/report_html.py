@@ -62,7 +62,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _comparison(found: Comparison) -> str:
     names = found.first.name, found.second.name
-    return f"<h2>{escape(names[1])} against {escape(names[0])}</h2>" + _table(("", *names, "difference"), found.lines())
+    table = _table(("", *names, "difference"), found.lines())
+    warnings = "".join(f"<p>Warning: {escape(warning)}</p>" for warning in found.warnings)
+    return f"<h2>{escape(names[1])} against {escape(names[0])}</h2>{table}{warnings}"
 
 
 def _svg(parts: Sequence[str], height: float = _HEIGHT, title: str = "") -> str:
