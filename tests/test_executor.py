@@ -12,7 +12,7 @@ from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
 from closeout.results.wrapper import UnifiedToolWrapper
-from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, CallOutcome, ToolExecutor
+from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, CallOutcome, PlannedCall, ToolExecutor
 
 SEARCH = {"type": "object", "properties": {"q": {"type": "string"}, "num": {"type": "integer"}}, "required": ["q"]}
 PATH = {
@@ -364,40 +364,40 @@ async def test_calls_run_together_under_the_cap_and_keep_their_order() -> None:
     assert most == 3
 
 
-async def test_every_call_is_journaled_and_a_replayed_outcome_is_not_run() -> None:
+async def test_a_call_is_planned_run_and_judged_in_three_steps() -> None:
     tools = source()
-    seen: list[tuple[str, str]] = []
-
-    async def door(call: ToolCall, spec: ToolSpec, handle: str, run: Any) -> ToolOutput:
-        seen.append((spec.name, handle))
-        return ToolOutput(result={"organic": [{"title": "recorded"}]}, telemetry=ToolTelemetry(tool_name=spec.name))
-
     calls = [ToolCall("google_search", {"q": "a"}), ToolCall("nope"), ToolCall("google_search", {"q": "b"})]
     executor = ToolExecutor(tools)
-    outcomes = await executor.execute_calls(calls, through=door, handles=lambda index: f"r{index + 4}")
-    assert seen == [("google_search", "r4"), ("google_search", "r6")]
+    plans = executor.plan_calls(calls, handles=lambda index: f"r{index + 4}")
+    assert [(plan.runs, plan.handle) for plan in plans] == [(True, "r4"), (False, "r5"), (True, "r6")]
+    recorded = {
+        index: (plans[index], ToolOutput(result={"organic": [{"title": "recorded"}]}, telemetry=ToolTelemetry()))
+        for index in (0, 2)
+    }
+    outcomes = await executor.judge_calls(plans, recorded)
     assert tools.ran == []
     assert [outcome.status for outcome in outcomes] == ["ok", "refused", "ok"]
     assert executor.used_queries == {"main_google_search": {"google_search_a": 1, "google_search_b": 1}}
 
 
 async def test_a_call_that_was_interrupted_says_so() -> None:
-    async def door(call: ToolCall, spec: ToolSpec, handle: str, run: Any) -> ToolOutput:
-        told = "Interrupted: it may have taken effect."
-        return ToolOutput(telemetry=ToolTelemetry(success=False, error_code="Interrupted", error_message=told))
-
-    outcome = await one(ToolExecutor(source()), "google_search", {"q": "x"}, through=door)
+    executor = ToolExecutor(source())
+    (plan,) = executor.plan_calls([ToolCall("google_search", {"q": "x"})])
+    told = "Interrupted: it may have taken effect."
+    output = ToolOutput(telemetry=ToolTelemetry(success=False, error_code="Interrupted", error_message=told))
+    (outcome,) = await executor.judge_calls([plan], {0: (plan, output)})
     assert (outcome.status, outcome.rollback) == ("interrupted", False)
     assert "may have taken effect" in outcome.text
 
 
-async def test_an_error_of_the_journal_ends_the_batch() -> None:
-    async def door(call: ToolCall, spec: ToolSpec, handle: str, run: Any) -> ToolOutput:
+async def test_an_error_while_calls_run_together_ends_the_batch() -> None:
+    async def run(plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
         raise OSError("no space left")
 
-    calls = [ToolCall("google_search", {"q": "a"}), ToolCall("google_search", {"q": "b"})]
+    executor = ToolExecutor(source())
+    plans = executor.plan_calls([ToolCall("google_search", {"q": "a"}), ToolCall("google_search", {"q": "b"})])
     with pytest.raises(OSError, match="no space"):
-        await ToolExecutor(source()).execute_calls(calls, through=door)
+        await executor.run_together(plans, run)
 
 
 async def test_a_tools_own_output_is_kept_with_its_images() -> None:

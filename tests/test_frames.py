@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from closeout import Agent, tool
-from closeout.testing import answer, call, serve_script
+from closeout.testing import ScriptedClient, answer, call, serve_script
 
 MOST_FRAMES = 12
 
@@ -63,3 +63,18 @@ async def test_a_request_is_at_most_twelve_frames_deep(dialect: str, stream: boo
         assert len(stack) <= MOST_FRAMES, stack
         names = [name.rpartition(".")[2].strip("_") for name in stack]
         assert len(names) - names.count("run") == len(set(names) - {"run"}), stack
+
+
+async def test_a_tool_is_called_at_most_twelve_frames_below_the_run() -> None:
+    stacks: list[list[str]] = []
+
+    @tool(read_only=True)
+    async def look(key: str) -> str:
+        """Look up a key."""
+        stacks.append(our_frames())
+        return "42"
+
+    result = await Agent(ScriptedClient([call("look", key="a"), answer("42")]), [look], home=False).run("What is a?")
+    assert result.answer == "42"
+    assert stacks[0][-1] == "Agent.run"
+    assert len(stacks[0]) <= MOST_FRAMES, stacks

@@ -240,7 +240,14 @@ class Attempt:
         if back is None:
             if not reading.calls:
                 return await self._answered(turn)
-            turn.outcomes = await self._execute(turn)
+            turn.outcomes = await self.agent.tool_calls.execute(
+                self._executor,
+                [called_through(call) for call in reading.calls],
+                turn=turn.number,
+                agent=self._path,
+                allow_duplicates=self._rollbacks.spent,
+            )
+            self._note_outcomes(turn.outcomes)
             back = review_outcomes(turn.outcomes)
         if back is not None:
             return self._roll_back(back, reading)
@@ -321,17 +328,8 @@ class Attempt:
             self._unrun = back is not None
         return back
 
-    async def _execute(self, turn: Turn) -> Sequence[CallOutcome]:
-        reading, tool_calls = turn.reading, self.agent.tool_calls
-        tool_calls.begin(turn.number, len(reading.calls))
-        outcomes = await self._executor.execute_calls(
-            [called_through(call) for call in reading.calls],
-            agent=self._path,
-            allow_duplicates=self._rollbacks.spent,
-            through=tool_calls,
-            approve=tool_calls.approve,
-            handles=tool_calls.handle,
-        )
+    def _note_outcomes(self, outcomes: Sequence[CallOutcome]) -> None:
+        """Record what was repaired, and keep the results for `read_result`."""
         artifacts, telemetry = self.agent.scope.artifacts, self.agent.scope.telemetry
         for outcome in outcomes:
             if outcome.was_executed:
@@ -341,7 +339,6 @@ class Attempt:
                 self._record(outcome.repairs)
             artifacts.put(outcome.handle, Artifact(outcome.output.result, outcome.call.name))
         self._outcomes.extend(outcomes)
-        return outcomes
 
     def _record(self, repairs: Sequence[Repair]) -> None:
         for repair in repairs:

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,9 @@ from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.streaming import ReplyListener
 from closeout.run.waiting import call_digest, decide
+from closeout.tools.calls import CallOutcome
 from closeout.tools.context import BudgetLeft, RunContext, context_factory
+from closeout.tools.executor import PlannedCall, ToolExecutor
 from closeout.tools.threads import run_in_thread
 
 __all__ = ["ModelCalls", "ToolCalls", "as_decided"]
@@ -250,7 +252,7 @@ class _Exchange:
 
 
 class ToolCalls:
-    """Runs one agent's tool calls: the `through` of a ToolExecutor."""
+    """Runs one agent's tool calls: approval and journal around each effect."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -322,11 +324,41 @@ class ToolCalls:
         """Return the handle of a call by its index in the reply. Calls are numbered through the agent's whole run."""
         return f"r{self._first + index}"
 
-    async def __call__(
-        self, call: ToolCall, spec: ToolSpec, handle: str, run: Callable[[], Awaitable[ToolOutput]]
-    ) -> ToolOutput:
-        """Run a call, or return its recorded result."""
-        scope = self._scope
+    async def execute(
+        self,
+        executor: ToolExecutor,
+        calls: Sequence[ToolCall],
+        *,
+        turn: int = 0,
+        agent: str,
+        allow_duplicates: bool = False,
+    ) -> list[CallOutcome]:
+        """Plan, run and judge the calls of one reply.
+
+        Raises:
+            Suspended: Calls wait for a decision; all others were made.
+        """
+        self.begin(turn, len(calls))
+        plans = executor.plan_calls(calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle)
+        running = [index for index, plan in enumerate(plans) if plan.runs]
+        if len(running) == 1:  # the usual case needs no task of its own
+            ran = {running[0]: await self._run(executor, plans[running[0]])}
+        else:
+            ran = await executor.run_together(plans, partial(self._run, executor)) if running else {}
+        return await executor.judge_calls(plans, ran, agent=agent, allow_duplicates=allow_duplicates)
+
+    async def _run(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
+        """Make a call, or take its recorded result. Returns the plan as it was approved, and the output."""
+        scope, spec, handle = self._scope, plan.tool, plan.handle
+        if spec.policy.approval not in (None, "never"):
+            approved = await self.approve(plan.call, spec, handle)
+            if isinstance(approved, ToolOutput):
+                return plan, approved
+            if approved is not plan.call:
+                plan = executor.edited(plan, approved)
+                if plan.refusal:
+                    return plan, _failed(spec.name, plan.refusal, "InvalidArguments")
+        call = plan.call
         live: list[ToolOutput] = []
 
         async def outcome() -> ToolFinished:
@@ -335,7 +367,12 @@ class ToolCalls:
             token = enter((scope, handle))
             context = context_factory.set(partial(self._context, handle, spec))
             try:
-                output = await run() if seconds is None else await _run_within(seconds, run, spec)
+                async with asyncio.timeout(seconds) as deadline:
+                    output = executor.post_process(plan, await executor.start(plan))
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                output = _failed(spec.name, OUT_OF_TIME, "OutOfTime")
             finally:
                 context_factory.reset(context)
                 leave(token)
@@ -353,9 +390,9 @@ class ToolCalls:
 
         finished = await scope.journal.effect(started, outcome, interrupted=interrupted, below=self._count_recorded)
         if live:
-            return live[0]
+            return plan, live[0]
         assert isinstance(finished, ToolFinished)
-        return ToolOutput.from_record(json.loads(finished.record))
+        return plan, ToolOutput.from_record(json.loads(finished.record))
 
     def _started(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolStarted:
         return ToolStarted(
@@ -451,16 +488,6 @@ def _tool_logger(scope: Scope, handle: str, name: str) -> logging.Logger:
     logger.parent = logging.getLogger("closeout.tools")
     logger.addHandler(_JournalHandler(scope, handle, name))
     return logger
-
-
-async def _run_within(seconds: float, run: Callable[[], Awaitable[ToolOutput]], spec: ToolSpec) -> ToolOutput:
-    try:
-        async with asyncio.timeout(seconds) as deadline:
-            return await run()
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        return _failed(spec.name, OUT_OF_TIME, "OutOfTime")
 
 
 def _approval_reason(call: ToolCall, spec: ToolSpec) -> str | None:

@@ -16,7 +16,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ from closeout.run.effects import ToolCalls, as_decided
 from closeout.run.limits import Limits
 from closeout.run.plan import Scope, current_scope
 from closeout.run.review import Answers
-from closeout.tools.executor import CallOutcome, ToolExecutor
+from closeout.tools.executor import CallOutcome, PlannedCall, ToolExecutor
 from closeout.tools.running import failed_output
 from closeout.tools.tool import tool
 
@@ -125,19 +125,29 @@ class _Recorded:
     outcomes: dict[str, ToolFinished] = field(default_factory=dict)
     decisions: dict[str, DecisionMade] = field(default_factory=dict)
     done: bool = False
+    made: int = 0  # calls so far, when it is executed again
 
-    async def __call__(
-        self, call: ToolCall, spec: ToolSpec, handle: str, run: Callable[[], Awaitable[ToolOutput]]
-    ) -> ToolOutput:
-        """Return the recorded result of a call: the `through` of a ToolExecutor."""
-        if handle not in self.outcomes:
-            raise ToolError("This call is not in the record.")
-        return ToolOutput.from_record(json.loads(self.outcomes[handle].record))
+    async def execute(
+        self, executor: ToolExecutor, calls: Sequence[ToolCall], *, agent: str, allow_duplicates: bool
+    ) -> list[CallOutcome]:
+        """Return the recorded outcomes of calls, which `ToolCalls.execute` made."""
+        first, self.made = self.made + 1, self.made + len(calls)
+        plans = executor.plan_calls(
+            calls, agent=agent, allow_duplicates=allow_duplicates, handles=lambda index: f"r{first + index}"
+        )
+        ran = {index: self._recorded(executor, plan) for index, plan in enumerate(plans) if plan.runs}
+        return await executor.judge_calls(plans, ran, agent=agent, allow_duplicates=allow_duplicates)
 
-    async def approve(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolCall | ToolOutput:
-        """Return what was decided on a call."""
-        made = self.decisions.get(handle)
-        return call if made is None else as_decided(made, call, spec)
+    def _recorded(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
+        made = self.decisions.get(plan.handle)
+        if made is not None:
+            approved = as_decided(made, plan.call, plan.tool)
+            if isinstance(approved, ToolOutput):
+                return plan, approved
+            plan = plan if approved is plan.call else executor.edited(plan, approved)
+        if plan.handle not in self.outcomes:
+            return plan, failed_output(plan.tool.name, "This call is not in the record.", "ToolError")
+        return plan, ToolOutput.from_record(json.loads(self.outcomes[plan.handle].record))
 
 
 class Programs:
@@ -226,20 +236,13 @@ class Programs:
 
     def _caller(self, calls: ToolCalls | _Recorded) -> Call:
         """Return what makes the calls of one program, which are numbered r1, r2, …"""
-        number = 0
 
         async def call(spec: ToolSpec, arguments: dict[str, Any]) -> CallOutcome:
-            nonlocal number
-            number += 1
-            if isinstance(calls, ToolCalls):
-                calls.begin(0, 1)
-            (outcome,) = await self._executor.execute_calls(
+            (outcome,) = await calls.execute(
+                self._executor,
                 [ToolCall(spec.name, arguments, server_name=spec.server_name)],
                 agent=self._scope.path,
                 allow_duplicates=spec.policy.read_only,  # the earlier result is the value
-                through=calls,
-                approve=calls.approve,
-                handles=lambda _: f"r{number}",
             )
             return outcome
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.errors import Suspended, ToolDefinitionError
@@ -35,35 +35,11 @@ from closeout.tools.running import ToolSource, failed_output, images_of, run_too
 from closeout.tools.threads import run_in_thread
 from closeout.tools.toolbox import DEMO_SCRAPE_MAX_LENGTH, Toolbox
 
-__all__ = [
-    "DEMO_SCRAPE_MAX_LENGTH",
-    "Approve",
-    "CallOutcome",
-    "SingleCall",
-    "Through",
-    "ToolExecutor",
-    "directly",
-    "refuse_unapproved",
-]
+__all__ = ["DEMO_SCRAPE_MAX_LENGTH", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor"]
 
 CHARACTERS_A_TOKEN = 4  # of a call's arguments: a rough rate, for telemetry that decides nothing
 
 logger = logging.getLogger(__name__)
-
-Run: TypeAlias = Callable[[], Awaitable[ToolOutput]]
-Through: TypeAlias = Callable[[ToolCall, ToolSpec, str, Run], Awaitable[ToolOutput]]
-Approve: TypeAlias = Callable[[ToolCall, ToolSpec, str], Awaitable[ToolCall | ToolOutput]]
-
-
-async def directly(call: ToolCall, spec: ToolSpec, handle: str, run: Run) -> ToolOutput:
-    """Run the tool and do nothing else. A run passes a callable that journals the call before and after instead."""
-    return await run()
-
-
-async def refuse_unapproved(call: ToolCall, spec: ToolSpec, handle: str) -> ToolCall | ToolOutput:
-    """Refuse a call that may need an approval. A run passes a callable that asks for it instead."""
-    text = f"{spec.name} needs the approval of a person, which only a run of an Agent can ask for."
-    return failed_output(spec.name, text, "Denied")
 
 
 class SingleCall(NamedTuple):
@@ -81,10 +57,10 @@ class SingleCall(NamedTuple):
 
 
 @record(kw_only=True)
-class _Plan:
+class PlannedCall:
     """What to do about one call, decided before anything runs.
 
-    With a `refusal` nothing runs; with `earlier` there is a result already.
+    With a `refusal` nothing runs; with `earlier` there is a result already. `runs` is whether the tool is to be called.
     """
 
     call: ToolCall
@@ -98,12 +74,14 @@ class _Plan:
     twin: int = -1  # index of the same call in the same reply
     handle: str = ""
     note: str = ""  # what the model sees beside the result
+    agent: str = "main"
+    runs: bool = False
 
-    def is_to_run(self, allow_duplicates: bool) -> bool:
-        if self.refusal or self.spec is None or self.twin >= 0:
-            return False
-        has_result = self.earlier is not None and self.spec.policy.read_only
-        return not has_result and (allow_duplicates or not self.repeated)
+    @property
+    def tool(self) -> ToolSpec:
+        """The tool of a call that is to run."""
+        assert self.spec is not None
+        return self.spec
 
 
 class ToolExecutor:
@@ -166,44 +144,31 @@ class ToolExecutor:
         *,
         agent: str = "main",
         allow_duplicates: bool = False,
-        through: Through = directly,
-        approve: Approve = refuse_unapproved,
         handles: Callable[[int], str] | None = None,
     ) -> list[CallOutcome]:
-        """Execute the calls of one reply; independent calls run at once.
+        """Execute the calls of one reply outside of a run: plan, run, judge. Independent calls run at once.
+
+        A call that needs an approval is refused. A run takes the same three steps, with its journal around the second.
 
         Args:
             calls: The calls as the model made them.
             agent: The calling agent's name.
-            allow_duplicates: The rollback budget is spent: a call that was made before gets its earlier result if the
-                tool is read-only, and runs again if it is not.
-            through: Runs each call: `await through(call, spec, handle, run)`.
-            approve: Called first if the tool's policy has an `approval` rule: `await approve(call, spec, handle)`.
-                Returns the call to make, or the output of one that is denied.
-            handles: Returns the name under which the result of call number n is stored.
+            allow_duplicates: As for `plan_calls`.
+            handles: As for `plan_calls`.
 
         Returns:
-            The outcomes, in the order of the calls. Raises only what `through` and `approve` raise, and cancellation.
-            If one of them raises `Suspended`, the other calls are made first.
+            The outcomes, in the order of the calls. Raises only cancellation.
         """
-        toolbox = self._toolbox_of(agent)
-        plans = [
-            self._plan(call, toolbox, agent, handles(index) if handles else "") for index, call in enumerate(calls)
-        ]
-        plans = _with_twins(plans)
-        running = {index: plan for index, plan in enumerate(plans) if plan.is_to_run(allow_duplicates)}
-        if len(running) == 1:  # the usual case needs no task of its own
-            ((index, plan),) = running.items()
-            outputs = {index: await self._run(toolbox, plan, through, approve)}
-        else:
-            outputs = await self._run_together(toolbox, running, through, approve)
-        outcomes: list[CallOutcome] = []
-        for index, plan in enumerate(plans):
-            if index in outputs:
-                outcomes.append(await self._finish(*outputs[index], agent))
-            else:
-                outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
-        return outcomes
+        plans = self.plan_calls(calls, agent=agent, allow_duplicates=allow_duplicates, handles=handles)
+        ran = await self.run_together(plans, self._run_unjournaled)
+        return await self.judge_calls(plans, ran, agent=agent, allow_duplicates=allow_duplicates)
+
+    async def _run_unjournaled(self, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
+        spec = plan.tool
+        if spec.policy.approval not in (None, "never"):
+            text = f"{spec.name} needs the approval of a person, which only a run of an Agent can ask for."
+            return plan, failed_output(spec.name, text, "Denied")
+        return plan, self.post_process(plan, await self.start(plan))
 
     def offer(self, specs: Sequence[ToolSpec]) -> None:
         """Resolve calls among these tools, instead of those that the manager has at the moment of a call."""
@@ -215,12 +180,38 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ plan
 
-    def _plan(self, call: ToolCall, toolbox: Toolbox, agent: str, handle: str) -> _Plan:
+    def plan_calls(
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        agent: str = "main",
+        allow_duplicates: bool = False,
+        handles: Callable[[int], str] | None = None,
+    ) -> list[PlannedCall]:
+        """Decide what to do about the calls of one reply: resolve, repair, look for repetitions. Nothing runs.
+
+        Args:
+            calls: The calls as the model made them.
+            agent: The calling agent's name.
+            allow_duplicates: The rollback budget is spent: a call that was made before gets its earlier result if the
+                tool is read-only, and runs again if it is not.
+            handles: Returns the name under which the result of call number n is stored.
+        """
+        toolbox = self._toolbox_of(agent)
+        plans = [
+            self._plan(call, toolbox, agent, handles(index) if handles else "") for index, call in enumerate(calls)
+        ]
+        return [
+            replace(plan, agent=agent, runs=True) if _is_to_run(plan, allow_duplicates) else plan
+            for plan in _with_twins(plans)
+        ]
+
+    def _plan(self, call: ToolCall, toolbox: Toolbox, agent: str, handle: str) -> PlannedCall:
         """Resolve the tool, repair the arguments and look for an earlier call like this one. Nothing runs."""
         spec, repairs, message = toolbox.resolve(call)
         if spec is None:
-            return _Plan(call=call, spec=None, refusal=message, code="UnknownTool", handle=handle)
-        refused = partial(_Plan, call=call, spec=spec, handle=handle)
+            return PlannedCall(call=call, spec=None, refusal=message, code="UnknownTool", handle=handle)
+        refused = partial(PlannedCall, call=call, spec=spec, handle=handle)
         try:
             arguments, made, errors = self._repaired(call, spec, toolbox)
         except ToolDefinitionError as error:
@@ -242,7 +233,7 @@ class ToolExecutor:
             query = self._call_method("get_query_str_from_tool_call", spec.name, arguments)
         except _MethodFailed as error:
             return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
-        planned = partial(_Plan, call=call, spec=spec, repairs=repairs, handle=handle)
+        planned = partial(PlannedCall, call=call, spec=spec, repairs=repairs, handle=handle)
         if query is None:
             return planned()
         repeated, earlier = self._memory.look(agent, spec.name, query)
@@ -276,23 +267,27 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ run
 
-    async def _run(self, toolbox: Toolbox, plan: _Plan, through: Through, approve: Approve) -> tuple[_Plan, ToolOutput]:
-        """Make a call. Returns the plan as it was approved, and the output."""
-        source, spec = toolbox.source, plan.spec
+    def start(self, plan: PlannedCall) -> Awaitable[ToolOutput]:
+        """Call the tool of a plan. The output is to be post-processed."""
+        source = self._toolbox_of(plan.agent).source
         assert source is not None
-        assert spec is not None
-        if spec.policy.approval not in (None, "never"):
-            approved = await approve(plan.call, spec, plan.handle)
-            if isinstance(approved, ToolOutput):
-                return plan, approved
-            if approved is not plan.call:
-                plan = self._edited(plan, spec, toolbox, approved)
-                if plan.refusal:
-                    return plan, failed_output(spec.name, plan.refusal, "InvalidArguments")
-        return plan, await through(plan.call, spec, plan.handle, partial(self._run_tool, source, plan))
+        assert not isinstance(plan.call.arguments, str)
+        progress = None if self.on_progress is None else partial(self.on_progress, plan.handle)
+        return run_tool(source, plan.tool, plan.call.arguments, retry_delay=self.retry_delay, progress=progress)
 
-    def _edited(self, plan: _Plan, spec: ToolSpec, toolbox: Toolbox, call: ToolCall) -> _Plan:
-        """The plan with arguments that a person wrote, which are used exactly as written or not at all."""
+    def post_process(self, plan: PlannedCall, output: ToolOutput) -> ToolOutput:
+        """Return the output as `post_process_tool_call_result` leaves it: what is recorded, judged and shown."""
+        before = _result_record(plan.tool, output)
+        shown = before.get("result")
+        try:
+            after = self._call_method("post_process_tool_call_result", plan.tool.name, before)
+        except _MethodFailed as error:
+            return failed_output(plan.tool.name, str(error), "ToolExecutorError")
+        return _post_processed(plan.tool, output, shown, after)
+
+    def edited(self, plan: PlannedCall, call: ToolCall) -> PlannedCall:
+        """Return the plan with arguments that a person wrote: they are used exactly as written or not at all."""
+        toolbox, spec = self._toolbox_of(plan.agent), plan.tool
         checked = toolbox.repair(spec, call.arguments)
         assert isinstance(call.arguments, Mapping)
         if checked.errors or checked.repairs:
@@ -303,41 +298,34 @@ class ToolExecutor:
         query = query_key(spec.name, call.arguments, spec.policy)
         return replace(plan, call=call, query=query, repairs=(*plan.repairs, edit), note=note)
 
-    async def _run_tool(self, source: ToolSource, plan: _Plan) -> ToolOutput:
-        spec, arguments = plan.spec, plan.call.arguments
-        assert spec is not None
-        assert not isinstance(arguments, str)
-        progress = None if self.on_progress is None else partial(self.on_progress, plan.handle)
-        output = await run_tool(source, spec, arguments, retry_delay=self.retry_delay, progress=progress)
-        before = _result_record(spec, output)
-        shown = before.get("result")
-        try:
-            after = self._call_method("post_process_tool_call_result", spec.name, before)
-        except _MethodFailed as error:
-            return failed_output(spec.name, str(error), "ToolExecutorError")
-        return _post_processed(spec, output, shown, after)
+    async def run_together(
+        self, plans: Sequence[PlannedCall], run: Callable[[PlannedCall], Awaitable[tuple[PlannedCall, ToolOutput]]]
+    ) -> dict[int, tuple[PlannedCall, ToolOutput]]:
+        """Run the calls that are to run, each in its own task, `max_parallel` at once.
 
-    async def _run_together(
-        self, toolbox: Toolbox, running: Mapping[int, _Plan], through: Through, approve: Approve
-    ) -> dict[int, tuple[_Plan, ToolOutput]]:
-        """Plans and outputs by index, of calls that each run in their own task, `max_parallel` at once."""
-        if not running:
-            return {}
+        Args:
+            plans: The plans of one reply.
+            run: Runs one of them. If it raises `Suspended` for one call, the others are made first.
+
+        Returns:
+            The plans as they were approved, and the outputs, by index.
+        """
         slots = asyncio.Semaphore(max(self.max_parallel, 1))
-        outputs: dict[int, tuple[_Plan, ToolOutput]] = {}
+        outputs: dict[int, tuple[PlannedCall, ToolOutput]] = {}
         suspended: dict[int, Suspended] = {}
 
-        async def run_in_slot(index: int, plan: _Plan) -> None:
+        async def run_in_slot(index: int, plan: PlannedCall) -> None:
             async with slots:
                 try:
-                    outputs[index] = await self._run(toolbox, plan, through, approve)
+                    outputs[index] = await run(plan)
                 except Suspended as waiting:  # the others are not to be cancelled
                     suspended[index] = waiting
 
         try:
             async with asyncio.TaskGroup() as group:
-                for index, plan in running.items():
-                    group.create_task(run_in_slot(index, plan))
+                for index, plan in enumerate(plans):
+                    if plan.runs:
+                        group.create_task(run_in_slot(index, plan))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         if suspended:
@@ -346,7 +334,31 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ judge and present
 
-    async def _finish(self, plan: _Plan, output: ToolOutput, agent: str) -> CallOutcome:
+    async def judge_calls(
+        self,
+        plans: Sequence[PlannedCall],
+        ran: Mapping[int, tuple[PlannedCall, ToolOutput]],
+        *,
+        agent: str = "main",
+        allow_duplicates: bool = False,
+    ) -> list[CallOutcome]:
+        """Return the outcomes of the calls of one reply.
+
+        Args:
+            plans: Their plans.
+            ran: By index, the plan as it was approved and the output, of each call that ran.
+            agent: The calling agent's name.
+            allow_duplicates: As for `plan_calls`.
+        """
+        outcomes: list[CallOutcome] = []
+        for index, plan in enumerate(plans):
+            if index in ran:
+                outcomes.append(await self._finish(*ran[index], agent))
+            else:
+                outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
+        return outcomes
+
+    async def _finish(self, plan: PlannedCall, output: ToolOutput, agent: str) -> CallOutcome:
         """The outcome of a call that ran."""
         spec = plan.spec
         assert spec is not None
@@ -438,7 +450,9 @@ class ToolExecutor:
 
     # ------------------------------------------------------------------------------------ outcomes without a run
 
-    def _without_running(self, plan: _Plan, outcomes: Sequence[CallOutcome], allow_duplicates: bool) -> CallOutcome:
+    def _without_running(
+        self, plan: PlannedCall, outcomes: Sequence[CallOutcome], allow_duplicates: bool
+    ) -> CallOutcome:
         """The outcome of a call that is refused, or whose result is there already."""
         spec, earlier = plan.spec, plan.earlier
         if plan.refusal or spec is None:
@@ -461,7 +475,7 @@ class ToolExecutor:
             return replace(again, status="duplicate", reason=reason)
         return self._refused(plan, "duplicate", reason, "Duplicate", rollback=True)
 
-    def _from_memory(self, plan: _Plan, earlier: CallOutcome, *, rollback: bool) -> CallOutcome:
+    def _from_memory(self, plan: PlannedCall, earlier: CallOutcome, *, rollback: bool) -> CallOutcome:
         """An earlier outcome as the outcome of this call; its telemetry says that nothing ran."""
         meter = CallMeter()
         meter.stop()
@@ -481,7 +495,7 @@ class ToolExecutor:
             rollback=rollback,
         )
 
-    def _refused(self, plan: _Plan, status: Status, reason: str, code: str, *, rollback: bool) -> CallOutcome:
+    def _refused(self, plan: PlannedCall, status: Status, reason: str, code: str, *, rollback: bool) -> CallOutcome:
         output = failed_output(plan.call.name if plan.spec is None else plan.spec.name, reason, code)
         words = reason if status == "duplicate" else f"Error: {reason}"
         presented = present(words, budget=self.result_budget, model=self.model)
@@ -642,7 +656,14 @@ class _MethodFailed(Exception):
     """An overridden method raised. The text says which and what."""
 
 
-def _with_twins(plans: Sequence[_Plan]) -> list[_Plan]:
+def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
+    if plan.refusal or plan.spec is None or plan.twin >= 0:
+        return False
+    has_result = plan.earlier is not None and plan.spec.policy.read_only
+    return not has_result and (allow_duplicates or not plan.repeated)
+
+
+def _with_twins(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
     """The plans of one reply, in which a call that occurs twice runs once."""
     if len(plans) == 1:
         return list(plans)

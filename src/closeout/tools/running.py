@@ -79,8 +79,11 @@ async def run_tool(
     meter = CallMeter()
     tries = 1 + (spec.policy.retries if spec.policy.read_only or spec.policy.idempotent else 0)
     for number in range(tries):
+        deadline, report = extensible_timeout(spec.policy.timeout, progress)
         try:
-            value = await _call(source, spec, _own(arguments), progress)
+            async with deadline:
+                extra = (report,) if getattr(source, "takes_progress", False) else ()
+                value = await source.call(spec, _own(arguments), *extra)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -90,6 +93,8 @@ async def run_tool(
             raise  # the program is being stopped, this coroutine closed, or the run suspended
         except BaseException as error:
             failure = error
+            if isinstance(error, TimeoutError) and deadline.expired():
+                failure = TimeoutError(f"{spec.name} did not finish within {spec.policy.timeout:g} seconds")
         else:
             meter.stop()
             value, result = _bare_result(value)
@@ -122,20 +127,6 @@ def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:
     """Return the images that a tool put beside its result, as OpenAI `image_url` parts."""
     images = output.metadata.get("images")
     return tuple(image for image in images if isinstance(image, Mapping)) if isinstance(images, list | tuple) else ()
-
-
-async def _call(source: ToolSource, spec: ToolSpec, arguments: Mapping[str, Any], progress: Progress | None) -> Any:
-    """The tool's result within its deadline."""
-    deadline, report = extensible_timeout(spec.policy.timeout, progress)
-    try:
-        async with deadline:
-            if getattr(source, "takes_progress", False):
-                return await source.call(spec, arguments, report)
-            return await source.call(spec, arguments)
-    except TimeoutError as error:
-        if deadline.expired():
-            raise TimeoutError(f"{spec.name} did not finish within {spec.policy.timeout:g} seconds") from error
-        raise
 
 
 def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
