@@ -17,20 +17,20 @@ from closeout.errors import ContextOverflow, Failure, JournalError, ModelError, 
 from closeout.journal.events import Noted
 from closeout.journal.journal import Journal
 from closeout.journal.task_log import StepLog, TaskLog
-from closeout.messages import Message, RequestInfo, Usage
+from closeout.messages import Message, Reading, RequestInfo, Usage
 from closeout.models.base import UsageSummary, summarise_usage
 from closeout.results.budgets import cut_text, largest_fit
 from closeout.run.attempt import AgentState, Attempt
+from closeout.run.closing_client import ClosingClient
 from closeout.run.plan import AgentPlan
 from closeout.run.result import AgentResult, Stop
-from closeout.run.session import ClosingClient
 
 __all__ = ["close_attempt", "fall_back", "with_summary"]
 
 LAST_PART = 4  # of a conversation that is too long even without its results, this fraction of its end is kept: 1/4
 
 
-async def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> AgentResult:
+async def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> AgentResult | Reading:
     """End an attempt.
 
     Args:
@@ -38,8 +38,8 @@ async def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> Agen
         stop: Why it stopped acting.
         is_final: Whether no other attempt follows, so that an answer seen on the way is better than none.
 
-    Raises:
-        CalledTool: The model called a tool instead of answering, and the attempt may continue.
+    Returns:
+        The result; or a reply that calls a tool instead of answering, with which the attempt continues.
     """
     return await _Closing(attempt, stop, is_final).run()
 
@@ -121,7 +121,7 @@ class _Closing:
             may_act=stop.reason == "insisted" and attempt.may_reopen,
         )
 
-    async def run(self) -> AgentResult:
+    async def run(self) -> AgentResult | Reading:
         stop, text = self._stop, self._stop.text
         if (
             text
@@ -187,7 +187,7 @@ class _Closing:
 
     # ------------------------------------------------------------------------------------------ asking
 
-    async def _ask(self) -> AgentResult:
+    async def _ask(self) -> AgentResult | Reading:
         """Ask for the answer, as often as the AnswerGenerator finds it worthwhile."""
         stop, text, agent = self._stop, self._stop.text, self._agent
         history: list[dict[str, Any]] = [*self._messages()]
@@ -212,9 +212,9 @@ class _Closing:
             )
         except ModelError as error:
             return self._without_asking(Stop(reason="model_failed", failure=Failure.of(error)))
-        if self._client.called_tool is not None:
+        if self._client.acted is not None:
             self._listener.discard()
-            raise self._client.called_tool
+            return self._client.acted
         if not isinstance(ended, FinalizedAnswer):  # an override returned a plain tuple
             ended = FinalizedAnswer(*ended)
         if (answer := ended.answer) is not None:
@@ -260,7 +260,9 @@ class _Closing:
             on_refused=self._listener.refused,
         )
 
-    async def _finish(self, generator: AnswerGenerator, history: list[dict[str, Any]], text: str) -> AgentResult | None:
+    async def _finish(
+        self, generator: AnswerGenerator, history: list[dict[str, Any]], text: str
+    ) -> AgentResult | Reading | None:
         """Have a reply that only lacks the form finished by a short continuation. None if it lacks more."""
         contract = self._plan.contract
         if not text or not problem_of(text, contract.read(text)).finishable:
@@ -268,9 +270,9 @@ class _Closing:
         asked: list[Any] = [*history, Message(role="user", content=contract.finishing())]
         step, tools = self._attempt.turns + 1, self._session.native_tools
         call = await generator.handle_llm_call("", asked, tools, step, "Main Agent | Final Answer")
-        if self._client.called_tool is not None:
+        if self._client.acted is not None:
             self._listener.discard()
-            raise self._client.called_tool
+            return self._client.acted
         return self._accepted(f"{text}\n\n{call[0] or ''}")
 
     def _unanswered(self, ended: FinalizedAnswer) -> AgentResult:

@@ -26,7 +26,7 @@ from closeout.run.plan import AgentPlan, Scope
 from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
-from closeout.run.session import CalledTool, ModelSession
+from closeout.run.session import ModelSession
 
 __all__ = ["Orchestrator"]
 
@@ -110,12 +110,11 @@ class Orchestrator:
                 is_last = number == settings.context_compress_limit
                 while True:
                     is_final = is_last or stop.reason in FINAL_STOPS
-                    try:
-                        result = await close_attempt(attempt, stop, is_final=is_final)
+                    closed = await close_attempt(attempt, stop, is_final=is_final)
+                    if isinstance(closed, AgentResult):
                         break
-                    except CalledTool as call:
-                        stop = await attempt.run(call.reading)
-                result = await attempt.checked(result)
+                    stop = await attempt.run(closed)
+                result = await attempt.checked(closed)
                 self._result = result
                 journal.append(_ended(attempt, stop, result, agent.scope.path))
                 if result.answer is not None or result.stop_reason in FINAL_STOPS or not result.experience:

@@ -26,7 +26,6 @@ from closeout.messages import (
     ToolSpec,
     Usage,
 )
-from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
 from closeout.parsing.read_reply import read_reply, salvaged_form
 from closeout.parsing.readers import Reader
 from closeout.results.tokens import estimate_tokens
@@ -37,7 +36,7 @@ from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.strategy import ModelTurn, Strategy
 from closeout.run.streaming import ReplyListener
 
-__all__ = ["CalledTool", "ClosingClient", "ModelSession", "with_draft"]
+__all__ = ["PRIMER", "ModelSession", "with_draft"]
 
 SALVAGES_BEFORE_SWITCH = 2  # replies in a row in another dialect before the run switches to it
 REJECTIONS_BEFORE_SWITCH = 2  # calls in a row that the server could not read before the run asks past its parser
@@ -380,77 +379,6 @@ class ModelSession:
         return estimate_tokens(text) + estimate_tokens(json.dumps(offered, default=str))
 
 
-class CalledTool(LimitReached):
-    """A closing reply called a tool while turns are left: the attempt continues with that call."""
-
-    def __init__(self, reading: Reading) -> None:
-        super().__init__("closing", "The model called a tool instead of answering, so the attempt continues.")
-        self.reading = reading
-
-
-class ClosingClient(BaseClient):
-    """The model for an AnswerGenerator: a client whose requests are journaled as closing ones.
-
-    Args:
-        session: The agent's conversation.
-        info: What the requests are for.
-        listener: Receives the replies while they are written.
-        may_act: Whether a reply that calls a tool ends closing with `CalledTool`.
-    """
-
-    def __init__(
-        self, session: ModelSession, info: RequestInfo, *, listener: ReplyListener | None, may_act: bool = False
-    ) -> None:
-        self.name = session.client_name
-        self.capabilities = session.capabilities
-        self.called_tool: CalledTool | None = None
-        self._session = session
-        self._info = info
-        self._listener = listener
-        self._may_act = may_act
-
-    @property
-    def usage(self) -> Usage:
-        """What the agent has spent, with its sub-agents."""
-        return self._session.usage
-
-    async def complete(
-        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
-    ) -> ModelReply:
-        session = self._session
-        if request.prompt is None and session.sends_prompt:  # the endpoint takes text only
-            request = replace(request, prompt=_as_prompt(request.messages), messages=(), tools=(), tool_choice=None)
-        reply = await session.calls.request(request, self._info, on_delta=on_delta, on_retry=on_retry)
-        if self._may_act:
-            reading = session.read(reply)
-            if reading.calls:
-                self.called_tool = CalledTool(reading)
-                raise self.called_tool
-        return reply
-
-    async def create_message(self, *, keep_tool_result: int = -1, **options: Any) -> CreatedMessage:
-        """As of any client, but the history keeps its results: what leaves it is recorded in the journal."""
-        if self._listener is not None:
-            self._listener.begin()
-        return await super().create_message(on_delta=self._listener, **options)
-
-    def process_llm_response(
-        self, response: ModelReply | None, message_history: Sequence[Mapping[str, Any]], agent_type: str = "main"
-    ) -> ProcessedResponse:
-        """As of any client, but the text is what the dialect marks as the answer, if that satisfies the contract."""
-        text, should_break, history = super().process_llm_response(response, message_history, agent_type)
-        answer = self._session.answer_in(response) if response is not None else None
-        return ProcessedResponse(text if answer is None else answer, should_break, history)
-
-    def extract_tool_calls_info(self, response: ModelReply | None, text: str = "") -> list[dict[str, Any]]:
-        """As of any client; in a dialect of text, the calls that the dialect reads."""
-        return [] if response is None else tool_call_infos(self._session.calls_in(response))
-
-    def stop_listening(self) -> None:
-        """Publish no more replies: what is asked for now is not for people."""
-        self._listener = None
-
-
 def with_draft(request: ModelRequest, draft: str, note: str) -> ModelRequest:
     """Return the request with a reply that was not accepted, and the hint that answers it, at its end."""
     if request.prompt is not None:
@@ -458,11 +386,3 @@ def with_draft(request: ModelRequest, draft: str, note: str) -> ModelRequest:
         return replace(request, prompt=f"{request.prompt}{' ' * bool(primer)}{draft}\n{note}\n{primer}")
     answered = (Message(role="assistant", content=draft), Message(role="user", content=note))
     return replace(request, messages=[*request.messages, *answered])
-
-
-def _as_prompt(messages: Sequence[Message]) -> str:
-    """Write a conversation that began as a text prompt as one text prompt again."""
-    first, *rest = messages
-    # Without a label, as hints are written in it: a second "Question:" would be another task.
-    parts = [first.text.rstrip().removesuffix(PRIMER).rstrip(), *(message.text for message in rest)]
-    return "\n\n".join(parts) + f"\n\n{PRIMER}"
