@@ -4,6 +4,10 @@ The scripted HTTP server runs in another process, so that only the client's CPU 
 each round gives a ratio, and the median of the ratios counts, so that whatever else the machine does at a moment weighs
 on both alike.
 
+The tool is read-only and runs in the event loop. At 50 turns two others are measured as well: the same function
+declared read-only, which runs in a thread, and with no declaration, as most users write tools: then its intent and its
+outcome are also synced to disk, so that no call is made twice.
+
 `--long` runs 1,000 turns instead: what does a turn cost beside one of 100 turns, and how much memory does it keep?
 
     python bench/turns.py [--quick] [--long]
@@ -19,6 +23,7 @@ import time
 import tracemalloc
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,6 +34,7 @@ from closeout import Agent, tool
 
 LENGTHS = (10, 50, 200)
 LONG = 1000
+KINDS_AT = 50  # turns
 
 
 @tool(read_only=True, inline=True)
@@ -41,9 +47,31 @@ def lookup(key: str) -> str:
     return found(key)
 
 
-def agent_for(url: str, home: Path, turns: int) -> Agent:
+def plainly(key: str) -> str:
+    """Look up a key.
+
+    Args:
+        key: the key
+    """
+    return found(key)
+
+
+TOOLS = {
+    "read-only, inline": lookup,
+    "read-only, in a thread": tool(name="lookup", read_only=True)(plainly),
+    "undeclared": tool(name="lookup")(plainly),
+}
+
+
+def agent_for(url: str, home: Path, turns: int, with_tool: Any = lookup) -> Agent:
     return Agent(
-        "openai:scripted", [lookup], base_url=url, api_key="k", dialect="function_call", max_turns=turns + 5, home=home
+        "openai:scripted",
+        [with_tool],
+        base_url=url,
+        api_key="k",
+        dialect="function_call",
+        max_turns=turns + 5,
+        home=home,
     )
 
 
@@ -53,10 +81,12 @@ async def agent_turns(agent: Agent, question: str) -> int:
     return result.usage.requests
 
 
-async def measure(length: int, url: str, rounds: int, home: Path) -> tuple[float, float, float]:
+async def measure(
+    length: int, url: str, rounds: int, home: Path, with_tool: Any = lookup
+) -> tuple[float, float, float]:
     """Milliseconds of CPU a turn, the bare loop and the agent; and the median of the rounds' ratios."""
     spent: tuple[list[float], list[float]] = ([], [])
-    agent = agent_for(url, home, length)
+    agent = agent_for(url, home, length, with_tool)
     async with aiohttp.ClientSession() as session:
         for number in range(rounds + 1):
             for which in (0, 1):
@@ -78,10 +108,19 @@ def short_runs(quick: bool) -> None:
             bare, agent, ratio = asyncio.run(measure(length, url, rounds, Path(home)))
         shares.append((length, ratio, agent))
         print(f"{length:>4} turns: bare loop {bare:.3f} ms CPU a turn, Agent {agent:.3f} ms, {ratio:.2f} times")
+    kinds = []
+    for kind, with_tool in TOOLS.items():
+        rounds = max(9, (500 if quick else 2000) // KINDS_AT)
+        with served(KINDS_AT - 1, by="question") as url, tempfile.TemporaryDirectory() as home:
+            _, agent, ratio = asyncio.run(measure(KINDS_AT, url, rounds, Path(home), with_tool))
+        kinds.append(f"{kind} {ratio:.2f}")
+        print(f"{KINDS_AT:>4} turns, tool {kind}: Agent {agent:.3f} ms, {ratio:.2f} times")
     summary = ", ".join(f"{ratio:.2f} at {length}" for length, ratio, _ in shares)
     flat = shares[-1][2] / shares[0][2]
     print(
-        f"bench turns: CPU a turn, times the bare aiohttp loop: {summary}; a turn at 200 costs {flat:.2f} of one at 10"
+        f"bench turns: CPU a turn, times the bare aiohttp loop: {summary}; "
+        f"a turn at 200 costs {flat:.2f} of one at 10; "
+        f"by kind of tool at {KINDS_AT}: {', '.join(kinds)}"
     )
 
 

@@ -15,7 +15,7 @@ from closeout.answers.boxed import find_boxes
 from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, programs_in
 from closeout.dialects.prompts import program_slots
 from closeout.errors import LimitReached, ModelError
-from closeout.messages import Message, ModelReply, ModelRequest, Reading, Repair, Step, ToolCall
+from closeout.messages import Constraint, Message, ModelReply, ModelRequest, Reading, Repair, Step, ToolCall
 from closeout.parsing.program import parse_python
 from closeout.run.strategy import ModelTurn
 
@@ -28,6 +28,10 @@ Question: {question}
 
 Answer from these facts only. Think step by step, briefly, and put the final answer, a bare number or name, \
 within \\boxed{{}}."""
+
+ONE_LINE = r"""
+root ::= "```python\n" "final_answer(" [^`\\\n]{1,200} "\n" "```" ("\n" "\n"?)?
+"""
 
 
 class SmallModel:
@@ -53,7 +57,7 @@ class SmallModel:
             return reading if steps else _with_search(reading, programs[-1], turn)
         if _calculates(tree) or not (facts := facts_in(steps)):
             return reading
-        return await _in_words(reading, facts, turn)
+        return await _from_facts(reading, facts, turn)
 
 
 def _with_search(reading: Reading, program: str, turn: ModelTurn) -> Reading:
@@ -65,18 +69,26 @@ def _with_search(reading: Reading, program: str, turn: ModelTurn) -> Reading:
     return _instead(reading, f"{search}\n{program}", Repair("task_searched", "reply", after=search))
 
 
-async def _in_words(reading: Reading, facts: str, turn: ModelTurn) -> Reading:
-    """The reading with an answer that the model makes in a chat, from the facts alone."""
+async def _from_facts(reading: Reading, facts: str, turn: ModelTurn) -> Reading:
+    """The reading with an answer made from the facts alone: in words, or if those lead to none, in one line."""
     text = IN_WORDS.format(facts=facts, question=turn.task)
-    request = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
+    in_words = ModelRequest(messages=[Message(role="user", content=text)], max_tokens=LONGEST)
     try:
-        answer = _boxed(await turn.send(request, purpose="in words"))
+        answer = _boxed(await turn.send(in_words, purpose="in words"))
+        if answer:
+            written = f"{FINAL_ANSWER}({json.dumps(answer, ensure_ascii=False)})"
+            return _instead(
+                reading, written, Repair("answer_in_words", "reply", programs_in(reading.calls)[-1], after=written)
+            )
+        prompt, can = turn.request.prompt, turn.capabilities
+        if prompt is None or not can.grammar:
+            return reading
+        prompt = f"{prompt[: turn.request.shared]}Facts:\n{facts}\n\nQuestion: {turn.task}\n"
+        one_line = ModelRequest(prompt=prompt, constraint=Constraint("grammar", ONE_LINE, "answer"))
+        found = turn.read(await turn.send(one_line, purpose="in one line"))
     except (ModelError, LimitReached):
         return reading
-    if not answer:
-        return reading
-    written = f"{FINAL_ANSWER}({json.dumps(answer, ensure_ascii=False)})"
-    return _instead(reading, written, Repair("answer_in_words", "reply", programs_in(reading.calls)[-1], after=written))
+    return found if found.calls else reading
 
 
 def _instead(reading: Reading, program: str, change: Repair) -> Reading:

@@ -20,7 +20,7 @@ PAGE_CHARACTERS = 5_000  # about 1,200 tokens of English
 MAX_RESULTS = 20
 # A small model takes its fact from any passage that it is shown, so it sees a second one only where that fits nearly as
 # well as the first: this share of its score.
-PLAIN_RESULTS = 3
+PLAIN_RESULTS = 3  # passages at most; a query gets one for every two of its words, as more words describe more things
 NEARLY = 0.7
 LONGEST_PLAIN = (
     400  # characters; what is beyond that at the ends of a passage is left out if no word of the query is in it
@@ -59,7 +59,7 @@ def document_tools(
             `pip install 'closeout[documents]'` PDF, Word and Excel.
         cache: An SQLite file that keeps the index; default: memory.
         progress: Called with done, total and name for each document that is read, in the thread that reads it.
-        plain: A search returns the text of the best passages instead of records. Small models read this best.
+        plain: A search returns the text of one to three passages instead of records. Small models read this best.
 
     Raises:
         UsageError: The folder does not exist.
@@ -103,7 +103,7 @@ def _plain_search(index: DocumentIndex) -> Tool[..., Any]:
         Args:
             query: A name or a few key words, for example: Eiffel Tower height
         """
-        hits = index.search(query, PLAIN_RESULTS)
+        hits = index.search(query, max(1, min(len(query_terms(query)) // 2, PLAIN_RESULTS)))
         if not hits:
             return _nothing_found(query, index.documents())
         return "\n".join(_as_sentences(hit, query) for hit in hits)
