@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from closeout import Agent, AskOnce, CallFirst, Majority, ModelTurn, Number, Strategy, tool
-from closeout.errors import ServerFailed, UsageError
+from closeout.errors import ResumeRefused, ServerFailed, UsageError
 from closeout.journal import events as ev
-from closeout.journal.store import open_store
+from closeout.journal.store import close_stores, open_store
+from closeout.journal.subscribers import Progress
 from closeout.messages import Reading
+from closeout.run.lifecycle import replay_run
 from closeout.testing import RequestView, ScriptedClient, answer, call
+from journal_file import as_if_killed, store_events, stored_events
 
 
 @tool(read_only=True)
@@ -99,6 +102,14 @@ async def test_an_extra_request_that_fails_is_left_out() -> None:
     assert (result.answer, result.stop_reason) == ("5", "answered")
 
 
+async def test_an_extra_request_without_room_in_the_budget_is_left_out() -> None:
+    for budget, counted in ((2_000, ("5", 1)), (20_000, ("6", 3))):
+        replies = [answer("5", "I counted. " * 800), answer("6"), answer("6")]  # the first alone takes 2,200 tokens
+        agent, client = voting(replies, config={"agent.max_tokens": budget})
+        result = await agent.run("How many?")
+        assert (result.answer, len(client.requests), result.stop_reason) == (*counted, "answered")
+
+
 # ------------------------------------------------------------------------------------------------ a call first
 
 
@@ -107,6 +118,24 @@ async def test_a_call_with_the_task_precedes_the_first_request() -> None:
     result = await Agent(client, [look], strategy=CallFirst("look"), home=False).run("Where is it?")
     assert (result.answer, len(client.requests)) == ("5", 1)
     assert "[Where is it?] is known" in str(client.requests[0].messages)
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("lok", "has no such tool. Its tools: add, look"), ("add", "one required text")]
+)
+async def test_a_tool_that_cannot_be_called_first_ends_the_run_with_an_error_that_says_so(
+    name: str, problem: str
+) -> None:
+    client = ScriptedClient([answer("5")])
+    result = await Agent(client, [look, add], strategy=CallFirst(name), home=False).run("Where?")
+    assert (result.status, result.answer, client.requests) == ("failed", None, [])
+    assert (result.error_kind, problem in result.error) == ("UsageError", True)
 
 
 async def test_strategies_combine() -> None:
@@ -159,3 +188,86 @@ async def test_a_sub_agent_has_a_strategy_of_its_own() -> None:
     result = await Agent(client, [clerk.as_tool("clerk", "Finds out.")], home=False).run("What?")
     assert (result.answer, len(client.requests)) == ("done", 2)
     assert "6" in client.requests[-1].messages[-1].text
+
+
+async def test_a_request_beside_the_turns_own_needs_a_purpose() -> None:
+    class Nameless(Second):
+        async def ask(self, turn: ModelTurn) -> Reading:
+            await turn.send()
+            return turn.read(await turn.send(turn.request))
+
+    agent, client = opinions(False, Nameless())
+    result = await agent.run("How many?")
+    assert (result.status, len(client.requests)) == ("failed", 1)
+    assert "needs a purpose" in result.error
+
+
+# ------------------------------------------------------------------------------------------------ resumed, forked
+
+
+@pytest.mark.parametrize("replies", [1, 2, 3])
+async def test_a_killed_run_is_resumed_without_repeating_a_request(home: Path, replies: int) -> None:
+    agent, _ = opinions(home)
+    first = await agent.run("How many?", run_id="r")
+    close_stores()
+    events = stored_events(home)
+    replied = [place for place, event in events.items() if event[1] == "ModelReplied"]
+    store_events(home, {place: event for place, event in events.items() if place <= replied[replies - 1]})
+    as_if_killed(home)
+
+    seen = len(purposes(home, "r"))
+    client = ScriptedClient(lambda view: answer("6") if "[a] is known" in view.text else call("look", key="a"))
+    again = await Agent(client, [look], strategy=Second(), home=home).resume("r")
+    assert (again.answer, again.usage) == (first.answer, first.usage)
+    assert len(client.requests) == 3 - seen == 3 - replies
+    assert purposes(home, "r") == ["act", "act", "opinion"]
+
+
+@pytest.mark.parametrize("other", [Second("2"), AskOnce(), Majority(3)])
+async def test_another_strategy_does_not_continue_a_run(home: Path, other: Any) -> None:
+    agent, _ = opinions(home)
+    await agent.run("How many?", run_id="r")
+    close_stores()
+    events = stored_events(home)
+    store_events(home, {place: events[place] for place in list(events)[:6]})
+    as_if_killed(home)
+    with pytest.raises(ResumeRefused, match="strategy"):
+        await opinions(home, other)[0].resume("r")
+
+
+async def test_a_replay_asks_nothing_and_departs_nowhere(home: Path) -> None:
+    agent, client = opinions(home)
+    await agent.run("How many?", run_id="r")
+    asked = len(client.requests)
+    result, departure = await replay_run(agent.plan(), "r", list(open_store(home).rows("r")))
+    assert (result.answer, departure, len(client.requests)) == ("6", "", asked)
+
+
+async def test_forks_sessions_and_maps_ask_by_the_strategy(home: Path) -> None:
+    agent, _ = opinions(home)
+    await agent.run("How many?", run_id="r")
+    fork = await agent.fork("r", at=2, note="Count again.")
+    said = await agent.session("s").run("How many now?")
+    mapped = [each async for each in agent.map(["How many here?", "How many there?"])]
+    for result in (fork, said, *mapped):
+        assert (result.answer, purposes(home, result.run_id)[-2:]) == ("6", ["act", "opinion"])
+
+
+# ------------------------------------------------------------------------------------------------ streamed
+
+
+async def test_a_streamed_reply_that_loses_is_withdrawn() -> None:
+    agent, _ = voting([answer("5"), answer("6"), answer("6")])
+    shown = ""
+    async for event in (stream := agent.stream("How many?")):
+        if isinstance(event, Progress):
+            shown = "" if event.kind == "discard" else shown + event.text
+    assert stream.result.answer == "6"
+    assert "6" in shown
+    assert "5" not in shown
+
+
+async def test_a_streamed_reply_that_wins_is_not_withdrawn() -> None:
+    agent, _ = voting([answer("5"), answer("5")])
+    kinds = [event.kind async for event in agent.stream("How many?") if isinstance(event, Progress)]
+    assert "discard" not in kinds

@@ -284,19 +284,26 @@ class Attempt:
         return await self._checks.objection(found, self._outcomes, turn.reading.calls, may_ask=may_ask)
 
     async def checked(self, result: AgentResult) -> AgentResult:
-        """Return the result of closing, without its answer if a check of the user's refuses that."""
-        if result.answer is None:
+        """Return the result of closing, without its answer if a check of the user's refuses that.
+
+        The next attempt learns what the check said.
+        """
+        failure = result.failure if result.stop_reason == "check_failed" else None
+        if result.answer is not None:
+            found = ContractReading(value=result.value, text=result.answer, ok=True)
+            objection = await self._checks.objection(found, self._outcomes, (), may_ask=False)
+            if objection is None:
+                return result
+            failure = Failure("", objection.problem)
+        if failure is None:
             return result
-        found = ContractReading(value=result.value, text=result.answer, ok=True)
-        objection = await self._checks.objection(found, self._outcomes, (), may_ask=False)
-        if objection is None:
-            return result
+        reason = f"a check said: {failure.message}"
         return AgentResult(
             answer=None,
             stop_reason="check_failed",
             text=result.text,
-            experience=experience_from(None, self.call_facts(), reason="check_failed", reply=result.text),
-            failure=Failure("", objection.problem),
+            experience=experience_from(None, self.call_facts(), reason=reason, reply=result.text),
+            failure=failure,
         )
 
     # ------------------------------------------------------------------------------------------ parts of a turn
