@@ -11,7 +11,7 @@ from call_writers import WRITERS
 from closeout import Agent, read_tool_calls, tool
 from closeout.dialects.protocol import get_dialect
 from closeout.messages import Delta, ModelReply, ToolPolicy, ToolSpec
-from closeout.parsing.forms.form import Source
+from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.registry import MARKED
 from closeout.parsing.forms.toolbox import Toolbox
 from closeout.results.escape import escape_markers

@@ -1,1 +1,1 @@
-"""answers"""
+"""Contracts for final answers: how an answer is written, found in a reply, checked, closed and graded."""

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: every command, its options, and what it prints."""

@@ -1,1 +1,1 @@
-"""integrations"""
+"""Adapters for frameworks of others: a LangGraph node that runs tools."""

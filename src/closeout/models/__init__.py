@@ -1,4 +1,1 @@
-"""Model clients: OpenAI-compatible, Anthropic, embedded; transport, retries and prices.
-
-Import from the modules: `closeout.models.base`, `.connect`, `.openai`, `.anthropic`, `.catalog`, `.retry`.
-"""
+"""Clients of model servers, OpenAI-compatible, Anthropic and embedded, with transport, retries and prices."""

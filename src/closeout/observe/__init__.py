@@ -1,1 +1,1 @@
-"""observe"""
+"""Export what runs do: OpenTelemetry spans and metrics, structured logs."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from closeout.messages import Repair, ToolCall, ToolSpec
 from closeout.parsing.forms import Block, Form, Found, Toolbox, ToolCallsRead
-from closeout.parsing.forms.form import Source
+from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.reader import detect_forms, is_markdown_escaped, markdown_unescaped
 from closeout.parsing.forms.unmarked import UNMARKED
 from closeout.parsing.reasoning import plain_content, split_reasoning

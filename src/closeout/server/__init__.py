@@ -1,1 +1,1 @@
-"""Serve agents, govern model endpoints and view runs over HTTP."""
+"""Three services over one HTTP application: agents, a governing proxy for model endpoints, the viewer of runs."""

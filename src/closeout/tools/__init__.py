@@ -1,1 +1,1 @@
-"""tools"""
+"""What a tool is, where it comes from, and the governed steps of a call: plan, run, judge."""

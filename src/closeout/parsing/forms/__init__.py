@@ -3,7 +3,8 @@
 The dialects' own streaming readers are in `closeout.parsing.react` and `closeout.parsing.mcp_xml_reader`.
 """
 
-from closeout.parsing.forms.form import Block, Form, Found, Source, ToolCallsRead
+from closeout.parsing.forms.form import Block, Form, Found, ToolCallsRead
+from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.reader import FormDetector, read_tool_calls
 from closeout.parsing.forms.registry import families, forms_of, register_form, unregister_form
 from closeout.parsing.forms.toolbox import Toolbox

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from closeout.messages import Repair, ToolCall
-from closeout.parsing.forms.form import Block, Form, Found, Loaded, Pairs, Source, load, value_end
+from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import make_call
+from closeout.parsing.forms.json_values import Loaded, Pairs, Source, load, value_end
 from closeout.parsing.forms.tag_calls import MUSE_GLIMMER, MUSE_INVOKE, Grammar, read_tagged_calls
 from closeout.parsing.forms.toolbox import Toolbox, typed
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from closeout.messages import Defect, Repair, ToolCall
-from closeout.parsing.forms.form import Block, Form, Found, Source, load
+from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, make_call
+from closeout.parsing.forms.json_values import Source, load
 from closeout.parsing.forms.toolbox import Toolbox, decode_entities
 from closeout.parsing.react import CotAgentOutputParser
 from closeout.parsing.use_mcp_tool import OPENING_TAG, CallScanner

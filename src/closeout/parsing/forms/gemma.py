@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from closeout.messages import ToolCall
-from closeout.parsing.forms.form import Block, Form, Found, Pairs, Source, load
+from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in
+from closeout.parsing.forms.json_values import Pairs, Source, load
 from closeout.parsing.forms.python_calls import read_calls
 from closeout.parsing.forms.toolbox import Toolbox, typed
 

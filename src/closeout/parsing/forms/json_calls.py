@@ -9,7 +9,8 @@ from typing import Any
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.action_keys import NAME_KEYS as ACTION_NAME_KEYS
-from closeout.parsing.forms.form import Block, Form, Found, Pairs, Source, load, value_end
+from closeout.parsing.forms.form import Block, Form, Found
+from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
 from closeout.parsing.forms.toolbox import Toolbox
 
 __all__ = ["BARE_JSON", "as_arguments", "calls_in", "flat_call", "make_call", "read_json_run"]

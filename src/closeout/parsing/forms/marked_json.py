@@ -13,8 +13,9 @@ from functools import partial
 from typing import Any
 
 from closeout.messages import Repair, ToolCall
-from closeout.parsing.forms.form import Block, Form, Found, Loaded, Source, load, value_end
+from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, make_call
+from closeout.parsing.forms.json_values import Loaded, Source, load, value_end
 from closeout.parsing.forms.toolbox import Toolbox, kinds, typed
 
 __all__ = ["MISTRAL", "TAGGED_JSON", "TOKEN_CALLS", "Marks", "read_between"]

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from closeout.messages import Defect, Repair, ToolSpec
-from closeout.parsing.forms.form import Block, Form, Found, Source, ToolCallsRead
+from closeout.parsing.forms.form import Block, Form, Found, ToolCallsRead
+from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.registry import forms_of, marked_forms
 from closeout.parsing.forms.toolbox import HasSpec, Toolbox
 from closeout.parsing.forms.unmarked import UNMARKED, WHOLE

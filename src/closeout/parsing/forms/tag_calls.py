@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from closeout.messages import Repair, ToolCall
-from closeout.parsing.forms.form import Block, Form, Found, Pairs, Source, load, value_end
+from closeout.parsing.forms.form import Block, Form, Found
+from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
 from closeout.parsing.forms.toolbox import Toolbox, Untyped, decode_entities, kinds, typed
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 from closeout.messages import ToolSpec
-from closeout.parsing.forms.form import load
+from closeout.parsing.forms.json_values import load
 from closeout.parsing.numbers import read_integer, read_number
 
 __all__ = ["HasSpec", "Toolbox", "Untyped", "decode_entities", "kinds", "typed"]

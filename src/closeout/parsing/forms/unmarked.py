@@ -16,8 +16,9 @@ from typing import Any
 
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
-from closeout.parsing.forms.form import Block, Form, Found, Loaded, Source, load, value_end
+from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import ID_KEYS, NAME_KEYS, calls_in, flat_call, make_call
+from closeout.parsing.forms.json_values import Loaded, Source, load, value_end
 from closeout.parsing.forms.python_calls import CALL_START, CallNode, NotACall, Scanner, TooDeep, bind, settled
 from closeout.parsing.forms.toolbox import Toolbox
 
