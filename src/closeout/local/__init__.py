@@ -1,1 +1,1 @@
-"""How small models are asked: a strategy that makes an answer in two ways and compares them."""
+"""Strategies for models that are small enough to be embedded."""
