@@ -22,7 +22,7 @@ from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelReq
 from closeout.models import transport
 from closeout.models.base import BaseClient
 from closeout.models.http_errors import error_from_body, refuses_tools
-from closeout.models.streaming import EventReader, ReplyBuilder
+from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.formats import FORMATS, Format, NativeFormat, OfferedTools, Writer, with_hint
@@ -96,9 +96,9 @@ class Proxy:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         """Pass any other request on as it is."""
-        if ".." in request.match_info["path"]:
-            raise ApiError(404, "No such path.")
-        path = f"{request.match_info['path']}{f'?{request.query_string}' if request.query_string else ''}"
+        _, below, path = request.raw_path.partition("/v1/")  # encoded: %2F and %3F are parts of a name
+        if not below or ".." in request.match_info["path"]:
+            raise ApiError(404, "No such path. Write it as /v1/…, without '..'.")
         async with self.admission.enter():
             data = await request.read()
             endpoint = self.upstream.endpoint(path, request.headers)
@@ -473,19 +473,22 @@ class _Exchange:
 
 async def _frames(response: transport.Response) -> AsyncGenerator[list[bytes], None]:
     """Split a stream into events, byte for byte: joined they are the stream again. Yields those of a chunk together."""
-    rest = b""
+    rest = bytearray()
     async with aclosing(response.chunks()) as chunks:
         async for chunk in chunks:
+            searched = max(0, len(rest) - 3)  # an end may have begun in the chunk before
             rest += chunk
             frames, start = [], 0
-            for end in _FRAME_END.finditer(rest):
-                frames.append(rest[start : end.end()])
+            for end in _FRAME_END.finditer(rest, searched):
+                frames.append(bytes(rest[start : end.end()]))
                 start = end.end()
-            rest = rest[start:]
             if frames:
+                del rest[:start]
                 yield frames
+            if len(rest) > MAX_EVENT:
+                raise ServerFailed("The upstream server sent an event of more than 16 MiB, which cannot be a reply.")
     if rest:
-        yield [rest]
+        yield [bytes(rest)]
 
 
 def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:

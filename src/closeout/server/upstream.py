@@ -10,6 +10,7 @@ from closeout.models import transport
 from closeout.models.anthropic import VERSION, AnthropicClient
 from closeout.models.base import BaseClient
 from closeout.models.openai import OpenAIClient
+from closeout.server.app import HEADERS
 
 __all__ = ["Upstream", "UpstreamKind", "headers_back", "kept"]
 
@@ -26,6 +27,12 @@ _NOT_FORWARDED = frozenset({
     "set-cookie", "server", "date",
 })  # fmt: skip
 _KEYS = frozenset({"authorization", "x-api-key"})
+# Headers with which the upstream server would speak to a browser in the name of the proxy.
+_FOR_BROWSERS = frozenset({
+    *map(str.lower, HEADERS), "access-control-allow-origin", "access-control-allow-credentials", "alt-svc",
+    "clear-site-data", "content-security-policy-report-only", "link", "refresh", "service-worker-allowed",
+    "sourcemap", "strict-transport-security", "www-authenticate",
+}) - {"cache-control"}  # fmt: skip
 
 
 class Upstream:
@@ -99,5 +106,15 @@ def kept(cache: OrderedDict[K, V], key: K, value: V, limit: int) -> V:
 
 
 def headers_back(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a response that are passed on to the client."""
-    return {name: value for name, value in headers.items() if name.lower() not in _NOT_FORWARDED}
+    """Return the headers of a response that are passed on to the client.
+
+    The bytes of the server come from the proxy's address, so a browser must not show them as a page: HTML, XML and
+    multipart bodies are passed on as plain text.
+    """
+    unwanted = _NOT_FORWARDED | _FOR_BROWSERS
+    found = {name: value for name, value in headers.items() if name.lower() not in unwanted}
+    for name, value in found.items():
+        kind = value.partition(";")[0].strip().lower()
+        if name.lower() == "content-type" and ("html" in kind or "xml" in kind or kind.startswith("multipart/")):
+            found[name] = "text/plain; charset=utf-8"
+    return found
