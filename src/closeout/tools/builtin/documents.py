@@ -10,7 +10,7 @@ from typing import Any
 
 from closeout.errors import ToolError
 from closeout.messages import ToolPolicy
-from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress, query_terms
+from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress, query_words
 from closeout.tools.builtin.extract import extract_text
 from closeout.tools.tool import Tool, tool
 
@@ -125,7 +125,7 @@ def _as_sentences(hit: Hit, query: str) -> str:
     text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), _trimmed(hit.text, query))
     text = _joined(text)
     subject = _subject(hit)
-    named = set(query_terms(subject)) <= set(query_terms(text))
+    named = set(query_words(subject)) <= set(query_words(text))
     return text if named else f"{subject}: {text}"
 
 
@@ -147,11 +147,11 @@ def _is_wide(character: str) -> bool:
 
 def _trimmed(text: str, query: str) -> str:
     """Leave out first and last sentences of a long text that have no word of the query, while it is too long."""
-    beginnings = tuple(term[:_STEM] for term in query_terms(query))
+    beginnings = tuple(word[:_STEM] for word in query_words(query))
     sentences = _SENTENCE.findall(text)
 
     def telling(sentence: str) -> bool:
-        return any(word.startswith(beginnings) for word in query_terms(sentence))
+        return any(word.startswith(beginnings) for word in query_words(sentence))
 
     if not beginnings or not any(map(telling, sentences)):
         return text
@@ -242,7 +242,7 @@ class _Reader:
         if not hits or any(hit.path != hits[0].path and hit.score <= hits[0].score * NEARLY for hit in hits):
             return None
         best = hits[0]
-        asked, there = set(query_terms(name)), set(query_terms(f"{best.path} {best.title} {best.text}"))
+        asked, there = set(query_words(name)), set(query_words(f"{best.path} {best.title} {best.text}"))
         if len(asked & there) * 2 <= len(asked):
             return None
         return next((each for each in self._index.documents() if each.path == best.path), None)
