@@ -274,3 +274,61 @@ async def test_a_huge_event_is_refused_and_holds_up_nobody(home: Path) -> None:
         assert "16 MiB" in await response.text()
         assert slowest < 1
         assert time.monotonic() - start < 20
+
+
+# ------------------------------------------------------------------------------------------------ learned facts
+
+TOOLS = [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}]
+REFUSALS = (
+    {"error": {"message": "registry/gemma:2b does not support tools", "type": "api_error", "code": None}},
+    {"object": "error", "message": '"auto" tool choice requires --enable-auto-tool-choice', "code": 400},
+    {"error": {"message": "Unsupported parameter.", "param": "tools", "code": "unsupported_parameter"}},
+)
+WORDS = ("does not support tools", "does\u200bnot\nsupport tools", 'DOES NOT SUPPORT TOOLS"}}')
+
+
+@asynccontextmanager
+async def learning(home: Path, refusal: Callable[[Any], Any]) -> AsyncIterator[tuple[TestClient, list[bool]]]:
+    """Client of a proxy whose upstream server refuses requests with tools; a list says which requests had them."""
+    had_tools: list[bool] = []
+
+    async def upstream(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        had_tools.append("tools" in body)
+        if "tools" in body:
+            return web.json_response(refusal(body), status=400)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Answer: 4"}, "finish_reason": "stop"}
+        return web.json_response({"id": "c", "choices": [choice]})
+
+    async with governed(home, upstream, key="the key of the proxy") as client:
+        yield client, had_tools
+
+
+async def ask(client: TestClient, key: str, text: str = "?") -> int:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "tools": TOOLS}
+    headers = {"Authorization": f"Bearer {key}"}
+    return (await client.post("/v1/chat/completions", json=body, headers=headers)).status
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_a_refusal_of_tools_is_learned_for_one_key_and_expires(
+    home: Path, refusal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with learning(home, lambda _: refusal) as (client, had_tools):
+        assert [await ask(client, key) for key in ("a", "a", "b")] == [200, 200, 200]
+        assert had_tools == [True, False, False, True, False]
+        had_tools.clear()
+        monkeypatch.setattr("closeout.server.proxy.LEARNED_SECONDS", 0.0)
+        assert [await ask(client, key) for key in ("c", "c")] == [200, 200]
+        assert had_tools == [True, False, True, False]
+
+
+@pytest.mark.parametrize("words", WORDS)
+async def test_the_words_of_a_client_teach_nothing(home: Path, words: str) -> None:
+    def repeated(body: Any) -> Any:
+        return {"error": {"message": f"Invalid content: '{body['messages'][0]['content']}'.", "code": None}}
+
+    async with learning(home, repeated) as (client, had_tools):
+        assert [await ask(client, "a", words) for _ in range(2)] == [400, 400]
+        assert await ask(client, "a") == 400
+        assert had_tools == [True, True, True]
