@@ -32,6 +32,7 @@ def reply(question, times):
     return echo(question, times)
 
 agent = Agent(Scripted(reply))
+warm = Agent(Scripted(reply), temperature=0.5)
 
 async def hang():
     import asyncio
@@ -129,6 +130,33 @@ def test_evaluations_are_compared_scored_again_and_exported(folder: Path) -> Non
     assert [[message["loss"] for message in line["messages"]] for line in lines] == [[False, True]] * 4
     call("export", "first", "-o", "rows.jsonl", "--format", "rows", "--which", "finished")
     assert json.loads((folder / "rows.jsonl").read_text().splitlines()[1])["correct"] is True
+
+
+def test_a_doubtful_comparison_warns_in_every_form(folder: Path) -> None:
+    call(*RUN)
+    call(*(part.replace(":agent", ":warm").replace("first", "second") for part in RUN))
+    warning = "The settings differ: llm.temperature default and 0.5."
+    compared = ("compare", "first", "second", "--cluster", "half")
+    shown = call(*compared, "--html", "c.html", "--markdown", "c.md").stdout
+    assert f"Warning: {warning}" in shown
+    assert "+0.0 points, 95 % interval -84.2 to +84.2" in shown
+    assert "p = 1 (2 clusters by half)" in shown
+    assert f"- Warning: {warning}" in (folder / "c.md").read_text()
+    assert f"<p>Warning: {warning}</p>" in (folder / "c.html").read_text()
+    found = json.loads(call(*compared, "--json").stdout)
+    assert found["warnings"] == [warning]
+    assert (found["cluster"], found["difference"]["clusters"], found["power"]["detectable"]) == ("half", 2, None)
+    assert "no metadata field 'page'" in call("compare", "first", "second", "--cluster", "page", code=2).stderr
+
+
+def test_the_power_of_a_plan_is_said_before_its_first_trial(folder: Path) -> None:
+    said = " ".join(call(*RUN).stderr.split())
+    assert said.startswith(
+        "A comparison of 4 tasks has 80 % power for 49.5 points; to see 3 points you need about 1,100 tasks "
+        "if 1 task in 8 ends differently"
+    )
+    assert "A comparison" not in call(*RUN, "--epochs", "2").stderr
+    assert "A comparison" not in call(*RUN[:-4], "--name", "quiet", "--quiet").stderr
 
 
 def test_shards_are_merged(folder: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

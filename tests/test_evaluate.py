@@ -19,7 +19,17 @@ from closeout.errors import (
     ServerFailed,
     UsageError,
 )
-from closeout.evaluate import Attempted, EvalTask, Report, compare, evaluate, load_report, rescore
+from closeout.evaluate import (
+    Attempted,
+    EvalTask,
+    Report,
+    compare,
+    compare_all,
+    evaluate,
+    load_report,
+    rescore,
+    write_html,
+)
 from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
@@ -342,6 +352,34 @@ def test_two_evaluations_are_compared_task_by_task() -> None:
         compare(first, third)
 
 
+def test_several_comparisons_are_adjusted_for_their_number() -> None:
+    first = run(Scripted(lambda q, n: "1"), 8)
+    better, same = run(Scripted(echo), 8, name="better"), run(Scripted(lambda q, n: "1"), 8, name="same")
+    one, two = compare_all(first, [better, same])
+    assert (one.holm_p, two.holm_p) == (pytest.approx(2 * one.estimate.p_value), 1.0)
+    assert "by Holm's method for 2 comparisons" in str(one)
+    assert one.estimate == compare(first, better).estimate
+    assert "Holm" not in str(compare(first, better))
+
+
+def test_a_comparison_is_clustered_by_a_field_of_the_tasks() -> None:
+    first = run(Scripted(lambda q, n: "1"), 8)
+    first = replace(first, tasks=[replace(t, metadata={"page": i // 4}) for i, t in enumerate(first.tasks)])
+    second = replace(run(Scripted(echo), 8, name="other"), tasks=first.tasks)
+    found = compare(first, second, cluster="page")
+    assert (found.estimate.clusters, found.estimate.tasks) == (2, 8)
+    assert "(2 clusters by page)" in str(found)
+    with pytest.raises(UsageError, match="8 of 8 shared tasks have no metadata field 'site': t0, t1, t2"):
+        compare(first, second, cluster="site")
+
+
+def test_a_comparison_names_its_power() -> None:
+    found = compare(run(Scripted(lambda q, n: "1"), 8), run(Scripted(echo), 8, name="other"))
+    assert "80 % power for 35.0 points; to see 3 points you need about 1,100 tasks" in str(found)
+    power = found.to_dict()["power"]
+    assert (power["detectable"], power["tasks_needed"]) == (pytest.approx(0.350198), pytest.approx(1090.1, abs=0.1))
+
+
 def test_a_comparison_leaves_out_unfinished_tasks_and_says_so(home: Path) -> None:
     first = run(Scripted(echo), 10)
     run(Scripted(echo), 10, name="cut", max_tokens=550, concurrency=1)
@@ -381,7 +419,9 @@ def test_a_report_has_every_form(home: Path, tmp_path: Path) -> None:
     text = report.markdown(slices=["half"])
     assert "## By half" in text
     assert "| model | scripted |" in text
-    page = report.html(tmp_path / "report.html", against=[report], slices=["half"]).read_text("utf-8")
+    page = write_html(report, tmp_path / "report.html", against=[compare(report, report)], slices=["half"]).read_text(
+        "utf-8"
+    )
     assert page.count("<svg") == 4
     assert "<script" not in page
     assert "http" not in page.replace("http://www.w3.org", "")
@@ -393,7 +433,7 @@ def test_hostile_texts_cannot_become_html_or_break_a_table(tmp_path: Path) -> No
     evil = "<script>alert(1)</script>|\n# x"
     rows = [{"id": "<img src=x>", "question": evil, "answer": evil, "kind": evil}]
     report = asyncio.run(evaluate(Agent(Scripted(lambda q, n: evil)), rows, scorer="exact", name="evil"))
-    page = report.html(tmp_path / "report.html", slices=["kind"]).read_text("utf-8")
+    page = write_html(report, tmp_path / "report.html", slices=["kind"]).read_text("utf-8")
     assert "<script" not in page
     assert "<img" not in page
     table = report.markdown(slices=["kind"]).split("## By kind")[1].strip().splitlines()

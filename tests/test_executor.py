@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import ToolError
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
-from closeout.results.wrapper import UnifiedToolWrapper
 from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, CallOutcome, PlannedCall, ToolExecutor
 
 SEARCH = {"type": "object", "properties": {"q": {"type": "string"}, "num": {"type": "integer"}}, "required": ["q"]}

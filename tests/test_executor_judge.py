@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from closeout.messages import ToolPolicy, ToolSpec
 from closeout.tools.judge import GOOD, judge
-from closeout.tools.toolbox import SHIPPED_POLICIES, governed
+from closeout.tools.shipped_policies import SHIPPED_POLICIES, governed
 
 PAGES = ToolPolicy(check_content=True)
 

@@ -191,6 +191,29 @@ async def test_a_waiting_run_is_forked_before_its_decision(home: Path) -> None:
     assert first_difference(list(open_store(home).rows("r")), list(open_store(home).rows(fork.run_id))) is not None
 
 
+async def test_a_fork_after_a_decision_asks_again(home: Path) -> None:
+    paid: list[str] = []
+
+    @tool(approval="always")
+    def pay(key: str) -> str:
+        """Pay a bill."""
+        paid.append(key)
+        return f"[{key}] paid"
+
+    script = lambda view: answer("paid") if "] paid" in view.text else Turn(calls=[call("pay", key="a")])  # noqa: E731
+    agent = Agent(ScriptedClient(script), [pay], home=home)
+    await agent.run("Pay", run_id="r")
+    await agent.resume("r", decisions={"r1": True})
+    rows = list(open_store(home).rows("r"))
+    (decided,) = [n for n, row in enumerate(rows) if isinstance(row.event, ev.DecisionMade)]
+    (begun,) = [n for n, row in enumerate(rows) if isinstance(row.event, ev.ToolStarted)]
+    for _ in range(3):
+        fork = await agent.fork("r", at=f"e{decided}")
+        assert (fork.status, [pending.id for pending in fork.waiting]) == ("waiting", ["r1"])
+    assert (await agent.fork("r", at=f"e{begun}")).answer == "paid", "the result of the call belongs to the prefix"
+    assert paid == ["a"]
+
+
 async def test_a_sub_agent_in_the_prefix_is_not_run_again(home: Path) -> None:
     asked: list[str] = []
 

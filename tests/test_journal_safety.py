@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +25,7 @@ from closeout.journal import events as ev
 from closeout.journal.check import check_home
 from closeout.journal.database import JOURNAL_FILES, journal_error
 from closeout.journal.journal import Journal
+from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row, Store, close_stores, open_store
 from closeout.testing import RequestView, ScriptedClient, answer, call
@@ -176,6 +179,110 @@ Journal.reopen(open_store(Path(sys.argv[1])), sys.argv[2])
     assert "JournalLocked" in other.stderr
     with pytest.raises(JournalLocked):
         Store(home).reopen_run(journal.run_id)
+
+
+def test_looking_at_a_run_while_it_is_locked_does_not_release_it(tmp_path: Path) -> None:
+    mine, other = RunLocks(tmp_path / "locks"), RunLocks(tmp_path / "locks")
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            mine.held_anywhere(7)
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for each in lookers:
+        each.start()
+    lost = 0
+    try:
+        for _ in range(2_000):
+            mine.take("run", 7)
+            lost += not other.held_anywhere(7)
+            mine.drop(7)
+    finally:
+        done.set()
+        for each in lookers:
+            each.join()
+        mine.close()
+        other.close()
+    assert lost == 0
+
+
+HOLDER = """
+import subprocess, sys
+from pathlib import Path
+sys.platform = "darwin"
+import closeout.journal.locks as locks
+path = Path(sys.argv[1])
+mine = locks.RunLocks(path)
+mine.take("run", 7)
+other = locks.RunLocks(path, read_only=True)
+assert mine.held_anywhere(7)
+assert other.held_anywhere(7)
+other.close()
+sys.exit(subprocess.call([sys.executable, "-c", sys.argv[2], sys.argv[1], "7"]))
+"""
+LOOKER = """
+import sys
+from pathlib import Path
+from closeout.journal.locks import RunLocks
+sys.exit(0 if RunLocks(Path(sys.argv[1])).held_anywhere(int(sys.argv[2])) else 1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs both kinds of locks")
+def test_locks_that_belong_to_the_whole_process_survive_looking_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "locks"), LOOKER]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_that_closes_its_stores_releases_nothing_of_its_parent(home: Path) -> None:
+    journal = Journal.start(open_store(home), ev.RunStarted("main", "Pay.", "t"), run_id="run")
+    child = os.fork()
+    if not child:
+        close_stores()
+        os._exit(0)
+    os.waitpid(child, 0)
+    other = subprocess.run([sys.executable, "-c", LOOKER, str(home / LOCKS_NAME), "1"], check=False)
+    journal.abandon()
+    assert other.returncode == 0
+
+
+def test_a_record_that_another_process_writes_while_it_is_read_is_not_damaged(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.start(open_store(home), ev.RunStarted("main", "Pay.", "t"), run_id="run")
+    journal.flush()
+    reader = Store(home)
+    read_marks = reader._synced.of
+
+    def write_meanwhile(number: int) -> int:
+        journal.append(ev.Noted("main", "info", "Note", message="written meanwhile"), durable=True)
+        journal.flush()
+        return read_marks(number)
+
+    monkeypatch.setattr(reader._synced, "of", write_meanwhile)
+    try:
+        assert reader.read("run").problems == ()
+    finally:
+        reader.close()
+        journal.abandon()
+
+
+async def test_a_run_that_is_being_executed_is_locked_and_not_damaged(home: Path) -> None:
+    await interrupted_run(home)
+    store = open_store(home)
+    with store._transaction() as db:
+        db.execute("UPDATE events SET crc = crc + 1")
+    number = store.reopen_run("run")
+    try:
+        with pytest.raises(JournalLocked, match="being executed"):
+            await paying_agent(home, []).resume("run")
+    finally:
+        store.release(number)
+    with pytest.raises(JournalDamaged):
+        await paying_agent(home, []).resume("run")
 
 
 async def test_a_write_lock_of_another_process_does_not_stop_the_event_loop(home: Path) -> None:

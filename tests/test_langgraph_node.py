@@ -16,6 +16,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
 from langgraph.types import Command, interrupt
 
+from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import UsageError
 from closeout.integrations.langgraph import AgentState, StateOutput, ToolOutputNode, tool_outputs
 from closeout.messages import ToolPolicy
@@ -24,7 +25,6 @@ from closeout.results.encoding import encode
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tokens import count_tokens
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
-from closeout.results.wrapper import UnifiedToolWrapper
 
 
 @tool

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import UsageError
 from closeout.results.artifacts import MemoryArtifacts, read_result
 from closeout.results.forms import read_compact
@@ -30,7 +31,6 @@ from closeout.results.output_forms import CacheOptimizedOutput, compact_form, sa
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, TelemetryCollector
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
-from closeout.results.wrapper import UnifiedToolWrapper
 
 
 def output(**fields: Any) -> ToolOutput:

@@ -27,7 +27,7 @@ from closeout.messages import Capabilities, ModelRequest
 from closeout.run.session import with_draft
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 
-DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml")
+DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml", "code")
 BREAKS = (ev.Evicted, ev.Compacted, ev.AttemptStarted)
 PRIMER = "Thought:"
 

@@ -340,7 +340,8 @@ async def test_a_server_that_refuses_tools_gets_them_as_text_from_then_on(home: 
         async with proxied(home, one_call) as server:
             server.proxy.upstream.base = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
             assert await calls_in(server, "chat", stream=False) == [("lookup", RIGHT)]
-            assert server.proxy.speaks_text("scripted")
+            assert server.proxy.speaks_text("scripted", {"Authorization": "Bearer a key"})
+            assert not server.proxy.speaks_text("scripted", {"Authorization": "Bearer another key"})
     finally:
         await runner.cleanup()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, RunResult, tool
+from closeout import Agent, Boxed, RunResult, tool
 from closeout.journal import events as ev
 from closeout.messages import ModelRequest
 from closeout.run.review import FAILURES, HOTTEST, RollBack, RollbackPolicy
@@ -120,7 +120,7 @@ REPEATED = "I look at it once more, just to be sure of it. " * 60
     ],
 )
 async def test_each_kind_is_rolled_back_with_its_reason_and_its_cost(bad: Any, reason: str) -> None:
-    result, requests, backs = await run([bad, call("look", key="a"), answer("42")])
+    result, requests, backs = await run([bad, call("look", key="a"), answer("42")], answer=Boxed())
     assert (result.answer, result.rollbacks) == ("42", 1)
     assert [back.reason for back in backs] == [reason]
     assert backs[0].tokens > 0

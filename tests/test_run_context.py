@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from closeout import Agent, RunContext, RunResult, StreamHandler, ToolManager, ToolOutput, tool
+from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.journal.subscribers import Progress
-from closeout.results.wrapper import UnifiedToolWrapper
 from closeout.run.lifecycle import replay_run
 from closeout.testing import ScriptedClient, answer, call, serve_script
 

@@ -22,7 +22,7 @@ from closeout.testing import ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import ask_user
 from viewer_pages import Viewer, run_apart, texts, watched_viewer
 
-HIDDEN = "\u202egnp.exe <img src=x onerror=alert(1)>\u200b"
+HIDDEN = "\u202egnp.exe <img src=x onerror=alert(1)>\u200b\u3164\u2800\U000e0101"
 
 
 class Bank:
@@ -192,7 +192,7 @@ def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer:
     page = viewer.open(f"#/run/{run_id}")
     page.wait_for_selector("text=This run waits for 4 decisions")
     of = lambda name: page.locator(f".request[data-id='{name}']")  # noqa: E731
-    assert "U+202E" in of("r3").inner_text()
+    assert all(code in of("r3").inner_text() for code in ("U+202E", "U+3164", "U+2800", "U+E0101"))
     assert "\u202e" not in of("r3").inner_text()
     of("r1").get_by_role("button", name="Approve", exact=True).click()
     page.wait_for_selector("text=This run waits for 3 decisions")

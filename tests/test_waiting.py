@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -21,11 +22,12 @@ from closeout.journal import events as ev
 from closeout.journal.store import Store, open_store
 from closeout.messages import ToolCall
 from closeout.run.lifecycle import replay_run
-from closeout.run.waiting import call_digest, pending_decisions, record_decisions
+from closeout.run.waiting import PendingDecision, call_digest, pending_decisions, record_decisions
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, serve_script
 from closeout.testing.server import ScriptedServer
 from closeout.tools.builtin import ask_tool, ask_user
 from closeout.tools.executor import ToolExecutor
+from closeout.visible import visible
 
 
 class Bank:
@@ -84,7 +86,7 @@ async def test_a_call_that_needs_approval_suspends_the_run_after_its_siblings(ho
     (pending,) = result.waiting
     assert (pending.id, pending.kind, pending.tool) == ("r1", "approval", "pay")
     assert pending.arguments == {"key": "a"}
-    assert pending.hash == call_digest("pay", None, {"key": "a"})
+    assert pending.hash == call_digest(bank.tools[0].spec, {"key": "a"})
     assert pending.reason == "pay needs approval."
     assert store_of(home).run("r").status == "waiting"
     assert json.loads(json.dumps(result.to_dict()))["waiting"][0]["id"] == "r1"
@@ -242,6 +244,54 @@ async def test_a_run_that_is_executed_cannot_be_decided(home: Path) -> None:
     bank = Bank()
     await Agent(ScriptedClient(pays("a")), [bank.tools[0], look], home=home).run("Pay a", run_id="r")
     assert seen == ["x"]
+
+
+async def test_a_run_that_was_cancelled_while_it_waited_asks_again_before_the_call_is_made(home: Path) -> None:
+    bank = Bank()
+    agent = bank_agent(home, bank, "a", "b")
+    await agent.run("Pay", run_id="r")
+
+    def cancel(event: object) -> None:
+        if isinstance(event, ev.DecisionMade):
+            asyncio.get_running_loop().call_soon(resumed.cancel)
+
+    resumed = asyncio.ensure_future(agent.resume("r", decisions={"r1": False}, listeners=[cancel]))
+    await asyncio.gather(resumed, return_exceptions=True)
+    store = store_of(home)
+    assert store.run("r").status == "cancelled"
+    assert pending_decisions(store.rows("r")) == ()
+    with pytest.raises(DecisionRefused, match="it was cancelled"):
+        record_decisions(store, "r", {"r3": True})
+    again = await agent.resume("r")
+    assert [pending.id for pending in again.waiting] == ["r3"]
+    assert bank.paid == []
+    await agent.resume("r", decisions={"r3": True})
+    assert bank.paid == [("b", 1)]
+
+
+@pytest.mark.parametrize("when", ["approved before the change", "approved after the change"])
+async def test_an_approval_is_for_the_tool_as_it_was_shown(home: Path, when: str) -> None:
+    paid: list[int] = []
+
+    def agent_of(unit: str) -> Agent:
+        @tool(approval="always", description=f"Pay an amount in {unit}.")
+        def pay(amount: int) -> str:
+            paid.append(amount)
+            return "paid"
+
+        script = lambda view: answer("done") if "paid" in view.text else call("pay", amount=100)  # noqa: E731
+        return Agent(ScriptedClient(script), [pay], home=home)
+
+    await agent_of("cents").run("Pay", run_id="r")
+    if when == "approved before the change":
+        record_decisions(store_of(home), "r", {"r1": True})
+    changed = await agent_of("dollars").resume("r", despite_changes=True)
+    assert (changed.status, paid) == ("waiting", [])
+    assert "has changed" in changed.waiting[0].reason
+    assert (await agent_of("dollars").resume("r", decisions={"r1": True}, despite_changes=True)).answer == "done"
+    assert paid == [100]
+    assert (await agent_of("pounds").resume("r", despite_changes=True)).answer == "done", "it was called before"
+    assert paid == [100]
 
 
 async def test_of_many_decisions_at_once_one_counts(home: Path) -> None:
@@ -498,6 +548,21 @@ async def test_a_person_sees_every_character_of_what_is_approved(home: Path) -> 
     shown = describe_pending("r", result.waiting)
     assert 'pay(key="a\\u202eb\\u001b[2J")' in shown
     assert shown.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("char", "\u3164\uffa0\ufe0f\U000e0101\u034f\u2800\u00ad\u180f\U0001d159")
+def test_characters_that_look_like_nothing_are_shown_as_codes(char: str) -> None:
+    pending = PendingDecision(
+        id="r1", kind="question", tool="ask", arguments={"question": f"a{char}b"}, hash="", reason=""
+    )
+    shown = describe_pending("r", [pending])
+    assert char not in shown
+    assert f"a{json.dumps(char)[1:-1]}b" in shown
+
+
+def test_text_that_is_plainly_visible_is_shown_as_it_is() -> None:
+    text = "Grüße an 李, 5 € — ¿sí? ½ 😀 नमस्ते"
+    assert visible(text) == text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

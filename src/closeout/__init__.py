@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from closeout.answers.generator import AnswerGenerator
     from closeout.answers.grading import grade, judge
     from closeout.answers.reading import AnswerContract, Candidate, ContractReading
+    from closeout.compat.runners import (
+        AppRunner,
+        BaseAgentRunner,
+        CotAgentRunner,
+        CotChatAgentRunner,
+        CotCompletionAgentRunner,
+        FunctionCallAgentRunner,
+    )
+    from closeout.compat.stream import StreamHandler
+    from closeout.compat.wrapper import UnifiedToolWrapper
     from closeout.config import Config, load_config
     from closeout.context.policy import ContextPolicy, ContextState, Eviction, EvictionPolicy
     from closeout.dialects.cot import AgentScratchpadUnit
@@ -48,7 +58,6 @@ if TYPE_CHECKING:
         TurnAccepted,
         TurnRolledBack,
     )
-    from closeout.journal.stream import StreamHandler
     from closeout.journal.subscribers import Progress
     from closeout.journal.task_log import TaskLog
     from closeout.local.small_model import SmallModel
@@ -80,20 +89,11 @@ if TYPE_CHECKING:
     from closeout.results.telemetry import TelemetryCollector
     from closeout.results.tokens import count_tokens
     from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
-    from closeout.results.wrapper import UnifiedToolWrapper
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
     from closeout.run.many import ManyRuns, MapProgress
     from closeout.run.orchestrator import Orchestrator
     from closeout.run.result import RunResult
-    from closeout.run.runners import (
-        AppRunner,
-        BaseAgentRunner,
-        CotAgentRunner,
-        CotChatAgentRunner,
-        CotCompletionAgentRunner,
-        FunctionCallAgentRunner,
-    )
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, Strategy
     from closeout.run.waiting import Decision, PendingDecision
     from closeout.tools.context import RunContext
@@ -237,9 +237,9 @@ _HOMES = {
     "AnswerGenerator": "answers.generator",
     "AnswerSeen": "journal.events",
     "AnthropicClient": "models.anthropic",
-    "AppRunner": "run.runners",
+    "AppRunner": "compat.runners",
     "AskOnce": "run.strategy",
-    "BaseAgentRunner": "run.runners",
+    "BaseAgentRunner": "compat.runners",
     "BaseClient": "models.base",
     "Boxed": "answers.contracts",
     "CacheOptimizedOutput": "results.output_forms",
@@ -258,9 +258,9 @@ _HOMES = {
     "ContextState": "context.policy",
     "ContractReading": "answers.reading",
     "CotAgentOutputParser": "parsing.react",
-    "CotAgentRunner": "run.runners",
-    "CotChatAgentRunner": "run.runners",
-    "CotCompletionAgentRunner": "run.runners",
+    "CotAgentRunner": "compat.runners",
+    "CotChatAgentRunner": "compat.runners",
+    "CotCompletionAgentRunner": "compat.runners",
     "Decision": "run.waiting",
     "Delta": "messages",
     "Dialect": "dialects.protocol",
@@ -269,7 +269,7 @@ _HOMES = {
     "Event": "journal.events",
     "Eviction": "context.policy",
     "EvictionPolicy": "context.policy",
-    "FunctionCallAgentRunner": "run.runners",
+    "FunctionCallAgentRunner": "compat.runners",
     "HistoryView": "dialects.protocol",
     "JournalError": "errors",
     "Json": "answers.contracts",
@@ -310,7 +310,7 @@ _HOMES = {
     "SmallModel": "local.small_model",
     "Step": "messages",
     "Strategy": "run.strategy",
-    "StreamHandler": "journal.stream",
+    "StreamHandler": "compat.stream",
     "Tagged": "answers.contracts",
     "TaskLog": "journal.task_log",
     "TelemetryCollector": "results.telemetry",
@@ -330,7 +330,7 @@ _HOMES = {
     "ToolTelemetry": "results.tool_output",
     "TurnAccepted": "journal.events",
     "TurnRolledBack": "journal.events",
-    "UnifiedToolWrapper": "results.wrapper",
+    "UnifiedToolWrapper": "compat.wrapper",
     "Usage": "messages",
     "UsageError": "errors",
     "Yaml": "answers.contracts",

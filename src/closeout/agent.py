@@ -1,4 +1,4 @@
-"""Agent: the public entry point. It is made of a model, tools and settings; `run` takes a task and returns the answer.
+"""Agent, the public entry point: a model, tools and settings. `run` takes a task and returns the result.
 
 Imports wait until they are needed, so that `from closeout import Agent` costs next to nothing.
 """
@@ -47,7 +47,7 @@ __all__ = ["Agent", "MapKeywords", "RunKeywords", "RunSettings", "TaskKeywords"]
 
 
 class RunSettings(TypedDict, total=False):
-    """Settings of an `Agent` that one run may have otherwise."""
+    """Settings of an `Agent` that can be overridden for one run."""
 
     max_turns: int
     max_tokens: int
@@ -84,54 +84,70 @@ class MapKeywords(TaskKeywords, total=False):
 
 
 class Agent(Generic[Value]):
-    """An agent that works on tasks with tools until it has an answer.
+    """An agent: a model that calls tools until it can answer.
 
-    One agent serves any number of runs, also at the same time. `async with agent:` keeps its MCP servers running
-    between runs; otherwise they live as long as a run.
+    Usage:
+
+    ```python
+    agent = Agent("openai:gpt-5", tools=[population], answer=int)
+    result = agent.run_sync("How many people live in Bern and Geneva together?")
+    print(result.value, result.usage)
+    ```
+
+    One agent can run any number of tasks, also concurrently. Use `async with agent:` to keep its MCP servers running
+    between runs; otherwise they start and stop with each run.
 
     Args:
-        model: `"openai:NAME"` (any OpenAI-compatible server, with `base_url`), `"anthropic:NAME"`, `"local"` (runs in
-            this process), or a client. By default the one in the settings (`llm.provider`, `llm.model_name`).
-        tools: Functions, `@tool` functions, `Tool`s, agents made tools with `as_tool`, LangChain tools, and names of
-            built-in tools such as `"calculate"` and `"web_search"`; or a `ToolManager`.
-        mcp_servers: Commands (`"python server.py"`), URLs, or mappings with `command`/`args`/`env` or `url`/`headers`;
-            or a mapping of names to these, such as the usual `mcpServers` JSON.
+        model: The name of a model: `"openai:NAME"` (any OpenAI-compatible server, with `base_url`), `"anthropic:NAME"`,
+            or `"local"` (a small model in this process). Or a model client. Defaults to the model in the settings
+            (`llm.provider`, `llm.model_name`).
+        tools: The tools that the model may call: functions, `@tool` functions, `Tool` objects, other agents
+            (`agent.as_tool(…)`), LangChain tools, and names of built-in tools such as `"calculate"`. Or a
+            `ToolManager`.
+        mcp_servers: The MCP servers whose tools the model may call: commands (`"python server.py"`), URLs, or mappings
+            with `command`/`args`/`env` or `url`/`headers`. Or a mapping of names to these, such as the usual
+            `mcpServers` JSON.
         dialect: How the conversation is written for the model: `"function_call"`, `"cot_chat"`, `"cot_completion"`,
-            `"mcp_xml"`, `"code"` (programs), `"auto"`, or an instance of your own `Dialect`.
-        instructions: What the agent should know beside the task. The answer contract adds its own line.
+            `"mcp_xml"`, `"code"` (the model writes programs), or a `Dialect`. Defaults to `"auto"`, which chooses by
+            what the model and its server support.
+        instructions: The system prompt. Instructions for the form of the answer are added to it.
         base_url: The address of the model's server.
         api_key: The key for the model's server.
-        max_turns: How many replies may be acted on in an attempt.
-        max_tokens: Tokens of one reply. The tokens of a whole run are limited by the setting `agent.max_tokens`.
-        max_seconds: Seconds that a run may take.
-        max_cost: US dollars that a run may cost.
-        temperature: The temperature of the model.
-        context_compress_limit: How many attempts may follow a failed one, each with what was learned.
-        keep_tool_result: How many of the last tool results stay in view, -1 for all that fit.
-        answer: The type of the answer, and of `result.value`: `str` (the default; any text), `int`, `float`, `bool`, a
-            `Literal` or an enum, a pydantic model, a dataclass, `list[int]`; or a contract such as `Number(unit="km")`.
-        stream: Ask for replies as streams even if no listener receives them.
-        config: A `Config`, a mapping, or the path of a YAML file. Arguments passed here take precedence.
-        name: The name that the agent has in records and traces.
-        home: The folder that keeps runs. None means `CLOSEOUT_HOME` or the user's data folder; with a scripted model, a
-            temporary folder that is removed when the process ends. True means the former in any case. False keeps
-            runs in memory only, so that they cannot be resumed.
-        output_formatter: An `OutputFormatter` instance; its methods write every tool result and every closing summary.
-        tool_executor: A `ToolExecutor` subclass, or a function that takes the same arguments.
-        answer_generator: An `AnswerGenerator` subclass, or a function that takes the same arguments.
-        context: A `ContextPolicy`: when tool results leave the context.
-        strategy: How the model is asked in each turn: `Majority(3)`, `CallFirst("search_documents")`, or a `Strategy`
-            of your own. By default once; `"local"` has a strategy of its own.
-        check: A function `check(answer, run)` that returns what is wrong with an answer, or None; a `Check`; or a list
-            of these. See docs/strategies.md.
-        code_mode: Add the tool `run_program`: the model may write Python programs that call the other tools as
-            functions, in a sandbox. The dialect `"code"` has it in any case. Needs the extra `code`.
-        unknown: Anything else is refused, with the name to use for what other frameworks call it.
+        max_turns: The maximum number of turns in an attempt. A turn is a reply that is acted on.
+        context_compress_limit: The maximum number of further attempts after one that failed. Each begins with what the
+            earlier ones learned.
+        keep_tool_result: The number of recent tool results to keep in the prompt, or -1 to keep all that fit.
+        answer: The type of the answer and of `result.value`: `int`, `float`, `bool`, a `Literal` or an enum, a pydantic
+            model, a dataclass, `list[int]`; or a contract such as `Number(unit="km")`. Defaults to `str`: any text.
+        stream: Request streamed replies even without listeners.
+        config: Settings: a `Config`, a mapping, or the path of a YAML file. Arguments take precedence over them.
+        name: The name of the agent in records and traces.
+        home: The folder in which runs are recorded. Defaults to `CLOSEOUT_HOME` or the user's data folder; with a
+            scripted model, to a temporary folder that is removed when the process ends, unless `CLOSEOUT_HOME` is set.
+            True records a scripted model's runs like any other's. False keeps runs in memory, where they cannot be
+            resumed.
+        output_formatter: An `OutputFormatter`, which writes tool results and closing summaries.
+        tool_executor: A subclass of `ToolExecutor`, which repairs, runs and judges tool calls; or a function that takes
+            the same arguments.
+        answer_generator: A subclass of `AnswerGenerator`, which asks for the final answer; or a function that takes the
+            same arguments.
+        context: A `ContextPolicy`, which decides when tool results leave the prompt.
+        strategy: A `Strategy`, which decides how the model is asked in each turn: `Majority(3)`,
+            `CallFirst("search_documents")`, or your own. Defaults to `AskOnce()`, and to `SmallModel()` for `"local"`.
+        check: A function `check(answer, run)` that returns what is wrong with an answer, or None. Or a `Check`, or a
+            list of these.
+        code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
+            as functions, in a sandbox. Needs the extra `code`.
+        max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
+        max_seconds: The maximum duration of a run in seconds.
+        max_cost: The maximum cost of a run in US dollars.
+        temperature: The sampling temperature.
+        unknown: Refused. The error names the argument to use for that of another framework.
 
     Raises:
-        ConfigError: The model, the dialect, an MCP server or a setting is wrong; the message says how to fix it.
-        ToolDefinitionError: A tool cannot be used.
-        UsageError: Another argument has the wrong type.
+        ConfigError: The model, the dialect, an MCP server or a setting is not valid.
+        ToolDefinitionError: A tool is not valid.
+        UsageError: Another argument is not valid.
     """
 
     def __init__(
@@ -207,10 +223,10 @@ class Agent(Generic[Value]):
         """Return this agent with only some of its tools. The two share the model, the MCP servers and the home.
 
         Args:
-            names: The tools' names. Tools that Closeout adds itself, such as `read_result`, stay.
+            names: The names of the tools. Tools that Closeout adds, such as `read_result`, stay.
 
         Raises:
-            UsageError: The agent has no such tool. The tools of MCP servers are known once the agent is open.
+            UsageError: The agent has no such tool. Tools of MCP servers are known once the agent is open.
         """
         from copy import copy
 
@@ -222,7 +238,7 @@ class Agent(Generic[Value]):
         """Return this agent with a gate that admits its requests to models. The two share everything else.
 
         Args:
-            gate: Waits before a request, counts it, or refuses it; for the sub-agents too. None admits every request.
+            gate: Delays, counts or refuses requests, also those of sub-agents. None admits every request.
         """
         from copy import copy
 
@@ -248,22 +264,22 @@ class Agent(Generic[Value]):
         """Run the agent on a task.
 
         Args:
-            task: What the agent should find out or do.
-            files: Documents, tables, images. Their text goes before the task, within a budget.
-            history: The conversation before the task, `[{"role": "user" | "assistant", "content": …}]`.
-            task_id: A name for graders, kept in the log and never shown to the model.
-            ground_truth: The right answer, likewise.
-            run_id: A name for the run, new in its home.
+            task: The question or the instruction.
+            files: Documents, tables and images. Their text precedes the task, within a budget.
+            history: The messages before the task, `[{"role": "user" | "assistant", "content": …}]`.
+            task_id: An id for graders. It is recorded, and never shown to the model.
+            ground_truth: The right answer. It is recorded, and never shown to the model.
+            run_id: The id of the new run. Defaults to a new id.
             origin: JSON-able notes for the person who resumes the run.
             listeners: Callables that receive each journal event and each piece of progress, such as a `StreamHandler`.
-            settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost`, `temperature` for this run, as of `Agent`.
+            settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost` or `temperature` for this run.
 
         Returns:
-            The result, however the run ended.
+            The result, also if the run failed: see `result.status`.
 
         Raises:
-            UsageError: An argument is wrong. Nothing was run.
-            JournalError: The record cannot be started.
+            UsageError: An argument is not valid. Nothing was run.
+            JournalError: The run cannot be recorded.
         """
         from dataclasses import replace
 
@@ -280,12 +296,11 @@ class Agent(Generic[Value]):
             return await execute_run(plan, prepared, journal, listeners)
 
     def session(self, session_id: str = "", *, history: Sequence[Mapping[str, Any]] = ()) -> Session[Value]:
-        """Begin a conversation, or continue the one of this name: `await session.run("…")`.
+        """Start a conversation, or continue an earlier one: `await session.run("…")`.
 
         Args:
-            session_id: The name of the conversation; empty: a new one. It is kept in the journal, where the same name
-                finds it again.
-            history: Messages before the first one of a new conversation.
+            session_id: The id of the conversation. The same id continues it, also after a crash. Defaults to a new id.
+            history: Messages that precede a new conversation.
         """
         from closeout.journal.journal import new_run_id
         from closeout.messages import Message
@@ -319,15 +334,15 @@ class Agent(Generic[Value]):
 
         Args:
             task: As for `run`.
-            run_id: The name of the run. The same name finds it again.
+            run_id: The id of the run. The same id finds it again.
             retry_failed: Resume a run that failed, instead of returning its failure.
-            despite_changes: Take the run although this agent differs from the one that began it.
+            despite_changes: Accept the run although this agent differs from the one that began it.
             options: As for `run`.
 
         Raises:
-            UsageError: An argument is wrong, or the agent keeps its runs in memory.
+            UsageError: An argument is not valid, or the agent keeps its runs in memory.
             ResumeRefused: The run has another task, or another agent began it.
-            JournalError: The record cannot be kept, or it is damaged.
+            JournalError: The run cannot be recorded, or its record is damaged.
         """
         from closeout.run.many import check_key
 
@@ -348,27 +363,27 @@ class Agent(Generic[Value]):
     ) -> ManyRuns[Value]:
         """Run the agent on many tasks: `async for result in agent.map(tasks, limit=20, key="sweep-1")`.
 
-        With a key, the tasks are found again: call it with the same key after a crash, `kill -9` or Ctrl-C, and what
-        has ended is returned from the record, what had begun is resumed, and only the rest is begun. A task is known by
-        its text, files, history and task id, so the list may grow or change its order.
+        With a key, the runs survive the process. After a crash, `kill -9` or Ctrl-C, call this method with the same
+        key: it returns the recorded results of runs that ended, resumes runs that were interrupted, and begins the
+        rest. A task is identified by its text, files, history and task id, so the list may grow or change its order.
 
         Args:
-            tasks: Each a task, or a mapping with `task` and arguments of `run` (`files`, `history`, `task_id`,
-                `ground_truth`, …). An iterator is read as places become free.
-            limit: How many runs are executed at the same time.
-            key: The name under which the runs are found again. Without it every run is new.
-            ordered: Yield results in the order of the tasks. False: as they come.
-            retry_failed: With a key, resume runs that failed, for example for want of a server.
-            despite_changes: Take recorded runs although this agent differs from the one that began them.
+            tasks: Tasks, or mappings with `task` and arguments of `run` (`files`, `history`, `task_id`, `ground_truth`,
+                …). An iterator is read as earlier runs end.
+            limit: The maximum number of concurrent runs.
+            key: The name under which the runs are found again. Without it, every run is new.
+            ordered: Yield results in the order of the tasks. If False, yield them as they come.
+            retry_failed: With a key, resume runs that failed, for example because a server was down.
+            despite_changes: Accept recorded runs although this agent differs from the one that began them.
             progress: Show the progress on stderr, or call a function with each `MapProgress`.
             options: As for `run`, for every task.
 
         Returns:
-            The results, to be iterated once. A task that cannot be started, such as one with a missing file, gives a
-            failed result.
+            The results, to be iterated once. A task that cannot be started, for example because a file is missing, has
+            a failed result.
 
         Raises:
-            UsageError: An argument is wrong. While iterating also: one of the tasks is none.
+            UsageError: An argument is not valid; while iterating, also: a task is not valid.
             ResumeRefused: While iterating: another agent began a run of this key.
             JournalError: While iterating: runs cannot be recorded.
         """
@@ -445,8 +460,8 @@ class Agent(Generic[Value]):
             The run's id.
 
         Raises:
-            UsageError: An argument is wrong, or the agent keeps its runs in memory.
-            JournalError: The record cannot be started.
+            UsageError: An argument is not valid, or the agent keeps its runs in memory.
+            JournalError: The run cannot be recorded.
         """
         from dataclasses import replace
 
@@ -469,7 +484,7 @@ class Agent(Generic[Value]):
         return asyncio.run(self.run(task, **options))
 
     def stream(self, task: str, **options: Unpack[RunKeywords]) -> RunStream[Value]:
-        """Run the agent and iterate over what happens: its events and the pieces of its replies.
+        """Run the agent, and iterate over its events and the pieces of its replies.
 
         Leaving the iteration cancels the run. The options are those of `run`.
         """
@@ -488,23 +503,23 @@ class Agent(Generic[Value]):
         despite_damage: bool = False,
         listeners: Sequence[Listener] = (),
     ) -> RunResult[Value]:
-        """Continue a recorded run from where it stopped. What it did already is not done again.
+        """Continue a recorded run from where it stopped, without repeating finished requests and calls.
 
         Args:
-            run_id: The name of the run.
-            decisions: For a run that waits: the id of each thing that is decided → True or False for a call, a text
-                for a question, or a `Decision`. All are recorded, or none; see docs/approvals.md.
-            despite_changes: Resume although this agent differs from the one that made the record.
-            despite_damage: Resume although parts of the record are missing or cannot be read. What the run did there
-                may be done again.
+            run_id: The id of the run.
+            decisions: For a run that waits, a mapping from the ids in `result.waiting` to True or False (a call), a
+                text (a question) or a `Decision`. If one is not valid, none is recorded.
+            despite_changes: Resume although this agent differs from the one that began the run.
+            despite_damage: Resume although parts of the record are missing or unreadable. What the run did there may be
+                done again.
             listeners: As for `run`.
 
         Raises:
             RunNotFound: No run in the home has this id.
-            JournalLocked: Another process is running it.
+            JournalLocked: Another process is executing the run.
             JournalDamaged: The record is damaged.
-            ResumeRefused: The agent differs; the message says in what.
-            DecisionRefused: The run does not wait for a decision, or it was decided before.
+            ResumeRefused: This agent differs from the one that began the run. The message says how.
+            DecisionRefused: The run does not wait for this decision, or it was made before.
         """
         from closeout.run.lifecycle import resume_run
 
@@ -532,24 +547,24 @@ class Agent(Generic[Value]):
         origin: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> RunResult[Value]:
-        """Continue a recorded run from an earlier point, as a new run. What is before that point costs nothing.
+        """Continue a recorded run from an earlier point, as a new run. Everything before that point costs nothing.
 
-        The run itself stays as it is. This agent may differ from the one that made it, for example in its model.
+        The recorded run stays unchanged. This agent may differ from the one that made it, for example in its model.
 
         Args:
-            run_id: The name of the run.
-            at: Where: 3 is before the model is asked for turn 3, as `closeout runs` counts ("2.3": in attempt 2); "e57"
-                is after event 57 of the record, with the outcome of what had begun; another text is the name of a
-                checkpoint. None: after the results that are set.
-            set_results: Other results for calls of the last turn before that point, by handle.
-            note: A hint for the model, shown with every request from there on.
-            new_run_id: A name for the new run, new in its home.
-            origin: JSON-able notes for the person who resumes it; those of the run if None.
+            run_id: The id of the recorded run.
+            at: The point. 3 is before the request for turn 3, as `closeout runs` counts; "2.3" is that turn of attempt
+                2; "e57" is after event 57, with the outcomes of calls that had begun; any other text is the name of a
+                checkpoint. Defaults to the point after `set_results`.
+            set_results: Results to use instead for calls of the last turn before that point, by handle.
+            note: A hint for the model, in every later request.
+            new_run_id: The id of the new run. Defaults to a new id.
+            origin: JSON-able notes for the person who resumes the new run. Defaults to those of the recorded run.
             listeners: As for `run`.
 
         Raises:
             RunNotFound: No run in the home has this id.
-            UsageError: The run has no such point, or is over there.
+            UsageError: The run has no such point, or it ended there.
             JournalError: The record cannot be read or written.
         """
         from closeout.run.fork import fork_run
@@ -593,10 +608,10 @@ class Agent(Generic[Value]):
         )
 
     def as_tool(self, name: str, description: str) -> Tool[..., Any]:
-        """Return the agent as a tool of another one. It takes a task and returns a report.
+        """Return the agent as a tool for another agent. The tool takes a task and returns a report.
 
-        Agents that are called together run at the same time. Their events are nested in the caller's journal, and their
-        usage counts as the caller's too.
+        Agents that are called in one turn run concurrently. Their events are nested in the caller's journal, and their
+        usage is added to the caller's.
 
         Args:
             name: The tool's name.
@@ -630,7 +645,7 @@ class Agent(Generic[Value]):
         return store
 
     def plan(self, streamed: bool = False) -> AgentPlan:
-        """Return what the agent is, with everything settled. Made on first use."""
+        """Return the plan of a run: all arguments and settings resolved. It is made on first use."""
         return self._assembler.plan(streamed)
 
 

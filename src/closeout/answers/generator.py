@@ -592,12 +592,15 @@ class AnswerGenerator:
         self.task_log.log_step(level, step, message)
 
 
+_SPOILED = ("tool_call", "invented", "empty", "cut")  # what is wrong with the form of a reply, whatever it says
+
+
 def _is_spoiled(text: str, reading: ContractReading, call: LLMCallResult) -> bool:
     """Return whether a reply with an answer does not count: where any text is an answer, few other texts may count."""
     if reading.marked:
         return invents_result(text)
     called_tools = has_tool_calls(call.tool_calls_info)
-    return problem_of(text, reading, called_tools=called_tools, cut=call.cut).kind != "contract"
+    return problem_of(text, reading, called_tools=called_tools, cut=call.cut).kind in _SPOILED
 
 
 def _failed_call(history: History, error: Exception) -> LLMCallResult:

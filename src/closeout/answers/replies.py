@@ -78,23 +78,12 @@ def is_refusal(text: str) -> bool:
     return len(visible) <= _REFUSAL_LENGTH and _REFUSAL.match(visible) is not None
 
 
-def announces_step(text: str, *, throughout: bool = False) -> bool:
-    """Return whether a text ends by announcing a next step, or with a colon before something that does not follow.
-
-    The last two sentences count, because "One moment, please." may follow. Questions and offers ("if you like") do not
-    announce anything.
-
-    Args:
-        text: The text.
-        throughout: Return whether the text does nothing else, as far as this can be seen: it is short, and each of its
-            sentences announces a step. Otherwise it errs towards True, where asking again is cheap.
-    """
-    visible = text[-_REFUSAL_LENGTH:].strip()
-    sentences = [sentence for sentence in _SENTENCE.split(visible) if sentence.strip()]
-    announced = [bool(_ANNOUNCED.search(each)) and not _OFFERED.search(each) for each in sentences]
-    if throughout:
-        return bool(announced) and len(text) <= _REFUSAL_LENGTH and all(announced)
-    return visible.endswith((":", "：")) or any(announced[-2:])
+def announces_step(text: str) -> bool:
+    """Return whether a text is short, and each of its sentences announces a step. It chooses the words of a hint."""
+    if len(text) > _REFUSAL_LENGTH:
+        return False
+    sentences = [sentence for sentence in _SENTENCE.split(text) if sentence.strip()]
+    return bool(sentences) and all(_ANNOUNCED.search(each) and not _OFFERED.search(each) for each in sentences)
 
 
 def problem_of(text: str, reading: ContractReading, *, called_tools: bool = False, cut: bool = False) -> ReplyProblem:
@@ -119,7 +108,7 @@ def problem_of(text: str, reading: ContractReading, *, called_tools: bool = Fals
     if is_refusal(text):
         hint = "Your last reply declined to answer. An answer is needed, even if it is not certain."
         return ReplyProblem("refusal", hint)
-    if not reading.marked and announces_step(text, throughout=True):
+    if not reading.marked and announces_step(text):
         return ReplyProblem("announced", "Your last reply only announced a step. Give the answer now.")
     if reading.kind == "missing":
         hint = f"Your last reply was not in the form asked for: {_sentence(reading.problem)}"

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from closeout.cli.terminal import printable
 from closeout.errors import UsageError
+from closeout.visible import visible
 
 if TYPE_CHECKING:
     from closeout.run.waiting import Decision, PendingDecision
@@ -26,7 +26,7 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision]) -> str:
         else:
             lines += [f"{each.id} waits for approval: {_call(each)}", f"  {each.reason}", f"  {command}"]
             lines += [f'  {command} --deny "…"']
-    return printable("\n".join(lines))
+    return visible("\n".join(lines), keep="\n")
 
 
 def can_ask(as_json: bool) -> bool:
@@ -81,8 +81,7 @@ def _ask_answer(pending: PendingDecision) -> Decision | None:
 
 def _call(pending: PendingDecision) -> str:
     values = ", ".join(f"{name}={json.dumps(v, ensure_ascii=False)}" for name, v in pending.arguments.items())
-    # Escaped, not left out: what is approved must be seen, also a character that reverses the line.
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in f"{pending.tool}({values})")
+    return f"{pending.tool}({values})"
 
 
 def _question(pending: PendingDecision) -> str:
@@ -92,7 +91,8 @@ def _question(pending: PendingDecision) -> str:
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    # Escaped, not left out: what is approved must be seen, also a character that reverses the line.
+    print(visible(text, keep="\n"), file=sys.stderr, flush=True)
 
 
 def _read(prompt: str) -> str:

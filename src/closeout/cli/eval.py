@@ -138,7 +138,9 @@ def run(
             raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
         return await evaluate(partial(load_agent, agent, options), tasks, on_start=on_start, ray=ray, **settings)
 
-    return evaluating.run_work(work, loaded, quiet=quiet, by=by or (), html=html, markdown=markdown, as_json=json)
+    shards = 1 if share is None else share[1]
+    shown: dict[str, Any] = {"by": by or (), "html": html, "markdown": markdown}
+    return evaluating.run_work(work, loaded, quiet=quiet, as_json=json, shards=shards, **shown)
 
 
 @eval_app.command("list")
@@ -193,21 +195,23 @@ def compare_(
     first: Annotated[str, typer.Argument(help="The evaluation to compare with")],
     others: Annotated[list[str], typer.Argument(help="The other ones, of the same tasks")],
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores to compare")] = "",
+    cluster: Annotated[str, typer.Option(help="A metadata field whose values make tasks dependent: a document")] = "",
     html: Html = None,
     markdown: Markdown = None,
     json: Json = False,
 ) -> int:
-    """Compare evaluations task by task: difference, interval, McNemar's test. With --html: score against cost."""
+    """Compare evaluations task by task: difference, interval, tests, power. With --html: score against cost."""
     from pathlib import Path
 
     from closeout.cli.terminal import make_console, print_json
-    from closeout.evaluate.report import compare, load_report
+    from closeout.evaluate.comparison import compare_all
+    from closeout.evaluate.report import load_report
+    from closeout.evaluate.report_html import write_html
 
     report = load_report(first, scorer=scorer)
-    against = [load_report(name, scorer=scorer) for name in others]
-    found = [compare(report, other) for other in against]
+    found = compare_all(report, [load_report(name, scorer=scorer) for name in others], cluster=cluster)
     if html:
-        report.html(html, against=against)
+        write_html(report, html, against=found)
     if markdown:
         Path(markdown).write_text("\n".join(each.markdown() for each in found), "utf-8")
     if json:

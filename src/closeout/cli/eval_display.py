@@ -50,6 +50,10 @@ class EvalDisplay:
             self._said_at = now
             self._console.print(line, markup=False)
 
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self._console.print(text, markup=False)
+
     def _line(self, progress: SweepProgress, now: float) -> str:
         control = progress.control
         self._past = [each for each in self._past if each[0] > now - RECENT_SECONDS] + [

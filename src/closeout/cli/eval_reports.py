@@ -17,6 +17,7 @@ from closeout.cli.terminal import Column, fit_table, make_console, print_json, s
 from closeout.config import home_folder
 from closeout.errors import JournalError, UsageError
 from closeout.evaluate.report import Report
+from closeout.evaluate.report_html import write_html
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.evaluate.wording import SLICE_COLUMNS, percent
 
@@ -60,7 +61,7 @@ def print_report(
         as_json: Print JSON instead of a table.
     """
     if html:
-        report.html(html, slices=by)
+        write_html(report, html, slices=by)
     if markdown:
         Path(markdown).write_text(report.markdown(slices=by), "utf-8")
     if as_json:

@@ -20,6 +20,7 @@ from closeout.cli.terminal import print_json, say_error
 from closeout.config import home_folder, load_config
 from closeout.errors import UsageError
 from closeout.evaluate.benchmarks import Benchmark
+from closeout.evaluate.comparison import power_of_plan
 from closeout.evaluate.report import Report
 from closeout.evaluate.sweep import Sweep
 from closeout.evaluate.tasks import EvalTask
@@ -37,6 +38,7 @@ def run_work(
     *,
     quiet: bool,
     as_json: bool,
+    shards: int = 1,
     **report_options: Any,
 ) -> int:
     """Evaluate at the terminal, and print the report.
@@ -46,6 +48,7 @@ def run_work(
         agent: The agent, whose clients are closed at the end.
         quiet: Hide the progress.
         as_json: Print JSON.
+        shards: The number of shares into which the tasks are divided.
         report_options: Further arguments of `print_report`.
 
     Returns:
@@ -62,6 +65,8 @@ def run_work(
         def started(_: Sweep, store: TrialStore) -> None:
             names.append(store.path.stem)
             if display is not None:
+                if store.progress("").finished == 0:
+                    display.note(power_of_plan(len(store.tasks()) * shards))
                 watching.append(asyncio.ensure_future(watch(store.path, display)))
 
         try:

@@ -360,6 +360,7 @@ def proxy(
     record_only: Annotated[bool, typer.Option("--record-only", help="Repair nothing; record what would be")] = False,
     host: Host = "127.0.0.1",
     port: Port = 8090,
+    viewer_port: Annotated[int, typer.Option(help="The viewer's port; 0 chooses a free one", min=0, max=65535)] = 0,
     keys: Keys = None,
     max_requests: Annotated[int, typer.Option(help="Requests at the same time", min=1)] = 512,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait", min=0)] = 1024,
@@ -367,12 +368,14 @@ def proxy(
     """Govern a model server: any client that uses it through the proxy gets valid tool calls."""
     import asyncio
     import os
+    from contextlib import AsyncExitStack
 
     from closeout.cli import servers
     from closeout.config import home_folder
     from closeout.journal.store import open_store
     from closeout.server.proxy import Proxy
-    from closeout.server.serving import proxy_app, serve_until_stopped
+    from closeout.server.safety import is_loopback
+    from closeout.server.serving import listening, proxy_app, serve_until_stopped, viewer_app
     from closeout.server.upstream import Upstream
 
     server_keys = servers.usable_keys(keys, host)
@@ -390,12 +393,19 @@ def proxy(
             max_queue=max_queue,
         )
 
-        def ready(url: str) -> None:
-            what = "Recording" if record_only else "Governing"
-            servers.say(f"{what} {governed.upstream.base} at {url}/v1 (Ctrl-C stops)")
-
         app = proxy_app(governed, address=host, keys=server_keys)
-        await serve_until_stopped(app, host, port, on_ready=ready)
+        async with AsyncExitStack() as stack:
+            pages = ""
+            if is_loopback(host) and not server_keys:  # everybody who can reach the viewer may see all runs
+                pages = await stack.enter_async_context(listening(viewer_app(home_folder()), host, viewer_port))
+
+            def ready(url: str) -> None:
+                what = "Recording" if record_only else "Governing"
+                servers.say(f"{what} {governed.upstream.base} at {url}/v1 (Ctrl-C stops)")
+                if pages:
+                    servers.say(f"Viewer: {pages}/viewer/")
+
+            await serve_until_stopped(app, host, port, on_ready=ready)
 
     servers.log_warnings()
     asyncio.run(listen())

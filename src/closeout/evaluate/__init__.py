@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from closeout.evaluate.comparison import Comparison, compare, compare_all
     from closeout.evaluate.estimates import Estimate, PairedEstimate
     from closeout.evaluate.evaluation import evaluate, rescore, retry
-    from closeout.evaluate.report import Comparison, Report, compare, load_report
+    from closeout.evaluate.report import Report, load_report
+    from closeout.evaluate.report_html import write_html
     from closeout.evaluate.scorers import Judge, Scorer
     from closeout.evaluate.scores import Attempted, Score
     from closeout.evaluate.tasks import EvalTask, load_tasks
@@ -26,17 +28,21 @@ __all__ = [
     "Score",
     "Scorer",
     "compare",
+    "compare_all",
     "evaluate",
     "load_report",
     "load_tasks",
     "rescore",
     "retry",
+    "write_html",
 ]
 
 _HOMES = {
+    "comparison": ("Comparison", "compare", "compare_all"),
     "estimates": ("Estimate", "PairedEstimate"),
     "evaluation": ("evaluate", "rescore", "retry"),
-    "report": ("Comparison", "Report", "compare", "load_report"),
+    "report": ("Report", "load_report"),
+    "report_html": ("write_html",),
     "scorers": ("Judge", "Scorer"),
     "scores": ("Attempted", "Score"),
     "tasks": ("EvalTask", "load_tasks"),

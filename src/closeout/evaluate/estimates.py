@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import TypeVar
 
 __all__ = [
@@ -20,17 +20,23 @@ __all__ = [
     "PairedEstimate",
     "bootstrap_interval",
     "cohen_kappa",
+    "holm",
     "mcnemar",
     "mean_estimate",
     "mean_of_sums",
     "paired_estimate",
     "pass_at_k",
     "pass_hat_k",
+    "student_p",
+    "student_quantile",
+    "tasks_needed",
 ]
 
 T = TypeVar("T")
 
 Z95 = NormalDist().inv_cdf(0.975)
+Z80 = NormalDist().inv_cdf(0.8)
+_ZERO = 1e-12  # Below it, a standard error is the rounding of floats.
 BOOTSTRAP_ROUNDS = 2_000
 BOOTSTRAP_SEED = 0
 
@@ -81,7 +87,7 @@ def mean_of_sums(sums: Sequence[tuple[float, int]]) -> Estimate:
         return Estimate(mean=mean, error=math.nan, low=0.0, high=1.0, trials=number, clusters=groups)
     squares = sum((total - count * mean) ** 2 for total, count in sums)
     error = math.sqrt(squares * groups / (groups - 1)) / number
-    effective = mean * (1 - mean) / error**2 * groups / (groups - 1) if error > 1e-12 and 0 < mean < 1 else groups
+    effective = mean * (1 - mean) / error**2 * groups / (groups - 1) if error > _ZERO and 0 < mean < 1 else groups
     low, high = _wilson(min(max(mean, 0.0), 1.0), effective)  # Evaluations of older versions hold scores beyond.
     return Estimate(mean=mean, error=error, low=low, high=high, trials=number, clusters=groups)
 
@@ -179,41 +185,72 @@ class PairedEstimate:
 
     Attributes:
         difference: The mean over tasks of the difference of their mean scores.
-        error: Its standard error over tasks.
-        low: The lower end of the 95 % interval, Student's.
+        error: Its standard error over clusters of tasks; NaN with fewer than two.
+        low: The lower end of the 95 % interval.
         high: The upper end.
+        p_value: Of the paired test, two-sided: would evaluations that score alike differ this much?
         tasks: The number of tasks that both have.
+        clusters: The number of clusters of tasks; without a field to cluster by, each task is one.
         only_first: Tasks that only the first solves.
         only_second: Tasks that only the second solves.
-        p_value: Of McNemar's exact test of those two numbers.
+        mcnemar_p: The p value of McNemar's exact test of those two numbers. It sees less than the paired test.
     """
 
     difference: float
     error: float
     low: float
     high: float
+    p_value: float
     tasks: int
+    clusters: int
     only_first: int
     only_second: int
-    p_value: float
+    mcnemar_p: float
+
+    @property
+    def detectable(self) -> float:
+        """The smallest difference that evaluations of so many tasks see with a chance of 80 %; NaN if unknown."""
+        return (Z95 + Z80) * self.error if self.error > _ZERO else math.nan
+
+    def tasks_to_see(self, difference: float) -> float:
+        """Return the number of tasks like these that see a difference with a chance of 80 %; NaN if unknown."""
+        return tasks_needed(self.error * math.sqrt(self.tasks), difference) if self.error > _ZERO else math.nan
 
 
-def paired_estimate(first: Mapping[str, float], second: Mapping[str, float]) -> PairedEstimate:
-    """Compare mean scores by task. A task counts as solved if its mean score is above one half.
+def paired_estimate(
+    first: Mapping[str, float], second: Mapping[str, float], clusters: Mapping[str, str] | None = None
+) -> PairedEstimate:
+    """Compare mean scores from 0 to 1 by task. A task counts as solved if its mean score is above one half.
+
+    The interval and the p value are Student's, with the cluster-robust error and the factor G/(G-1) for G clusters, and
+    G-1 degrees of freedom; with clusters of one task they are those of the usual paired test. If all tasks differ by
+    the same amount, as two evaluations do that score alike, that error is 0. The interval then is how far the mean
+    would move if as many of the tasks were otherwise as G clusters can hide: 1 - 0.025^(1/G) (Clopper and Pearson
+    1934). The p value is that of the sign test.
 
     Args:
         first: The mean score of each task in the first evaluation.
         second: In the second.
+        clusters: The cluster of each task: tasks of one document, or of one site. By default each task is its own.
     """
     shared = [task for task in first if task in second]
-    differences = [second[task] - first[task] for task in shared]
-    number = len(shared)
-    mean = sum(differences) / number if number else math.nan
-    error, low, high = math.nan, math.nan, math.nan
-    if number > 1:
-        error = math.sqrt(sum((each - mean) ** 2 for each in differences) / (number - 1) / number)
-        reach = student_quantile(number - 1) * error
-        low, high = mean - reach, mean + reach
+    if not shared:
+        raise ValueError("The evaluations share no task")
+    differences = {task: second[task] - first[task] for task in shared}
+    number, mean = len(shared), fmean(differences.values())
+    residuals: dict[str, float] = {}
+    for task, each in differences.items():
+        cluster = task if clusters is None else clusters[task]
+        residuals[cluster] = residuals.get(cluster, 0.0) + each - mean
+    groups, squares = len(residuals), sum(each**2 for each in residuals.values())
+    error = math.sqrt(groups / (groups - 1) * squares) / number if groups > 1 else math.nan
+    if error > _ZERO:
+        reach = student_quantile(groups - 1) * error
+        low, high, p_value = mean - reach, mean + reach, student_p(mean / error, groups - 1)
+    else:
+        hidden = 1 - 0.025 ** (1 / groups)
+        low, high = mean - hidden * (1 + mean), mean + hidden * (1 - mean)
+        p_value = mcnemar(0, groups if abs(mean) > _ZERO else 0)
     only_first = sum(first[task] > 0.5 >= second[task] for task in shared)
     only_second = sum(second[task] > 0.5 >= first[task] for task in shared)
     return PairedEstimate(
@@ -221,11 +258,33 @@ def paired_estimate(first: Mapping[str, float], second: Mapping[str, float]) -> 
         error=error,
         low=low,
         high=high,
+        p_value=p_value,
         tasks=number,
+        clusters=groups,
         only_first=only_first,
         only_second=only_second,
-        p_value=mcnemar(only_first, only_second),
+        mcnemar_p=mcnemar(only_first, only_second),
     )
+
+
+def tasks_needed(deviation: float, difference: float) -> float:
+    """Return how many tasks see a difference with a chance of 80 %, at p < 0.05 (Miller 2024, section 5).
+
+    Args:
+        deviation: The standard deviation over tasks of the paired differences.
+        difference: The difference to see.
+    """
+    return ((Z95 + Z80) * deviation / difference) ** 2
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values adjusted for their number (Holm 1979), in the same order."""
+    number, least = len(p_values), 0.0
+    adjusted = [0.0] * number
+    for rank, position in enumerate(sorted(range(number), key=p_values.__getitem__)):
+        least = max(least, min(1.0, (number - rank) * p_values[position]))
+        adjusted[position] = least
+    return adjusted
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -237,19 +296,45 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * tail)
 
 
+def student_p(t: float, freedom: int) -> float:
+    """Return the two-sided p value of Student's t."""
+    square = t * t
+    if (
+        square * (freedom + 2) > 3 * freedom
+    ):  # Beyond the mean of the beta distribution the other tail converges faster.
+        return _beta_share(freedom / (freedom + square), freedom / 2, 0.5)
+    return 1.0 - _beta_share(square / (freedom + square), 0.5, freedom / 2)
+
+
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t (Cornish-Fisher expansion; off by less than 0.1 % from 4 on)."""
-    exact = {1: 12.706, 2: 4.303, 3: 3.182}
-    if freedom in exact:
-        return exact[freedom]
-    z = Z95
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return math.fsum([z, *(term / freedom**power for power, term in enumerate(terms, 1))])
+    """Return the 97.5 % quantile of Student's t."""
+    low, high = 0.0, 13.0  # It is 12.71 for one degree of freedom, and less for more.
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(middle, freedom) > 0.05 else (low, middle)
+    return high
+
+
+def _beta_share(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function by its continued fraction (DLMF 8.17.22), Lentz's method."""
+    if x <= 0:
+        return 0.0
+    scale = math.exp(a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) / a
+    numerator, denominator, found = 1.0, 0.0, 1.0
+    for i in range(10_000):
+        m = i // 2
+        if i == 0:
+            term = 1.0
+        elif i % 2:
+            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        denominator = 1 / (1 + term * denominator)
+        numerator = 1 + term / numerator
+        found *= numerator * denominator
+        if abs(numerator * denominator - 1) < 1e-14:
+            break
+    return scale * (found - 1)
 
 
 def cohen_kappa(first: Sequence[bool], second: Sequence[bool]) -> float:

@@ -16,11 +16,9 @@ from closeout.evaluate.estimates import (
     BOOTSTRAP_ROUNDS,
     BOOTSTRAP_SEED,
     Estimate,
-    PairedEstimate,
     bootstrap_interval,
     cohen_kappa,
     mean_estimate,
-    paired_estimate,
     pass_at_k,
     pass_hat_k,
 )
@@ -28,7 +26,7 @@ from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Trial, TrialStore, evaluation_file
 from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_table, percent, span
 
-__all__ = ["Comparison", "Report", "Slice", "Totals", "compare", "load_report"]
+__all__ = ["Report", "Slice", "Totals", "load_report", "read_report"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,20 +455,6 @@ class Report:
             for each in self.slices(name)
         ]
 
-    def html(self, path: str | Path, *, against: Sequence[Report] = (), slices: Sequence[str] = ()) -> Path:
-        """Write the report as one HTML file with plots, and return its path.
-
-        Args:
-            path: The file.
-            against: Other evaluations of the same tasks, to compare it with.
-            slices: Metadata fields by whose values the score is shown too.
-        """
-        from closeout.evaluate.report_html import report_page
-
-        file = Path(path)
-        file.write_text(report_page(self, [compare(self, other) for other in against], slices=slices), "utf-8")
-        return file
-
 
 def _kappa(kappa: float) -> str:
     return "no trial has both verdicts" if math.isnan(kappa) else f"Cohen's kappa {kappa:.2f}"
@@ -508,141 +492,3 @@ def read_report(store: TrialStore, scorer: str = "", stopped: str = "") -> Repor
         stopped=stopped,
     )
     return report.with_scorer(scorer) if scorer and scorer != report.scorer else report
-
-
-# ------------------------------------------------------------------------------------------------ two evaluations
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two evaluations of the same tasks, the second against the first.
-
-    Attributes:
-        first: The evaluation that is compared with.
-        second: The other one.
-        estimate: The difference, over the tasks whose trials have all ended in both.
-        warnings: What makes the comparison doubtful, one sentence each.
-    """
-
-    first: Report
-    second: Report
-    estimate: PairedEstimate
-    warnings: Sequence[str] = ()
-
-    @cached_property
-    def changed(self) -> list[tuple[str, float, float]]:
-        """The tasks whose mean scores differ, the worst losses first: id, first score, second score."""
-        first, second = _task_means(self.first), _task_means(self.second)
-        found = [(task, first[task], second[task]) for task in first if task in second]
-        return sorted((each for each in found if each[1] != each[2]), key=lambda each: each[2] - each[1])
-
-    def lines(self) -> list[tuple[str, ...]]:
-        """Return what a table of the comparison shows: label, first, second, difference."""
-        one, two, estimate = self.first, self.second, self.estimate
-        firsts, seconds = _task_means(one), _task_means(two)
-        shared = firsts.keys() & seconds.keys()
-        found: list[tuple[str, ...]] = [
-            (
-                f"score ({estimate.tasks:,} shared tasks)",
-                percent(fmean(firsts[task] for task in shared)),
-                percent(fmean(seconds[task] for task in shared)),
-                (
-                    f"{100 * estimate.difference:+.1f} points, 95 % interval {100 * estimate.low:+.1f} to "
-                    f"{100 * estimate.high:+.1f}"
-                ),
-            ),
-            (
-                "tasks that only it solves",
-                f"{estimate.only_first:,}",
-                f"{estimate.only_second:,}",
-                f"McNemar p = {estimate.p_value:.3g}",
-            ),
-        ]
-        for label, name in (("turns", "turns"), ("input tokens", "input_tokens"), ("output tokens", "output_tokens")):
-            found.append(_ratio_line(f"{label} a trial", name, one, two))
-        if one.totals.cost is not None and two.totals.cost is not None:
-            found.append(_ratio_line("cost a trial", "cost", one, two, "$"))
-        found.append(_ratio_line("seconds a trial", "seconds", one, two))
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON values."""
-        return {
-            "first": self.first.to_dict(),
-            "second": self.second.to_dict(),
-            "difference": finite(asdict(self.estimate)),
-            "warnings": list(self.warnings),
-            "changed": [{"task": task, "first": first, "second": second} for task, first, second in self.changed],
-        }
-
-    def markdown(self) -> str:
-        """Return the comparison as a Markdown table."""
-        table = markdown_table(("", self.first.name, self.second.name, "difference"), self.lines())
-        warnings = "".join(f"\n- Warning: {' '.join(warning.split())}\n" for warning in self.warnings)
-        return f"# {self.second.name} against {self.first.name}\n\n{table}\n{warnings}"
-
-    def __str__(self) -> str:
-        lines = [("", self.first.name, self.second.name, "difference"), *self.lines()]
-        widths = [max(len(line[i]) for line in lines) for i in range(4)]
-        rows = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
-        return "\n".join([*(row.rstrip() for row in rows), *(f"Warning: {warning}" for warning in self.warnings)])
-
-
-def compare(first: Report, second: Report) -> Comparison:
-    """Compare two evaluations task by task.
-
-    Raises:
-        UsageError: They share no finished task, ask different questions under the same ids, or show different scorers.
-    """
-    if first.scorer != second.scorer:
-        raise UsageError(
-            f"{first.name} is scored by {first.scorer}, {second.name} by {second.scorer}. Choose one scorer for both "
-            "(--scorer, in Python load_report(scorer=…)); `closeout eval score` adds its scores."
-        )
-    asked = {task.id: task for task in first.tasks}
-    pairs = [(asked[task.id], task) for task in second.tasks if task.id in asked]
-    if other := [one.id for one, two in pairs if (one.question, one.files) != (two.question, two.files)]:
-        raise UsageError(
-            f"{first.name} and {second.name} ask different questions under {len(other):,} of {len(pairs):,} shared "
-            f"ids: {', '.join(other[:3])}. Compare evaluations of the same tasks."
-        )
-    estimate = paired_estimate(_task_means(first), _task_means(second))
-    if not estimate.tasks:
-        raise UsageError(f"{first.name} and {second.name} share no finished task, so they cannot be compared.")
-    warnings = [
-        f"{report.totals.planned - report.totals.finished:,} of {report.totals.planned:,} trials of {report.name} are "
-        "unfinished; their tasks are left out."
-        for report in (first, second)
-        if report.totals.finished < report.totals.planned
-    ]
-    if golds := [one.id for one, two in pairs if one.answer != two.answer]:
-        warnings.append(f"The right answers of {len(golds):,} shared tasks differ: {', '.join(golds[:3])}.")
-    if first.epochs != second.epochs:
-        warnings.append(f"{first.name} has {first.epochs} epochs, {second.name} {second.epochs}.")
-    then, now = first.spec.get("settings", {}), second.spec.get("settings", {})
-    if keys := [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]:
-        found = (f"{key} {then.get(key, 'default')} and {now.get(key, 'default')}" for key in keys)
-        warnings.append(f"The settings differ: {'; '.join(found)}.")
-    return Comparison(first, second, estimate, warnings)
-
-
-def _task_means(report: Report) -> dict[str, float]:
-    """Return the mean score of each task whose trials have all ended."""
-    return {
-        task: fmean(map(report.value_of, trials))
-        for task, trials in report.by_task.items()
-        if all(trial.state == "finished" for trial in trials)
-    }
-
-
-def _mean_of(report: Report, name: str) -> float:
-    values = [getattr(trial.outcome, name) or 0 for trial in report.trials if trial.outcome is not None]
-    return fmean(values) if values else math.nan
-
-
-def _ratio_line(label: str, name: str, one: Report, two: Report, unit: str = "") -> tuple[str, ...]:
-    """Return the line of a table that compares the means of a field of the outcomes."""
-    first, second = _mean_of(one, name), _mean_of(two, name)
-    change = f"{100 * (second / first - 1):+.0f} %" if first and second == second else ""
-    form = "{:,.4f}" if unit else "{:,.1f}"
-    return label, unit + form.format(first), unit + form.format(second), change

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from closeout.evaluate.comparison import Comparison
+from closeout.evaluate.report import Report
 from closeout.evaluate.wording import SLICE_COLUMNS, percent, span
 
-if TYPE_CHECKING:
-    from closeout.evaluate.report import Comparison, Report
-
-__all__ = ["pareto_front", "report_page"]
+__all__ = ["pareto_front", "write_html"]
 
 _STYLE = """\
 :root { --ink: #1d2733; --soft: #5b6b7c; --line: #d8dee6; --good: #2f7d4f; --bad: #c8553d;
@@ -29,14 +28,23 @@ _MOST_TASKS = 2_000  # of which the matrix shows each
 _COLUMNS = 50  # tasks in a row of the matrix
 
 
-def report_page(main: Report, comparisons: Sequence[Comparison] = (), *, slices: Sequence[str] = ()) -> str:
-    """Return an HTML page: a report, and how others compare with it.
+def write_html(
+    report: Report, path: str | Path, *, against: Sequence[Comparison] = (), slices: Sequence[str] = ()
+) -> Path:
+    """Write a report as one HTML file with plots, and return its path.
 
     Args:
-        main: The report.
-        comparisons: Other reports against it.
-        slices: Metadata fields by whose values the report's score is shown too.
+        report: The report.
+        path: The file.
+        against: Comparisons of other evaluations with it, from `compare_all`.
+        slices: Metadata fields by whose values the score is shown too.
     """
+    file = Path(path)
+    file.write_text(_page(report, against, slices), "utf-8")
+    return file
+
+
+def _page(main: Report, comparisons: Sequence[Comparison], slices: Sequence[str]) -> str:
     reports = [main, *(comparison.second for comparison in comparisons)]
     names = " and ".join(report.name for report in reports)
     sections = [f"<h1>{escape(names)}</h1>", _table(("", "result"), main.lines())]

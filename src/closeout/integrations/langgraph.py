@@ -33,8 +33,7 @@ from closeout.results.present import Presented, present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, TelemetryCollector, joined_telemetry
 from closeout.results.tokens import estimate_tokens
-from closeout.results.tool_output import ResponseFormat, ToolOutput, present_output
-from closeout.results.wrapper import WrappedOutput
+from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, present_output
 from closeout.tools.context import RunContext, context_factory, context_parameter
 
 __all__ = ["AgentState", "StateOutput", "ToolOutputNode", "add_telemetry", "tool_outputs"]

@@ -416,7 +416,7 @@ class DecisionRequested(Event):
         kind: "approval" of a call, or "question".
         name: the tool.
         arguments: the arguments of the call, as JSON.
-        digest: SHA-256 of the tool and the arguments. A decision holds for these alone.
+        digest: SHA-256 of the tool, its definition and the arguments. A decision holds for these alone.
         reason: why a decision is needed.
         default: the answer if there is none by then, or None to wait for ever.
         expires: when the default counts, in seconds since the epoch.

@@ -166,6 +166,10 @@ class Journal:
         """Return a recorded event that the run has not reached yet, None if there is no such event."""
         return self._recorded.find(kind, agent, key)
 
+    def outcome_of(self, kind: type[Event], agent: str, key: str) -> Event | None:
+        """Return the recorded outcome of an intent of this kind that the run has not reached yet, None without one."""
+        return self._recorded.outcome_of(kind, agent, key)
+
     def has_started(self, started: Event) -> bool:
         """Whether the record holds this intent, and the run has not reached it yet."""
         return self._recorded.has_started(started)

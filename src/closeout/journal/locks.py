@@ -3,6 +3,9 @@
 The operating system releases the byte when the process dies, however it dies, so a lock is never stale. Where there are
 open-file-description locks (Linux), the lock belongs to this module's file handle: another part of the process may open
 and close the same file without releasing it, which would drop an ordinary POSIX lock.
+
+A lock that this process holds is never looked at through the operating system, because looking is to lock and unlock.
+The process remembers what it holds, and one thread at a time takes, drops or looks at locks.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 
 from closeout.errors import JournalError, JournalLocked
 
-__all__ = ["LOCKS_NAME", "RunLocks"]
+__all__ = ["LOCKS_NAME", "RunLocks", "locked"]
 
 LOCKS_NAME = "journal.locks"
 
@@ -24,6 +28,20 @@ _TRIES = 20
 _BETWEEN = 0.01  # seconds
 _ABSENT = -1  # instead of a file handle: there is no lock file, so no run is being executed
 _SEALED = -2  # the lock file may not be read, so the status in the record has to be believed
+
+_guard = threading.Lock()
+_held: set[tuple[int, int, int]] = set()  # by this process: device and inode of the file, number of the run
+
+
+def _forget_parent() -> None:
+    """Begin without locks in a forked process: those that it inherits are its parent's."""
+    global _guard
+    _guard = threading.Lock()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 class RunLocks:
@@ -36,44 +54,63 @@ class RunLocks:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._file = _open_to_read(path) if read_only else _open(path)
+        self._place = (0, 0)
+        if self._file >= 0:
+            found = os.fstat(self._file)
+            self._place = found.st_dev, found.st_ino
         self._held: set[int] = set()
 
     def take(self, run_id: str, number: int) -> None:
         """Lock a run. Raises JournalLocked while it is being executed, by this process or another one."""
-        if number in self._held or not self._taken(number):
-            raise JournalLocked(f"Run {run_id} is being executed right now. Wait for it to end, or stop it first.")
-        self._held.add(number)
-
-    def _taken(self, number: int) -> bool:
-        for _ in range(_TRIES - 1):
-            if _lock(self._file, number):
-                return True
-            time.sleep(_BETWEEN)
-        return _lock(self._file, number)
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(_BETWEEN)
+            with _guard:
+                if (*self._place, number) in _held:
+                    break
+                if _lock(self._file, number):
+                    self._held.add(number)
+                    _held.add((*self._place, number))
+                    return
+        raise locked(run_id)
 
     def drop(self, number: int) -> None:
         """Release a run, if this object holds its lock."""
-        if number in self._held:
-            self._held.discard(number)
-            _unlock(self._file, number)
+        with _guard:
+            if number in self._held:
+                self._held.discard(number)
+                _held.discard((*self._place, number))
+                _unlock(self._file, number)
 
     def held_anywhere(self, number: int) -> bool:
-        """Whether any process executes the run."""
-        if number in self._held:
-            return True
+        """Return whether any process executes the run."""
         if self._file < 0:
             return self._file == _SEALED
-        if not _lock(self._file, number, shared=True):  # shared: two processes that look do not disturb each other
-            return True
-        _unlock(self._file, number)
-        return False
+        with _guard:
+            if (*self._place, number) in _held:
+                return True
+            if not _lock(self._file, number, shared=True):  # shared: two processes that look do not disturb each other
+                return True
+            _unlock(self._file, number)
+            return False
 
     def close(self) -> None:
         """Release every lock."""
-        if self._file >= 0:
-            os.close(self._file)
+        with _guard:
+            _held.difference_update((*self._place, number) for number in self._held)
+            if _BELONG_TO_HANDLE or all(held[:2] != self._place for held in _held):
+                if self._file >= 0:
+                    os.close(self._file)
+            else:  # to close the file would release what another object of this process holds
+                for number in self._held:
+                    _unlock(self._file, number)
             self._file = _ABSENT
-        self._held.clear()
+            self._held.clear()
+
+
+def locked(run_id: str) -> JournalLocked:
+    """Return the error for a run that a process executes."""
+    return JournalLocked(f"Run {run_id} is being executed right now. Wait for it to end, or stop it first.")
 
 
 def _open(path: Path) -> int:
@@ -95,6 +132,8 @@ def _open_to_read(path: Path) -> int:
 if sys.platform == "win32":
     import msvcrt
 
+    _BELONG_TO_HANDLE = True
+
     def _lock(file: int, number: int, *, shared: bool = False) -> bool:
         os.lseek(file, number, os.SEEK_SET)
         try:
@@ -109,6 +148,8 @@ if sys.platform == "win32":
 
 elif sys.platform == "linux":
     import fcntl
+
+    _BELONG_TO_HANDLE = True
 
     def _flock(kind: int, number: int) -> bytes:
         """`struct flock` for one byte at `number`; the process id must be 0."""
@@ -127,6 +168,8 @@ elif sys.platform == "linux":
 
 else:
     import fcntl
+
+    _BELONG_TO_HANDLE = False
 
     def _lock(file: int, number: int, *, shared: bool = False) -> bool:
         try:

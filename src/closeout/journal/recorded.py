@@ -132,6 +132,11 @@ class RecordedRun:
         """Return the recorded event of an agent with this key, if it has not been matched yet."""
         return self._events.get(agent, {}).get((kind.__name__, key))
 
+    def outcome_of(self, kind: type[Event], agent: str, key: str) -> Event | None:
+        """Return the recorded outcome of an agent's intent with this key, if it has not been taken yet."""
+        found = self._outcomes.get(agent, {}).get((kind.__name__, key))
+        return None if found is None else found.event
+
     def match(self, event: Event) -> Event | None:
         """Return the recorded event if the code has reached the same one again; None if it has to be written."""
         if not self._events or event.momentary or type(event).__name__ in _INTENT_OF:
@@ -148,7 +153,7 @@ class RecordedRun:
     def _depart(self, recorded: Event, event: Event) -> None:
         if not self.departure:
             self.departure = _difference(recorded, event)
-        if not isinstance(event, ModelRequested):
+        if not isinstance(event, (ModelRequested, DecisionRequested)):  # to ask again is not to do something else
             self._events.pop(event.agent, None)
 
     def has_started(self, started: Event) -> bool:
@@ -172,8 +177,8 @@ class RecordedRun:
 
     def has_decision(self, request: DecisionRequested) -> bool:
         """Whether the decision of a request is recorded and has not been taken yet."""
-        found = self._outcomes.get(request.agent, {}).get(_place_of(request))
-        return found is not None and _decides(found.event, request)
+        found = self.outcome_of(type(request), request.agent, request.key)
+        return found is not None and _decides(found, request)
 
     def take_failures(self, started: Event) -> list[Event]:
         """Return the recorded failures of an effect after which it was, or is now, tried again."""

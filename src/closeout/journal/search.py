@@ -41,11 +41,12 @@ from closeout.journal.events import (
 )
 from closeout.journal.store import SEQ_BITS, RunRecord, Store
 from closeout.journal.totals import RunTotals
+from closeout.language.text_index import TextIndex, lacks_fts5
 
 __all__ = ["IndexState", "RunHit", "SearchIndex", "parse_query", "texts_of"]
 
 FILE_NAME = "search.sqlite3"
-FORMAT = 1
+FORMAT = 2
 BATCH_SECONDS = 0.5  # a commit after this long, so that others can search what is indexed and nothing is lost
 BATCH_EVENTS = 2000  # of one run at once
 EXCERPT = 160  # characters
@@ -54,12 +55,8 @@ _SEQ_MASK = (1 << SEQ_BITS) - 1
 _SCHEMA = """
 CREATE TABLE runs (
   run INTEGER PRIMARY KEY, run_id TEXT NOT NULL, next INTEGER NOT NULL, ended REAL, totals TEXT NOT NULL);
-CREATE VIRTUAL TABLE texts USING fts5(text, content='', tokenize="unicode61 remove_diacritics 2");
 """
-# Scripts that are written without spaces: each character is a word of the index, and a query is a phrase of them.
-_UNSPACED = re.compile(
-    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])"
-)
+_TEXTS = TextIndex("texts", {"text": 1.0}, stems=False, keeps_text=False)
 _TERM = re.compile(r'"([^"]*)"?|(\S+)')
 
 
@@ -99,12 +96,6 @@ class _Term:
     text: str
     is_phrase: bool
 
-    @property
-    def match(self) -> str:
-        """The term in FTS5's query language."""
-        text = _spaced(self.text).replace('"', " ").strip()
-        return f'"{text}"' if self.is_phrase else f'"{text}"*'
-
 
 def parse_query(text: str) -> list[_Term]:
     """Return the terms of a query. Whatever has no letter or digit is dropped."""
@@ -130,7 +121,7 @@ class SearchIndex:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
                 raise JournalError(f"{self._path} is locked by another process. Try again later.") from error
-            if "fts5" in str(error):
+            if lacks_fts5(error):
                 raise JournalError("This Python's SQLite has no FTS5, which full-text search needs.") from error
             # A damaged cache is made again.
             self._delete()
@@ -148,6 +139,7 @@ class SearchIndex:
                         self._db.execute(f"DROP TABLE IF EXISTS {name}")
                     for statement in filter(str.strip, _SCHEMA.split(";")):
                         self._db.execute(statement)
+                    _TEXTS.create(self._db)
                     self._db.execute(f"PRAGMA user_version={FORMAT}")
             self._reader = _connect(self._path)
         except BaseException:
@@ -260,8 +252,8 @@ class SearchIndex:
         for row in rows:
             totals(row.event)
             if text := " \n ".join(texts_of(row.event)):
-                texts.append((start + row.seq, _spaced(f"{run_id} \n {text}" if row.seq == 0 else text)))
-        self._db.executemany("INSERT INTO texts (rowid, text) VALUES (?,?)", texts)
+                texts.append((start + row.seq, f"{run_id} \n {text}" if row.seq == 0 else text))
+        _TEXTS.add(self._db, texts)
         following = rows[-1].seq + 1 if rows else following
         counts = json.dumps(totals.counts)
         indexed = (run, run_id, following, ended if is_whole else None, counts)
@@ -338,8 +330,7 @@ class SearchIndex:
 
 def _runs_with(db: sqlite3.Connection, term: _Term, below: int) -> Iterator[tuple[int, int]]:
     """Yield the runs that contain a term, newest first, each with the number of its first event that does."""
-    statement = "SELECT rowid FROM texts WHERE texts MATCH ? AND rowid < ? ORDER BY rowid DESC"
-    places = (place for (place,) in db.execute(statement, (term.match, min(below << SEQ_BITS, _ALL))))
+    places = _TEXTS.containing(db, term.text, begins=not term.is_phrase, below=min(below << SEQ_BITS, _ALL))
     for run, group in groupby(places, key=lambda place: place >> SEQ_BITS):
         yield run, min(group) & _SEQ_MASK
 
@@ -398,12 +389,6 @@ def _excerpt(text: str, terms: list[_Term]) -> tuple[str, tuple[tuple[int, int],
     part = " ".join(text[start : start + EXCERPT].split())
     shown = ("…" if start else "") + part + ("…" if start + EXCERPT < len(text) else "")
     return shown, tuple(match.span() for match in pattern.finditer(shown))
-
-
-def _spaced(text: str) -> str:
-    """Put spaces around the characters of scripts that have none, and drop what SQLite cannot store."""
-    spaced = text if text.isascii() else _UNSPACED.sub(r" \1 ", text)
-    return spaced.encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
 
 
 def _parsed(text: Any) -> Any:

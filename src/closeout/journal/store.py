@@ -29,7 +29,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from closeout.errors import JournalError, JournalLocked, RunExists, RunNotFound
 from closeout.journal.database import FILE_NAME, LOCK_SECONDS, connect, explained, journal_error, make_folder
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
-from closeout.journal.locks import LOCKS_NAME, RunLocks
+from closeout.journal.locks import LOCKS_NAME, RunLocks, locked
 
 __all__ = ["Row", "RunRecord", "RunRows", "Store", "SyncedMarks", "close_store", "close_stores", "open_store"]
 
@@ -366,6 +366,11 @@ class Store:
 
         return self.submit(end)
 
+    def check_unlocked(self, run_id: str) -> None:
+        """Raise JournalLocked while a process executes the run: its record may be incomplete only for that reason."""
+        if self._locks.held_anywhere(self._number(run_id)):
+            raise locked(run_id)
+
     def release(self, number: int) -> None:
         """Unlock a run: another process may continue it."""
         with self._writing:
@@ -564,6 +569,8 @@ class Store:
 
     def _read(self, number: int) -> RunRows:
         start = number << SEQ_BITS
+        # Read before the events: another process may write some, and the end of the run, at any moment.
+        synced, status = self._synced.of(number), self._status(number)
         stored = self.query(
             _SELECT_EVENTS if self._has_checksums else _SELECT_EVENTS_2,
             (start, number + 1 << SEQ_BITS),
@@ -586,20 +593,14 @@ class Store:
                     problems.append(f"event {seq + offset} cannot be read")
             expected = seq + max(len(events), 1)
             latest = events[-1][0] if events else latest
-        problems.extend(self._lost_end(number, rows, expected))
+        if status != self._status(number):
+            status = "running"  # it ended, or was resumed, meanwhile
+        problems.extend(_lost_end(rows, expected, synced, status))
         return RunRows(tuple(rows), tuple(problems))
 
-    def _lost_end(self, number: int, rows: Sequence[Row], expected: int) -> Iterator[str]:
-        """What shows that a record has lost its first or its last events."""
-        if rows and rows[0].seq == 0 and not isinstance(rows[0].event, RunStarted):
-            yield "it does not begin with RunStarted"
-        synced = self._synced.of(number)
-        if synced > expected:
-            yield f"events {expected} to {synced - 1} are missing, which were safely on disk"
-            return
-        ((status,),) = self.query("SELECT status FROM runs WHERE id=?", (number,))
-        if status != "running" and not _has_ended(rows):
-            yield f"the run ended ({status}), but its last events are missing"
+    def _status(self, number: int) -> str:
+        found = self.query("SELECT status FROM runs WHERE id=?", (number,))
+        return str(found[0][0]) if found else "running"
 
     def _events(self, body: bytes, before: float) -> list[tuple[float, Event]]:
         import json
@@ -774,6 +775,16 @@ def _message_apart(
             refs[f"added/{number}/{key}"] = _put_body(text, bodies)
             message = {**message, key: ""}
     return message
+
+
+def _lost_end(rows: Sequence[Row], expected: int, synced: int, status: str) -> Iterator[str]:
+    """What shows that a record has lost its first or its last events."""
+    if rows and rows[0].seq == 0 and not isinstance(rows[0].event, RunStarted):
+        yield "it does not begin with RunStarted"
+    if synced > expected:
+        yield f"events {expected} to {synced - 1} are missing, which were safely on disk"
+    elif status != "running" and not _has_ended(rows):
+        yield f"the run ended ({status}), but its last events are missing"
 
 
 def _has_ended(rows: Sequence[Row]) -> bool:

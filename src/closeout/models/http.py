@@ -159,7 +159,7 @@ class HTTPClient(BaseClient):
                     reply = self._rejected(written, len(body))
                     break
                 if response.status not in {400, 422} or not self._learns(request, refusal):
-                    if request.tools and refuses_tools(explain(refusal)[1]):
+                    if request.tools and refuses_tools(refusal, body):
                         self.capabilities = replace(self.capabilities, native_tools=False)
                     raise error_from_response(response.status, response.headers, refusal, response.origin)
                 self.charge(ONE_REQUEST)

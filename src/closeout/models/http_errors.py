@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from json import JSONDecoder
@@ -87,7 +87,7 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, or
     told = told if told.endswith((".", "!", "?")) else f"{told}."
     if status in {400, 413, 422, 500} and is_overflow(code, reason):
         return ContextOverflow(f"The prompt is longer than the model's context. {told}", status=status)
-    if refuses_tools(reason):
+    if _NO_TOOLS.search(reason):
         return BadRequest(f"{told} Choose a text dialect, such as dialect='cot_chat'.", status=status)
     if status == 429 and code in _NO_CREDIT:
         return PermanentModelError(f"{told} The account has no credit left: look at its billing.", status=status)
@@ -118,9 +118,40 @@ def is_overflow(code: str, reason: str) -> bool:
     return code in _OVERFLOW_CODES or _OVERFLOW.search(reason[:_READ]) is not None
 
 
-def refuses_tools(reason: str) -> bool:
-    """Tell whether a server says that it does not support tools. A text dialect works nevertheless."""
-    return _NO_TOOLS.search(reason[:_READ]) is not None
+def refuses_tools(body: bytes, sent: bytes) -> bool:
+    """Tell whether an error says that the server does not support tools. A text dialect works nevertheless.
+
+    Few servers name the parameter, so the message counts too. It may repeat words of the request, such as a tool's
+    name or result: if the request says the same, nothing is learned.
+
+    Args:
+        body: The body of the error.
+        sent: The body of the request.
+    """
+    try:
+        value = decode_json(body)
+    except ValueError:
+        return False
+    code, reason = _from_json(value)
+    if code == "unsupported_parameter" and refused_parameter(value) in ("tools", "tool_choice"):
+        return True
+    if not isinstance(value, dict | list) or _NO_TOOLS.search(reason) is None:
+        return False
+    try:
+        words = _texts(decode_json(sent))
+    except ValueError:
+        return False
+    return not any(_NO_TOOLS.search(_printable(text)) for text in words)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the keys and texts in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        yield from value if isinstance(value, dict) else ()
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def rejected_text(status: int, body: bytes) -> str | None:
@@ -267,8 +298,12 @@ def _is_status(text: str) -> bool:
 
 
 def _one_line(text: str) -> str:
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[:_READ]).split())
+    line = _printable(text[:_READ])
     return line if len(line) <= _SHOWN else line[:_SHOWN].rstrip() + " …"
+
+
+def _printable(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _phrase(status: int) -> str:

@@ -12,7 +12,7 @@ from closeout.errors import ServerFailed
 from closeout.messages import Delta, ModelReply, ReplyTokens, ToolCall, Usage
 from closeout.models.base import OnDelta
 
-__all__ = ["MOST_COUNTED", "EventReader", "ReplyBuilder", "StreamReader", "unique_ids"]
+__all__ = ["MAX_EVENT", "MOST_COUNTED", "EventReader", "ReplyBuilder", "StreamReader", "unique_ids"]
 
 # ------------------------------------------------------------------------------------------------ server-sent events
 

@@ -22,6 +22,7 @@ __all__ = [
     "ResponseFormat",
     "ToolOutput",
     "ToolTelemetry",
+    "WrappedOutput",
     "format_observation",
     "observation_of",
     "present_output",
@@ -178,6 +179,33 @@ _NO_POLICY = ToolPolicy()
 BLANK_TELEMETRY = dict(ToolTelemetry())
 _BLANK = dict(ToolOutput())
 _BLANK_RECORD = ToolOutput().to_record()
+
+
+class WrappedOutput(str):
+    """The return value of a wrapped tool: the output as JSON for the model, with telemetry beside it.
+
+    The fields of `output` are also attributes here (`out.telemetry`, `out.summary`).
+
+    Attributes:
+        output: The whole ToolOutput.
+        whole: The function's own result, which CONCISE leaves out of the output.
+    """
+
+    output: ToolOutput
+    whole: Any
+
+    def __new__(cls, output: ToolOutput, whole: Any = None) -> WrappedOutput:
+        text = super().__new__(cls, output.model_dump_json())
+        text.output, text.whole = output, whole
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("output", "whole"):  # not set yet: a copy or an unpickling in progress
+            raise AttributeError(name)
+        return getattr(self.output, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WrappedOutput, (self.output, self.whole)
 
 
 def format_observation(output: ToolOutput) -> str:

@@ -328,8 +328,7 @@ class Attempt:
         if back is not None or reading.calls or not found.ok:
             return back
         if not found.marked:
-            called = bool(self._outcomes)
-            back = review_text(found.text, answers.contract, tools_offered=bool(tools), called=called)
+            back = review_text(found.text)
         if back is None and tools and not self._unrun and not self._rollbacks.draft:
             back = review_unrun_call(turn.text, tools)
             self._unrun = back is not None

@@ -11,7 +11,7 @@ from closeout.answers.experience import experience_from
 from closeout.answers.formatter import FinalSummary, FormattedAnswer
 from closeout.answers.generator import AnswerGenerator, FinalizedAnswer
 from closeout.answers.reading import ContractReading
-from closeout.answers.replies import announces_step, problem_of
+from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
 from closeout.errors import ContextOverflow, Failure, JournalError, ModelError, ModelTimeout
 from closeout.journal.events import Noted
@@ -138,12 +138,12 @@ class _Closing:
     def _may_stand(self, text: str) -> bool:
         """Return whether the reply that ended the attempt can be the answer, if the contract takes it.
 
-        Where any text is an answer, a thought without an action and the announcement of a step are none.
+        Where any text is an answer, a thought without an action is none.
         """
         found, stop = self._agent.answers.read(text), self._stop
         if stop.reason == "answered" or found.marked:
             return True
-        return stop.reading is not None and stop.reading.answer is not None and not announces_step(found.text)
+        return stop.reading is not None and stop.reading.answer is not None
 
     def _accepted(self, text: str) -> AgentResult | None:
         """Return the result of a text in which the formatter finds an answer, otherwise None."""

@@ -42,7 +42,7 @@ from closeout.results.tool_output import ToolOutput, ToolTelemetry
 from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.streaming import ReplyListener
-from closeout.run.waiting import call_digest, decide
+from closeout.run.waiting import call_digest, decide, question_digest
 from closeout.tools.calls import CallOutcome
 from closeout.tools.context import BudgetLeft, RunContext, context_factory
 from closeout.tools.executor import PlannedCall, ToolExecutor
@@ -311,7 +311,7 @@ class ToolCalls:
             "question",
             name=spec.name,
             arguments=_json_text(arguments),
-            digest=call_digest(spec.name, spec.server_name, arguments),
+            digest=question_digest(spec, arguments),
             default=None if max_wait is None else default,
             expires=None if max_wait is None else time.time() + max_wait,
         )
@@ -416,18 +416,31 @@ class ToolCalls:
             Suspended: There is no decision yet.
         """
         journal, path = self._scope.journal, self._scope.path
-        digest = call_digest(spec.name, spec.server_name, call.arguments)
+        digest, arguments = call_digest(spec, call.arguments), _json_text(call.arguments)
         recorded = journal.recorded(DecisionRequested, path, handle)
-        if not isinstance(recorded, DecisionRequested) or recorded.digest != digest:
+        if isinstance(recorded, DecisionRequested) and (recorded.name, recorded.arguments) == (spec.name, arguments):
+            if recorded.digest == digest or self._is_settled(recorded, spec):
+                return as_decided(await decide(self._scope, recorded), call, spec)
+            reason: str | None = f"{recorded.reason} The tool has changed since this was asked."
+        else:
             # A rule may be a function that would decide otherwise now. What has begun without approval needs none.
             reason = None if journal.has_started(self._started(call, spec, handle)) else _approval_reason(call, spec)
-            if reason is None:
-                return call
-            arguments = _json_text(call.arguments)
-            recorded = DecisionRequested(
-                path, handle, "approval", name=spec.name, arguments=arguments, digest=digest, reason=reason
-            )
-        return as_decided(await decide(self._scope, recorded), call, spec)
+        if reason is None:
+            return call
+        request = DecisionRequested(
+            path, handle, "approval", name=spec.name, arguments=arguments, digest=digest, reason=reason
+        )
+        return as_decided(await decide(self._scope, request), call, spec)
+
+    def _is_settled(self, request: DecisionRequested, spec: ToolSpec) -> bool:
+        """Return whether the tool is not called any more in this place, so that a change of it does not matter."""
+        journal, path, handle = self._scope.journal, self._scope.path, request.request
+        if journal.replay_only or journal.outcome_of(ToolStarted, path, handle) is not None:
+            return True
+        if spec.policy.crash_rule == "report" and journal.recorded(ToolStarted, path, handle) is not None:
+            return True  # it was interrupted
+        made = journal.outcome_of(DecisionRequested, path, handle)
+        return isinstance(made, DecisionMade) and made.verdict == "deny"
 
     def _count_recorded(self, event: Event) -> None:
         """Count what a sub-agent did in a call whose recorded result is reused."""

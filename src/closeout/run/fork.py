@@ -77,7 +77,7 @@ async def fork_run(
         raise UsageError(describe_damage(run_id, record.problems))
     rows = record.rows
     end = _end_of_prefix(run_id, rows, at, set_results or {})
-    prefix = _with_results(run_id, _whole(rows, end), set_results or {})
+    prefix = _with_results(run_id, _without_open_approvals(_whole(rows, end)), set_results or {})
     plan = as_recorded(plan, rows)
     async with plan.manager:
         task = recorded_task(plan, rows, run_id, despite_changes=True)
@@ -221,6 +221,18 @@ def _whole(rows: Sequence[Row], end: int) -> list[Row]:
         if is_outcome or (below and row.event.agent.startswith(below)):
             kept.append(row)
     return kept
+
+
+def _without_open_approvals(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without approvals of calls that have no result in them: an approval is for one call."""
+    finished = {(row.event.agent, row.event.handle) for row in rows if isinstance(row.event, ToolFinished)}
+    return [
+        row
+        for row in rows
+        if not isinstance(row.event, DecisionMade)
+        or row.event.verdict != "approve"
+        or (row.event.agent, row.event.request) in finished
+    ]
 
 
 def _with_results(run_id: str, rows: Sequence[Row], results: Mapping[str, Any]) -> list[Row]:

@@ -94,6 +94,7 @@ async def resume_run(
     """
     record = await store.off_loop(store.read, run_id)
     if record.problems and not despite_damage:
+        await store.off_loop(store.check_unlocked, run_id)
         raise JournalDamaged(describe_damage(run_id, record.problems))
     rows = record.rows
     plan = as_recorded(plan, rows)

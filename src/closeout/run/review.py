@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.reading import ContractReading
-from closeout.answers.replies import announces_step, is_refusal
 from closeout.messages import Defect, ModelRequest, Reading, ToolSpec
 from closeout.parsing.forms.reader import read_tool_calls
 from closeout.parsing.repetition import REPEATING, repeated_tail
@@ -126,29 +125,9 @@ def review_program(program: str) -> RollBack | None:
     return RollBack("repeating", "Your last program repeated itself. Write a short one.") if repeated else None
 
 
-def review_text(text: str, contract: AnswerContract, *, tools_offered: bool, called: bool) -> RollBack | None:
-    """Decide on a reply that is a valid answer because any text is.
-
-    While the model may call tools, the announcement of a step is not an answer, and a refusal before any call is
-    premature. Such a reply is asked for again; closing decides on the next one of its kind.
-
-    Args:
-        text: The answer.
-        contract: The form of the answer.
-        tools_offered: Whether the model may call tools.
-        called: Whether the attempt has called a tool.
-    """
-    if repeated_tail(text) >= 0:
-        return _for_defect(REPEATING)
-    if not tools_offered:
-        return None
-    if announces_step(text):
-        problem = "You announced a step but called no tool. Call it now."
-    elif not called and is_refusal(text):
-        problem = "If a tool can help, call it."
-    else:
-        return None
-    return RollBack("no_action", f"{problem} Otherwise: {contract.finishing()}", text[:200], draft=text)
+def review_text(text: str) -> RollBack | None:
+    """Decide on a reply that is a valid answer because any text is: it counts unless its end only repeats itself."""
+    return _for_defect(REPEATING) if repeated_tail(text) >= 0 else None
 
 
 def review_unrun_call(text: str, tools: Sequence[ToolSpec]) -> RollBack | None:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 from closeout.errors import DecisionRefused, Suspended
 from closeout.journal.events import DecisionMade, DecisionRequested, Event, RunEnded
 from closeout.journal.store import Row, Store
+from closeout.messages import ToolSpec
 from closeout.records import record
 from closeout.run.plan import Scope
 
@@ -26,12 +27,13 @@ __all__ = [
     "decide",
     "pending_decisions",
     "pending_of",
+    "question_digest",
     "record_decisions",
 ]
 
 Verdict: TypeAlias = Literal["approve", "deny", "answer"]
 _VERDICTS = ("approve", "deny", "answer")
-_FINAL = ("answered", "unanswered")  # a run with this status does not wait for anything
+_ENDED = {"cancelled": "was cancelled", "failed": "failed"}
 
 
 @record(kw_only=True)
@@ -43,7 +45,7 @@ class PendingDecision:
         kind: "approval" or "question".
         tool: The name of the tool.
         arguments: The arguments of the call; for a question `question` and `options`.
-        hash: SHA-256 of tool and arguments. The decision holds for these alone.
+        hash: SHA-256 of the tool with its definition and the arguments. The decision holds for these alone.
         reason: Why a decision is needed.
         default: The answer if nobody decides in time; None if the run waits for ever.
         expires: When the default counts, in seconds since the epoch.
@@ -86,9 +88,21 @@ Decisions: TypeAlias = Mapping[str, "Decision | Mapping[str, Any] | bool | str"]
 # ------------------------------------------------------------------------------------------------ in a run
 
 
-def call_digest(name: str, server_name: str | None, arguments: Any) -> str:
-    """Return the SHA-256 of a call: of `[tool, server, arguments]` as JSON with sorted keys and no spaces."""
-    text = json.dumps([name, server_name, arguments], sort_keys=True, separators=(",", ":"), default=str)
+def call_digest(spec: ToolSpec, arguments: Any) -> str:
+    """Return the SHA-256 of a call: of `[tool, server, arguments, description, parameters]` as JSON.
+
+    It has sorted keys and no spaces. A tool with another definition may do something else with the same arguments.
+    """
+    return _digest([spec.name, spec.server_name, arguments, spec.description, spec.parameters])
+
+
+def question_digest(spec: ToolSpec, question: Any) -> str:
+    """Return the SHA-256 of a tool's question: of `[tool, server, question]` as JSON."""
+    return _digest([spec.name, spec.server_name, question])
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -180,6 +194,7 @@ def _id(event: DecisionRequested | DecisionMade) -> str:
 def _open_requests(rows: Iterable[Row]) -> dict[str, DecisionRequested]:
     """Requests without a decision, by id."""
     requests: dict[str, DecisionRequested] = {}
+    withdrawn: dict[str, DecisionRequested] = {}  # of a run that ended, until it waits again
     for row in rows:
         event = row.event
         if isinstance(event, DecisionRequested):
@@ -189,8 +204,12 @@ def _open_requests(rows: Iterable[Row]) -> dict[str, DecisionRequested]:
             request = requests.get(_id(event))
             if request is not None and request.digest == event.digest:
                 del requests[_id(event)]
-        elif isinstance(event, RunEnded) and event.status in _FINAL:
-            requests.clear()
+        elif isinstance(event, RunEnded) and event.status == "waiting":
+            requests = withdrawn | requests
+            withdrawn = {}
+        elif isinstance(event, RunEnded):
+            withdrawn |= requests
+            requests = {}
     return requests
 
 
@@ -199,6 +218,9 @@ def _unknown(run_id: str, name: str, rows: Iterable[Row], requests: Mapping[str,
     if made:
         return f"{name} of run {run_id} was decided before: {made[-1].verdict}. A decision cannot be changed."
     if not requests:
+        ended = [row.event.status for row in rows if isinstance(row.event, RunEnded)]
+        if ended and ended[-1] in _ENDED:
+            return f"Run {run_id} does not wait for a decision: it {_ENDED[ended[-1]]}. Resume it; it then asks again."
         return f"Run {run_id} does not wait for a decision."
     return f"Run {run_id} does not wait for a decision on {name!r}. It waits for: {', '.join(requests)}."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from closeout.errors import CloseoutError, JournalError, RunNotFound, UsageError
 
-__all__ = ["HOME", "LOOPBACK_HOSTS", "Handler", "create_app", "error_response"]
+__all__ = ["HEADERS", "HOME", "LOOPBACK_HOSTS", "Handler", "create_app", "error_response"]
 
 HOME: Final = web.AppKey("home", Path)
 """The folder that stores the runs."""
@@ -19,15 +19,15 @@ HOME: Final = web.AppKey("home", Path)
 MAX_BODY = 16 * 2**20  # bytes
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
-# What a response may not lack, whatever it is. A page adds the Content-Security-Policy that it needs.
-_HEADERS = {
+HEADERS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
+"""What every response has, streamed ones too. A page sets the Content-Security-Policy that it needs."""
 
 
 def create_app(
@@ -41,7 +41,8 @@ def create_app(
             own name to this computer is refused by that.
         max_body: The bytes that the body of a request may have.
     """
-    app = web.Application(client_max_size=max_body, middlewares=[_add_headers, _explain_errors, _host_check(hosts)])
+    app = web.Application(client_max_size=max_body, middlewares=[_explain_errors, _host_check(hosts)])
+    app.on_response_prepare.append(_add_headers)
     app[HOME] = home
     return app
 
@@ -51,13 +52,9 @@ def error_response(status: int, message: str, kind: str) -> web.Response:
     return web.json_response({"error": {"message": message, "type": kind, "code": None}}, status=status)
 
 
-@web.middleware
-async def _add_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    response = await handler(request)
-    if not response.prepared:  # streamed responses set theirs before they begin
-        for name, value in _HEADERS.items():
-            response.headers.setdefault(name, value)
-    return response
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 @web.middleware

@@ -13,7 +13,8 @@ from closeout.parsing.action_keys import read_object
 from closeout.parsing.read_reply import INVENTED, read_reply
 from closeout.parsing.readers import NativeReader, Reader
 from closeout.parsing.repetition import REPEATING
-from closeout.tools.toolbox import Toolbox, governed
+from closeout.tools.shipped_policies import governed
+from closeout.tools.toolbox import Toolbox
 
 __all__ = ["Governor", "Verdict"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelReq
 from closeout.models import transport
 from closeout.models.base import BaseClient
 from closeout.models.http_errors import error_from_body, refuses_tools
-from closeout.models.streaming import EventReader, ReplyBuilder
+from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.formats import FORMATS, Format, NativeFormat, OfferedTools, Writer, with_hint
@@ -30,7 +31,7 @@ from closeout.server.governing import Governor, Verdict
 from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
 from closeout.server.text_gate import TextGate
-from closeout.server.upstream import Upstream, headers_back, kept
+from closeout.server.upstream import LEARNED_SECONDS, Upstream, client_key, headers_back, kept
 
 __all__ = ["Proxy"]
 
@@ -39,6 +40,7 @@ TIMEOUT = 600.0  # seconds for one reply
 GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
 MAX_REQUESTS = 512  # at the same time
 MAX_QUEUE = 1024  # that may wait
+LEARNED_KEPT = 1024  # models and keys for which the server refuses tools
 
 _FRAME_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
@@ -72,7 +74,8 @@ class Proxy:
         self.counts = Counter[str]()  # requests, repaired, again, unrepaired, failed
         self.repairs = Counter[str]()  # by kind
         self.admission = Admission(max_requests, max_queue)
-        self._in_text: set[str] = {"*"} if dialect == "text" else set()  # models that get their tools as text
+        self._always_text = dialect == "text"
+        self._in_text: OrderedDict[tuple[str, str], float] = OrderedDict()  # until when, by model and client's key
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
     def add_routes(self, app: web.Application) -> None:
@@ -96,9 +99,9 @@ class Proxy:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         """Pass any other request on as it is."""
-        if ".." in request.match_info["path"]:
-            raise ApiError(404, "No such path.")
-        path = f"{request.match_info['path']}{f'?{request.query_string}' if request.query_string else ''}"
+        _, below, path = request.raw_path.partition("/v1/")  # encoded: %2F and %3F are parts of a name
+        if not below or ".." in request.match_info["path"]:
+            raise ApiError(404, "No such path. Write it as /v1/…, without '..'.")
         async with self.admission.enter():
             data = await request.read()
             endpoint = self.upstream.endpoint(path, request.headers)
@@ -125,13 +128,14 @@ class Proxy:
             found = Governor(offered.functions, offered.others, parallel=parallel)
         return kept(self._governors, key, found, GOVERNORS_KEPT)
 
-    def speaks_text(self, model: str) -> bool:
-        """Return whether a model gets its tools as text."""
-        return "*" in self._in_text or model in self._in_text
+    def speaks_text(self, model: str, headers: Mapping[str, str]) -> bool:
+        """Return whether a model gets its tools as text in requests with these headers."""
+        until = self._in_text.get((model, client_key(headers)), 0.0)
+        return self._always_text or time.monotonic() < until
 
-    def remember_text(self, model: str) -> None:
-        """Remember that the server refuses native tools for a model."""
-        self._in_text.add(model)
+    def remember_text(self, model: str, headers: Mapping[str, str]) -> None:
+        """Remember for a while that the server refuses native tools for a model and a client's key."""
+        kept(self._in_text, (model, client_key(headers)), time.monotonic() + LEARNED_SECONDS, LEARNED_KEPT)
 
 
 def _api_error(error: ModelError) -> ApiError:
@@ -154,6 +158,7 @@ class _Exchange:
         self._streams = bool(body.get("stream"))
         self._offered = form.tools(body)
         self._governor = proxy.governor(self._offered, parallel=form.parallel(body))
+        self._writes_text = bool(self._offered.functions) and proxy.speaks_text(self._model, request.headers)
         self._messages = form.messages(body)
         self._writer: Writer = form.writer(body)
         self._out: web.StreamResponse | None = None  # once the response has begun
@@ -200,10 +205,6 @@ class _Exchange:
             self._record.ended("failed", "failed", error=f"{type(error).__name__}: {error}")
             raise
 
-    @property
-    def _writes_text(self) -> bool:
-        return bool(self._offered.functions) and self._proxy.speaks_text(self._model)
-
     # ------------------------------------------------------------------------------------------ the same format
 
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
@@ -217,7 +218,7 @@ class _Exchange:
             try:
                 response = await transport.post(endpoint, data, timeout=TIMEOUT)
                 if response.status != 200:
-                    return await self._refused(response)
+                    return await self._refused(response, data)
                 if response.content_type == "text/event-stream":
                     reply, frames = await self._read_stream(form, response)
                     raw: Any = frames
@@ -243,13 +244,13 @@ class _Exchange:
             self._count_again()
             data = encode_json(form.asked_again(self._body, verdict.defect.hint))
 
-    async def _refused(self, response: transport.Response) -> web.StreamResponse | None:
+    async def _refused(self, response: transport.Response, sent: bytes) -> web.StreamResponse | None:
         """Pass an error on; None if it says that the server knows no tools."""
         raw = await response.read_start()
-        text = raw.decode("utf-8", "replace")
-        if response.status == 400 and self._governs and refuses_tools(text) and self._out is None:
+        if response.status == 400 and self._governs and refuses_tools(raw, sent) and self._out is None:
             self._record.failed(ModelError("The server refuses tools.", status=400))
-            self._proxy.remember_text(self._model)
+            self._proxy.remember_text(self._model, self._request.headers)
+            self._writes_text = True
             return None
         said = f"The upstream server answered with status {response.status}."
         if self._again and response.status >= 500:  # a request that the client did not make
@@ -473,19 +474,22 @@ class _Exchange:
 
 async def _frames(response: transport.Response) -> AsyncGenerator[list[bytes], None]:
     """Split a stream into events, byte for byte: joined they are the stream again. Yields those of a chunk together."""
-    rest = b""
+    rest = bytearray()
     async with aclosing(response.chunks()) as chunks:
         async for chunk in chunks:
+            searched = max(0, len(rest) - 3)  # an end may have begun in the chunk before
             rest += chunk
             frames, start = [], 0
-            for end in _FRAME_END.finditer(rest):
-                frames.append(rest[start : end.end()])
+            for end in _FRAME_END.finditer(rest, searched):
+                frames.append(bytes(rest[start : end.end()]))
                 start = end.end()
-            rest = rest[start:]
             if frames:
+                del rest[:start]
                 yield frames
+            if len(rest) > MAX_EVENT:
+                raise ServerFailed("The upstream server sent an event of more than 16 MiB, which cannot be a reply.")
     if rest:
-        yield [rest]
+        yield [bytes(rest)]
 
 
 def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from closeout.errors import ConfigError
 from closeout.server.api_errors import ApiError, error_response
 from closeout.server.app import Handler
 
@@ -34,7 +35,17 @@ def key_check(keys: Sequence[str]) -> Middleware:
     """Return a middleware that lets only requests with one of the keys pass; all of them if there are no keys.
 
     A key is sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
+
+    Raises:
+        ConfigError: A key is empty, or the keys are one text, whose characters would be the keys.
     """
+    if isinstance(keys, str):
+        raise ConfigError("keys must be a list, got a text. Pass keys=[KEY].")
+    if not all(key.strip() for key in keys):
+        raise ConfigError(
+            "One of the keys is empty, so everybody would have it. Remove it: splitting a text that ends in a comma "
+            "leaves an empty key."
+        )
     digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     @web.middleware

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
-from typing import TypeAlias
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
 from closeout.errors import ConfigError
-from closeout.server.api_errors import api_errors
+from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
 from closeout.server.host import AgentHost
 from closeout.server.openai_chat import add_chat
@@ -21,10 +23,12 @@ from closeout.server.runs_api import add_runs_api
 from closeout.server.safety import is_loopback, key_check, origin_check
 from closeout.server.viewer.routes import add_viewer
 
-__all__ = ["agent_app", "check_address", "proxy_app", "serve_until_stopped"]
+__all__ = ["agent_app", "check_address", "listening", "proxy_app", "serve_until_stopped", "viewer_app"]
 
 MAX_PROXY_BODY = 256 * 2**20  # bytes: conversations may hold pictures
 CLOSE_SECONDS = 2.0  # for connections, after the runs have been stopped
+IDLE_SECONDS = 20.0  # until a connection without a whole request header is closed
+LOG_SECONDS = 10.0  # between two reports that no connection can be accepted
 
 
 def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str] = ()) -> web.Application:
@@ -45,7 +49,8 @@ def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str
     add_chat(app, host)
     add_runs_api(app, host)
     _add_health(app, host)
-    _add_pages(app, address, keys, host)
+    if is_loopback(address) and not keys:  # everybody who can reach the viewer may see all runs
+        add_viewer(app, host=host)
 
     async def run_host(_: web.Application) -> AsyncIterator[None]:
         async with host:
@@ -77,7 +82,6 @@ def proxy_app(
     hosts = LOOPBACK_HOSTS if is_loopback(address) else None
     app = create_app(proxy.store.path.parent, hosts=hosts, max_body=max_body)
     app.middlewares.extend([key_check(keys), origin_check, api_errors])
-    _add_pages(app, address, keys)
     proxy.add_routes(app)
 
     async def healthz(_: web.Request) -> web.Response:
@@ -91,10 +95,18 @@ def proxy_app(
     return app
 
 
-def _add_pages(app: web.Application, address: str, keys: Sequence[str], host: AgentHost | None = None) -> None:
-    """Add the viewer where everybody who can reach it may see all runs."""
-    if is_loopback(address) and not keys:
-        add_viewer(app, host=host)
+def viewer_app(home: Path) -> web.Application:
+    """Create the application of the viewer, for this computer only.
+
+    It needs a port of its own: the pages approve calls, so they share no origin with the bytes of a model server.
+
+    Args:
+        home: The folder that stores the runs.
+    """
+    app = create_app(home)
+    app.middlewares.append(origin_check)
+    add_viewer(app)
+    return app
 
 
 def check_address(address: str, keys: Sequence[str]) -> None:
@@ -136,23 +148,64 @@ async def serve_until_stopped(
         before_stop()
         stopped.set()
 
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)
+    async with listening(app, address, port) as url:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
+                loop.add_signal_handler(number, stop)
+        loop.set_exception_handler(_few_reports())
+        on_ready(url)
+        await stopped.wait()
+
+
+@asynccontextmanager
+async def listening(app: web.Application, address: str, port: int) -> AsyncIterator[str]:
+    """Serve an application as long as the context is entered. Yields its URL.
+
+    Args:
+        app: What to serve.
+        address: Where to listen.
+        port: The port; 0 chooses a free one.
+
+    Raises:
+        ConfigError: It cannot listen there.
+    """
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=CLOSE_SECONDS,
+        keepalive_timeout=IDLE_SECONDS,
+    )
     await runner.setup()
     try:
         try:
             await web.TCPSite(runner, address, port, backlog=1024).start()
         except OSError as error:
-            raise ConfigError(f"Cannot listen on {address}:{port}: {error.strerror or error}.") from None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
-                loop.add_signal_handler(number, stop)
+            raise ConfigError(
+                f"Cannot listen on {address}:{port}: {error.strerror or error}. Choose another port; 0 is a free one."
+            ) from None
         shown = f"[{address}]" if ":" in address else address
-        on_ready(f"http://{shown}:{runner.addresses[0][1]}")
-        await stopped.wait()
+        yield f"http://{shown}:{runner.addresses[0][1]}"
     finally:
         for site in list(runner.sites):
             await site.stop()
         await runner.cleanup()
+
+
+def _few_reports() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Return an exception handler that reports seldom that no more files can be opened: asyncio tries in a loop."""
+    silent_until = 0.0
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal silent_until
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() >= silent_until:
+            silent_until = loop.time() + LOG_SECONDS
+            log.warning("No connection can be accepted: %s. Raise the limit of open files (ulimit -n).", error.strerror)
+
+    return handle
 
 
 # ------------------------------------------------------------------------------------------------ health

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
@@ -10,14 +12,17 @@ from closeout.models import transport
 from closeout.models.anthropic import VERSION, AnthropicClient
 from closeout.models.base import BaseClient
 from closeout.models.openai import OpenAIClient
+from closeout.server.app import HEADERS
 
-__all__ = ["Upstream", "UpstreamKind", "headers_back", "kept"]
+__all__ = ["LEARNED_SECONDS", "Upstream", "UpstreamKind", "client_key", "headers_back", "kept"]
 
 UpstreamKind = Literal["openai", "anthropic"]
 K = TypeVar("K")
 V = TypeVar("V")
 
 ENDPOINTS_KEPT = 256
+# Until what is learned of the server is tried again: it may have been restarted with other options.
+LEARNED_SECONDS = 600.0
 
 # Headers that concern one connection, or that are written again.
 _NOT_FORWARDED = frozenset({
@@ -26,6 +31,12 @@ _NOT_FORWARDED = frozenset({
     "set-cookie", "server", "date",
 })  # fmt: skip
 _KEYS = frozenset({"authorization", "x-api-key"})
+# Headers with which the upstream server would speak to a browser in the name of the proxy.
+_FOR_BROWSERS = frozenset({
+    *map(str.lower, HEADERS), "access-control-allow-origin", "access-control-allow-credentials", "alt-svc",
+    "clear-site-data", "content-security-policy-report-only", "link", "refresh", "service-worker-allowed",
+    "sourcemap", "strict-transport-security", "www-authenticate",
+}) - {"cache-control"}  # fmt: skip
 
 
 class Upstream:
@@ -50,7 +61,7 @@ class Upstream:
         self._key = key
         self._keeps_keys = keeps_keys
         self._endpoints: OrderedDict[tuple[Any, ...], transport.Endpoint] = OrderedDict()
-        self._clients: OrderedDict[tuple[str, str], BaseClient] = OrderedDict()
+        self._clients: OrderedDict[tuple[str, str], tuple[float, BaseClient]] = OrderedDict()
         transport.Endpoint(self.base)  # raises for an address that cannot be used
 
     def endpoint(self, path: str, headers: Mapping[str, str]) -> transport.Endpoint:
@@ -69,24 +80,33 @@ class Upstream:
         return kept(self._endpoints, place, found, ENDPOINTS_KEPT)
 
     def client(self, model: str, headers: Mapping[str, str]) -> BaseClient:
-        """Return the client for requests that are translated for the server."""
-        key = self._key_for(headers)
-        found = self._clients.get((model, key))
-        if found is None:
+        """Return the client for requests that are translated for the server.
+
+        A client learns from the server's refusals, so it serves one key, and only for a while.
+        """
+        place = (model, client_key(headers))
+        since, found = self._clients.get(place, (-math.inf, None))
+        if found is None or time.monotonic() - since > LEARNED_SECONDS:
             client = AnthropicClient if self.kind == "anthropic" else OpenAIClient
-            found = client(model, self.base, key or None)
-        return kept(self._clients, (model, key), found, ENDPOINTS_KEPT)
+            since, found = time.monotonic(), client(model, self.base, self._key_for(headers) or None)
+        kept(self._clients, place, (since, found), ENDPOINTS_KEPT)
+        return found
 
     async def aclose(self) -> None:
         """Close the clients."""
-        for client in self._clients.values():
+        for _, client in self._clients.values():
             await client.aclose()
 
     def _key_for(self, headers: Mapping[str, str]) -> str:
         """Return the key for the server: its own, else the client's."""
         if self._key is not None or self._keeps_keys:
             return self._key or ""
-        return headers.get("x-api-key") or headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        return client_key(headers)
+
+
+def client_key(headers: Mapping[str, str]) -> str:
+    """Return the key that a client sent; empty if it sent none."""
+    return headers.get("x-api-key") or headers.get("Authorization", "").removeprefix("Bearer ").strip()
 
 
 def kept(cache: OrderedDict[K, V], key: K, value: V, limit: int) -> V:
@@ -99,5 +119,15 @@ def kept(cache: OrderedDict[K, V], key: K, value: V, limit: int) -> V:
 
 
 def headers_back(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a response that are passed on to the client."""
-    return {name: value for name, value in headers.items() if name.lower() not in _NOT_FORWARDED}
+    """Return the headers of a response that are passed on to the client.
+
+    The bytes of the server come from the proxy's address, so a browser must not show them as a page: HTML, XML and
+    multipart bodies are passed on as plain text.
+    """
+    unwanted = _NOT_FORWARDED | _FOR_BROWSERS
+    found = {name: value for name, value in headers.items() if name.lower() not in unwanted}
+    for name, value in found.items():
+        kind = value.partition(";")[0].strip().lower()
+        if name.lower() == "content-type" and ("html" in kind or "xml" in kind or kind.startswith("multipart/")):
+            found[name] = "text/plain; charset=utf-8"
+    return found

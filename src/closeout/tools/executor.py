@@ -32,8 +32,9 @@ from closeout.results.tool_output import ToolOutput, observation_of, present_out
 from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, Status, cache_name, query_key
 from closeout.tools.judge import has_no_organic_results, judge, says_tool_failed, shorten_text
 from closeout.tools.running import ToolSource, failed_output, images_of, run_tool
+from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.threads import run_in_thread
-from closeout.tools.toolbox import DEMO_SCRAPE_MAX_LENGTH, Toolbox
+from closeout.tools.toolbox import Toolbox
 
 __all__ = ["DEMO_SCRAPE_MAX_LENGTH", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor"]
 

@@ -19,8 +19,8 @@ from closeout.tools.context import reporting_to
 from closeout.tools.mcp_client import McpServer, Offer, ServerFailed, require_mcp
 from closeout.tools.mcp_config import McpEntry, read_servers
 from closeout.tools.search_tools import make_search_tools
+from closeout.tools.shipped_policies import governed
 from closeout.tools.tool import Tool
-from closeout.tools.toolbox import governed
 
 __all__ = ["LOCAL", "AnyTool", "ServerProblem", "ToolManager", "is_tool"]
 

@@ -15,8 +15,7 @@ from closeout.redaction import redact
 from closeout.results.normal import is_large, normalise
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
-from closeout.results.tool_output import ResponseFormat, ToolOutput, format_observation, observation_of
-from closeout.results.wrapper import WrappedOutput
+from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, format_observation, observation_of
 from closeout.tools.calls import Progress, extensible_timeout
 from closeout.tools.threads import run_in_thread
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from closeout.codec import decode_json
 from closeout.errors import UsageError
 from closeout.run.waiting import Decision, PendingDecision
+from closeout.visible import visible
 
 __all__ = ["TOKEN_HEADER", "check_own_page", "pending_shape", "read_decision"]
 
@@ -50,15 +51,10 @@ def pending_shape(pending: PendingDecision) -> dict[str, Any]:
         "default": pending.default,
         "expires": pending.expires,
         "arguments": [[name, _shown(value)] for name, value in pending.arguments.items()],
-        "json": _visible(json.dumps(pending.arguments, ensure_ascii=False, indent=2)),
+        "json": visible(json.dumps(pending.arguments, ensure_ascii=False, indent=2), keep="\n"),
         "question": str(pending.arguments.get("question", "")),
         "options": [str(option) for option in options] if isinstance(options, list | tuple) else [],
     }
-
-
-def _visible(text: str) -> str:
-    """Return JSON in which characters that are not seen, or that reorder the others, are escaped."""
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,7 @@
 """Index a folder's documents in SQLite FTS5: find them, keep the index up to date, search it by BM25.
 
 Only regular files inside the folder are listed: a symbolic link that leads out of it is not, and directories behind
-links are not entered. FTS5's tokenizer takes a run of Chinese for one word, so here every such character becomes a
-word of its own, and a query asks for neighbours as a phrase.
+links are not entered.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import sqlite3
 import stat
 import threading
 import time
-import unicodedata
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 from closeout.errors import ToolError, UsageError
+from closeout.language.text_index import TextIndex, lacks_fts5
+from closeout.language.words import telling_words, words
 from closeout.tools.builtin.extract import TABLE_SUFFIXES, extract_text, looks_like_text
 
 __all__ = [
@@ -30,22 +29,16 @@ __all__ = [
     "Passage",
     "Progress",
     "cut",
-    "match_expression",
-    "query_terms",
-    "split_words",
+    "query_words",
     "title_of",
 ]
 
 PASSAGE_CHARACTERS = 700  # about 170 tokens: a few of them fit into any context, one holds a fact with its context
-MAX_TERMS = 24  # of a query; what comes after them is left out
 
 _HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*$")
 _TABLE_ROW = re.compile(r"\s*\|")
 _TABLE_RULE = re.compile(r"[\s|:-]+$")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？；])")
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
-_ONE_CJK = re.compile(f"([{_CJK}])")
-_TERM = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,62 +172,27 @@ def _parts(line: str) -> Iterator[str]:
         yield held
 
 
-# ------------------------------------------------------------------------------------------------ words
+# ------------------------------------------------------------------------------------------------ the index
 
-_STOP_WORDS = frozenset({
-    "a", "about", "an", "and", "are", "as", "at", "be", "been", "between", "by", "can", "could", "did", "do", "does",
-    "for", "from", "had", "has", "have", "how", "i", "in", "into", "is", "it", "its", "many", "me", "much", "of", "on",
-    "or", "please", "tell", "than", "that", "the", "their", "there", "they", "this", "to", "was", "were", "what",
-    "when", "where", "which", "who", "whom", "whose", "why", "will", "with", "would", "you",
-})  # fmt: skip
-_CHINESE_STOP = re.compile(
-    "什么时候|是什么|为什么|哪一年|多少年|怎么样|什么|哪年|哪个|哪里|哪些|多少|怎么|如何|请问|之间|以及|[的了是在和与吗呢有多几]"
-)
+MAX_WORDS = 24  # of a query that are searched for
 
 
-def split_words(text: str) -> str:
-    """Return the text as FTS5's unicode61 tokenizer should see it: Chinese, Japanese and Korean characters apart."""
-    if text.isascii():
-        return text
-    return _ONE_CJK.sub(r" \1 ", unicodedata.normalize("NFKC", text.encode("utf-8", "replace").decode()))
-
-
-def query_terms(query: str) -> list[str]:
-    """Return the words of a query that are worth a search: no question words, unless it has only those."""
-    found = _TERM.findall(unicodedata.normalize("NFKC", query[:2_000]).replace("\x00", " "))
-    every = [term.lower() for term in found]
-    telling: list[str] = []
-    for term in every:
-        if _ONE_CJK.match(term):
-            telling.extend(part for part in _CHINESE_STOP.split(term) if part)
-        elif term not in _STOP_WORDS:
-            telling.append(term)
-    return list(dict.fromkeys(telling or every))[:MAX_TERMS]
-
-
-def match_expression(terms: list[str]) -> str:
-    """Return an FTS5 query for any of the terms, each quoted, so that no text passes for syntax."""
-    asked: list[str] = []
-    for term in terms:
-        if not _ONE_CJK.match(term):
-            asked.append(f'"{term}"')
-            continue
-        asked.append(f'"{" ".join(term)}"')
-        if len(term) > 2:  # neighbours two by two: most Chinese words have two characters
-            asked.extend(f'"{a} {b}"' for a, b in pairwise(term))
-    return " OR ".join(dict.fromkeys(asked))
+def query_words(query: str) -> list[str]:
+    """Return the words of a query that are worth a search: no stop words, unless it has only those."""
+    text = query[:2_000]
+    return list(dict.fromkeys(telling_words(text) or words(text)))[:MAX_WORDS]
 
 
 Progress = Callable[[int, int, str], None]  # documents read, documents to read, name of the one just read
 
-LAYOUT = 1  # of the database; a cache of another layout is rebuilt
+LAYOUT = 2  # of the database; a cache of another layout is rebuilt
 FRESH_SECONDS = 2.0  # the folder is looked through again for a search that comes later than this after the last
 BATCH = 200  # documents written in one transaction
 CANDIDATES = 40  # passages that are ranked before some are chosen
 RELEVANT = 0.35  # of the best score: what fits worse shares a common word and costs the reader tokens
 PER_DOCUMENT = 2  # passages of one document among the first: a question about two things finds both
-# How much a word counts in the title, the headings and the text: title words name what all of a document is about.
-WEIGHTS = "4.0, 2.0, 1.0"
+# Title words name what all of a document is about.
+_WORDS = TextIndex("words", {"title": 4.0, "heading": 2.0, "body": 1.0})
 NAMED = 1.6  # how much higher a document ranks if its whole title is in the query
 
 _TABLES = """
@@ -245,10 +203,12 @@ CREATE TABLE IF NOT EXISTS passages (
     id INTEGER PRIMARY KEY, document INTEGER NOT NULL, heading TEXT NOT NULL, first INTEGER NOT NULL,
     last INTEGER NOT NULL, text TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS passages_of ON passages (document);
-CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(
-    title, heading, body, tokenize = 'porter unicode61 remove_diacritics 2');
 CREATE TABLE IF NOT EXISTS about (root TEXT NOT NULL);
 """
+_PASSAGE = (
+    "SELECT d.path, d.title, p.heading, p.text, p.first, p.last, ? "
+    "FROM passages p JOIN documents d ON d.id = p.document WHERE p.id = ?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,18 +255,13 @@ class DocumentIndex:
 
     def search(self, query: str, limit: int) -> list[Hit]:
         """Return the best passages, best first, at most `limit`; of one document two at most while others fit."""
-        terms = query_terms(query)
-        if not terms:
-            return []
+        asked = query_words(query)
         with self._lock:
             self.refresh()
-            rows = self._open().execute(
-                f"SELECT d.path, d.title, p.heading, p.text, p.first, p.last, bm25(words, {WEIGHTS}) AS score "  # noqa: S608
-                "FROM words JOIN passages p ON p.id = words.rowid JOIN documents d ON d.id = p.document "
-                "WHERE words MATCH ? ORDER BY score, p.id LIMIT ?",
-                (match_expression(terms), max(limit, CANDIDATES)),
-            )
-            hits = sorted((_favoured(Hit(*row), terms) for row in rows), key=lambda hit: hit.score)
+            db = self._open()
+            found = _WORDS.ranked(db, asked, max(limit, CANDIDATES))
+            hits = [Hit(*db.execute(_PASSAGE, (score, number)).fetchone()) for number, score in found]
+        hits = sorted((_favoured(hit, asked) for hit in hits), key=lambda hit: hit.score)
         return _spread([hit for hit in hits if hit.score <= hits[0].score * RELEVANT], limit)
 
     def documents(self) -> list[Document]:
@@ -394,6 +349,7 @@ def _prepared(database: str, root: Path) -> sqlite3.Connection:
         if layout not in (0, LAYOUT):
             raise sqlite3.DatabaseError("made by another version")
         connection.executescript(_TABLES)
+        _WORDS.create(connection)
         made_for = connection.execute("SELECT root FROM about").fetchone()
         if made_for is not None and made_for[0] != str(root):
             raise sqlite3.DatabaseError("made for another folder")
@@ -403,7 +359,7 @@ def _prepared(database: str, root: Path) -> sqlite3.Connection:
                 connection.execute(f"PRAGMA user_version = {LAYOUT}")
     except sqlite3.OperationalError as error:
         connection.close()
-        if "fts5" in str(error):
+        if lacks_fts5(error):
             raise UsageError("This Python's SQLite has no FTS5, which document search needs.") from None
         raise
     except BaseException:
@@ -423,16 +379,13 @@ def _store(connection: sqlite3.Connection, path: Path, entry: tuple[str, int, in
         "INSERT INTO documents (path, changed, size, title, problem) VALUES (?, ?, ?, ?, ?)",
         (*entry, title, problem),
     ).lastrowid
-    named = split_words(f"{title} {path.stem.replace('_', ' ')}")
+    named = f"{title} {path.stem.replace('_', ' ')}"
     for passage in cut(text, table=path.suffix.lower() in TABLE_SUFFIXES):
         row = connection.execute(
             "INSERT INTO passages (document, heading, first, last, text) VALUES (?, ?, ?, ?, ?)",
             (document, passage.heading, passage.first_line, passage.last_line, passage.text),
         ).lastrowid
-        connection.execute(
-            "INSERT INTO words (rowid, title, heading, body) VALUES (?, ?, ?, ?)",
-            (row, named, split_words(passage.heading), split_words(passage.text)),
-        )
+        _WORDS.add(connection, [(row or 0, named, passage.heading, passage.text)])
 
 
 def _forget(connection: sqlite3.Connection, path: str) -> None:
@@ -444,9 +397,9 @@ def _forget(connection: sqlite3.Connection, path: str) -> None:
     connection.execute("DELETE FROM documents WHERE id = ?", found)
 
 
-def _favoured(hit: Hit, terms: list[str]) -> Hit:
+def _favoured(hit: Hit, asked: list[str]) -> Hit:
     """Rank a document higher if the query has its whole title: it is what is asked about, not what only mentions it."""
-    named = set(query_terms(hit.title)) <= set(terms)
+    named = set(query_words(hit.title)) <= set(asked)
     return replace(hit, score=hit.score * NAMED) if named else hit
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from closeout.errors import ToolError
 from closeout.messages import ToolPolicy
-from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress, query_terms
+from closeout.tools.builtin.document_index import Document, DocumentIndex, Hit, Progress, query_words
 from closeout.tools.builtin.extract import extract_text
 from closeout.tools.tool import Tool, tool
 
@@ -18,13 +18,12 @@ __all__ = ["document_tools"]
 
 PAGE_CHARACTERS = 5_000  # about 1,200 tokens of English
 MAX_RESULTS = 20
-# A small model takes its fact from any passage that it is shown, so it sees a second one only where that fits nearly as
-# well as the first: this share of its score.
-PLAIN_RESULTS = 3  # passages at most; a query gets one for every two of its words, as more words describe more things
-NEARLY = 0.7
-LONGEST_PLAIN = (
-    400  # characters; what is beyond that at the ends of a passage is left out if no word of the query is in it
-)
+# Passages at most. A small model takes its fact from any passage that it is shown, so a query gets one for every two of
+# its words: more words describe more things.
+PLAIN_RESULTS = 3
+NEARLY = 0.7  # the share of the best passage's score from which another one fits nearly as well
+# Characters. What is beyond that at the ends of a passage is left out if no word of the query is in it.
+LONGEST_PLAIN = 400
 LISTED = 15  # documents named in a message
 KEPT_TEXTS = 8  # documents whose text is kept for the next page
 
@@ -103,7 +102,7 @@ def _plain_search(index: DocumentIndex) -> Tool[..., Any]:
         Args:
             query: A name or a few key words, for example: Eiffel Tower height
         """
-        hits = index.search(query, max(1, min(len(query_terms(query)) // 2, PLAIN_RESULTS)))
+        hits = index.search(query, max(1, min(len(query_words(query)) // 2, PLAIN_RESULTS)))
         if not hits:
             return _nothing_found(query, index.documents())
         return "\n".join(_as_sentences(hit, query) for hit in hits)
@@ -125,7 +124,7 @@ def _as_sentences(hit: Hit, query: str) -> str:
     text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), _trimmed(hit.text, query))
     text = _joined(text)
     subject = _subject(hit)
-    named = set(query_terms(subject)) <= set(query_terms(text))
+    named = set(query_words(subject)) <= set(query_words(text))
     return text if named else f"{subject}: {text}"
 
 
@@ -147,11 +146,11 @@ def _is_wide(character: str) -> bool:
 
 def _trimmed(text: str, query: str) -> str:
     """Leave out first and last sentences of a long text that have no word of the query, while it is too long."""
-    beginnings = tuple(term[:_STEM] for term in query_terms(query))
+    beginnings = tuple(word[:_STEM] for word in query_words(query))
     sentences = _SENTENCE.findall(text)
 
     def telling(sentence: str) -> bool:
-        return any(word.startswith(beginnings) for word in query_terms(sentence))
+        return any(word.startswith(beginnings) for word in query_words(sentence))
 
     if not beginnings or not any(map(telling, sentences)):
         return text
@@ -242,7 +241,7 @@ class _Reader:
         if not hits or any(hit.path != hits[0].path and hit.score <= hits[0].score * NEARLY for hit in hits):
             return None
         best = hits[0]
-        asked, there = set(query_terms(name)), set(query_terms(f"{best.path} {best.title} {best.text}"))
+        asked, there = set(query_words(name)), set(query_words(f"{best.path} {best.title} {best.text}"))
         if len(asked & there) * 2 <= len(asked):
             return None
         return next((each for each in self._index.documents() if each.path == best.path), None)

@@ -15,8 +15,8 @@ from closeout.results.tokens import estimate_tokens
 from closeout.tools.builtin.search import search_tool
 from closeout.tools.builtin.web import PageReader, WebPage
 from closeout.tools.judge import judge
+from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.tool import Ask, ModelTool, Tool, tool
-from closeout.tools.toolbox import DEMO_SCRAPE_MAX_LENGTH
 
 __all__ = [
     "ReadsPages",

@@ -16,36 +16,9 @@ from closeout.results.normal import compact_json, normalise
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, TelemetryCollector, joined_telemetry
 from closeout.results.tokens import estimate_tokens
-from closeout.results.tool_output import ResponseFormat, ToolOutput, format_observation
+from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, format_observation
 
-__all__ = ["UnifiedToolWrapper", "WrappedOutput"]
-
-
-class WrappedOutput(str):
-    """The return value of a wrapped tool: the output as JSON for the model, with telemetry beside it.
-
-    The fields of `output` are also attributes here (`out.telemetry`, `out.summary`).
-
-    Attributes:
-        output: The whole ToolOutput.
-        whole: The function's own result, which CONCISE leaves out of the output.
-    """
-
-    output: ToolOutput
-    whole: Any
-
-    def __new__(cls, output: ToolOutput, whole: Any = None) -> WrappedOutput:
-        text = super().__new__(cls, output.model_dump_json())
-        text.output, text.whole = output, whole
-        return text
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("output", "whole"):  # not set yet: a copy or an unpickling in progress
-            raise AttributeError(name)
-        return getattr(self.output, name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WrappedOutput, (self.output, self.whole)
+__all__ = ["UnifiedToolWrapper"]
 
 
 class UnifiedToolWrapper:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from closeout.agent import Agent
 from closeout.dialects.cot import AgentScratchpadUnit, CotChat, CotCompletion, scratchpad_text, step_units
 from closeout.dialects.function_call import FunctionCall
 from closeout.dialects.prompts import PartlyFilled
@@ -24,7 +24,6 @@ from closeout.results.tokens import count_tokens
 from closeout.run.subagents import as_tool
 
 if TYPE_CHECKING:
-    from closeout.agent import Agent
     from closeout.journal.events import Event
     from closeout.journal.subscribers import Progress
     from closeout.run.result import RunResult
@@ -155,10 +154,7 @@ class BaseAgentRunner(AppRunner):
         config = dict(self._options.get("config") or {})
         config["prompts"] = {**config.get("prompts", {}), **self._prompts}
         options = {"dialect": self._own_dialect(), **self._options, "config": config}
-        # `agent` is a layer above; it is looked up when a run begins, so that no module depends upwards.
-        agent = import_module("closeout.agent").Agent
-        made: Agent = agent(self._model, self._tools, instructions=self._instruction or None, **options)
-        return made
+        return Agent(self._model, self._tools, instructions=self._instruction or None, **options)
 
     def _own_dialect(self) -> str | Dialect:
         """The dialect's name, or if a subclass overrides a method, a dialect that calls it."""
