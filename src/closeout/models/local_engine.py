@@ -209,13 +209,13 @@ def _as_status(on_status: Callable[[str], None]) -> Callable[[PullProgress], Non
 
     def report(progress: PullProgress) -> None:
         nonlocal shown
-        weights, source = progress.weights, progress.source
+        weights, origin = progress.weights, f" from {progress.source}" if progress.source else ""
         percent = 100 * progress.done_bytes // weights.size
         text = {
             "waiting": f"Waiting for another process that downloads {weights.title}",
-            "downloading": f"Downloading {weights.title} ({weights.megabytes:,} MB) from {source}: {percent} %",
+            "downloading": f"Downloading {weights.title} ({weights.megabytes:,} MB){origin}: {percent} %",
             "checking": f"Checking {weights.title}",
-            "done": f"Downloaded {weights.title}" + (f" from {source}" if source else ""),
+            "done": f"Downloaded {weights.title}{origin}",
         }[progress.stage]
         if text != shown:
             shown = text
