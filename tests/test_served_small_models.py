@@ -169,7 +169,7 @@ async def test_an_error_after_a_completed_text_is_an_error(tmp_path: Path) -> No
 
 @pytest.fixture
 def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("closeout.run.programs.sandbox_installed", lambda: False)
+    monkeypatch.setattr("closeout.tools.builtin.program_sandbox.sandbox_installed", lambda: False)
 
 
 @pytest.mark.usefixtures("no_sandbox")

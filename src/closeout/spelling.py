@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["fold", "same_name", "words"]
+__all__ = ["fold", "same_name", "split_names", "words"]
 
 # Between digits a separator counts: 1.5 is not 15, and 2024-01 is not 202401. A sign counts, too: A- is not A.
 _NUMBER_GAP = re.compile(r"(?<=\d)[\s_-]+(?=\d)")
@@ -28,7 +28,12 @@ def fold(name: str) -> str:
 
 def words(name: str) -> list[str]:
     """Return the words of a name in snake, kebab, dotted or camel case, in lower case; numbers are words."""
-    return [word.casefold() for word in _NO_WORD.split(_HUMP.sub("_", name)) if word]
+    return [word.casefold() for word in _NO_WORD.split(split_names(name)) if word]
+
+
+def split_names(text: str) -> str:
+    """Return a text in which the words of names in camel case are apart: `openFile` becomes `open File`."""
+    return _HUMP.sub(" ", text)
 
 
 def same_name(written: str, candidates: Iterable[str]) -> str | None:

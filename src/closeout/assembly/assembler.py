@@ -40,9 +40,10 @@ from closeout.models.local import LocalClient
 from closeout.run.gate import RequestGate
 from closeout.run.limits import Limits
 from closeout.run.plan import AgentPlan
-from closeout.run.programs import program_tool, require_sandbox, sandbox_installed
+from closeout.run.programs import program_tool
 from closeout.run.strategy import Strategy
 from closeout.run.subagents import PageModel, as_tool, read_result_tool, sub_agent_tool
+from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import AnyTool, ToolManager
 from closeout.tools.mcp_config import read_servers

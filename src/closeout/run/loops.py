@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from closeout.language.words import is_unspaced, split_characters, telling_words, words
 from closeout.messages import ToolCall, ToolReturn
 from closeout.records import record
 
@@ -133,14 +134,7 @@ SHARED_WORDS = 0.6  # least share of the words of the longer query that both hav
 # replaced by another, which may be a synonym or the next name on a list.
 SHARED_RESULTS, SHARED_RESULTS_IF_REPLACED = 0.3, 0.9
 
-_CJK = "\u3400-\u9fff\uf900-\ufaff\u3040-\u30ff\uac00-\ud7af"
-_WORDS = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]+(?:'[^\W\d_]+)?")
 _NUMBERS = re.compile(r"\d+")
-# Words that do not change a query. "When" and "where" do.
-_SMALL = frozenset(
-    "a an and any about are at be by can did do does find for from give have i in is it me my of on or please s search"  # noqa: SIM905  a list of words reads best as one
-    " show some tell that the there this to us was were what which will with would you".split()
-) | frozenset("的了是在吗呢么哪什个条里有请问和与及最为被把从到之其")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +155,16 @@ class Query:
 def query_of(arguments: Mapping[str, Any] | str, result: str) -> Query | None:
     """Return the query of a call, None if its text is too short to compare."""
     values = [arguments] if isinstance(arguments, str) else list(arguments.values())
-    text = " ".join([value for value in values if isinstance(value, str)])[:LONGEST].casefold()
+    text = " ".join([value for value in values if isinstance(value, str)])[:LONGEST]
     if len(text) < SHORTEST and text.isascii():
         return None
-    words = _WORDS.findall(text)
-    if sum(3 if len(word) == 1 and word > "\u2fff" else len(word) for word in words) < SHORTEST:
+    if sum(3 if is_unspaced(word) else len(word) for word in split_characters(words(text))) < SHORTEST:
         return None
     # Another page or year is another question.
     fixed = repr([_NUMBERS.findall(text), *(value for value in values if not isinstance(value, str))])
-    start = result[: 4 * LONGEST].casefold()
-    return Query(frozenset(words) - _SMALL, fixed, frozenset(_WORDS.findall(start) + _NUMBERS.findall(start)))
+    asked = frozenset(split_characters(telling_words(text, keep_asking=True)))
+    start = result[: 4 * LONGEST]
+    return Query(asked, fixed, frozenset([*split_characters(words(start)), *_NUMBERS.findall(start)]))
 
 
 def same_question(one: Query, other: Query) -> bool:

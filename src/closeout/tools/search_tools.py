@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import string
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from closeout.errors import ToolError
+from closeout.language.words import split_characters, stem, telling_words, words
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.json_text import repair_json
 from closeout.results.tokens import estimate_tokens
+from closeout.spelling import split_names
 from closeout.tools.tool import Tool
 
 __all__ = [
@@ -133,22 +133,6 @@ _K1, _B = 1.2, 0.9  # of BM25
 _OF_NAME, _OF_DESCRIPTION, _OF_PARAMETER, _OF_TEXT = 1.5, 1.0, 1.0, 0.7  # weights of a word by where it is
 _COVERED = 0.5  # how much a tool gains if the query holds every word of its name
 _UNSEEN = 3.0  # rarity of a word that no tool has
-_WORD = re.compile(r"[a-z]+|\d+|[^\W\d_a-z]+")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_ENDINGS = (
-    *("ization", "ations", "ation", "ingly", "ments", "ment", "ities", "ity", "ing", "ies", "ied", "edly", "ers"),
-    *("er", "ed", "es", "ly", "al", "s", "e"),
-)
-_STOP_WORDS = """
-a an the of in on at to for from by with and or is are was were be been it its this that these those what which who whom
-how when where why can could should would will i you your my me we our us he she they them his her their do does did
-have has had if then than as about into over between given using use please need want find calculate get compute
-determine
-tell give show return returns value values based provided specific certain optional default tool tools help also like
-think know
-"""
-_STOP = frozenset(_STOP_WORDS.split())
-_LETTERS = frozenset(string.ascii_lowercase)
 
 
 class ToolIndex:
@@ -162,12 +146,12 @@ class ToolIndex:
         self._specs = [spec for spec in specs if spec.name not in (FIND_TOOLS, CALL_TOOL)]
         self._names = [frozenset(_words(spec.name, stop=False)) for spec in self._specs]
         documents = [_words_of(spec) for spec in self._specs]
-        lengths = [sum(words.values()) for words in documents]
+        lengths = [sum(weights.values()) for weights in documents]
         average = (sum(lengths) / len(lengths) if lengths else 0.0) or 1.0
         places: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-        for number, words in enumerate(documents):
+        for number, weights in enumerate(documents):
             norm = _K1 * (1 - _B + _B * lengths[number] / average)
-            for word, weight in words.items():
+            for word, weight in weights.items():
                 places[word].append((number, weight * (_K1 + 1) / (weight + norm)))
         total = len(documents)
         self._places = dict(places)  # word → the tools that have it, with its weight there
@@ -212,12 +196,7 @@ def _words_of(spec: ToolSpec) -> dict[str, float]:
 
 
 def _words(text: str, *, stop: bool = True) -> list[str]:
-    found = _WORD.findall(_CAMEL.sub(" ", text).lower())
-    return [_stem(word) for word in found if not (stop and word in _STOP) and word not in _LETTERS]
-
-
-def _stem(word: str) -> str:
-    for ending in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            return word[: -len(ending)]
-    return word
+    """Return the stems of the words of names and texts; the characters of scripts without spaces."""
+    text = split_names(text)
+    found = split_characters(telling_words(text) if stop else words(text))
+    return [stem(word) for word in found if len(word) > 1 or not word.isascii() or word.isdecimal()]

@@ -1,0 +1,522 @@
+"""Execute a program that a model writes in a sandbox, with tools as functions.
+
+The sandbox repairs what is certain to fail before it runs a program. Clock, sleep and randomness are fixed, so that a
+second execution does the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import re
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, stubs
+from closeout.errors import UsageError
+from closeout.messages import Repair, ToolSpec
+from closeout.parsing.program import MAX_PROGRAM, parse_python
+from closeout.repair.arguments import repair_arguments
+from closeout.repair.names import resolve_tool_name
+from closeout.results.normal import normalise
+from closeout.results.tool_output import ToolOutput
+from closeout.tools.executor import CallOutcome
+from closeout.tools.running import failed_output
+
+if TYPE_CHECKING:
+    from pydantic_monty import AsyncMontySession, AsyncSnapshot, MontyRuntimeError
+
+__all__ = [
+    "ANSWER_KEY",
+    "LOST_KEY",
+    "Call",
+    "ProgramExecution",
+    "ProgramSandbox",
+    "require_sandbox",
+    "sandbox_installed",
+]
+
+LOST_KEY = "variables_lost"
+ANSWER_KEY = "final_answer"  # in the metadata of a program's output: the answer that it gave
+
+MAX_SECONDS = 10.0  # that a program computes, without its calls
+MAX_MEMORY = 200_000_000  # bytes
+MAX_DEPTH = 300  # of recursion
+MAX_CALLS = 1_000  # of functions in one program
+MAX_PRINTED = 200_000  # characters of output that are kept
+MAX_TRACEBACK = 2_000  # characters of an error
+MAX_FRAMES = 3  # of an error's traceback, and the characters of each
+MAX_LINE = 160
+_DELIVERY_SECONDS = 2.0  # that threads of the sandbox may take to hand over a result
+MAX_CORRECTIONS = 8  # rounds of repairing what the type checker finds
+MAX_FINDINGS = 6  # of the type checker in an error
+
+# Findings of the type checker that are certain to fail when the program runs; others may be right in Python.
+_CERTAIN = frozenset({
+    "unresolved-reference", "missing-argument", "unknown-argument", "too-many-positional-arguments",
+    "parameter-already-assigned", "invalid-syntax",
+})  # fmt: skip
+_DIAGNOSTIC = re.compile(r"^[^:\n]*:(\d+):(\d+): error\[([\w-]+)\] (.*)$", re.MULTILINE)
+# Values that stand in for the arguments of a call in a program, when its name is compared with those of tools.
+_BUILTINS = frozenset(dir(builtins))
+_BLOCKED = re.compile(r"external function '(\w+)' cannot suspend in this synchronous context")
+TOO_MANY = f"A program may make at most {MAX_CALLS:,} calls. Split the work into several programs."
+NOTHING_PRINTED = "The program printed nothing. Print what you need to see."
+_STUB_HEAD = f"from typing import Any, Literal\n\ndef {FINAL_ANSWER}(answer: Any) -> None: ...\n\n"
+
+Call: TypeAlias = Callable[[ToolSpec, dict[str, Any]], Awaitable[CallOutcome]]
+
+
+def sandbox_installed() -> bool:
+    """Whether the extra `code` is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("pydantic_monty") is not None
+
+
+def require_sandbox() -> None:
+    """Raise `UsageError` if the extra `code` is not installed."""
+    if not sandbox_installed():
+        raise UsageError("Programs need the extra 'code': pip install 'closeout[code]'.")
+
+
+class ProgramExecution:
+    """One execution of one program.
+
+    Args:
+        sandbox: Where it runs.
+        functions: What it can call.
+        call: Makes a call.
+        accept: Returns the text of the answer that a value is. Raises `ValueError` to refuse it.
+    """
+
+    def __init__(
+        self,
+        sandbox: ProgramSandbox,
+        functions: Mapping[str, ToolSpec],
+        call: Call,
+        accept: Callable[[Any], str],
+    ) -> None:
+        self.repairs: list[Repair] = []
+        self._sandbox = sandbox
+        self._functions = functions
+        self._call = call
+        self._accept = accept
+        self._printed = _Printed()
+        self._value = ""
+        self._answer: str | None = None
+        self._error = ""
+        self._lost = False  # the variables of all programs are gone
+        self._steps = 0  # of the host
+
+    async def run(self, code: str) -> None:
+        """Execute the program. What goes wrong in it is in `output`."""
+        from pydantic_monty import MontyCrashedError, MontyError, MontyRuntimeError
+
+        if len(code) > MAX_PROGRAM:
+            self._error = f"A program may have at most {MAX_PROGRAM:,} characters, this one has {len(code):,}."
+            return
+        code = self._answer_repaired(self._indentation_repaired(code))
+        session = await self._sandbox.session(self._functions)
+        try:
+            complete = await self._drive(await self._start(session, code))
+            self._value = "" if complete is None else complete if isinstance(complete, str) else repr(complete)
+        except _Refused as refused:
+            self._error = str(refused)
+        except _TooMany:
+            self._error, self._lost = TOO_MANY, True
+        except MontyCrashedError:
+            self._error, self._lost = "The sandbox broke down.", True
+        except MontyRuntimeError as error:
+            self._error = _traceback(error)
+            self._lost = isinstance(error.exception(), TimeoutError) and "time limit" in str(error)
+        except MontyError as error:
+            self._error = _cut(str(error), MAX_TRACEBACK)
+        finally:
+            self._sandbox.names |= _bound_names(code)
+            if self._lost:
+                await self._sandbox.discard()
+
+    def output(self) -> ToolOutput:
+        """Return the result of the program for the model."""
+        printed = self._printed.text()
+        if self._error:
+            lost = "\nAll variables are lost." if self._lost else ""
+            text = "\n".join(filter(None, (printed.rstrip("\n"), f"{self._error}{lost}")))
+            failed = failed_output(RUN_PROGRAM, text, "ProgramError")
+            if self._lost:
+                failed.metadata[LOST_KEY] = True
+            return failed
+        if self._answer is not None:
+            return ToolOutput(result=f"{printed}{self._answer}", metadata={ANSWER_KEY: self._answer})
+        return ToolOutput(result=f"{printed}{self._value}" or NOTHING_PRINTED)
+
+    # ------------------------------------------------------------------------------------------ before it runs
+
+    def _indentation_repaired(self, code: str) -> str:
+        """The program without an indentation of its first line that makes it invalid."""
+        if code[:1] not in (" ", "\t") or parse_python(code) is not None:
+            return code
+        for repaired in (textwrap.dedent(code), code.lstrip(" \t")):
+            if parse_python(repaired) is not None:
+                before, after = code.partition("\n")[0], repaired.partition("\n")[0]
+                self.repairs.append(Repair("program_indentation", "line 1", before, after=after))
+                return repaired
+        return code
+
+    def _answer_repaired(self, code: str) -> str:
+        """The program with all of its last line's calculation inside `final_answer(…)`, which returns nothing."""
+        tree = parse_python(code)
+        last = tree.body[-1] if tree is not None and tree.body else None
+        if not isinstance(last, ast.Expr) or not isinstance(last.value, ast.BinOp):
+            return code
+        call: ast.expr = last.value
+        while isinstance(call, ast.BinOp):
+            call = call.left
+        whole, called = ast.get_source_segment(code, last.value), ast.get_source_segment(code, call)
+        if not isinstance(call, ast.Call) or not whole or not called or not whole.startswith(called):
+            return code
+        if not isinstance(call.func, ast.Name) or call.func.id != FINAL_ANSWER or len(call.args) != 1 or call.keywords:
+            return code
+        argument = ast.get_source_segment(code, call.args[0])
+        after = f"{FINAL_ANSWER}(({argument}){whole.removeprefix(called)})"
+        self.repairs.append(Repair("program_answer", f"line {last.lineno}", whole, after=after))
+        before, _, end = code.rpartition(whole)
+        return f"{before}{after}{end}"
+
+    async def _start(self, session: AsyncMontySession, code: str) -> AsyncSnapshot:
+        """Begin the program, with certain near misses repaired. Raises `_Refused` for what is certain to fail."""
+        from pydantic_monty import MontyTypingError
+
+        unchecked = False
+        for _ in range(MAX_CORRECTIONS):
+            try:
+                return await self._fed(session, code, unchecked)
+            except MontyTypingError as error:
+                findings = self._certain(error.display())
+                if not findings:  # the rest may be right in Python
+                    unchecked = True
+                    continue
+                corrected = self._corrected(code, findings)
+                if corrected is None:
+                    shown = [*map(str, findings[:MAX_FINDINGS]), *["…"] * (len(findings) > MAX_FINDINGS)]
+                    raise _Refused("\n".join(("The program was not run.", *shown))) from None
+                code = corrected
+        return await self._fed(session, code, unchecked=True)
+
+    async def _fed(self, session: AsyncMontySession, code: str, unchecked: bool) -> AsyncSnapshot:
+        snapshot: Any = await session.feed_start(code, print_callback=self._printed, skip_type_check=unchecked)
+        while getattr(snapshot, "function_name", "") == "import_stubs":  # the type checker asks for other modules
+            snapshot = await snapshot.resume({"return_value": {}})
+        return snapshot
+
+    def _certain(self, diagnostics: str) -> list[_Finding]:
+        found = [
+            _Finding(int(line), rule, text)
+            for line, _, rule, text in _DIAGNOSTIC.findall(diagnostics)
+            if rule in _CERTAIN
+        ]
+        known = self._sandbox.names | self._functions.keys() | _BUILTINS
+        return [each for each in found if each.rule != "unresolved-reference" or each.name not in known]
+
+    def _corrected(self, code: str, findings: list[_Finding]) -> str | None:
+        """The program with the names of functions, parameters and variables repaired that the findings are about."""
+        tree = parse_python(code)
+        if tree is None:
+            return None
+        edits: dict[tuple[int, int], tuple[str, str]] = {}  # line and byte column: old, new
+        variables = self._sandbox.names | _bound_names(code)
+        for finding in findings:
+            unknown = finding.rule == "unresolved-reference"
+            meant = [each for each in variables if unknown and each.casefold() == finding.name.casefold()]
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Name) and node.id == finding.name and len(meant) == 1:
+                    edits.setdefault((node.lineno, node.col_offset), (finding.name, meant[0]))
+                if not isinstance(node, ast.Call):
+                    continue
+                if unknown and getattr(node.func, "id", None) == finding.name:
+                    new = self._function_for(finding.name)
+                    if new is not None:
+                        edits.setdefault((node.lineno, node.col_offset), (finding.name, new))
+                elif finding.rule == "unknown-argument":
+                    for keyword in node.keywords:
+                        new = self._parameter_for(node, keyword) if keyword.arg == finding.name else None
+                        if new is not None:
+                            edits.setdefault((keyword.lineno, keyword.col_offset), (finding.name, new))
+        lines = code.encode().split(b"\n")
+        for (line, column), (old, new) in sorted(edits.items(), reverse=True):
+            text = lines[line - 1]
+            lines[line - 1] = text[:column] + new.encode() + text[column + len(old.encode()) :]
+            self.repairs.append(Repair("program_name", f"line {line}", old, after=new))
+        return b"\n".join(lines).decode() if edits else None
+
+    def _function_for(self, name: str) -> str | None:
+        """The function that a name means, by the rules for names of tools."""
+        meant = resolve_tool_name(name, list(self._functions.values())).spec
+        return next((function for function, spec in self._functions.items() if spec is meant), None)
+
+    def _parameter_for(self, call: ast.Call, keyword: ast.keyword) -> str | None:
+        """The parameter that a keyword is a near miss of, by the rules for arguments of calls."""
+        spec = self._functions.get(call.func.id) if isinstance(call.func, ast.Name) else None
+        if spec is None or spec.policy.repair == "none" or keyword.arg is None:
+            return None
+        names = _parameters(spec)
+        marks = {name: f"<{name}>" for name in names[: len(call.args)]}
+        marks |= {each.arg: f"<{each.arg}>" for each in call.keywords if each.arg is not None}
+        loose = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+        repaired = repair_arguments(
+            marks,
+            loose | {"additionalProperties": False},
+            spec.policy.aliases,
+        )
+        if not repaired.ok:
+            return None
+        return next((name for name, mark in repaired.arguments.items() if mark == f"<{keyword.arg}>"), None)
+
+    # ------------------------------------------------------------------------------------------ while it runs
+
+    async def _drive(self, snapshot: AsyncSnapshot) -> Any:
+        """Answer what the program asks of the host, until it is complete. Returns the value of its last line."""
+        from pydantic_monty import AsyncFunctionSnapshot, AsyncNameLookupSnapshot, MontyComplete
+
+        while not isinstance(snapshot, MontyComplete):
+            self._steps += 1
+            if self._steps > MAX_CALLS:
+                raise _TooMany
+            if isinstance(snapshot, AsyncNameLookupSnapshot):
+                snapshot = await self._look_up(snapshot)
+            elif not isinstance(snapshot, AsyncFunctionSnapshot):
+                raise _TooMany  # nothing here is asynchronous, so no future is ever awaited
+            elif snapshot.is_os_function:
+                snapshot = await snapshot.resume_not_handled()
+            else:
+                snapshot = await snapshot.resume(await self._called(snapshot))
+        return snapshot.output
+
+    async def _look_up(self, snapshot: Any) -> AsyncSnapshot:
+        name = snapshot.variable_name
+        if snapshot.object_id is not None or name not in {*self._functions, FINAL_ANSWER}:
+            return await snapshot.resume()
+
+        def function(*_: Any, **__: Any) -> None: ...  # a call of it comes back here under its name
+
+        function.__name__ = function.__qualname__ = name
+        return await snapshot.resume(value=function)
+
+    async def _called(self, snapshot: Any) -> Any:
+        name = snapshot.function_name
+        if name == FINAL_ANSWER:
+            return self._take_answer(snapshot.args, snapshot.kwargs)
+        name = name if name in self._functions else self._function_for(name)
+        if name is None:
+            listed = ", ".join(self._functions) or "none"
+            return {"exception": NameError(f"name '{snapshot.function_name}' is not defined. Functions: {listed}.")}
+        spec = self._functions[name]
+        names = _parameters(spec)
+        if len(snapshot.args) > len(names):
+            text = f"{name}() takes at most {len(names)} arguments, got {len(snapshot.args)}"
+            return {"exception": TypeError(text)}
+        arguments = dict(zip(names, snapshot.args, strict=False))
+        if twice := [each for each in snapshot.kwargs if each in arguments]:
+            return {"exception": TypeError(f"{name}() got multiple values for argument '{twice[0]}'")}
+        outcome = await self._call(spec, normalise(arguments | snapshot.kwargs))
+        self.repairs += outcome.repairs
+        if not outcome.ok:
+            return {"exception": RuntimeError(f"{name}: {outcome.reason or outcome.text}")}
+        result = outcome.output.result
+        return {"return_value": outcome.text if result is None else result}
+
+    def _take_answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        values = [*args, *kwargs.values()]
+        if len(values) != 1:
+            return {"exception": TypeError(f"{FINAL_ANSWER}() takes one argument, got {len(values)}")}
+        value = normalise(values[0])
+        try:
+            self._answer = self._accept(value)
+        except ValueError as refused:
+            return {"exception": refused}
+        return {"return_value": None}
+
+
+def _parameters(spec: ToolSpec) -> list[str]:
+    """The parameters of a tool in the order in which its function takes them: the required ones first."""
+    required = set(spec.parameters.get("required") or ())
+    return sorted(spec.parameters.get("properties") or (), key=lambda name: name not in required)
+
+
+def _bound_names(code: str) -> set[str]:
+    """The names that a program may define."""
+    tree = parse_python(code)
+    found: set[str] = set()
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found
+
+
+def _traceback(error: MontyRuntimeError) -> str:
+    """An error as the model is shown it: the lines of its program that led there (the last ones), and the error."""
+    exception = error.exception()
+    name, text = type(exception).__name__, str(exception)
+    if blocked := _BLOCKED.fullmatch(text):
+        text = (
+            f"{blocked[1]}() cannot be called by a function that min, max, sorted, map or filter calls. Call it "
+            "before, and keep the results in a variable."
+        )
+    frames = error.traceback()[-MAX_FRAMES:]
+    lines = [_cut(f"Line {frame.line}: {(frame.source_line or '').strip()}", MAX_LINE) for frame in frames]
+    return "\n".join((*lines, _cut(f"{name}: {text}" if text else name, MAX_TRACEBACK)))
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 2 :]}"
+
+
+class _Refused(Exception):
+    """The program is certain to fail and was not run. The text is for the model."""
+
+
+class _TooMany(Exception):
+    """The program asks more of the host than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """A finding of the type checker."""
+
+    line: int
+    rule: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The first name that the text is about."""
+        quoted = re.search(r"`(\w+)`", self.text)
+        return quoted[1] if quoted else ""
+
+    def __str__(self) -> str:
+        return f"Line {self.line}: {self.text}"
+
+
+class _Printed:
+    """Collects what a program prints, up to a limit."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._kept = self._left_out = 0
+
+    def __call__(self, stream: str, text: str) -> None:
+        room = max(MAX_PRINTED - self._kept, 0)
+        if kept := text[:room]:
+            self._parts.append(kept)
+            self._kept += len(kept)
+        self._left_out += len(text) - len(kept)
+
+    def text(self) -> str:
+        whole = "".join(self._parts)
+        return f"{whole}\n… {self._left_out:,} more characters\n" if self._left_out else whole
+
+
+# ------------------------------------------------------------------------------------------------ the sandbox
+
+
+class ProgramSandbox:
+    """A worker process that keeps the variables of an agent's programs. It is started when the first one runs.
+
+    Args:
+        started_at: The time that programs see, in seconds since the epoch.
+        seed: Of the random numbers that programs get.
+    """
+
+    def __init__(self, started_at: float, seed: str) -> None:
+        self.names: set[str] = set()  # that programs have defined
+        self._started_at = started_at
+        self._seed = seed
+        self._pool = AsyncExitStack()
+        self._checkout: Callable[..., AsyncMontySession] | None = None
+        self._session: AsyncMontySession | None = None
+        self._worker = AsyncExitStack()
+        self._stale = False
+
+    def forget(self) -> None:
+        """Begin with no variables at the next program."""
+        self._stale = True
+
+    async def session(self, functions: Mapping[str, ToolSpec]) -> AsyncMontySession:
+        """Return the session that keeps the variables."""
+        from pydantic_monty import AsyncMonty
+
+        if self._stale:
+            await self.discard()
+        if self._checkout is None:
+            self._checkout = (await self._pool.enter_async_context(AsyncMonty())).checkout
+        if self._session is None:
+            moment = datetime.fromtimestamp(self._started_at, UTC)
+            session = self._checkout(
+                script_name="program",
+                limits={
+                    "max_feed_duration_secs": MAX_SECONDS,
+                    "max_memory": MAX_MEMORY,
+                    "max_recursion_depth": MAX_DEPTH,
+                    "max_suspensions": 1_000_000_000,  # `ProgramExecution` counts those of a program
+                },
+                type_check=True,
+                type_check_stubs=_STUB_HEAD + stubs(functions.values(), documented=False),
+                type_check_format="concise",
+                # The same at every execution, so that a program that was interrupted does the same again.
+                os_policy={
+                    "datetime": moment,
+                    "sleep": "zero",
+                    "random_start": {"seed": self._seed},
+                },
+            )
+            self._session = await self._worker.enter_async_context(session)
+        return self._session
+
+    async def discard(self) -> None:
+        """End the session, with its variables."""
+        self._stale, self._session = False, None
+        self.names.clear()
+        await self._worker.aclose()
+
+    async def aclose(self) -> None:
+        await self.discard()
+        await self._pool.aclose()
+        if self._checkout is not None:
+            await _results_delivered()
+
+
+async def _results_delivered() -> None:
+    """Wait until no thread of the sandbox is in the code of an event loop.
+
+    A thread that has handed over a result needs the GIL once more. If the interpreter shuts down before that, Python
+    3.13 and earlier end the thread, and ending a thread inside Rust aborts the process.
+    """
+    give_up = time.monotonic() + _DELIVERY_SECONDS
+    while _delivering() and time.monotonic() < give_up:  # noqa: ASYNC110 - nothing announces their end
+        await asyncio.sleep(0.001)
+
+
+def _delivering() -> bool:
+    """Whether a thread that Python did not start is in the code of an event loop."""
+    started = {thread.ident for thread in threading.enumerate()}
+    foreign: list[FrameType | None] = [frame for ident, frame in sys._current_frames().items() if ident not in started]
+    for frame in foreign:
+        while frame is not None:
+            if str(frame.f_globals.get("__name__")).startswith("asyncio."):
+                return True
+            frame = frame.f_back
+    return False
