@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from closeout.language.quotation import introduces_quotation
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall
 from closeout.parsing.readers import INVENTED_HINT, INVENTED_TAG, QUOTED_HINT, ReadEvent, read_native_calls
 from closeout.parsing.reasoning import ThinkingSplitter, split_thinking
-from closeout.parsing.salvage import introduces_quotation
 
 __all__ = ["MAX_PROGRAM", "ProgramReader", "numbers_in", "parse_python"]
 

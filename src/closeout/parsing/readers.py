@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
+from closeout.language.quotation import introduces_quotation, last_sentence, speaks_of_calls
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import contradiction, names_in, read_object
 from closeout.parsing.forms import FormDetector, Toolbox
 from closeout.parsing.react import CotAgentOutputParser, CotEvent
 from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking, split_until
-from closeout.parsing.salvage import before_thought, introduces_quotation, last_sentence, speaks_of_calls
+from closeout.parsing.salvage import before_thought
 from closeout.parsing.use_mcp_tool import OPENING_TAG, CallScanner
 from closeout.records import record
 
