@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from closeout.language.walls import WALLS
 from closeout.messages import ToolPolicy
 from closeout.results.normal import normalise
 
@@ -47,36 +47,6 @@ _FINDING_KEYS = frozenset((*_ITEM_KEYS, *_TEXT_KEYS, "answer", "answerBox", "dat
 
 _SHORT_PAGE = 1_500  # characters; an article that mentions a captcha is longer than a page that asks for one
 _MAX_PARSED = 200_000  # characters of JSON text that are parsed before judging; longer texts count as content
-
-_CAPTCHA = (
-    r"captcha|verify (?:that )?you are (?:a )?human|are you a (?:ro)?bot|not a robot|unusual traffic"
-    r"|验证码|人机验证|安全验证|访问验证|滑动验证"
-)
-_BOT_WALL = (
-    r"checking your browser|just a moment\.\.\.|attention required!|cloudflare ray id|ddos protection by"
-    r"|access denied|request blocked|pardon our interruption|访问被拒绝|请求被拦截"
-)
-_JAVASCRIPT = (
-    r"(?:enable|activate|turn on|requires?|need) javascript|javascript (?:is|must be|to be)"
-    r" (?:disabled|enabled|required)|(?:启用|开启|打开) ?javascript"
-)
-_LOGIN = (
-    r"(?:log|sign) ?in to (?:continue|view|see|read|access)|please (?:log|sign) ?in|login required"
-    r"|create an account to (?:continue|view|read)|subscribe to (?:continue|read)"
-    r"|请先?登录|登录后(?:查看|可见|继续)|登录查看"
-)
-_HTTP_ERROR = (
-    r"\A\W*(?:error )?(?:40[0-9]|410|429|451|50[0-9])\b|\b(?:404|403|410) (?:not found|forbidden|gone)"
-    r"|\b(?:502 bad gateway|503 service unavailable|504 gateway time-?out|500 internal server error)"
-    r"|page (?:not found|does not exist|cannot be found)|页面不存在|找不到(?:该|此)?页面"
-)
-_WALLS = {
-    "it asks for a captcha": re.compile(_CAPTCHA, re.IGNORECASE),
-    "it is a bot wall": re.compile(_BOT_WALL, re.IGNORECASE),
-    "it needs JavaScript": re.compile(_JAVASCRIPT, re.IGNORECASE),
-    "it is a login wall": re.compile(_LOGIN, re.IGNORECASE),
-    "it is an HTTP error page": re.compile(_HTTP_ERROR, re.IGNORECASE),
-}
 
 
 def says_tool_failed(result: object) -> bool:
@@ -209,7 +179,7 @@ def _judge_page(value: Any, tool_name: str) -> Judgement:
         return GOOD
     if not text.strip():
         return Judgement("no_content", f"{tool_name} returned no text: use another source.", ask_again=True)
-    for reason, pattern in _WALLS.items():
+    for reason, pattern in WALLS.items():
         if pattern.search(text):
             return Judgement(
                 "no_content", f"{tool_name} returned no content, {reason}: use another source.", ask_again=True
