@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from closeout.errors import ConfigError, ToolDefinitionError, ToolError
+from closeout.errors import ConfigError, ToolDefinitionError, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.tools.manager import ToolManager
 from closeout.tools.mcp_config import read_servers
@@ -102,7 +102,30 @@ async def test_cancellation_is_the_one_thing_that_passes() -> None:
 def test_the_blacklist_keeps_tools_out() -> None:
     for entry in ("lookup", "local/lookup", ("local", "lookup")):
         assert [spec.name for spec in ToolManager([lookup, broken], blacklist=[entry]).specs()] == ["broken"]
-    assert len(ToolManager([lookup, broken], blacklist=["other/lookup"]).specs()) == 2
+
+
+@pytest.mark.parametrize("entry", ["lokup", "other/lookup", "local/lokup", "LOOKUP"])
+def test_a_name_on_the_blacklist_that_matches_nothing_is_refused(entry: str) -> None:
+    with pytest.raises(UsageError, match=rf"tools\.blacklist names '{entry}'"):
+        ToolManager([lookup, broken], blacklist=[entry])
+
+
+@pytest.mark.parametrize("entry", ["lookup", "notes/write_note"])
+def test_an_approval_rule_without_its_server_is_refused_at_once(entry: str) -> None:
+    with pytest.raises(UsageError, match=r"no MCP server"):
+        ToolManager([lookup], approval={entry: "always"})
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"approval": {"notes/wipe_note": "always"}}, {"blacklist": ["notes/wipe_note"]}, {"blacklist": ["wipe_note"]}],
+)
+async def test_a_policy_for_a_tool_that_a_server_does_not_list_is_refused_before_any_call(policy: Any) -> None:
+    server = Path(__file__).parent / "mcp_servers" / "notes.py"
+    manager = ToolManager((), {"notes": {"command": sys.executable, "args": [str(server)]}}, **policy)
+    with pytest.raises(UsageError, match=r"wipe_note.*write_note"):
+        await manager.open()
+    await manager.aclose()
 
 
 def test_well_known_tools_get_their_shipped_policy() -> None:

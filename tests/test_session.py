@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from closeout import Agent, tool
-from closeout.errors import RunNotFound, UsageError
+from closeout.errors import DecisionRefused, RunNotFound, UsageError
 from closeout.journal.events import ModelReplied
 from closeout.journal.store import open_store
 from closeout.messages import Capabilities
@@ -126,6 +126,46 @@ async def test_the_last_message_can_be_resumed() -> None:
     assert (await session.run("Next")).answer == "Hello | Fail | Next"
     with pytest.raises(RunNotFound, match="nothing to resume"):
         await session.resume()
+
+
+async def test_a_message_that_waits_for_a_decision_stays_in_the_conversation() -> None:
+    refunded: list[int] = []
+
+    @tool(approval="always")
+    def refund(amount: int) -> str:
+        """Refund money."""
+        refunded.append(amount)
+        return f"refunded {amount}"
+
+    def script(view: RequestView) -> Any:
+        return talk(view) if "refunded" in view.text or view.last != "Refund" else call("refund", amount=5)
+
+    agent = Agent(ScriptedClient(script, by=lambda view: ""), [refund])
+    session = agent.session("zoo")
+    assert (await session.run("Refund")).status == "waiting"
+    for each in (session, agent.session("zoo")):
+        with pytest.raises(DecisionRefused, match=r"closeout approve zoo\.1"):
+            await each.run("And now?")
+    assert (await session.resume(decisions={"r1": True})).answer == "Refund"
+    result = await session.run("And now?")
+    assert (result.answer, refunded) == ("Refund | And now?", [5])
+    assert "refunded 5" in str(result.messages)
+
+
+async def test_a_name_of_a_user_is_never_taken_for_a_run_or_a_part_of_another_session() -> None:
+    agent = agent_for()
+    await agent.session("ann").run("My PIN is 1234.")
+    await agent.run("A secret", run_id="bob")
+    for name in ("ann.1", "bob", "ann.", "a"):
+        session = agent.session(name)
+        assert (session.runs, session.messages) == ([], ())
+        assert (await session.run("Hi")).answer == "Hi"
+    assert len(agent.session("ann").runs) == 1
+
+
+async def test_the_id_of_a_run_continues_with_that_run() -> None:
+    first = await agent_for().run("Hello")
+    assert (await agent_for().session(first.run_id).run("Again")).answer == "Hello | Again"
 
 
 async def test_messages_sent_at_once_are_answered_in_turn() -> None:

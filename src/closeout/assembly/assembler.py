@@ -82,8 +82,11 @@ class Assembler:
         strategy: Any = None,
         check: Any = None,
         code_mode: bool = False,
+        shares_policies: bool = False,
     ) -> None:
         self.config = config
+        # The policies of the settings may name tools of any of the agents in them.
+        self._shares_policies = shares_policies or bool(config.agent.sub_agents)
         self._name = name
         self._base_url = base_url
         self._api_key = api_key
@@ -228,6 +231,7 @@ class Assembler:
             servers,
             blacklist=tuple(self.config.tools.blacklist),
             approval=self.config.tools.approval,
+            shares_policies=self._shares_policies,
         )
 
     def _adopt_programs(self) -> bool:
@@ -294,6 +298,7 @@ class Assembler:
                 api_key=api_key,
                 stream=self._stream,
                 home=self._home,
+                shares_policies=True,
             )
             return sub_agent_tool(name, entry.description, below.plan)
 

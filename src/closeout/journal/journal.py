@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,7 +21,7 @@ from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo, Subscribers
 
-__all__ = ["Journal", "describe_damage", "new_run_id"]
+__all__ = ["Journal", "describe_damage", "is_new_run_id", "new_run_id"]
 
 logger = logging.getLogger("closeout")
 
@@ -42,6 +43,14 @@ def new_run_id() -> str:
     number = milliseconds << 80 | secrets.randbits(80)
     letters = "".join(_BASE_32[number >> shift & 31] for shift in range(85, -1, -5))
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(seconds)) + letters
+
+
+_NEW_RUN_ID = re.compile(rf"\d{{8}}-\d{{6}}-[{_BASE_32}]{{18}}", re.ASCII)
+
+
+def is_new_run_id(name: str) -> bool:
+    """Return whether a name is one that `new_run_id` makes, rather than a user's."""
+    return _NEW_RUN_ID.fullmatch(name) is not None
 
 
 class Journal:

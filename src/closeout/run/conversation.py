@@ -8,7 +8,8 @@ from typing import Any, Generic, Protocol
 
 from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
-from closeout.errors import RunExists, RunNotFound, UsageError
+from closeout.errors import DecisionRefused, RunExists, RunNotFound, UsageError
+from closeout.journal.journal import is_new_run_id
 from closeout.journal.store import RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.journal.totals import RunTotals
@@ -42,8 +43,8 @@ class Session(Generic[Value]):
     """A conversation with an agent: `await session.run("…")` knows what was said before.
 
     Each message is a run of its own, named `ID.1`, `ID.2` and so on, which can be listed, resumed and replayed as any
-    other. A run that failed or was cancelled is not part of the conversation. One message is answered at a time. The id
-    of a run begins a conversation with that run.
+    other. A run that failed or was cancelled is not part of the conversation. One message is answered at a time,
+    and none while one waits for a decision. The id that a run got by default begins a conversation with that run.
 
     `agent.session(id)` makes one. The same id, also in another process, continues the conversation.
 
@@ -101,6 +102,7 @@ class Session(Generic[Value]):
 
         Raises:
             UsageError: An argument is wrong; `history` and `run_id` are the session's own.
+            DecisionRefused: The last message waits for a decision.
             JournalError: The record cannot be started.
         """
         for name in ("history", "run_id"):
@@ -108,7 +110,14 @@ class Session(Generic[Value]):
                 raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
         async with self._turn:
             while True:
-                run_id = self._id_after(await self._idle_runs())
+                runs = await self._idle_runs()
+                if runs and runs[-1].status == "waiting":
+                    raise DecisionRefused(
+                        f"The last message of session {self.id} waits for a decision, and its outcome belongs to the "
+                        f"conversation. Decide it before the next message: session.resume(decisions={{…}}), or "
+                        f"closeout approve {runs[-1].run_id}."
+                    )
+                run_id = self._id_after(runs)
                 history = await self._fitting_history()
                 try:
                     result = await self._start(task, history=history, run_id=run_id, **options)
@@ -177,6 +186,6 @@ class Session(Generic[Value]):
     def _number(self, record: RunRecord) -> int:
         """Return the number of one of its runs, -1 if it is none: a key of `Agent.map` may have the same name."""
         if record.run_id == self.id:
-            return 0
+            return 0 if is_new_run_id(self.id) else -1  # a name of a user's may be that of any run
         text = record.run_id.removeprefix(f"{self.id}.")
         return int(text) if len(text) < 10 and text.isascii() and text.isdigit() else -1

@@ -82,6 +82,7 @@ class ToolManager:
         blacklist: Tools that are not offered: "tool", "server/tool" or ("server", "tool").
         approval: Which tools of servers need the approval of a person: "destructive" ones (those that say so),
             "always" or "never"; or a mapping from "server" or "server/tool" to one of these.
+        shares_policies: The names may be of other managers' tools; otherwise each must match something.
     """
 
     def __init__(
@@ -90,7 +91,10 @@ class ToolManager:
         mcp_servers: McpEntry | Mapping[str, McpEntry] | Iterable[McpEntry] = (),
         blacklist: Iterable[str | tuple[str, str]] = (),
         approval: str | Mapping[str, str] = "destructive",
+        *,
+        shares_policies: bool = False,
     ) -> None:
+        self._shares_policies = shares_policies
         self._blacklist = {entry if isinstance(entry, str) else "/".join(entry) for entry in blacklist}
         self._approval = {"": approval} if isinstance(approval, str) else dict(approval)
         self._servers = tuple(
@@ -103,8 +107,11 @@ class ToolManager:
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._only: frozenset[str] | None = None  # names of the tools on offer, None: all
         self._local: dict[str, _Route] = {}
+        self._own_names: set[str] = set()  # of local tools, those on the blacklist included
+        self._listed_names: dict[str, set[str]] = {}  # server name → its tools, those on the blacklist included
         for tool in tools:
             self._add(tool)
+        self._check_policies()
         self._routes: dict[str, _Route] = {}
         self._specs: tuple[ToolSpec, ...] = ()
         self._name_all()
@@ -168,6 +175,7 @@ class ToolManager:
             return
         require_mcp()
         found = await asyncio.gather(*(self._reach(server) for server in self._servers))
+        self._check_policies()
         offers = {server.name: specs for server, specs in zip(self._servers, found, strict=True) if specs is not None}
         if offers != self._offers:  # unchanged specs stay the same objects: what was compiled from them stays valid
             self._offers = offers
@@ -209,6 +217,7 @@ class ToolManager:
                 self._missing.add(server.name)
             return None
         self._missing.discard(server.name)
+        self._listed_names.setdefault(server.name, {spec.name for spec in offer.tools})
         self._problems[server.name] = offer.problems
         return self._allowed(server.name, offer)
 
@@ -323,8 +332,39 @@ class ToolManager:
                 f"Two tools are named {spec.name!r}: {_place(self._local[spec.name].home)} and {_place(tool)}. "
                 "Give one another name: @tool(name='…')."
             )
+        self._own_names.add(spec.name)
         if not self._is_blacklisted(LOCAL, spec.name):
             self._local[spec.name] = _Route(spec, spec.name, tool)
+
+    def _check_policies(self) -> None:
+        """Check that the names of the blacklist and of the approval rules exist, as far as the tools are known.
+
+        Raises:
+            UsageError: A name matches nothing. The call that it should stop would be made.
+        """
+        if self._shares_policies:
+            return
+        servers = {server.name for server in self._servers}
+        known = {LOCAL: self._own_names, **self._listed_names}
+        is_complete = servers <= known.keys()
+        for entry in sorted(self._blacklist):
+            server, _, tool = entry.partition("/")
+            if any(entry in names for names in known.values()) or tool in known.get(server, ()):
+                continue
+            if tool and server in known and tool not in known[server]:
+                raise _no_tool("tools.blacklist", entry, known[server])
+            if (tool and server not in servers) or (not tool and is_complete):
+                raise _no_tool("tools.blacklist", entry, (*servers, *(n for names in known.values() for n in names)))
+        for entry in sorted(filter(None, self._approval)):
+            server, _, tool = entry.partition("/")
+            if server not in servers:
+                raise UsageError(
+                    f'tools.approval names {entry!r}, but there is no MCP server {server!r}. Write "server" or '
+                    f'"server/tool"; the servers are: {", ".join(sorted(servers)) or "none"}. A local tool has its '
+                    "own rule: @tool(approval=…)."
+                )
+            if tool and server in known and tool not in known[server]:
+                raise _no_tool("tools.approval", entry, known[server])
 
     def _is_blacklisted(self, server: str, tool: str) -> bool:
         return tool in self._blacklist or f"{server}/{tool}" in self._blacklist
@@ -360,6 +400,12 @@ class ToolManager:
         if rule == "never" or (rule == "destructive" and not spec.policy.destructive):
             return spec
         return replace(spec, policy=replace(spec.policy, approval="always"))
+
+
+def _no_tool(setting: str, entry: str, names: Iterable[str]) -> UsageError:
+    return UsageError(
+        f"{setting} names {entry!r}, which does not exist. There are: {', '.join(sorted(names)) or 'none'}."
+    )
 
 
 def _wire_name(name: str) -> str:
