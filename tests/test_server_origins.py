@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -274,6 +275,27 @@ async def test_a_huge_event_is_refused_and_holds_up_nobody(home: Path) -> None:
         assert "16 MiB" in await response.text()
         assert slowest < 1
         assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_stay_in_their_choice(home: Path, stream: bool) -> None:
+    def choice(index: int, part: str) -> dict[str, Any]:
+        function = {"name": f"tool{index}", "arguments": '{"a": 1,}'}
+        calls = [{"index": 0, "id": f"c{index}", "type": "function", "function": function}]
+        return {"index": index, part: {"role": "assistant", "tool_calls": calls}, "finish_reason": "tool_calls"}
+
+    part = "delta" if stream else "message"
+    bodies = [{"id": "c", "choices": [choice(index, part)]} for index in (1, 0)]
+    events = b"".join(b"data: %b\n\n" % json.dumps(body).encode() for body in bodies) + b"data: [DONE]\n\n"
+    whole = json.dumps({"id": "c", "choices": [choice(0, part), choice(1, part)]}).encode()
+    sent = events if stream else whole
+
+    async def upstream(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=sent, content_type="text/event-stream" if stream else "application/json")
+
+    async with governed(home, upstream) as client:
+        body = {"model": "m", "messages": [], "tools": TOOLS, "n": 2, "stream": stream}
+        assert await (await client.post("/v1/chat/completions", json=body)).read() == sent
 
 
 # ------------------------------------------------------------------------------------------------ learned facts

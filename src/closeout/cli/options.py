@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from closeout.config import Config, load_config
 from closeout.errors import ConfigError, UsageError
+from closeout.redaction import REDACTED
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
@@ -65,9 +66,12 @@ class RunOptions:
         settings = [_without_key(c) if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
         docs = None if self.docs is None else _absolute(self.docs)
         kind, _, schema = (self.answer or "").partition(":")
+        from closeout.tools.mcp_config import without_keys
+
         return {
             **asdict(self),
             "docs": docs,
+            "mcp": [without_keys(server) for server in self.mcp],
             "answer": f"{kind}:{_absolute(schema)}" if kind in ("json", "yaml") and schema else self.answer,
             "files": [_absolute(file) for file in self.files],
             "config": settings,
@@ -93,7 +97,13 @@ def recorded_options(run_id: str) -> RunOptions:
             f"Run {run_id} was not started by `closeout run`, so its agent is unknown here. "
             f'Resume it in Python: agent.resume("{run_id}").'
         )
-    return options_in(event.origin)
+    options = options_in(event.origin)
+    if any(REDACTED in server for server in options.mcp):
+        raise UsageError(
+            f"Run {run_id} used an MCP server with a key among its arguments, and keys are not recorded. Resume it in "
+            f'Python: agent.resume("{run_id}"). In later runs write ${{NAME}} for the key and set that variable.'
+        )
+    return options
 
 
 def is_from_command(origin: Mapping[str, Any]) -> bool:

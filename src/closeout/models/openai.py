@@ -491,11 +491,10 @@ def read_completion(value: Any) -> ModelReply | None:
 
 
 def _first_choice(value: Any) -> dict[str, Any] | None:
+    """Return the first of the choices. An event of a stream may hold a piece of another one only."""
     choices = value.get("choices") if isinstance(value, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return None
-    choice: dict[str, Any] = choices[0]
-    return choice
+    found = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    return next((choice for choice in found if not choice.get("index")), None)
 
 
 def finish_reason(value: Any) -> str:

@@ -156,6 +156,7 @@ class _Exchange:
         self._body = body
         self._model = str(body.get("model") or "")
         self._streams = bool(body.get("stream"))
+        self._has_choices = body.get("n") not in (None, 1)  # they pass unchanged: some may be valid, others not
         self._offered = form.tools(body)
         self._governor = proxy.governor(self._offered, parallel=form.parallel(body))
         self._writes_text = bool(self._offered.functions) and proxy.speaks_text(self._model, request.headers)
@@ -172,7 +173,7 @@ class _Exchange:
     @property
     def _governs(self) -> bool:
         """Whether replies may be changed."""
-        return bool(self._governor.tools) and not self._proxy.record_only
+        return bool(self._governor.tools) and not self._proxy.record_only and not self._has_choices
 
     async def run(self) -> web.StreamResponse:
         """Serve the request."""
@@ -234,7 +235,7 @@ class _Exchange:
                     raise
                 continue
             self._record.replied(reply)
-            verdict = self._judge(reply)
+            verdict = Verdict(reply=reply) if self._has_choices else self._judge(reply)
             if verdict.defect is None:
                 return await self._answer(form, response, raw, verdict)
             if reply.finish_reason == "length" and not self._shown:
@@ -343,6 +344,7 @@ class _Exchange:
 
     async def _convert(self) -> web.StreamResponse:
         """Rewrite the request for the upstream server, and the reply for the client."""
+        self._has_choices = False  # the client gets one, written anew
         request = self._form.request(self._body, self._offered)
         client = self._proxy.upstream.client(self._model, self._request.headers)
         dialect = CotChat() if self._writes_text else None

@@ -242,7 +242,9 @@ class _Session:
             extend(progress, total, message or "")
 
         self._errors.forgotten = False
-        request = asyncio.ensure_future(client.call_tool(name, dict(arguments), progress_callback=report))
+        schema = next((tool.input_schema for tool in self.tools if tool.name == name), None)
+        sent = _as_named(arguments, schema)
+        request = asyncio.ensure_future(client.call_tool(name, sent, progress_callback=report))
         try:
             async with deadline:
                 result = await self._unless_ended(request)
@@ -594,7 +596,7 @@ def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> Of
 
 
 def _spec(config: McpServerConfig, tool: McpTool) -> ToolSpec:
-    schema = without_titles(dict(tool.input_schema or {}), describe=_harmless)
+    schema: dict[str, Any] = _escaped(without_titles(dict(tool.input_schema or {}), describe=_harmless))
     schema.setdefault("type", "object")
     schema.setdefault("properties", {})
     return ToolSpec(
@@ -611,6 +613,48 @@ def _harmless(description: str) -> str:
     if len(description) > MAX_DESCRIPTION:
         description = f"{description[:MAX_DESCRIPTION]} …"
     return escape_markers(description)
+
+
+def _escaped(schema: Any) -> Any:
+    """A schema whose names, values, defaults and examples are as harmless as its descriptions."""
+    if isinstance(schema, str):
+        return escape_markers(schema)
+    if isinstance(schema, list):
+        return [_escaped(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        escape_markers(key): _escaped(value)
+        for key, value in schema.items()
+        # An escaped pattern would match other texts; the server checks its own.
+        if key != "pattern" or not isinstance(value, str) or escape_markers(value) == value
+    }
+
+
+def _as_named(arguments: Any, schema: Any) -> Any:
+    """The arguments of a call with the names and values of the server's own schema, which the model saw escaped."""
+    originals = {escape_markers(text): text for text in _schema_texts(schema)}
+
+    def named(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {originals.get(key, key): named(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [named(each) for each in value]
+        return originals.get(value, value) if isinstance(value, str) else value
+
+    return named(arguments)
+
+
+def _schema_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for each in value.values():
+            yield from _schema_texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _schema_texts(each)
 
 
 def _first(error: Exception) -> str:

@@ -7,17 +7,18 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from closeout.errors import ConfigError
 from closeout.parsing.json_text import repair_json
-from closeout.redaction import secrets_in
+from closeout.redaction import redact, secrets_in
 
-__all__ = ["McpEntry", "McpServerConfig", "read_servers"]
+__all__ = ["McpEntry", "McpServerConfig", "read_servers", "without_keys"]
 
 START_SECONDS = 60.0  # for a server to start and list its tools: package runners download it first
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
@@ -52,7 +53,7 @@ class McpServerConfig:
     name: str
     transport: Literal["stdio", "http", "sse"]
     command: str = ""
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
     url: str = ""
@@ -63,16 +64,16 @@ class McpServerConfig:
 
     @property
     def address(self) -> str:
-        """The command line, or the URL without password and query, for messages."""
+        """The command without its arguments, which may hold a key, or the URL without password and query."""
         if self.transport == "stdio":
-            return shlex.join([self.command, *self.args])
+            return f"{self.command} …" if self.args else self.command
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Texts that no message may show: the keys in headers and environment."""
-        return (*secrets_in(self.headers), *secrets_in(self.env))
+        """Texts that no message may show: the keys in headers, environment and arguments."""
+        return (*secrets_in(self.headers), *secrets_in(self.env), *_secret_arguments(self.args))
 
 
 # A command, a URL, a JSON file's path, a mapping with the keys of `McpServerConfig`, or a configuration read already.
@@ -131,6 +132,19 @@ def _read_all(entries: Any, *, is_foreign: bool) -> list[McpServerConfig]:
     return found
 
 
+def without_keys(command: str) -> str:
+    """Return a command with stars in place of the keys among its arguments. `${VAR}` stays."""
+    secrets = [secret for secret in _secret_arguments(command.split()) if not _VARIABLE.search(secret)]
+    return command if _VARIABLE.search(command) and not secrets else str(redact(command, secrets))
+
+
+def _secret_arguments(args: Sequence[str]) -> tuple[str, ...]:
+    """The values of options whose name is that of a secret: `--api-key KEY`, `--token=KEY`, `-e API_KEY=KEY`."""
+    named = dict(arg.split("=", 1) for arg in args if "=" in arg)
+    named |= {option: value for option, value in pairwise(args) if option.startswith("-") and "=" not in option}
+    return secrets_in(named)
+
+
 def _listed_servers(entries: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The servers of a client's whole configuration; None if this is not one."""
     if isinstance(entries.get("mcp"), Mapping):  # VS Code's settings.json
@@ -173,13 +187,14 @@ def _read(entry: Any, name: str, *, is_foreign: bool = False) -> McpServerConfig
     if isinstance(entry, McpServerConfig):
         return entry
     if isinstance(entry, str):
-        return _from_mapping({"url": entry} if _is_url(entry) else {"command": entry}, name, entry, is_foreign=False)
+        fields = {"url": entry} if _is_url(entry) else {"command": entry}
+        return _from_mapping(fields, name, name or _label(fields), is_foreign=False)
     if isinstance(entry, Mapping):
         named = {**({"name": name} if name else {}), **entry}
-        return _from_mapping(named, name, str(entry.get("name") or name or entry), is_foreign=is_foreign)
+        return _from_mapping(named, name, str(entry.get("name") or name or _label(entry)), is_foreign=is_foreign)
     raise ConfigError(
-        f"MCP server {entry!r} is neither text nor a mapping. Give a command such as 'python server.py', "
-        "a URL, a JSON file, or {'name': …, 'command': …, 'args': […]}."
+        f"MCP server {name!r} is a {type(entry).__name__}, neither text nor a mapping. Give a command such as "
+        "'python server.py', a URL, a JSON file, or {'name': …, 'command': …, 'args': […]}."
     )
 
 
@@ -194,7 +209,9 @@ def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign
             f"MCP server {shown!r} has {what}. Give 'command' for a local server or 'url' for a remote one."
         )
     if url and not _is_url(url):
-        raise ConfigError(f"MCP server {shown!r}: {url!r} is not a URL. It must start with http:// or https://.")
+        raise ConfigError(
+            f"MCP server {shown!r}: {redact(url)!r} is not a URL. It must start with http:// or https://."
+        )
     env = {**_env_file(fields.get("envFile"), shown), **(fields.get("env") or {})}
     timeout = _seconds(fields.get("timeout"), "timeout", shown)
     if timeout is not None and is_foreign and timeout > MOST_SECONDS:
@@ -281,7 +298,7 @@ def _command(command: Any, args: Any, shown: str) -> tuple[str, tuple[str, ...]]
         try:
             words = shlex.split(command, posix=os.name != "nt")
         except ValueError as error:
-            raise ConfigError(f"MCP server {shown!r}: the command {command!r} cannot be split: {error}.") from None
+            raise ConfigError(f"MCP server {shown!r}: the command cannot be split: {error}.") from None
     else:
         words = [command] if isinstance(command, str) else [str(word) for word in command]
         words += [str(word) for word in args or ()]
@@ -318,12 +335,24 @@ def _is_url(text: str) -> bool:
     return re.match(r"https?://[^\s/]", text, re.IGNORECASE) is not None
 
 
-def _derived_name(command: str, args: Iterable[str], url: str) -> str:
+def _label(entry: Mapping[str, Any]) -> str:
+    """A nameless entry in messages: the beginning of its command, or its address, without what may be a key."""
+    words = entry.get("command")
+    if isinstance(words, str | list | tuple) and words:
+        return str((words.split() or [words])[0] if isinstance(words, str) else words[0])
+    url = next((entry[key] for key in _URL_KEYS if isinstance(entry.get(key), str)), "")
+    return str(redact(url.partition("?")[0])) or "without a name"
+
+
+def _derived_name(command: str, args: Sequence[str], url: str) -> str:
     """ "python tools/search_server.py --x" is search_server; "https://mcp.example.org/mcp" is mcp.example.org."""
     if url:
         parts = urlsplit(url)
         return f"{parts.hostname}-{parts.port}" if parts.port else str(parts.hostname)
+    secrets = _secret_arguments((command, *args))
     for word in (command, *args):
+        if "=" in word or redact(word, secrets) != word:  # a name is shown everywhere
+            continue
         stem = PurePath(word.replace("\\", "/")).stem
         if not word.startswith("-") and re.sub(r"[\d.]+$", "", stem) not in _RUNNERS and stem:
             return stem
