@@ -27,7 +27,9 @@ from closeout.messages import Capabilities, ModelRequest
 from closeout.run.session import with_draft
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 
-DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml", "code")
+# A small model gets worked examples, and its programs are one growing text.
+DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml", "code", "cot_completion, small", "code, small")
+SMALL = Capabilities(completions=True, weak=True)
 BREAKS = (ev.Evicted, ev.Compacted, ev.AttemptStarted)
 PRIMER = "Thought:"
 
@@ -73,6 +75,10 @@ class Run:
         return found
 
 
+def capabilities_of(dialect: str) -> Capabilities:
+    return SMALL if dialect.endswith(", small") else ALL_CAPABILITIES
+
+
 def run_agent(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
     lengths = cycle((1, 0, 2))  # of the summaries, in sentences; where one is empty, results are evicted
 
@@ -94,7 +100,8 @@ def run_agent(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
             "box": Turn("It may be \\boxed{5}.", calls=[call("look", key=key)]),
         }[actions[view.number - 1]]
 
-    client = ScriptedClient(turn)
+    client = ScriptedClient(turn, capabilities=capabilities_of(dialect))
+    dialect = dialect.removesuffix(", small")
     config = {"agent": {"max_consecutive_rollbacks": 3, **settings}, "llm": {"max_tokens": 256}}
     if "max_context_length" in settings:
         config["llm"]["max_context_length"] = config["agent"].pop("max_context_length")
@@ -213,7 +220,8 @@ def test_the_history_is_a_pure_function_of_the_journal(
         history = History(plan.full_instructions(), question, plan.offered_tools()).after(seen)
         shown = draft(seen)
         view = history.view("" if shown else event.note, withheld=withheld(seen))
-        rendered = get_dialect(dialect).render(view, Capabilities(completions=True))
+        known = SMALL if dialect.endswith(", small") else Capabilities(completions=True)
+        rendered = get_dialect(dialect.removesuffix(", small")).render(view, known)
         if shown:
             rendered = with_draft(rendered, shown, event.note)
         assert (rendered.prompt, list(rendered.messages), rendered.tools) == (

