@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 
 from closeout import Agent, RunResult, tool
 from closeout.context.history import History
+from closeout.dialects.functions import call_source
 from closeout.dialects.protocol import get_dialect
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.messages import Capabilities, ModelRequest
 from closeout.run.session import with_draft
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
+from closeout.testing.client import ALL_CAPABILITIES
 
 # A small model gets worked examples, and its programs are one growing text.
 DIALECTS = ("function_call", "cot_chat", "cot_completion", "mcp_xml", "code", "cot_completion, small", "code, small")
@@ -79,6 +81,12 @@ def capabilities_of(dialect: str) -> Capabilities:
     return SMALL if dialect.endswith(", small") else ALL_CAPABILITIES
 
 
+def program(turn: Turn) -> Any:
+    """The calls of a turn as one program."""
+    lines = "\n".join(f"print({call_source(each.name, each.arguments)})" for each in turn.calls)
+    return say(f"{turn.thought}\n```python\n{lines}\n```")
+
+
 def run_agent(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
     lengths = cycle((1, 0, 2))  # of the summaries, in sentences; where one is empty, results are evicted
 
@@ -88,7 +96,7 @@ def run_agent(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
         if "closing turn" in view.text or view.number > len(actions):
             return answer("the Grand Canal")
         key = f"key {'k' * (view.number % 7)}{view.number * 7919 % 997}"
-        return {
+        done = {
             "look": Turn("I look.", calls=[call("look", key=key)]),
             "both": Turn("I look twice.", calls=[call("look", key=key), call("look", key=key + "b")]),
             "again": Turn("Once more.", calls=[call("look", key="the same")]),
@@ -99,6 +107,7 @@ def run_agent(actions: Sequence[str], dialect: str, **settings: Any) -> Run:
             "fail": call("fail", key=key),
             "box": Turn("It may be \\boxed{5}.", calls=[call("look", key=key)]),
         }[actions[view.number - 1]]
+        return program(done) if dialect == "code" and isinstance(done, Turn) and done.calls else done
 
     client = ScriptedClient(turn, capabilities=capabilities_of(dialect))
     dialect = dialect.removesuffix(", small")
@@ -231,6 +240,16 @@ def test_the_history_is_a_pure_function_of_the_journal(
         )
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_calls_are_run_in_every_dialect(dialect: str) -> None:
+    run = run_agent(["look", "both", "look"], dialect)
+    assert run.result.answer == "the Grand Canal"
+    assert sum(isinstance(event, ev.TurnAccepted) for event in run.events) >= 3
+    assert len(run.requests) >= 4
+    assert "运河 rivers and canals" in sent(run.requests[-1])
+    assert (run.requests[-1].prompt is not None) == (dialect.endswith("small") or dialect == "cot_completion")
+
+
 # ------------------------------------------------------------------------------------------------ how rare a break is
 
 
@@ -336,7 +355,7 @@ def test_a_key_in_the_prompt_is_masked_in_the_record_and_leaves_every_offset_as_
     assert f"the key is {'*' * len(KEY)}, please" in recorded
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", DIALECTS[:5])
 def test_prompts_are_not_recorded_if_the_settings_say_so_and_the_run_resumes_all_the_same(
     dialect: str, tmp_path: Path
 ) -> None:
