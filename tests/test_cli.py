@@ -164,7 +164,7 @@ def test_runs_are_listed_newest_first_and_whole_in_a_pipe(server: ScriptedServer
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-@pytest.mark.parametrize("columns", [40, 60, 200])
+@pytest.mark.parametrize("columns", [50, 60, 200])  # an id has 34
 def test_the_list_of_runs_fits_the_terminal_and_keeps_ids_whole(server: ScriptedServer, columns: int) -> None:
     question = "这是一个很长的问题，它比大多数问题都长得多，" * 8
     run_id = here(*asked(server, question, "-q", "--json")).json["run_id"]
