@@ -240,6 +240,23 @@ async def test_an_answer_that_breaks_the_contract_is_an_error_in_the_program() -
     assert "number" in seen[0]
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("final_answer('x' * 100_000_000)", "The answer may have at most 200,000 characters"),
+        ("final_answer([['x' * 1000] * 1000] * 100)", "The answer may have at most 200,000 characters"),
+        ("search('x' * 50_000_000)", "The arguments of search() may have at most 200,000 characters"),
+        ("'x' * 50_000_000", "49,800,000 more characters"),
+        ("[list(range(1000))] * 1000", "The value of the last line may have at most 200,000 characters"),
+    ],
+)
+async def test_what_a_program_returns_is_bounded_as_its_prints_are(code: str, says: str) -> None:
+    result, seen, events = await run([block(code), block("final_answer('done')")])
+    assert result.answer == "done"
+    assert says in seen[0]
+    assert sum(len(str(event)) for event in events) < 3_000_000
+
+
 async def test_near_misses_of_names_are_repaired_in_the_source_without_a_request() -> None:
     result, seen, events = await run([block("print(Search(QUERY='cat', Limit=1))")])
     assert seen == ["[{'title': 'cat 0'}]\n"]

@@ -52,7 +52,7 @@ MAX_SECONDS = 10.0  # that a program computes, without its calls
 MAX_MEMORY = 200_000_000  # bytes
 MAX_DEPTH = 300  # of recursion
 MAX_CALLS = 1_000  # of functions in one program
-MAX_PRINTED = 200_000  # characters of output that are kept
+MAX_PRINTED = 200_000  # characters of output that are kept; also of an answer, a last value, and arguments
 MAX_TRACEBACK = 2_000  # characters of an error
 MAX_FRAMES = 3  # of an error's traceback, and the characters of each
 MAX_LINE = 160
@@ -70,6 +70,7 @@ _DIAGNOSTIC = re.compile(r"^[^:\n]*:(\d+):(\d+): error\[([\w-]+)\] (.*)$", re.MU
 _BUILTINS = frozenset(dir(builtins))
 _BLOCKED = re.compile(r"external function '(\w+)' cannot suspend in this synchronous context")
 TOO_MANY = f"A program may make at most {MAX_CALLS:,} calls. Split the work into several programs."
+_TOO_LONG = f"may have at most {MAX_PRINTED:,} characters. Select what matters."
 NOTHING_PRINTED = "The program printed nothing. Print what you need to see."
 _STUB_HEAD = f"from typing import Any, Literal\n\ndef {FINAL_ANSWER}(answer: Any) -> None: ...\n\n"
 
@@ -129,7 +130,7 @@ class ProgramExecution:
         session = await self._sandbox.session(self._functions)
         try:
             complete = await self._drive(await self._start(session, code))
-            self._value = "" if complete is None else complete if isinstance(complete, str) else repr(complete)
+            self._value = _shown(complete)
         except _Refused as refused:
             self._error = str(refused)
         except _TooMany:
@@ -328,6 +329,8 @@ class ProgramExecution:
         arguments = dict(zip(names, snapshot.args, strict=False))
         if twice := [each for each in snapshot.kwargs if each in arguments]:
             return {"exception": TypeError(f"{name}() got multiple values for argument '{twice[0]}'")}
+        if _is_huge(arguments | snapshot.kwargs):
+            return {"exception": ValueError(f"The arguments of {name}() {_TOO_LONG}")}
         outcome = await self._call(spec, normalise(arguments | snapshot.kwargs))
         self.repairs += outcome.repairs
         if not outcome.ok:
@@ -339,12 +342,42 @@ class ProgramExecution:
         values = [*args, *kwargs.values()]
         if len(values) != 1:
             return {"exception": TypeError(f"{FINAL_ANSWER}() takes one argument, got {len(values)}")}
+        if _is_huge(values[0]):
+            return {"exception": ValueError(f"The answer {_TOO_LONG}")}
         value = normalise(values[0])
         try:
             self._answer = self._accept(value)
         except ValueError as refused:
             return {"exception": refused}
         return {"return_value": None}
+
+
+def _shown(value: Any) -> str:
+    """Return the value of a program's last line as text, within the limit of what it prints."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        printed = _Printed()
+        printed("stdout", value)
+        return printed.text()
+    return f"The value of the last line {_TOO_LONG} Print what you need." if _is_huge(value) else repr(value)
+
+
+def _is_huge(value: Any) -> bool:
+    """Return whether a value takes more than MAX_PRINTED characters as text. It is not walked further than that."""
+    left, stack = MAX_PRINTED, [value]
+    while stack and left >= 0:
+        each = stack.pop()
+        left -= 1
+        if isinstance(each, str | bytes):
+            left -= len(each)
+        elif isinstance(each, int):
+            left -= each.bit_length() // 3  # a digit has more than three bits
+        elif isinstance(each, dict | list | tuple | set | frozenset):
+            left -= len(each)
+            if left >= 0:
+                stack += [*each.keys(), *each.values()] if isinstance(each, dict) else each
+    return left < 0
 
 
 def _parameters(spec: ToolSpec) -> list[str]:
