@@ -217,7 +217,7 @@ LISTS = {
     ("approve", "deny", "answer"): "verdicts of `resume(decisions=)`",
     ("answered", "unanswered", "failed", "cancelled", "waiting"): "values of `RunResult.status`",
     ("expires", "by", "idle", "summary"): "names of fields of events",
-    # These choose which of the agent's tools the worked examples of a small model show, and decide nothing else.
+    # By these a small model gets worked examples with the agent's own tools, and writes one text. See docs/design/dialects.md.
     ("calc", "comput", "math", "arith"): "parts of the names of tools",
     ("search", "look", "find", "retriev", "query", "wiki", "get", "read", "fetch"): "parts of the names of tools",
 }

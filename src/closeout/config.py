@@ -89,7 +89,7 @@ class SubAgentSettings(_Section):
 
     @property
     def is_definition(self) -> bool:
-        """Whether more than limits are set."""
+        """True if more than limits are set."""
         return bool(self.model_fields_set - {"max_turns"})
 
 

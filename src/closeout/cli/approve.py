@@ -86,7 +86,7 @@ def _decision(edit: str | None, deny: str | None, answer: str | None, digest: st
 
 
 def _is_known(run_id: str) -> bool:
-    """Whether the command line can make the run's agent."""
+    """True if the command line can make the run's agent."""
     from closeout.cli.options import recorded_options
 
     try:

@@ -30,7 +30,7 @@ def describe_pending(run_id: str, pending: Sequence[PendingDecision]) -> str:
 
 
 def can_ask(as_json: bool) -> bool:
-    """Whether there is a person to ask."""
+    """True if there is a person to ask."""
     return not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 

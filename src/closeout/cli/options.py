@@ -107,7 +107,7 @@ def recorded_options(run_id: str) -> RunOptions:
 
 
 def is_from_command(origin: Mapping[str, Any]) -> bool:
-    """Whether a run with this origin was started on the command line."""
+    """True if a run with this origin was started on the command line."""
     return "model" in origin and "config" in origin
 
 

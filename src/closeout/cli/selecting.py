@@ -41,7 +41,7 @@ class RunFilter:
 
     @property
     def is_set(self) -> bool:
-        """Whether any field limits the runs."""
+        """True if any field limits the runs."""
         return any((self.status, self.model, self.text, self.older_than, self.newer_than))
 
     def select(self, store: Store) -> Iterator[RunRecord]:

@@ -161,7 +161,7 @@ class BaseAgentRunner(AppRunner):
         return _RunnerDialect(self) if any(map(self._overrides, _HOOKS)) else self.dialect
 
     def _overrides(self, method: str) -> bool:
-        """Whether a subclass outside this module has its own form of a method."""
+        """True if a subclass outside this module has its own form of a method."""
         return bool(getattr(getattr(type(self), method, None), "__module__", __name__) != __name__)
 
     # ------------------------------------------------------------------------------------------ prompts
@@ -224,7 +224,7 @@ class BaseAgentRunner(AppRunner):
 
     @property
     def _weak(self) -> bool:
-        """Whether the model needs worked examples."""
+        """True if the model needs worked examples."""
         return self._request is not None and self._request[1].weak
 
 

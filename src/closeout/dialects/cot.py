@@ -56,7 +56,7 @@ class _ActionForm:
 
 
 def _just_failed(steps: Sequence[Step]) -> bool:
-    """Whether the last step's calls failed, after one that did not."""
+    """True if the last step's calls failed, after one that did not."""
 
     def failed(step: Step) -> bool:
         return bool(step.returns) and not any(returned.ok for returned in step.returns)
@@ -227,7 +227,7 @@ class AgentScratchpadUnit:
     action: Action | None = None
 
     def is_final(self) -> bool:
-        """Whether the unit answers: it has no action, or its action is the final answer."""
+        """True if the unit answers: it has no action, or its action is the final answer."""
         return self.action is None or is_final_answer(self.action.action_name)
 
 

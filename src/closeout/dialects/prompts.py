@@ -81,7 +81,7 @@ class Prompts:
         return self._own[name] if name in self._own else _shipped(name)
 
     def is_own(self, name: str) -> bool:
-        """Whether a template replaces the package's."""
+        """True if a template replaces the package's."""
         return name in self._own
 
     def render(self, name: str, **slots: Any) -> str:

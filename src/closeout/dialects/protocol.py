@@ -55,7 +55,7 @@ class Dialect(Protocol):
 
     @property
     def parallel_calls(self) -> bool:
-        """Whether one reply may hold several calls."""
+        """True if one reply may hold several calls."""
         ...
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:

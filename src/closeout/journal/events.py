@@ -648,7 +648,7 @@ class Noted(Event):
 
     @property
     def is_warning(self) -> bool:
-        """Whether the run warns of something. What tools log is theirs to judge."""
+        """True if the run warns of something. What tools log is theirs to judge."""
         return self.level == "warning" and not self.name.startswith("Tool ")
 
 
@@ -752,7 +752,7 @@ def unreadable(kind: str) -> Unknown:
 
 
 def is_unreadable(event: Event) -> bool:
-    """Whether the event takes the place of one that cannot be read. Events of later versions are not meant."""
+    """True if the event takes the place of one that cannot be read. Events of later versions are not meant."""
     return isinstance(event, Unknown) and event.body.get("problem") == UNREADABLE
 
 

@@ -168,7 +168,7 @@ class Journal:
 
     @property
     def replaying(self) -> bool:
-        """Whether recorded outcomes are still to be taken."""
+        """True if recorded outcomes are still to be taken."""
         return self._recorded.outcomes_left > 0
 
     def recorded(self, kind: type[Event], agent: str, key: str) -> Event | None:
@@ -180,11 +180,11 @@ class Journal:
         return self._recorded.outcome_of(kind, agent, key)
 
     def has_started(self, started: Event) -> bool:
-        """Whether the record holds this intent, and the run has not reached it yet."""
+        """True if the record holds this intent, and the run has not reached it yet."""
         return self._recorded.has_started(started)
 
     def has_decision(self, request: DecisionRequested) -> bool:
-        """Whether the record holds the decision of a request that the run has not reached yet."""
+        """True if the record holds the decision of a request that the run has not reached yet."""
         return self._recorded.has_decision(request)
 
     @property

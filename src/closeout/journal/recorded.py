@@ -157,7 +157,7 @@ class RecordedRun:
             self._events.pop(event.agent, None)
 
     def has_started(self, started: Event) -> bool:
-        """Whether the record holds this intent."""
+        """True if the record holds this intent."""
         recorded = self._events.get(started.agent, {}).get(_place_of(started))
         return recorded is not None and _same_call(recorded, started)
 
@@ -176,7 +176,7 @@ class RecordedRun:
         return found.event
 
     def has_decision(self, request: DecisionRequested) -> bool:
-        """Whether the decision of a request is recorded and has not been taken yet."""
+        """True if the decision of a request is recorded and has not been taken yet."""
         found = self.outcome_of(type(request), request.agent, request.key)
         return found is not None and _decides(found, request)
 

@@ -225,7 +225,7 @@ class SearchIndex:
         return [(run, run_id, ended) for run, run_id, ended in runs], len(runs)
 
     def _grown(self, run: int, following: int) -> bool:
-        """Whether a run has events from number `following` on."""
+        """True if a run has events from number `following` on."""
         start = run << SEQ_BITS
         return bool(
             self._store.query(

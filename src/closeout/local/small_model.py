@@ -117,6 +117,6 @@ def _name(call: ast.Call) -> str:
 
 
 def _calculates(tree: ast.Module) -> bool:
-    """Whether a program works with several numbers. One number is only read."""
+    """True if a program works with several numbers. One number is only read."""
     constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return sum(type(value) in (int, float) for value in constants) > 1

@@ -29,7 +29,7 @@ class Objection:
 
     @property
     def refuses(self) -> bool:
-        """Whether the answer does not stand."""
+        """True if the answer does not stand."""
         return self.sends_back or self.check.then == "unanswered"
 
 

@@ -158,7 +158,7 @@ class Attempt:
 
     @property
     def may_reopen(self) -> bool:
-        """Whether the attempt may continue after closing was answered with a tool call."""
+        """True if the attempt may continue after closing was answered with a tool call."""
         return bool(self.agent.tools) and self._reopened < MAX_REOPENED and not self._budget.reached(self.turns)
 
     def call_facts(self, *, only_ok: bool = False) -> list[CallFact]:

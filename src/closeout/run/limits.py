@@ -120,13 +120,13 @@ class Budget:
 
     @property
     def limited(self) -> bool:
-        """Whether tokens or cost are limited, here or above."""
+        """True if tokens or cost are limited, here or above."""
         own = self.limits.max_tokens is not None or self.limits.max_cost is not None
         return own or (self.parent is not None and self.parent.limited)
 
     @property
     def limits_cost(self) -> bool:
-        """Whether cost is limited, here or above."""
+        """True if cost is limited, here or above."""
         return self.limits.max_cost is not None or (self.parent is not None and self.parent.limits_cost)
 
     # ------------------------------------------------------------------------------------------ what is left
@@ -202,7 +202,7 @@ class Budget:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether there is no time left for another turn."""
+        """True if there is no time left for another turn."""
         left = self.seconds_left(closing=False)
         return left is not None and left < CLOCK_STEP
 

@@ -152,7 +152,7 @@ class RunResult(Generic[Value]):
 
     @property
     def permanent(self) -> bool:
-        """Whether the same run would fail again: a key, an address or a request must be corrected first."""
+        """True if the same run would fail again: a key, an address or a request must be corrected first."""
         return self.failure is not None and self.failure.permanent
 
     @cached_property

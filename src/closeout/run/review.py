@@ -195,7 +195,7 @@ class RollbackPolicy:
 
     @property
     def spent(self) -> bool:
-        """Whether no further rollback is allowed for now."""
+        """True if no further rollback is allowed for now."""
         return self.consecutive >= self.max_consecutive or self.total >= self.max_total
 
     def roll_back(self, verdict: RollBack) -> str:

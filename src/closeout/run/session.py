@@ -198,7 +198,7 @@ class ModelSession:
 
     @property
     def _constrains(self) -> bool:
-        """Whether replies are held to the form of the dialect: the settings want it, and no server has refused it."""
+        """True if replies are held to the form of the dialect: the settings want it, and no server has refused it."""
         wanted = self._plan.settings.constrain
         if wanted == "auto":
             wanted = "on" if self.capabilities.weak else "off"
@@ -230,7 +230,7 @@ class ModelSession:
 
     @property
     def watched(self) -> bool:
-        """Whether subscribers receive replies while they are written."""
+        """True if subscribers receive replies while they are written."""
         return self._plan.stream and self.capabilities.streaming
 
     @property
@@ -309,7 +309,7 @@ class ModelSession:
 
     @property
     def _tools_refused(self) -> bool:
-        """Whether the server has turned out not to take native tools, and the run may do without them."""
+        """True if the server has turned out not to take native tools, and the run may do without them."""
         may = self._plan.may_switch_dialect and not self._switched and bool(self._last_request.tools)
         # A record that continues after such a refusal switched then, and so does its replay.
         return may and (not self._plan.client.capabilities.native_tools or self._scope.journal.replaying)
@@ -359,7 +359,7 @@ class ModelSession:
 
     @property
     def sends_prompt(self) -> bool:
-        """Whether the dialect writes one text instead of messages."""
+        """True if the dialect writes one text instead of messages."""
         return self._last_request.prompt is not None
 
     @property

@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the client should get exactly what the model wrote."""
+        """True if the client should get exactly what the model wrote."""
         return not self.repairs and self.defect is None
 
 

@@ -172,7 +172,7 @@ class _Exchange:
 
     @property
     def _governs(self) -> bool:
-        """Whether replies may be changed."""
+        """True if replies may be changed."""
         return bool(self._governor.tools) and not self._proxy.record_only and not self._has_choices
 
     async def run(self) -> web.StreamResponse:

@@ -74,7 +74,7 @@ class ResponseView:
 
     @property
     def awaits_decision(self) -> bool:
-        """Whether the response is the run's last one, and has ended with what the run waits for."""
+        """True if the response is the run's last one, and has ended with what the run waits for."""
         return self._waits and self.parts == self._wanted
 
     @property

@@ -29,5 +29,5 @@ class TextGate:
 
     @property
     def holds(self) -> bool:
-        """Whether any text is held back."""
+        """True if any text is held back."""
         return self._closed or bool(self._detector.held)

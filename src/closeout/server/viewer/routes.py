@@ -387,7 +387,7 @@ async def _with_pauses(rows: AsyncIterator[T]) -> AsyncIterator[T | None]:
 
 
 def _matches(record: RunRecord, query: dict[str, str]) -> bool:
-    """Whether a run passes the filters: its status, its model, and when it began."""
+    """True if a run passes the filters: its status, its model, and when it began."""
     status, model = query.get("status", ""), query.get("model", "")
     if (status and record.status != status) or (model and model.lower() not in record.model.lower()):
         return False
