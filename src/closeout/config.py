@@ -94,7 +94,7 @@ class SubAgentSettings(_Section):
 
 
 class AgentSettings(_Section):
-    """How a run works: attempts, turns, budgets, context."""
+    """Settings of the loop: attempts, turns, budgets, context."""
 
     context_compress_limit: int = Field(0, ge=0, description="how many more attempts follow one without an answer")
     keep_tool_result: int = Field(
@@ -225,7 +225,7 @@ class ToolSettings(_Section):
 
 
 class JournalSettings(_Section):
-    """What the record of a run holds."""
+    """Settings of the journal: the contents of a run's record."""
 
     prompts: bool = Field(
         True, description="record every request as the model saw it, for the viewer and for export; known keys redacted"

@@ -96,7 +96,7 @@ class Box:
 
     @property
     def content(self) -> str:
-        """What is in the box, stripped. Cut out when asked for: a million open boxes share one text."""
+        """The content of the box, stripped. Cut out when asked for: a million open boxes share one text."""
         return self._text[self.content_start : self.content_end].strip()
 
 
@@ -180,7 +180,7 @@ def _candidates(text: str) -> Iterator[tuple[int, int] | None]:
 
 
 def _reply_start(text: str) -> int:
-    """Where the reply behind the reasoning starts, if that is near the end: then the reasoning need not be read."""
+    """The offset of the reply behind the reasoning, if that is near the end: then the reasoning need not be read."""
     tag = _REASONING_TAG.match(text, max(0, text.rfind("</", max(0, len(text) - _REPLY_LENGTH))))
     if tag is None or text[tag.start() + 1] != "/" or _REASONING_TAG.search(text, tag.end()):
         return -1
@@ -205,7 +205,7 @@ def _last_braced(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 
 def _last_opening(text: str, start: int, end: int) -> tuple[int, int] | None:
-    """Where the last braced box starts, and where its content does."""
+    """The offsets of the last braced box and of its content."""
     last = text.rfind("\\boxed", start, end)
     last = max(last, text.rfind("\\fbox", max(last, start), end))
     if last < 0:

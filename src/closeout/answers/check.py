@@ -32,7 +32,7 @@ class CheckedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedRun:
-    """What a check may look at beside the answer.
+    """A run as its checks see it.
 
     Attributes:
         task: The task.

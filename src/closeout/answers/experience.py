@@ -68,7 +68,7 @@ class CallFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureExperience:
-    """What an attempt learned. The first three fields come from the model's account, the others from the journal."""
+    """Lessons of an attempt. The first three fields come from the model's account, the others from the journal."""
 
     type: FailureType
     what_happened: str = ""

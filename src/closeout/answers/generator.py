@@ -155,7 +155,7 @@ class FinalizedAnswer(_Finalized):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a closing request adds to the conversation, and the draft that its reply completes, if any."""
+    """The part of a closing request that follows the conversation, and the draft that its reply completes, if any."""
 
     added: tuple[dict[str, Any], ...]
     draft: str = ""

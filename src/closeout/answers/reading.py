@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ContractReading(Generic[Value]):
-    """What a contract reads in a reply.
+    """The reading of a reply by a contract.
 
     With `ok` there is an answer: `value` in the contract's own type, `text` the same as normalised text. Without it
     `kind` says what is wrong and `problem` says it in one sentence, fit to be shown to the model. `complete` is False
@@ -80,7 +80,7 @@ class AnswerContract(Protocol[Value]):
 
     @property
     def finish_prefix(self) -> str:
-        """How the answer starts in its wrapper, for a model whose reply can be begun."""
+        """The beginning of the answer in its wrapper, for a model whose reply can be begun."""
 
     def instruction(self) -> str:
         """Return one or two sentences for the prompt that say how to write the answer."""

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, one sentence on stderr if it failed, and what to do next.
+"""The end of a command: its exit code, one sentence on stderr if it failed, and what to do next.
 
 `terminal` is imported when something has to be printed, so that `closeout --help` does not load it.
 """

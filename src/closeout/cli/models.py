@@ -143,7 +143,7 @@ async def _measure(model: str, threads: int) -> Speed:
 
 
 def speed_advice(model: str, cores: int, idle: int) -> Iterator[str]:
-    """What would make an embedded model faster on this machine, one sentence each."""
+    """Advice that makes an embedded model faster on this machine, one sentence each."""
     from closeout.models.local_engine import unused_instructions
 
     if idle < cores:

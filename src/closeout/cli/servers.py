@@ -112,7 +112,7 @@ def serve_mcp(source: str | None, options: RunOptions, *, name: str | None, desc
 
 
 def origin_of(source: str | None, options: RunOptions) -> dict[str, Any]:
-    """What `closeout resume` needs to make the agent again."""
+    """The notes that `closeout resume` needs to make the agent again."""
     if source is None:
         return options.as_origin()
     if is_settings_file(source):

@@ -211,7 +211,7 @@ class BaseAgentRunner(AppRunner):
         return list(request.messages)
 
     def _view(self, steps: Sequence[Step] = ()) -> HistoryView:
-        """What the model sees: in a run its own view, with the answer's form and all tools; else what is known."""
+        """The model's view: in a run its own, with the answer's form and all tools; else what is known."""
         if self._request is not None:
             return self._request[0]
         return HistoryView(

@@ -1,1 +1,1 @@
-"""What the model sees of a run: the history view, eviction, compaction, token accounting."""
+"""The model's view of a run: history, eviction, compaction, token accounting."""

@@ -61,7 +61,7 @@ class Eviction:
 
 @record(kw_only=True)
 class ContextState:
-    """What a `ContextPolicy` decides on, after each accepted turn.
+    """The state on which a `ContextPolicy` decides, after each accepted turn.
 
     Attributes:
         steps: All turns of the attempt, oldest first. `step.returns` are the results that a turn shows.

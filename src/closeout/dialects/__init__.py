@@ -1,1 +1,1 @@
-"""How a conversation is written for a model, and what its reply must match. No I/O."""
+"""Ways to write a conversation for a model, and the form that its reply must match. No I/O."""

@@ -37,7 +37,7 @@ _EXAMPLES = "weak_examples_completion"
 
 
 class _ActionForm:
-    """What a ReAct reply must match, made once for the tools and the answer."""
+    """The constraint on a ReAct reply, made once for the tools and the answer."""
 
     def __init__(self, *, primed: bool = False) -> None:
         self._primed = primed

@@ -1,4 +1,4 @@
-"""What a dialect is: it writes the conversation for a model and reads the reply. `get_dialect` finds one by name."""
+"""The protocol of dialects: they write the conversation for a model and read the reply. `get_dialect` finds one by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIALECTS: Mapping[str, tuple[str, str]] = {
 
 @record
 class HistoryView:
-    """What the model sees of the run. `context/` makes it, a dialect writes it out."""
+    """The model's view of a run. `context/` makes it, a dialect writes it out."""
 
     instructions: str  # the agent's instructions, including the answer contract's
     question: str  # the task, with the texts of files before it

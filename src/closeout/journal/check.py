@@ -16,7 +16,7 @@ _EVERY_RUN = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeReport:
-    """What is in a home, and what is wrong with it.
+    """The contents of a home, and the problems found in it.
 
     Attributes:
         runs: how many runs the journal holds.
@@ -52,7 +52,7 @@ def check_home(folder: Path) -> HomeReport:
 
 
 def _integrity(store: Store) -> tuple[str, ...]:
-    """What SQLite says of the file's pages and indexes."""
+    """The result of SQLite's check of the file's pages and indexes."""
     if not store.path.exists():
         return ()
     try:

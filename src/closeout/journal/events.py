@@ -81,7 +81,7 @@ class Event:
 
     @property
     def key(self) -> str:
-        """What identifies the event among its agent's events of the type; empty if they are numbered."""
+        """The identity of the event among its agent's events of the type; empty if they are numbered."""
         return str(getattr(self, self.identity)) if self.identity else ""
 
 
@@ -590,7 +590,7 @@ class CheckStarted(Event):
 
 @record
 class CheckFinished(Event):
-    """What a check said of an answer. `problem` is empty if it passed."""
+    """The verdict of a check on an answer. `problem` is empty if it passed."""
 
     identity = "number"
     bodies = ("problem",)

@@ -189,7 +189,7 @@ class Journal:
 
     @property
     def departure(self) -> str:
-        """Where the run first did something else than its record; empty if it did not."""
+        """The first place where the run did something else than its record; empty if it did not."""
         return self._recorded.departure
 
     @property

@@ -83,7 +83,7 @@ class RunHit:
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """How much of the journal is indexed."""
+    """The progress of the search index."""
 
     indexed: int
     runs: int

@@ -95,7 +95,7 @@ class RunRows:
 
 @dataclass(slots=True)
 class _Batch:
-    """What has been put since the last commit began: events by run number. `durable`: the commit must be synced."""
+    """Events put since the last commit began, by run number. `durable`: the commit must be synced."""
 
     events: dict[int, list[_Entry]] = field(default_factory=dict)
     durable: bool = False
@@ -778,7 +778,7 @@ def _message_apart(
 
 
 def _lost_end(rows: Sequence[Row], expected: int, synced: int, status: str) -> Iterator[str]:
-    """What shows that a record has lost its first or its last events."""
+    """Signs that a record has lost its first or its last events."""
     if rows and rows[0].seq == 0 and not isinstance(rows[0].event, RunStarted):
         yield "it does not begin with RunStarted"
     if synced > expected:

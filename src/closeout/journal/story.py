@@ -143,7 +143,7 @@ Item: TypeAlias = TurnStory | Event
 
 @dataclass(slots=True, eq=False)
 class AgentStory:
-    """What an agent does.
+    """The actions of an agent.
 
     Attributes:
         path: Its path, such as "main/r4:researcher".

@@ -1,4 +1,4 @@
-"""How the journal keeps the tokens of replies: of each prompt only what the agent's previous request did not have."""
+"""Tokens of replies in the journal: of each prompt only those that the agent's previous request did not have."""
 
 from __future__ import annotations
 

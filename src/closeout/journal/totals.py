@@ -34,7 +34,7 @@ _COUNTS = ("turns", "attempts", "rollbacks", "tool_calls", "tool_failures", "_tu
 
 
 class RunTotals:
-    """What a run's events add up to, sub-agents included.
+    """The totals of a run's events, sub-agents included.
 
     Call it with each event, or pass the events of a record. It can be subscribed to a run.
     """

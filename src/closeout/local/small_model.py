@@ -103,7 +103,7 @@ def facts_in(steps: Sequence[Step]) -> str:
 
 
 def _boxed(reply: ModelReply) -> str:
-    """What is in the last box of a reply."""
+    """The content of a reply's last box."""
     boxes = [box.content for box in find_boxes(reply.text) if box.complete]
     return boxes[-1].replace("\\text{", "").strip(" .{}$\\") if boxes else ""
 

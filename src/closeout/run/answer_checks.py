@@ -21,7 +21,7 @@ __all__ = ["AnswerChecks", "Objection"]
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """What a check has against an answer. `sends_back`: the model is asked again."""
+    """An objection of a check to an answer. `sends_back`: the model is asked again."""
 
     problem: str
     check: Check

@@ -51,7 +51,7 @@ MAX_REOPENED = 3  # how often an attempt continues because closing was answered 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """What an agent keeps from its first attempt to its last."""
+    """The parts of an agent that all its attempts share."""
 
     plan: AgentPlan
     scope: Scope

@@ -38,7 +38,7 @@ class ClosingClient(BaseClient):
 
     @property
     def usage(self) -> Usage:
-        """What the agent has spent, with its sub-agents."""
+        """The usage of the agent, with its sub-agents."""
         return self._session.usage
 
     async def complete(

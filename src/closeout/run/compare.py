@@ -138,7 +138,7 @@ def _compare(a: Event, b: Event, turns: Mapping[str, int]) -> Difference | None:
 
 
 def _values(event: Event) -> dict[str, Any]:
-    """What of an event counts."""
+    """The fields of an event that count."""
     values = {name: getattr(event, name) for name in event.names if name not in (*_IGNORED, "agent")}
     if isinstance(event, ModelReplied):
         values["tool_calls"] = [(call.get("name"), _parsed(call.get("arguments"))) for call in event.tool_calls]

@@ -126,7 +126,7 @@ class _Collected:
 
 
 def _effect(event: Event) -> tuple[str, str, str]:
-    """What an intent and its outcome have in common."""
+    """The key that an intent and its outcome share."""
     kind = "model" if isinstance(event, (ModelRequested, ModelReplied, ModelFailed)) else ""
     kind = kind or ("tool" if isinstance(event, (ToolStarted, ToolFinished)) else "")
     kind = kind or ("server" if isinstance(event, (ServerAsked, ServerTold)) else "decision")

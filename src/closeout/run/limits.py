@@ -18,7 +18,7 @@ CLOCK_STEP = 0.02  # seconds by which the moments of a journal and a deadline ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one agent may spend. None means no limit.
+    """The limits of one agent. None means no limit.
 
     Attributes:
         max_turns: Turns of one attempt.
@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Budget:
-    """What one agent has spent. What it spends is charged to its parent too.
+    """The spending of one agent, which is charged to its parent too.
 
     A reserve is kept for closing: a limit counts as reached if one more request like the last one, and a closing one,
     would exceed it. A sub-agent also reserves, within its parent's limits, what other sub-agents have under way and

@@ -135,7 +135,7 @@ class OnceRunner(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapProgress:
-    """How far `Agent.map` is.
+    """The progress of `Agent.map`.
 
     Attributes:
         total: The number of tasks, None if it is not known.
@@ -216,7 +216,7 @@ class ManyRuns(Generic[Value]):
 
     @property
     def progress(self) -> MapProgress:
-        """How far the tasks are now."""
+        """The progress of the tasks."""
         return MapProgress(
             total=self._total,
             done=self._statuses.total(),

@@ -1,4 +1,4 @@
-"""What an agent is (AgentPlan), settled before it runs, and where it acts (Scope): its place in a run."""
+"""The plan of an agent (AgentPlan), settled before it runs, and its place in a run (Scope)."""
 
 from __future__ import annotations
 

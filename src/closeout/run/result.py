@@ -1,4 +1,4 @@
-"""How an attempt, an agent and a run end."""
+"""Results of an attempt, an agent and a run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """How an agent's attempt, or its whole task, ended. `answer` None: it has none.
+    """The result of an agent's attempt, or of its whole task. `answer` None: it has none.
 
     Attributes:
         answer: The answer as text, by the rules of the contract.
@@ -81,7 +81,7 @@ class AgentResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(Generic[Value]):
-    """How a run ended. It can be pickled, with its views of the journal but without the exception in `failure`.
+    """The result of a run. It can be pickled, with its views of the journal but without the exception in `failure`.
 
     Attributes:
         answer: The answer as text, as its contract reads it, or None.
@@ -142,7 +142,7 @@ class RunResult(Generic[Value]):
 
     @property
     def error(self) -> str:
-        """What failed, in one or two sentences; empty if nothing did."""
+        """The failure in one or two sentences; empty if nothing failed."""
         return self.failure.message if self.failure is not None else ""
 
     @property

@@ -205,7 +205,7 @@ class ModelSession:
         return wanted == "on" and not self._constraint_refused and isinstance(self.dialect, ConstrainedDialect)
 
     def _constraint(self, view: HistoryView, withheld: frozenset[str]) -> Constraint | None:
-        """What the dialect holds the next reply to on this server."""
+        """The constraint of the dialect on the next reply."""
         can = self.capabilities
         if not (can.grammar or can.json_schema):
             if self._plan.settings.constrain == "on":
@@ -220,7 +220,7 @@ class ModelSession:
         return self.dialect.constraint(view, can, self._answer_constraint())
 
     def _answer_constraint(self) -> Constraint | None:
-        """What the final answer must match. Without a contract, a small model is held to the box of its examples."""
+        """The constraint on the final answer. Without a contract, a small model is held to the box of its examples."""
         contract = self._plan.contract
         if isinstance(contract, Text) and self.capabilities.weak and examples_slots(self._offered.specs):
             return Boxed().constraint()
@@ -368,7 +368,7 @@ class ModelSession:
 
     @property
     def usage(self) -> Usage:
-        """What the agent has spent, with its sub-agents."""
+        """The usage of the agent, with its sub-agents."""
         return self._scope.budget.usage
 
     def first_prompt_tokens(self, history: History) -> int:

@@ -24,7 +24,7 @@ __all__ = ["AskOnce", "CallFirst", "Majority", "ModelTurn", "Strategy"]
 
 @runtime_checkable
 class Strategy(Protocol):
-    """How the model is asked in each turn. Pass an instance as `Agent(strategy=…)`.
+    """A way to ask the model in each turn. Pass an instance as `Agent(strategy=…)`.
 
     One instance serves all runs of an agent, so it keeps nothing of a run: what it needs is in the turn.
     """

@@ -1,4 +1,4 @@
-"""What a run is asked: its text, its files and the conversation before it."""
+"""The task of a run: its text, its files and the conversation before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FileText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a run is asked.
+    """The task of a run.
 
     Attributes:
         text: The task.

@@ -38,7 +38,7 @@ _ENDED = {"cancelled": "was cancelled", "failed": "failed"}
 
 @record(kw_only=True)
 class PendingDecision:
-    """What a run waits for: the approval of a call, or the answer to a question.
+    """A decision that a run waits for: the approval of a call, or the answer to a question.
 
     Attributes:
         id: Its name in the run: the handle of the call, "r3", or "r4:clerk/r2" for a call of the sub-agent in r4.

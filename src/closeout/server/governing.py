@@ -21,7 +21,7 @@ __all__ = ["Governor", "Verdict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a reply is worth.
+    """The judgement of a reply.
 
     Attributes:
         reply: The reply as the client should get it: the model's own, or with repaired calls.

@@ -148,7 +148,7 @@ def decisions_in(
 
 
 def _words(given: Any) -> str:
-    """What the user says in an input."""
+    """The user's words in an input."""
     messages = [_message(item, "input") for item in _new_items(given) if item.get("type", "message") == "message"]
     return "\n\n".join(message["content"] for message in messages if message["role"] == "user").strip()
 

@@ -97,7 +97,7 @@ class _Pieces:
 
 @dataclass(frozen=True, slots=True)
 class TextChange:
-    """What becomes of the streamed text.
+    """A change of the streamed text.
 
     Attributes:
         text: The next piece of it.

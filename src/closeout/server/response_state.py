@@ -66,7 +66,7 @@ class ResponseId(NamedTuple):
 
 
 class Outcome:
-    """How a run ended, in the terms of OpenAI's APIs.
+    """The end of a run, in the terms of OpenAI's APIs.
 
     Attributes:
         status: "completed", "incomplete", "failed" or "cancelled".

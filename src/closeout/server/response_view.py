@@ -69,7 +69,7 @@ class ResponseView:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the response ended, None while it is under way."""
+        """The end of the response, None while it is under way."""
         return self._state.outcome
 
     @property
@@ -79,7 +79,7 @@ class ResponseView:
 
     @property
     def pending(self) -> dict[str, PendingDecision]:
-        """What the run waits for at the end of the response, by the ids of the items that show it."""
+        """The decisions that the run waits for at the end of the response, by the ids of the items that show it."""
         return self._state.pending
 
     def response(self, *, state: str = "", failure: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run waits for, as its page shows it, and the decisions that the page sends."""
+"""The pending decisions of a run, as its page shows them, and the decisions that the page sends."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class _Viewer:
     # -------------------------------------------------------------------------------------------- decisions
 
     async def list_waiting(self, request: web.Request) -> web.Response:
-        """What the run waits for, and whether this server continues it once that is decided."""
+        """List what the run waits for, and whether this server continues it once that is decided."""
 
         def read(store: Store, run_id: str) -> list[dict[str, Any]]:
             from closeout.run.waiting import pending_decisions

@@ -1,4 +1,4 @@
-"""What the viewer's pages receive: runs and events as JSON objects, with long texts cut."""
+"""Runs and events as JSON objects for the viewer's pages, with long texts cut."""
 
 from __future__ import annotations
 
