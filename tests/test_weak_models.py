@@ -20,17 +20,17 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "bench" / "weak_models.py"
 BENCH = runpy.run_path(str(SCRIPT))
 PROGRAMS = sorted((ROOT / "bench" / "weak_models").glob("with_*.py"))
-GARDEN = "How many credits do 8 tickets for the Botanical Garden cost?"
+FERRY = "How many crowns do 7 adult tickets for the ferry Marit cost?"
 
 
 def model(request: RequestView) -> ScriptItem:
     """Looks the price up, calculates, answers."""
     seen = "".join(str(message.get("content")) for message in request.messages)
-    if "7 credits" not in seen:
-        return Turn(calls=[call("search_documents", query="Botanical Garden admission")])
-    if "56" not in seen:
-        return Turn(calls=[call("calculate", expression="8 * 7")])
-    return answer("56 credits")
+    if "12 crowns" not in seen:
+        return Turn(calls=[call("search_documents", query="ferry Marit adult ticket")])
+    if "84" not in seen:
+        return Turn(calls=[call("calculate", expression="7 * 12")])
+    return answer("84 crowns")
 
 
 def measure(address: str, results: Path) -> str:
@@ -54,7 +54,7 @@ def test_a_question_is_asked_counted_judged_and_not_asked_again(tmp_path: Path) 
         assert len(server.requests) == 3
     (line,) = results.read_text("utf-8").splitlines()
     outcome = json.loads(line)
-    assert (outcome["question"], outcome["verdict"]) == (GARDEN, "right")
+    assert (outcome["question"], outcome["verdict"]) == (FERRY, "right")
     counts = outcome["counts"]
     assert (counts["requests"], counts["tool_calls"], counts["tool_errors"], counts["refused"]) == (3, 2, 0, 0)
     assert counts["input"] > counts["cached"] > 0

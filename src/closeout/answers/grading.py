@@ -42,7 +42,7 @@ _VERDICT = re.compile(r"verdict\W{0,6}(right|wrong|correct|incorrect)\b", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The verdict on an answer, the method that gave it, and the reason. `judged` is False when there was no verdict at all."""
+    """The verdict on an answer, the method that gave it, and the reason. `judged` is False if there was no verdict."""
 
     correct: bool
     method: str

@@ -1,4 +1,4 @@
-"""The protocol of dialects: they write the conversation for a model and read the reply. `get_dialect` finds one by name."""
+"""The protocol of dialects, which write a conversation for a model and read its reply; `get_dialect` finds one."""
 
 from __future__ import annotations
 
