@@ -192,9 +192,8 @@ def _read(entry: Any, name: str, *, is_foreign: bool = False) -> McpServerConfig
     if isinstance(entry, Mapping):
         named = {**({"name": name} if name else {}), **entry}
         return _from_mapping(named, name, str(entry.get("name") or name or _label(entry)), is_foreign=is_foreign)
-    shown = (
-        repr(entry) if isinstance(entry, int | float | None) else type(entry).__name__
-    )  # anything else may hold a key
+    # Anything but a number may hold a key.
+    shown = repr(entry) if isinstance(entry, int | float | None) else type(entry).__name__
     raise ConfigError(
         f"MCP server {name!r} must be a text or a mapping, got {shown}. Give a command such as "
         "'python server.py', a URL, a JSON file, or {'name': …, 'command': …, 'args': […]}."
