@@ -111,7 +111,7 @@ class Snapshot(Sequence[T]):
         self._origin = origin
 
     def shares_list(self, other: object) -> bool:
-        """Whether both are snapshots of one list, so that one begins with the other."""
+        """True if both are snapshots of one list, so that one begins with the other."""
         return isinstance(other, Snapshot) and self._items is other._items
 
     def kept_from(self, other: object) -> int:

@@ -94,7 +94,7 @@ class SubAgentSettings(_Section):
 
 
 class AgentSettings(_Section):
-    """Settings of the loop: attempts, turns, budgets, context."""
+    """Settings of a run: attempts, turns, budgets, context."""
 
     context_compress_limit: int = Field(0, ge=0, description="how many more attempts follow one without an answer")
     keep_tool_result: int = Field(
@@ -225,7 +225,7 @@ class ToolSettings(_Section):
 
 
 class JournalSettings(_Section):
-    """Settings of the journal: the contents of a run's record."""
+    """Settings of a run's record."""
 
     prompts: bool = Field(
         True, description="record every request as the model saw it, for the viewer and for export; known keys redacted"
@@ -380,7 +380,7 @@ def _size(node: Any, known: dict[int, float]) -> float:
     found = known.get(id(node))
     if found is None:
         known[id(node)] = float("inf")
-        below = () if isinstance(node.value, str) else node.value  # of a mapping: pairs
+        below = () if isinstance(node.value, str) else node.value  # A mapping's value is pairs.
         parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
         found = known[id(node)] = 1 + sum(_size(part, known) for part in parts)
     return found

@@ -246,14 +246,14 @@ class Suspended(BaseException):
 
 
 def error_type(name: str) -> type[CloseoutError] | None:
-    """Return the exception class of this module with the name; None if there is none."""
+    """Return the exception class of this module with the name, or None."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, CloseoutError) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What an exception says, as a value. Events and results hold it; it can be compared, pickled and recorded.
+    """An exception as a value. Events and results hold it; it can be compared, pickled and recorded.
 
     Attributes:
         kind: The name of the exception's class, "AuthenticationFailed"; empty if no exception was raised.

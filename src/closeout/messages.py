@@ -122,7 +122,7 @@ _ADDED = 16  # messages that a conversation grows by between two requests, at mo
 
 
 def _joined_before(conversation: list[Message], protocol: str) -> tuple[int, list[bytes]]:
-    """How many messages at the start were joined already, and to what."""
+    """Return the number of leading messages that were joined already, and their joined bytes."""
     for index in range(len(conversation) - 1, max(len(conversation) - 1 - _ADDED, -1), -1):
         found, conversation[index]._through = conversation[index]._through, None
         if found is not None and found[0] == protocol and found[1] == conversation[:index]:
@@ -185,7 +185,7 @@ class Step:
 
     @property
     def succeeded(self) -> bool:
-        """Whether none of its calls failed."""
+        """True if none of its calls failed."""
         return all(result.ok for result in self.returns)
 
 
@@ -194,10 +194,10 @@ class Step:
 
 @record(kw_only=True)
 class ToolPolicy:
-    """How calls of one tool are governed. Defaults fit a tool of which nothing is known."""
+    """Rules for the calls of one tool. The defaults fit an unknown tool."""
 
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parameter → other names models give it
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # for required parameters that models leave out
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # values of required parameters that models leave out
     other_names: tuple[str, ...] = ()  # names that models may call the tool by, where no tool has them
     duplicate_key: tuple[str, ...] | None = None  # parameters that make two calls the same; None: all of them
     repeatable: bool = False  # the same call may rightly be made again (a clock, a random number)
@@ -211,13 +211,13 @@ class ToolPolicy:
     approval: Literal["always", "never"] | Callable[[Mapping[str, Any]], bool | str | None] | None = None
     repair: Literal["full", "none"] = "full"
     timeout: float | None = 120.0  # seconds
-    retries: int = 0  # after a failure that may pass; only for read-only or idempotent tools
+    retries: int = 0  # tries after a transient failure; only for read-only or idempotent tools
     empty_at: tuple[str, ...] = ()  # keys or dotted paths that hold the result's items: {"organic": []} is empty
     accept_empty: bool = False  # an empty result is an answer, not a reason to ask again
     check_content: bool = False  # results are web pages: captcha, login wall, "enable JavaScript" are failures
     judge: Callable[[Any], bool | str | None] | None = None  # own rule: True or a reason if the result is unusable
     response_format: Literal["concise", "standard", "detailed", "raw"] | None = None  # None: the data, encoded
-    version: str = "1.0.0"  # for telemetry
+    version: str = "1.0.0"  # the version that telemetry reports
     demo_length: int | None = None  # characters of a result's text while DEMO_MODE=1
     format: str = "auto"  # encoding of the text that the model sees: see `closeout.encode`
     budget_tokens: int | None = None  # None: the run's default
@@ -228,7 +228,7 @@ class ToolPolicy:
 
     @property
     def strict_names(self) -> bool:
-        """Whether a call that names another server is never taken for this tool."""
+        """True if a call that names another server is never taken for this tool."""
         return self.destructive or not (self.effects_known or self.read_only)
 
     @property
@@ -333,7 +333,7 @@ def _add_costs(a: Usage, b: Usage) -> float | None:
 
 @record(kw_only=True)
 class Capabilities:
-    """What an endpoint can do, as far as it is known. Dialects check this, never a vendor's name."""
+    """Known abilities of an endpoint. Dialects check this, never a vendor's name."""
 
     chat: bool = True
     completions: bool = False
@@ -351,7 +351,7 @@ class Capabilities:
 
 @record
 class Constraint:
-    """What the reply must match: a JSON schema (dict) or a GBNF grammar or a regular expression (str)."""
+    """A pattern that the reply must match: a JSON schema (dict) or a GBNF grammar or a regular expression (str)."""
 
     kind: Literal["json_schema", "grammar", "regex"]
     value: Mapping[str, Any] | str
@@ -394,7 +394,7 @@ class ModelRequest:
 
 @record
 class RequestInfo:
-    """What a request is for; the journal records it with the request.
+    """The purpose of a request; the journal records it with the request.
 
     Attributes:
         purpose: "act" for a turn, "close" for the closing answer, "experience" for a failure account, "compact" for a
@@ -411,7 +411,7 @@ class RequestInfo:
 
     @property
     def may_act(self) -> bool:
-        """Whether the reply may call tools: the request is a turn's, or a strategy's beside it."""
+        """True if the reply may call tools: the request is a turn's, or a strategy's beside it."""
         return self.purpose not in ("close", "experience", "compact")
 
 
@@ -477,7 +477,7 @@ class ModelReply:
 
     @property
     def finished(self) -> bool:
-        """Whether the model ended the reply. Only such a reply can be an answer."""
+        """True if the model ended the reply. Only such a reply can be an answer."""
         return self.finish_reason in FINISHED
 
 
@@ -486,7 +486,7 @@ class ModelReply:
 
 @record
 class Defect:
-    """What is wrong with a reply, and the short exact hint that the model is given when it is asked again."""
+    """An error in a reply, and a short, exact hint for the model's next try."""
 
     code: str  # "empty", "broken_action", "truncated", "invented_observation", "refusal", "repeating", …
     hint: str
@@ -497,7 +497,7 @@ class Defect:
 
 @record
 class Reading:
-    """What a dialect read in a reply: calls to make, or an answer, or defects that say why neither."""
+    """A dialect's reading of a reply: calls to make, an answer, or defects that explain why it has neither."""
 
     text: str = ""  # thought before a call, or the whole plain text
     reasoning: str = ""

@@ -61,7 +61,7 @@ def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
 
 
 def mask(value: Any) -> Any:
-    """Return a value in which the keys of well-known services are replaced by stars, as many as they have characters.
+    """Return a value in which the keys of well-known services are replaced by the same number of stars.
 
     Args:
         value: A text, or lists and mappings of texts. Other values are returned as they are.

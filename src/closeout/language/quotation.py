@@ -75,7 +75,7 @@ _SHOWS = re.compile(
     r"|earlier|previous(?:ly)?|describ\w+|not|never|json)\b|例|格式|语法|写法|不",
     re.IGNORECASE,
 )
-_ROLE = re.compile(r"\W*(?:assistant|model|助手)\W*", re.IGNORECASE)  # a chat template's, repeated by the model
+_ROLE = re.compile(r"\W*(?:assistant|model|助手)\W*", re.IGNORECASE)  # A chat template's role, repeated by the model.
 _ACKNOWLEDGED = re.compile(
     r"(?:sure|ok|okay|alright|all right|right|certainly|of course|yes|got it|understood|hm+"
     r"|好的?|好吧|当然)[\s,.!。！，…]*",
@@ -94,7 +94,7 @@ def last_sentence(text: str) -> str:
 
 
 def speaks_of_calls(sentence: str, *, marked: bool) -> bool:
-    """Whether a call after this sentence is shown, not made.
+    """True if a call after this sentence is shown, not made.
 
     Made is what an intention announces, or a label, or "here is the call". What a plain statement precedes is made
     too, if its form has a mark. Any other sentence that runs into the call, or has a colon before it, shows it:
@@ -112,17 +112,17 @@ def speaks_of_calls(sentence: str, *, marked: bool) -> bool:
 
 
 def is_role(text: str) -> bool:
-    """Whether it is nothing but the name of a role, as a chat template writes it before a message."""
+    """True if it is nothing but the name of a role, as a chat template writes it before a message."""
     return _ROLE.fullmatch(text) is not None
 
 
 def is_talk(sentence: str) -> bool:
-    """Whether it has words that speak of calls, as examples, manuals, logs and refusals do."""
+    """True if it has words that speak of calls, as examples, manuals, logs and refusals do."""
     return _TALK.search(sentence) is not None
 
 
 def states_intention(text: str) -> bool:
-    """Whether it ends in a plain intention, "I'll search"."""
+    """True if it ends in a plain intention, "I'll search"."""
     return _INTENT.search(text) is not None
 
 
@@ -132,7 +132,7 @@ def begins_quotation(line: str) -> bool:
 
 
 def introduces_quotation(before: str) -> bool:
-    """Whether the text before a call with a mark shows the call as a quotation.
+    """True if the text before a call with a mark shows the call as a quotation.
 
     It does if it ends in a sentence with a colon that does not announce a call ("The page says:"), or if the call
     begins inside a line of prose, a quotation or a list item.

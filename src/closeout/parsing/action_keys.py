@@ -71,7 +71,7 @@ _FORM = 'Write it as {"action": "tool name", "action_input": {…}}.'
 
 @dataclass(frozen=True, slots=True)
 class ActionReading:
-    """What an action says.
+    """The content of an action.
 
     A `code` means that there is no call: "none" if the model wanted none, else the code of a defect.
     """
@@ -85,12 +85,12 @@ class ActionReading:
 
 
 def is_final_answer(name: str) -> bool:
-    """Whether a name means the final answer: "Final Answer", "final_answer", "FinalAnswer." and the like."""
+    """True if a name means the final answer: "Final Answer", "final_answer", "FinalAnswer." and the like."""
     return len(name) <= 64 and name.strip().casefold().translate(_IGNORED) == "finalanswer"
 
 
 def is_no_action(name: str) -> bool:
-    """Whether a name means that no tool is called: empty, None, null, N/A, "no action needed"."""
+    """True if a name means that no tool is called: empty, None, null, N/A, "no action needed"."""
     return len(name) <= 64 and _NO_ACTION.fullmatch(name.strip(" \t\r\n`\"'.()").casefold()) is not None
 
 

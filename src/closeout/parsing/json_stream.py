@@ -50,7 +50,7 @@ class Signal(Enum):
 
 
 class _Expect(IntEnum):
-    """What the grammar allows next."""
+    """The tokens that the grammar allows next."""
 
     VALUE = auto()
     VALUE_OR_END = auto()
@@ -88,9 +88,9 @@ class JsonScanner:
         self._plain = plain
         self._max_depth = max_depth
         self._expect = _Expect.VALUE
-        self._closers: list[str] = []  # of the open containers
-        self._levels: list[set[str] | None] = []  # per container: the action keys seen in it; None inside an input
-        self._quote = ""  # of the open string
+        self._closers: list[str] = []  # closing brackets of the open containers
+        self._levels: list[set[str] | None] = []  # each container's action keys so far; None inside an input
+        self._quote = ""  # the open string's quote
         self._escaped = False
         self._bad_newline = False  # a raw newline in a string in strict mode
         self._is_key = False
@@ -103,7 +103,7 @@ class JsonScanner:
 
     @property
     def closable(self) -> bool:
-        """Whether only closing brackets are missing."""
+        """True if only closing brackets are missing."""
         return not self._quote and not self._comment and self._number is None and self._expect is _Expect.COMMA_OR_END
 
     def scan(self, text: str, at: int) -> tuple[Signal, int]:
@@ -334,7 +334,7 @@ class JsonScanner:
     # -------------------------------------------------------------------------------------------- the input
 
     def _in_action(self) -> bool:
-        """Whether the innermost container is an object that may hold a name and an input."""
+        """True if the innermost container is an object that may hold a name and an input."""
         return bool(self._levels) and self._levels[-1] is not None and self._closers[-1] == "}"
 
     def _begins_input(self, character: str) -> bool:
@@ -381,7 +381,7 @@ class StringDecoder:
         return self._ESCAPE.sub(self._decode, held)
 
     def _unfinished(self, text: str) -> int:
-        """The position of an escape that the text cuts in two; the text's length if there is none."""
+        """The position of an escape that the text cuts in two, or the text's length."""
         first = max(0, len(text) - 12)
         found = self._UNFINISHED.search(text, first)
         while found is not None:

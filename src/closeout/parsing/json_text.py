@@ -74,11 +74,11 @@ _WORDS: dict[str, tuple[Any, str]] = {
 
 _NULL_OR_STRING = {"none", "nil"}
 _QUOTED_COLON = re.compile(r"""["']\s*+:""")
-_CUT_WORD = re.compile(r"(?i:tr|tru|fa|fal|fals|nu|nul)")  # what the end of the text may have cut off
+_CUT_WORD = re.compile(r"(?i:tr|tru|fa|fal|fals|nu|nul)")  # literals that the end of the text may have cut off
 
 
 def is_atom(token: str, *, loosely: bool = False) -> bool:
-    """Whether a token is a literal or a JSON number; `loosely` lets numbers in that only other languages write."""
+    """True if a token is a literal or a JSON number; `loosely` lets numbers in that only other languages write."""
     is_word = token in _WORDS or token.casefold() in ("true", "false", "null")
     return is_word or bool(_NUMBER.fullmatch(token)) or (loosely and bool(_LOOSE_NUMBER.fullmatch(token)))
 
@@ -232,7 +232,7 @@ _TORN = {
 
 
 def _after_closer(is_listed: bool) -> str:
-    """What may follow a bracket that closes the container around a string: in a list, any value."""
+    """Return a pattern for the text after a bracket that closes a string's container: in a list, any value."""
     follower = rf"[\"'{{\[]|{KEY}" + (rf"|{_ATOM}" if is_listed else "")
     return rf"(?=\s*+(?:\Z|[}}\])`{{]|;\s*+\Z|//|/\*|,\s*+(?:\Z|{follower})))"
 
@@ -287,7 +287,7 @@ class Ambiguous(Broken):
 
 
 class Effort:
-    """How much guessing one text is worth: it bounds the time that hostile text can take."""
+    """The limit on guesses about one text: it bounds the time that hostile text can take."""
 
     __slots__ = ("left",)
 
@@ -336,7 +336,7 @@ def read_string(text: str, start: int, role: Role, effort: Effort) -> ReadString
 
 
 def _never_closed(text: str, start: int, previous: int, quote: int, role: Role) -> int:
-    """Where the string ends if a quote in it turns out to open what comes next; 0 if it does not."""
+    """Return the end of the string if a quote in it turns out to open the next one, else 0."""
     if (
         role in ("element", "listed_element")
         and text[quote - 1] == ","
@@ -393,7 +393,7 @@ def _unterminated(text: str, start: int, role: Role) -> ReadString:
 
 
 def _decode(body: str) -> tuple[str, tuple[str, ...]]:
-    """What the characters between the quotes mean, and the names of the repairs."""
+    """Return the decoded characters between the quotes, and the names of the repairs."""
     repairs: list[str] = []
     if "\n" in body or "\r" in body or "\t" in body:
         repairs.append("raw_newline")
@@ -485,7 +485,7 @@ class Scanner:
         return kind in self._notes
 
     def read_value(self) -> None:
-        """Read one root value. Raises Broken if there is none, or if it makes no sense."""
+        """Read one root value. Raises Broken if it is missing or makes no sense."""
         self._value(self.skip(), "root")
         while self._stack:
             self._effort.spend(self.position)
@@ -922,7 +922,7 @@ def _undoubled(text: str) -> RepairedJson | None:
 
 
 def _starts(text: str) -> list[tuple[int, str]]:
-    """Where reading may begin, likeliest first, each with the name of the text before it."""
+    """Return the offsets at which reading may begin, likeliest first, each with the name of the text before it."""
     fence = _FENCE.match(text)
     if fence:
         return [(fence.end(), "code_fence")]
@@ -1047,7 +1047,7 @@ def _by_library(text: str) -> RepairedJson | None:
 
 
 def _invented(value: dict[str, Any] | list[Any], text: str) -> bool:
-    """Whether a string in the value is not quoted in the text, or a word of the text is not in the value."""
+    """True if a string in the value is not quoted in the text, or a word of the text is not in the value."""
     words, kept = (Counter(_WORD_PATTERN.findall(each.casefold())) for each in (text, json.dumps(value)))
     if (words - kept).keys() - {"none", "undefined"}:
         return True

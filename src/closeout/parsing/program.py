@@ -19,7 +19,7 @@ MAX_PROGRAM = 100_000  # characters
 _MAX_FENCES = 20  # closing fences that are tried, as a string in the program may hold some
 
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}+|~{3,}+)[ \t]*+(\w*+)[ \t]*+\r*+$")
-_PARTS = re.compile(r"[^\n]*\n|[^\n]+")  # of a piece, by lines
+_PARTS = re.compile(r"[^\n]*\n|[^\n]+")  # a piece's lines
 _TAGS = frozenset({"python", "py", "python3", "tool_code"})
 _EMPTY = Defect("empty", "Your last reply was empty. Write a program or give the answer.")
 _CUT = Defect("truncated", "Your last reply was cut off at the length limit. Write a shorter program.", refuses=True)
@@ -59,9 +59,9 @@ class ProgramReader:
         self._destructive = frozenset(destructive)
         self._splitter = ThinkingSplitter()
         self._lines = _LineReader()
-        self._mark = ""  # of the open block's fence
+        self._mark = ""  # the open block's fence
         self._code: list[str] | None = None  # the program so far, None before it begins
-        self._fences = 0  # in the program
+        self._fences = 0  # fences in the program
         self.complete = False
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
@@ -95,7 +95,7 @@ class ProgramReader:
         yield from self._announced(certain)
 
     def _ends(self, code: list[str]) -> bool:
-        """Whether a fence ends the program. One that leaves it incomplete is inside a string."""
+        """True if a fence ends the program. One that leaves it incomplete is inside a string."""
         self._fences += 1
         return self._fences >= _MAX_FENCES or parse_python("".join(code).rstrip()) is not None
 

@@ -86,17 +86,16 @@ class CotEvent(NamedTuple):
     start: int
     end: int
     text: str = ""
-    role: str = (
-        ""  # of text and final: "thought", "plain", "json", "answer"; of action without marker: "bare", "native"
-    )
-    name: str = ""  # of action_start and action
-    input: Any = None  # of action: any JSON value
-    raw: str = ""  # of action: its text as written
+    # "thought", "plain", "json" or "answer" for text and final; "bare" or "native" for an action without a marker.
+    role: str = ""
+    name: str = ""  # the tool of action_start and action
+    input: Any = None  # an action's input: any JSON value
+    raw: str = ""  # an action's text as written
     span: tuple[int, int] | None = None
     repairs: tuple[Repair, ...] = ()
-    code: str = ""  # of malformed; of a marker "stop_prefix"; of final "truncated"; of end: the finish reason
-    hint: str = ""  # of malformed: the hint for the model's next try
-    refuses: bool = False  # of malformed: refused for safety, so that no later stage may run a call from the text
+    code: str = ""  # malformed: the defect; marker: "stop_prefix"; final: "truncated"; end: the finish reason
+    hint: str = ""  # malformed: the hint for the model's next try
+    refuses: bool = False  # malformed: refused for safety, so that no later stage may run a call from the text
 
 
 def joined(events: Iterable[CotEvent]) -> list[CotEvent]:
@@ -131,7 +130,7 @@ class Tape:
         self.emitted = 0
         self._base = 0  # absolute offset of text[0]
         self._events: list[CotEvent] = []
-        self._parts: list[str] = []  # of the event that is growing; `_growing` is its kind, role and code
+        self._parts: list[str] = []  # text of the growing event; `_growing` is its kind, role and code
         self._growing: tuple[EventKind, str, str] = ("text", "", "")
         self._start = 0
 
@@ -272,7 +271,7 @@ class Markers:
         return HOLD if word == len(text) or self._part.fullmatch(text, word) else None
 
     def is_stop_prefix(self, line: str) -> bool:
-        """Whether a last line is a proper prefix of a stop marker: `Observ`."""
+        """True if a last line is a proper prefix of a stop marker: `Observ`."""
         return bool(line) and any(len(line) < len(word) and word.startswith(line) for word in self.stop_words)
 
 
@@ -309,17 +308,17 @@ class Stop(Enum):
     MARKER = auto()
     TAG = auto()
     BRACKET = auto()  # a `{` or `[` at a line's start
-    OBSERVATION = auto()  # within the first line
+    OBSERVATION = auto()  # `Observation:` within the first line
 
 
 class Place(Enum):
-    """Where in its lines a walk is."""
+    """The place of a walk within its lines."""
 
     AFTER_MARKER = auto()  # blanks and closing stars belong to the marker
     LINE_START = auto()  # only blanks since the line began
     IN_LINE = auto()
-    FIRST_LINE = auto()  # of an input, where an inline `Observation:` ends it
-    FENCE_INFO = auto()  # on a fence's opening line
+    FIRST_LINE = auto()  # an input's first line, where an inline `Observation:` ends it
+    FENCE_INFO = auto()  # a fence's opening line
     FENCE_LINE_START = auto()
     IN_FENCE_LINE = auto()
 
@@ -353,8 +352,8 @@ class LineWalker:
         self.role = role
         self.brackets = brackets
         self.place = place
-        self.marker: Marker | None = None  # at Stop.MARKER
-        self.tag: Tag | None = None  # at Stop.TAG
+        self.marker: Marker | None = None  # set at Stop.MARKER
+        self.tag: Tag | None = None  # set at Stop.TAG
         self._tape = tape
         self._markers = markers
         self._kind: EventKind = kind
@@ -401,7 +400,7 @@ class LineWalker:
         return stop or Stop.MORE
 
     def _is_stop_prefix(self) -> bool:
-        """Whether a stop marker begins the last line: the server cut the rest of it off."""
+        """True if a stop marker begins the last line: the server cut the rest of it off."""
         on_line = self.place is Place.LINE_START and self._marks and self._newline_seen
         return on_line and self._markers.is_stop_prefix(self._tape.text[self._tape.position :])
 
@@ -482,7 +481,7 @@ class LineWalker:
         return Stop.TAG
 
     def _is_quoted(self, tag: Tag, last: bool) -> bool | None:
-        """Whether a tag is in a code span: `<think>`, directly after a backtick, or in a block quote: `<tool_call>`."""
+        """True if a tag is in a code span: `<think>`, directly after a backtick, or in a block quote: `<tool_call>`."""
         self._emit()
         line = "".join(self._kept[self._walked :])
         self._code.walk(line, 0, len(line), fences=False)
@@ -608,7 +607,7 @@ def _fence_patterns(fence: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pa
 
 @lru_cache(maxsize=32)
 def _closing_fence(fence: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What closes the fence around an input, and what may be the beginning of that at a text's end."""
+    """Return patterns for the closing fence of an input and for its possible beginning at a text's end."""
     character, size = re.escape(fence[0]), len(fence)
     line = rf"\n[ \t]{{0,3}}{character}"
     return re.compile(f"{line}{{{size}}}"), re.compile(rf"\n(?:[ \t]{{0,3}}{character}{{0,{size - 1}}})?\Z")
@@ -618,21 +617,21 @@ def _closing_fence(fence: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 class State(Enum):
-    """What the parser is reading."""
+    """The part of a reply that the parser is reading."""
 
     TEXT = auto()  # thoughts and plain text
-    ANSWER = auto()  # after `Final Answer:`
-    REASONING = auto()  # inside reasoning tags
-    UNTRUSTED = auto()  # after an action, an answer or a defect
+    ANSWER = auto()  # the text after `Final Answer:`
+    REASONING = auto()  # text inside reasoning tags
+    UNTRUSTED = auto()  # the text after an action, an answer or a defect
     # Of an action, from its marker, tag or bracket to its end:
-    VALUE = auto()  # before a JSON value, a fence or a name
-    FENCE_INFO = auto()  # on the opening line of a fence around the value
+    VALUE = auto()  # blanks before a JSON value, a fence or a name
+    FENCE_INFO = auto()  # the opening line of a fence around the value
     JSON = auto()
-    REST_OF_LINE = auto()  # after JSON without a marker, which must be alone on its line
-    CLOSER = auto()  # before the fence, quote or parenthesis that closes the value
+    REST_OF_LINE = auto()  # the line after JSON without a marker, which must be alone on its line
+    CLOSER = auto()  # blanks before the fence, quote or parenthesis that closes the value
     NAME = auto()  # a tool name on the Action line
-    CALL = auto()  # after `name(`
-    INPUT_MARKER = auto()  # after the name's line
+    CALL = auto()  # the text after `name(`
+    INPUT_MARKER = auto()  # the lines after the name's line
     INPUT_TEXT = auto()  # an input that is free text
     INPUT_FENCE = auto()  # an input in a fence that is not JSON
 
@@ -645,28 +644,28 @@ Form = Literal["action", "input", "bare", "native"]
 class _Action:
     """The action that is being read."""
 
-    form: Form  # after `Action:`, after `Action Input:`, JSON on a line of its own, after `<tool_call>`
+    form: Form  # follows `Action:`, `Action Input:`, a line break (JSON on its own line), or `<tool_call>`
     committed: bool = True  # False: it may yet turn out to be text
-    start: int = -1  # where the action's own text begins
+    start: int = -1  # the offset of the action's own text
     stars: int = 0  # `*` that may close the bold type of its marker
     line_start: bool = False  # only blanks since the last newline
     size: int = 0  # characters of the name, or of a fence's info string
-    name: str = ""  # of the text form
+    name: str = ""  # the name in the text form
     name_pieces: list[str] = field(default_factory=list)
     announced: bool = False  # an action_start event was made
     final: bool = False  # the action is the final answer, as far as is known
     fence: str = ""
-    closer: str = ""  # what must follow the JSON: a fence, a quote, a parenthesis
+    closer: str = ""  # the text that must follow the JSON: a fence, a quote, a parenthesis
     scanner: JsonScanner = field(default_factory=JsonScanner)
     json_start: int = 0
     opening: str = ""  # the JSON's first bracket
-    pieces: list[str] = field(default_factory=list)  # of the JSON or of the input
-    raw: list[str] = field(default_factory=list)  # what is plain text if this turns out not to be an action
+    pieces: list[str] = field(default_factory=list)  # the JSON or the input, in pieces
+    raw: list[str] = field(default_factory=list)  # plain text if this turns out not to be an action
     in_input: bool = False
     first_of_input: bool = False  # the next character is the quote that opens the input
     decoder: StringDecoder | None = None
     repairs: list[Repair] = field(default_factory=list)
-    walker: LineWalker | None = None  # over an input that is free text
+    walker: LineWalker | None = None  # walks over an input that is free text
 
     @property
     def kind(self) -> tuple[EventKind, str]:
@@ -683,7 +682,7 @@ class _Action:
 
     @property
     def on_fresh_line(self) -> bool:
-        """Whether only blanks were read since the last newline, in the JSON."""
+        """True if only blanks were read since the last newline, in the JSON."""
         tail = ""
         for piece in reversed(self.pieces):
             tail = piece + tail
@@ -728,8 +727,8 @@ class CotAgentOutputParser:
         self._answer: LineWalker | None = None
         self._answer_text: list[str] = []
         self._answer_start = 0
-        self._depth = 1 if reasoning_open else 0  # of reasoning tags
-        self._code = CodeQuotes()  # of the reasoning that is being read
+        self._depth = 1 if reasoning_open else 0  # open reasoning tags
+        self._code = CodeQuotes()  # quotes in the reasoning that is being read
         self._reasoned: list[str] = []  # pieces of it that `_code` has not seen
         self._action = _Action("action")
         self._attempts: Counter[Form] = Counter()
@@ -737,7 +736,7 @@ class CotAgentOutputParser:
 
     @property
     def complete(self) -> bool:
-        """Whether the outcome is certain: any further text would be untrusted."""
+        """True if the outcome is certain: any further text would be untrusted."""
         return self._state is State.UNTRUSTED
 
     def feed(self, text: str) -> list[CotEvent]:
@@ -1354,14 +1353,14 @@ class CotAgentOutputParser:
             self._reject_action("broken_action", "The Action is not complete. Write it again as one JSON object.")
 
     def _shows_nothing(self) -> bool:
-        """Whether the text so far gives no sign of an action."""
+        """True if the text so far gives no sign of an action."""
         action = self._action
         if self._state is State.JSON:
             return not action.committed and not action.scanner.name
         return self._state is State.VALUE and action.form in ("action", "native") and not action.fence
 
     def _not_an_action(self, *, at_line_start: bool = False) -> bool:
-        """What was read is text after all, or an Action that names no tool."""
+        """Treat the text read so far as plain text, or as an Action that names no tool."""
         if self._action.form in ("bare", "native"):
             self._plain.extend(self._action.raw)
         self._text.place = Place.IN_LINE

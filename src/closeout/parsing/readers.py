@@ -63,7 +63,7 @@ class Reader(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether the reply's one call is complete: further text would not count, so the request can be cancelled."""
+        """True if the reply's one call is complete: further text would not count, so the request can be cancelled."""
         ...
 
     def close(self, reply: ModelReply) -> Reading:
@@ -115,8 +115,8 @@ class NativeReader:
     def __init__(self, tools: Sequence[ToolSpec] = ()) -> None:
         self._tools = tools
         self._splitter: ThinkingSplitter | None = None
-        self._detector = FormDetector() if tools else None  # of a call in the text, until its name is known
-        self._said = ""  # the end of the text before that call
+        self._detector = FormDetector() if tools else None  # finds a call in the text, until its name is known
+        self._said = ""  # the end of the text before the call
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
         if delta.kind != "text":
@@ -250,7 +250,7 @@ _SHOWN_AS: dict[str, Literal["reasoning", "tool_name", "tool_arguments", "answer
 
 def _shown(event: CotEvent) -> ReadEvent | None:
     if event.kind == "text":
-        # JSON that may yet be an action is not shown as a thought; if it is none, the reading has it.
+        # JSON that may yet be an action is not shown as a thought. If it is not, the reading has it.
         return None if event.role == "json" else ReadEvent("thought" if event.role == "thought" else "text", event.text)
     kind = _SHOWN_AS.get(event.kind)
     text = event.name if event.kind == "action_start" else event.text
@@ -325,7 +325,7 @@ def _refusal(action: CotEvent, before: Sequence[CotEvent], tools: Sequence[ToolS
 
 
 def _is_alone(action: CotEvent, before: Sequence[CotEvent], tool: ToolSpec | None) -> bool:
-    """Whether an action without an `Action:` marker is the reply's own call, not a quotation.
+    """True if an action without an `Action:` marker is the reply's own call, not a quotation.
 
     It never calls a destructive tool. Before a bare object there may only be a thought, if the object has the
     dialect's own keys; a thought that ends in a colon introduces a quotation.
@@ -365,7 +365,7 @@ class McpXmlReader:
         self._destructive = frozenset(_plain(tool.name) for tool in tools if tool.policy.destructive)
         self._splitter = ThinkingSplitter(stop=OPENING_TAG)
         self._call: CallScanner | None = None
-        self._buffer = ""  # of the call, not scanned yet
+        self._buffer = ""  # text of the call, not scanned yet
         self._named = False
         self._shown = 0  # pieces of the arguments that were shown
 

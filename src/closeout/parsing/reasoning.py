@@ -81,26 +81,26 @@ def undecided_tail(text: str) -> int:
 class CodeQuotes:
     """Walk over a text and tell at each tag whether it is quoted as code.
 
-    A fence begins and ends on a line of its own. A code span is within a line: a run of as many backticks as opened
-    it closes it. Reasoning has no fences, because models leave theirs open there.
+    A fence begins and ends on a line of its own. A code span is within a line and ends with the same number of
+    backticks that opened it. Reasoning has no fences, because models leave theirs open there.
     """
 
     __slots__ = ("_fence", "_fresh", "_info", "_long", "_never", "_opened", "_quotation", "_span", "_span_blank")
 
     def __init__(self) -> None:
-        self._never: dict[str, int] = {}  # for a character: runs of this length and more close nothing from here on
+        self._never: dict[str, int] = {}  # each character's run length from which on a run closes nothing
         self.begin()
 
     def begin(self) -> None:
         """Begin a new part of the text, such as the one after reasoning."""
         self._fresh = True  # only blanks so far
-        self._long = False  # within a run of backticks that is too long to be one
+        self._long = False  # the run of backticks is too long to be a mark
         self._fence = ""  # the open fence's run
-        self._info = False  # on the fence's opening line
+        self._info = False  # the fence's opening line has not ended
         self._opened = False  # tags in the fence are quoted for certain
         self._span = 0  # backticks that opened a code span
-        self._span_blank = False  # with nothing but blanks in it so far
-        self._quotation = False  # and it is one for certain
+        self._span_blank = False  # the span has only blanks so far
+        self._quotation = False  # the span is a quotation for certain
 
     def walk_plain(self, text: str) -> None:
         """Walk over a piece without line ends, backticks and tildes, as nearly every piece of a stream is."""
@@ -154,7 +154,7 @@ class CodeQuotes:
             self._span = 0
 
     def quotes_so_far(self, text: str, end: int, *, closing: bool, last: bool) -> bool | None:
-        """Whether a tag is in a code span, judged by no more than the character after its `end`.
+        """True if a tag is in a code span, judged by no more than the character after its `end`.
 
         A closing tag is quoted if backticks enclose it, or after an opening tag in the same span.
 
@@ -170,7 +170,7 @@ class CodeQuotes:
         return self._quotation
 
     def quotes(self, text: str, start: int, end: int, *, closing: bool, last: bool = True) -> bool | None:
-        """Whether the tag `text[start:end]` is quoted. The text before it must have been walked over.
+        """True if the tag `text[start:end]` is quoted. The text before it must have been walked over.
 
         A code span around a tag must be closed on its line, and a closing tag must begin it or follow an opening tag
         in it: a lone backtick in reasoning does not keep the reasoning open. For the same reason a closing tag in a
@@ -195,7 +195,7 @@ class CodeQuotes:
         return self._quotation
 
     def _closes_span(self, text: str, start: int, *, last: bool) -> bool | None:
-        """Whether the open code span is closed on this line, close enough; None if more text must decide."""
+        """True if the open code span is closed on this line, close enough; None if more text must decide."""
         limit = start + _LONGEST_BEHIND
         for found in _SPAN_ENDS.finditer(text, start, limit):
             if found[0] == "\n":
@@ -209,7 +209,7 @@ class CodeQuotes:
         return False
 
     def _closes_fence(self, text: str, start: int) -> bool:
-        """Whether the open fence is closed anywhere after `start`."""
+        """True if the open fence is closed anywhere after `start`."""
         sign, size = self._fence[0], len(self._fence)
         line_end = text.find("\n", start)
         if self._info and text.find(self._fence, start, line_end if line_end >= 0 else len(text)) >= 0:
@@ -248,10 +248,10 @@ class ThinkingSplitter:
         self._mark = _stopping(stop) if stop else _MARK
         self._code = CodeQuotes()
         self._depth = 0
-        self._family = ""  # of the open mark: only its own closing mark closes it
-        self._held = ""  # looked at again, together with what follows
+        self._family = ""  # the open mark's family: only its own closing mark closes it
+        self._held = ""  # text to examine again, together with the next piece
         self._sent = 0  # how much of it was returned already
-        self.tagged = False  # whether a mark counted so far
+        self.tagged = False  # true once a mark counted
         self.lone_at: int | None = None  # number of pieces before a closing mark that came first of all marks
         self.cut: int | None = None  # position of the open mark, in a text that is read whole
 
@@ -333,7 +333,7 @@ def _stopping(tag: str) -> re.Pattern[str]:
 
 
 def has_mark(text: str, start: int, end: int) -> bool:
-    """Whether a reasoning mark occurs in `text[start:end]`."""
+    """True if a reasoning mark occurs in `text[start:end]`."""
     return _MARK.search(text, start, end) is not None
 
 

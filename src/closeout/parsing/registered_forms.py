@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REGISTERED", "registered_markers"]
 
-REGISTERED: dict[str, Form] = {}  # by family
+REGISTERED: dict[str, Form] = {}  # keyed by family
 
 
 def registered_markers() -> tuple[str, ...]:

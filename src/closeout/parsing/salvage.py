@@ -176,7 +176,7 @@ class _Search:
 
 
 def _is_certain(before: str, tail: str) -> bool:
-    """Whether a reply does nothing but make a call: what a destructive tool needs.
+    """True if a reply does nothing but make a call: what a destructive tool needs.
 
     It consists of marked calls, or of the model's own intention and the calls after it.
     """
@@ -187,7 +187,7 @@ def _is_certain(before: str, tail: str) -> bool:
 
 
 def _invented_before(context: str) -> bool:
-    """Whether the model wrote a tool result before the call; what follows it builds on what did not happen."""
+    """True if the model wrote a tool result before the call; what follows it builds on what did not happen."""
     return any(_INVENTED.match(context, line.start()) for line in _LINE.finditer(context))
 
 
@@ -212,13 +212,13 @@ def _regions(text: str) -> Iterator[tuple[str, str, bool, bool]]:
 
 
 def _outside_fences(text: str, found: Found) -> bool:
-    """Whether the first call begins where no fence is open."""
+    """True if the first call begins where no fence is open."""
     start = next(block.start for block in found.blocks if block.calls)
     return sum(1 for _ in _FENCE.finditer(text, 0, start)) % 2 == 0
 
 
 def _ends_there(region: str, blocks: list[Block], end: int) -> bool:
-    """Whether nothing follows the last call, and little is between calls; an invented result ends the text as well."""
+    """True if nothing follows the last call, and little is between calls; an invented result ends the text as well."""
     tail = region[end:]
     if not _TAIL.match(tail) and not _INVENTED.match(_without_marks(tail)):
         return False
@@ -230,7 +230,7 @@ def _without_marks(tail: str) -> str:
 
 
 def _is_talk(form: Form, before: str, region: str, start: int) -> bool:
-    """Whether the call is quoted, an item of a list or table, or introduced as something other than a call."""
+    """True if the call is quoted, an item of a list or table, or introduced as something other than a call."""
     line = region[max(0, start - CONTEXT) : start].rpartition("\n")[2]
     if begins_quotation(line):
         return True
@@ -247,7 +247,7 @@ def _is_talk(form: Form, before: str, region: str, start: int) -> bool:
 
 
 def _complete(block: Block) -> bool:
-    """Whether a cut-off reply shows the end of the call: JSON or a closing tag, not the last words of a line."""
+    """True if a cut-off reply shows the end of the call: JSON or a closing tag, not the last words of a line."""
     return all(not call.text or call.text.rstrip()[-1:] in tuple("}])>`") for call in block.calls)
 
 

@@ -37,16 +37,16 @@ _CUT = "Your last call was cut off at the length limit. Write it again and be br
 
 class _State(Enum):
     HEAD = auto()  # server and tool name
-    VALUE = auto()  # after `<arguments>`
+    VALUE = auto()  # the text after `<arguments>`
     JSON = auto()
-    TAIL = auto()  # after the JSON: closing tags
+    TAIL = auto()  # closing tags after the JSON
     BROKEN = auto()  # no valid JSON: the rest of the text is collected
     DONE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedCall:
-    """What a call's tags say. `arguments` are the text as written where they are not a JSON object."""
+    """The content of a call's tags. `arguments` are the text as written where they are not a JSON object."""
 
     name: str
     server: str
@@ -70,12 +70,12 @@ class CallScanner:
 
     @property
     def complete(self) -> bool:
-        """Whether the call is whole: what follows is not part of it."""
+        """True if the call is whole: what follows is not part of it."""
         return self._state is _State.DONE
 
     @property
     def unfinished(self) -> bool:
-        """Whether the text ended before anything closed the call."""
+        """True if the text ended before anything closed the call."""
         if self._state is _State.BROKEN:
             return not any(_TAGS.search(piece) for piece in self.pieces)
         return self._state not in (_State.DONE, _State.TAIL)
@@ -175,7 +175,7 @@ class CallScanner:
 
 
 def _only_end(text: str) -> int:
-    """Where broken arguments end, if only one reading is possible; else -1."""
+    """Return the end of broken arguments if only one reading is possible, else -1."""
     tags = list(_TAGS.finditer(text))
     if not tags:
         return len(text)

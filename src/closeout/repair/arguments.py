@@ -17,7 +17,7 @@ from closeout.repair.schema import SchemaRules, nests_deeper, short
 
 __all__ = ["MAX_ARGUMENTS", "RepairedArguments", "diagnose", "repair_arguments", "signature"]
 
-MAX_ARGUMENTS = 10_000  # of one call; far beyond any real one
+MAX_ARGUMENTS = 10_000  # arguments of one call, far more than any real call has
 _MAX_LENGTH = 400  # characters of a whole diagnostic
 _MAX_MEMBERS = 12  # arguments named in a diagnostic
 
@@ -41,7 +41,7 @@ class RepairedArguments(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether there are arguments to call with."""
+        """True if there are arguments to call with."""
         return not self.errors
 
 
@@ -177,7 +177,7 @@ def _fitted(arguments: Any, rules: _Rules) -> RepairedArguments:
 
 
 def _readings(arguments: Any, rules: SchemaRules) -> list[tuple[Mapping[str, Any], tuple[Repair, ...]]]:
-    """What object the arguments may mean, likeliest first."""
+    """Return the objects that the arguments may mean, likeliest first."""
     if isinstance(arguments, Mapping):
         readings: list[tuple[Mapping[str, Any], tuple[Repair, ...]]] = []
         for wrapper in _WRAPPERS:

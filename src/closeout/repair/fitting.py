@@ -30,7 +30,7 @@ _INDEX = re.compile(r"\[\d+\]")
 _MAX_FITS = 2_000  # values looked at in one repair; bounds schemas whose alternatives multiply
 _MAX_LEVELS = 32
 _MAX_UNKNOWN = 64  # arguments of an object; one with more of them is meant for something else altogether
-_MAX_PIECES = 200  # of one text that is split at its commas
+_MAX_PIECES = 200  # pieces of one text that is split at its commas
 _MIN_LIKENESS = 70.0  # rapidfuzz, 0 to 100: an unknown argument that is so like a parameter was meant for something
 _NO_CHANGE = object()
 

@@ -121,7 +121,7 @@ class SchemaRules:
         return not nests_deeper(arguments) and _is_valid(self._validator, arguments)
 
     def first_error(self, arguments: Any) -> jsonschema_rs.ValidationError | None:
-        """Return the validator's first complaint; None if there is none, or if it cannot look into the arguments."""
+        """Return the validator's first complaint, or None if it has none or cannot look into the arguments."""
         import jsonschema_rs
 
         if nests_deeper(arguments):

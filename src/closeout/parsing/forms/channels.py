@@ -29,7 +29,7 @@ _PARAMETER_END = re.compile(r"\n?</rfl:parameter>")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
     start: int
-    begin: int  # of the body
+    begin: int  # the body's offset
     end: int
     channel: str
     recipient: str

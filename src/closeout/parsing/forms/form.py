@@ -52,12 +52,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one form found in a text. Forms with channels set `content` and `reasoning`."""
+    """The calls that one form found in a text. Forms with channels set `content` and `reasoning`."""
 
     blocks: tuple[Block, ...] = ()
     content: str | None = None
     reasoning: str = ""
-    family: str = ""  # where the blocks show it better than the form does
+    family: str = ""  # set if the blocks show it better than the form does
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -96,7 +96,7 @@ class Form:
 
 
 def _is_none(block: Block, toolbox: Toolbox) -> bool:
-    """Whether a block calls nothing but a tool named "none"."""
+    """True if a block calls nothing but a tool named "none"."""
     names = [call.name for call in block.calls]
     return bool(names) and all(_NO_TOOL.fullmatch(name) and name not in toolbox for name in names)
 

@@ -23,7 +23,7 @@ _CANDIDATE = re.compile(r"""\{\s{0,64}["']|\[\s{0,64}\{\s{0,64}["']""")
 _GAP = re.compile(r"(?:\s|[;,])*+")
 _FENCE = re.compile(r"```[\w-]{0,16}[ \t]*\n\s{0,64}\Z")
 _FENCE_END = re.compile(r"\s{0,64}```")
-_MAX_CALLS = 1000  # in one value
+_MAX_CALLS = 1000  # calls in one value
 
 
 # -------------------------------------------------------------------------------------------- values that are calls
@@ -111,7 +111,7 @@ def _unwrapped(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(*values: dict[str, Any]) -> bool:
-    """Whether one of the objects is refused itself."""
+    """True if one of the objects is refused itself."""
     return any(isinstance(value, Pairs) and value.refusal for value in values)
 
 
@@ -159,7 +159,7 @@ def _contradiction(envelope: dict[str, Any], toolbox: Toolbox) -> str:
 
 
 def _is_schema(arguments: Mapping[str, Any], envelope: Mapping[str, Any]) -> bool:
-    """Whether this describes a tool instead of calling it: the "arguments" are a JSON Schema."""
+    """True if this describes a tool instead of calling it: the "arguments" are a JSON Schema."""
     described = isinstance(arguments.get("properties"), Mapping) and "type" in arguments
     return described or ("description" in envelope and "type" in arguments)
 
@@ -180,7 +180,7 @@ def flat_call(value: dict[str, Any], toolbox: Toolbox) -> ToolCall | None:
 
 
 def read_json_run(source: Source, toolbox: Toolbox, start: int, at: int) -> Block | None:
-    """JSON calls one after another from `at` on, as one block that begins at `start`; None if there is none."""
+    """Return consecutive JSON calls from `at` on as one block that begins at `start`, or None."""
     calls: list[ToolCall] = []
     repairs: list[Repair] = []
     end = at

@@ -16,7 +16,7 @@ __all__ = ["Loaded", "Pairs", "Source", "load", "refusal_in", "value_end"]
 
 # A bracket, or a string with its closing quote. One set of characters comes first, which the search skips to.
 _STRUCTURE = re.compile(r'(?P<mark>[{}\[\]"])(?:(?<=")[^"\\]*+(?:\\.[^"\\]*+)*+(?P<quote>"?))?', re.DOTALL)
-_MAX_DEPTH = 1000  # of brackets; Python reads no deeper JSON
+_MAX_DEPTH = 1000  # open brackets; Python reads no deeper JSON
 _MAX_REPAIRED = 1 << 18  # characters; a broken value beyond this is not repaired
 _STEPS_PER_CHARACTER = 4  # passes over the text that failed attempts may cost
 _FREE_STEPS = 1 << 16  # a short text may be tried from every position
@@ -66,7 +66,7 @@ class Source:
     def __init__(self, text: str) -> None:
         self.text = text
         self.deep_until = 0  # brackets before this position are nested too deeply to be read
-        self._ends: dict[int, int | None] = {}  # of brackets that were passed while looking for another one's end
+        self._ends: dict[int, int | None] = {}  # ends of brackets passed in the search for another one's end
         self._next: dict[str, tuple[int, int]] = {}
         self._repairs = _REPAIRED_VALUES
         self._steps = _STEPS_PER_CHARACTER * len(text) + _FREE_STEPS
@@ -81,7 +81,7 @@ class Source:
         return hit
 
     def first(self, needles: tuple[str, ...], start: int) -> tuple[int, str]:
-        """The nearest of the needles as (position, needle); (-1, "") if there is none."""
+        """Return the nearest of the needles as (position, needle), or (-1, "")."""
         hits = [(at, needle) for needle in needles if (at := self.find(needle, start)) >= 0]
         return min(hits, key=lambda hit: (hit[0], -len(hit[1])), default=(-1, ""))
 
@@ -118,7 +118,7 @@ class Source:
         self._steps -= _FAILED_ATTEMPT
 
     def may_repair(self) -> bool:
-        """Whether one more broken value may be repaired; a repair costs far more than reading."""
+        """True if one more broken value may be repaired; a repair costs far more than reading."""
         self._repairs -= 1
         return self._repairs >= 0
 

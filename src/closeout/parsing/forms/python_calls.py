@@ -182,13 +182,13 @@ class Scanner:
         else:
             return self._expression()
         self.space()
-        if self.text[self.at : self.at + 1] in _VALUE_ENDS:  # or the end of the text
+        if self.text[self.at : self.at + 1] in _VALUE_ENDS:  # true at the end of the text as well
             return value
         self.at = start
         return self._expression()
 
     def _expression(self) -> Written:
-        """What is written up to the next comma or closing bracket."""
+        """Return the text up to the next comma or closing bracket."""
         start, depth = self.at, 0
         if _PLACEHOLDER.match(self.text, start):
             raise NotACall
@@ -455,13 +455,13 @@ def settled(call: ToolCall, toolbox: Toolbox) -> ToolCall:
 
 
 def _holds_all(value: dict[str, Any], name: str, toolbox: Toolbox) -> bool:
-    """Whether a dict given as the only argument holds all arguments, rather than being one of them."""
+    """True if a dict given as the only argument holds all arguments, rather than being one of them."""
     properties = toolbox.properties(name)
     return len(properties) != 1 or (bool(value) and all(key in properties for key in value))
 
 
 def read_call(source: Source, at: int, toolbox: Toolbox) -> tuple[ToolCall, tuple[Repair, ...], int] | None:
-    """The call that begins at `at`, its repairs and its end; None if there is none."""
+    """Return the call that begins at `at`, its repairs and its end, or None."""
     if source.exhausted:
         return None
     scanner = Scanner(source.text, at)

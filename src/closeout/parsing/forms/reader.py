@@ -20,9 +20,9 @@ __all__ = ["FormDetector", "detect_forms", "find_call_mark", "read_tool_calls"]
 _ESCAPED_UNDERSCORE = re.compile(r"(?<=\w)\\_(?=\w)")
 _NAME_END = re.compile(r"[\w.\\]*\Z")
 _NAME_START = re.compile(r"[\w.\\]*")
-_MAX_ESCAPES = 100  # that are looked at in one reply
+_MAX_ESCAPES = 100  # escapes that are examined in one reply
 _LONGEST_PART = 128  # characters of a name on each side of an escape
-_MAX_CALLS = 1000  # in one reply; more is a model in a loop
+_MAX_CALLS = 1000  # calls in one reply; more is a model in a loop
 
 
 def read_tool_calls(
@@ -80,7 +80,7 @@ def _detected(text: str, toolbox: Toolbox, split: bool) -> ToolCallsRead:
 
 
 def is_markdown_escaped(text: str, toolbox: Toolbox) -> bool:
-    """Whether a reply writes the name of an offered tool or parameter with Markdown escapes, `read\\_file`."""
+    """True if a reply writes the name of an offered tool or parameter with Markdown escapes, `read\\_file`."""
     properties = {name for tool in toolbox for name in toolbox.properties(tool)}
     for count, escape in enumerate(_ESCAPED_UNDERSCORE.finditer(text)):
         if count >= _MAX_ESCAPES:
@@ -101,7 +101,7 @@ def markdown_unescaped(text: str) -> str:
 def detect_forms(text: str) -> list[Form]:
     """The forms whose marks occur in the text, in the order in which they do."""
     hits = []
-    absent: dict[str, bool] = {}  # by a mark's first character: most texts lack most of them
+    absent: dict[str, bool] = {}  # keyed by a mark's first character: most texts lack most of them
     for rank, form in enumerate(marked_forms()):
         positions = []
         for mark in form.markers:
@@ -116,7 +116,7 @@ def detect_forms(text: str) -> list[Form]:
 
 
 def _first_with_calls(forms: Iterable[Form], text: str, toolbox: Toolbox, thinking: Thinking) -> ToolCallsRead:
-    """What the first form reads that finds or refuses a call; else of the first that found a malformed one."""
+    """Return the reading of the first form that finds or refuses a call, else of the first with a malformed call."""
     fallback: ToolCallsRead | None = None
     for form in forms:
         read = _read(form, text, toolbox, thinking)
@@ -283,7 +283,7 @@ class FormDetector:
         self.family: str | None = None
         self.name: str | None = None
         self._marks = _marks_of(marked_forms())
-        self._blanks: list[str] = []  # before everything else
+        self._blanks: list[str] = []  # blanks before everything else
         self._head = ""  # the first characters from the mark on
         self._pending = ""
         self._tail: list[str] = []
@@ -316,7 +316,7 @@ class FormDetector:
         return rest
 
     def _may_be_json(self) -> bool:
-        """Whether the reply, so far, is or may become a bare JSON call; sets the family when it is one."""
+        """True if the reply, so far, is or may become a bare JSON call; sets the family when it is one."""
         start = self._pending.lstrip()
         if _JSON_START.match(start):
             self._hold(0, "json")

@@ -36,7 +36,7 @@ _BLANK = re.compile(r"\s*+")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """How a family writes a call as tags.
+    """A family's notation of a call as tags.
 
     `call` has a group `name`, and may begin with an optional wrapper, which then belongs to the block. `parameter` has
     a group `key` and may have `string` ("true" | "false": the value is text, or JSON). `wrapper_ends` close a call
@@ -186,9 +186,10 @@ def _parameter_text(source: Source, at: int, grammar: Grammar) -> tuple[str | No
 
 
 def _closing(source: Source, at: int, grammar: Grammar) -> int:
-    """Where the closing tag of a value is, -1 without one. One that no tag follows is data, if a better one comes.
+    """Return the offset of a value's closing tag, -1 without one.
 
-    A better one comes before any other tag of the call.
+    A closing tag that no tag follows is data if a better one comes. A better one comes before any other tag of the
+    call.
     """
     text, end = source.text, grammar.parameter_end
     first = close = source.find(end, at)
@@ -202,7 +203,7 @@ def _closing(source: Source, at: int, grammar: Grammar) -> int:
 
 
 def _tag_follows(text: str, at: int, grammar: Grammar) -> bool:
-    """Whether a tag of the call, or the end of the text, follows after blanks."""
+    """True if a tag of the call, or the end of the text, follows after blanks."""
     blank = _BLANK.match(text, at)
     at = blank.end() if blank else at
     if at == len(text) or text.startswith((grammar.parameter_end, *grammar.call_ends, *grammar.wrapper_ends), at):
@@ -211,7 +212,7 @@ def _tag_follows(text: str, at: int, grammar: Grammar) -> bool:
 
 
 def _breach(source: Source, at: int, end: int, grammar: Grammar) -> int | None:
-    """Where, before `end`, a tag begins that cannot be part of the value: another parameter or call on its own line."""
+    """Return the offset, before `end`, of another parameter or call on its own line: it is not part of the value."""
     text = source.text
     for pattern in (grammar.parameter, grammar.call):
         for found in pattern.finditer(text, at, end):

@@ -96,15 +96,15 @@ class Toolbox:
         return named if named in servers else servers[0]
 
     def destructive(self, name: str) -> bool:
-        """Whether a tool is declared destructive."""
+        """True if a tool is declared destructive."""
         return name in self._destructive
 
     def find(self, name: str) -> str | None:
-        """The offered tool that a written name means.
+        """Return the offered tool that a written name means.
 
         Only differences that carry no meaning are accepted: case, separators, escapes, a namespace before the name, a
         call index after it, and quotes around it. A namespace is one that
-        stands for all tools, the tool's server, or the name itself (`f.f`).
+        means all tools, the tool's server, or the name itself (`f.f`).
 
         Args:
             name: The name as the model wrote it.
@@ -127,7 +127,7 @@ class Toolbox:
         return None
 
     def mentioned(self, text: str) -> bool:
-        """Whether a text contains the name of an offered tool, up to case and separators."""
+        """True if a text contains the name of an offered tool, up to case and separators."""
         plain = text.translate(_NO_SEPARATORS).casefold()
         return any(name in plain for name in self._folded)
 
@@ -143,7 +143,7 @@ class Toolbox:
         return name
 
     def fits(self, name: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether arguments include what a tool requires and nothing that it does not declare."""
+        """True if arguments include what a tool requires and nothing that it does not declare."""
         properties = self.properties(name)
         return all(key in arguments for key in self.required(name)) and (
             not properties or all(key in properties for key in arguments)
@@ -174,7 +174,7 @@ def _described(tool: object) -> Iterator[tuple[str, Mapping[str, Any], str | Non
 
 
 Untyped = Literal["json", "scalars", "text"]
-"""How a parameter that the schema does not declare is read: as JSON if it is some, as JSON only if it is a scalar
+"""The reading of a parameter that the schema does not declare: as JSON if it is some, as JSON only if it is a scalar
 (a format whose own reference reader keeps undeclared containers as text), or as the text it is."""
 
 _ALIASES = {
@@ -185,7 +185,7 @@ _ALIASES = {
 _KIND_OF = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
-_MAX_DEPTH = 16  # of references and unions in a schema
+_MAX_DEPTH = 16  # nested references and unions in a schema
 
 
 def kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:

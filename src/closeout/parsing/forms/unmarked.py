@@ -50,7 +50,7 @@ _PROGRAM = re.compile(
 )
 _FAILED_SCAN = 8  # a literal is read in Python, at an eighth of the speed of a search
 _MAX_CALLS = 1000
-_MAX_DEPTH = 8  # of calls within strings and lists
+_MAX_DEPTH = 8  # nested calls within strings and lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _whole(source: Source, toolbox: Toolbox) -> _Group | None:
 
 
 def _is_plain(source: Source, at: int, group: _Group) -> bool:
-    """Whether calls of unknown names are a list of calls, or JSON with no keys but those of calls."""
+    """True if calls of unknown names are a list of calls, or JSON with no keys but those of calls."""
     if group.family == "pythonic":
         return source.text[at] == "["
     if group.family != "json":
@@ -238,7 +238,7 @@ def _groups(source: Source, toolbox: Toolbox) -> Iterator[_Group]:
         closing = (fences[fence] if fence < len(fences) else len(text)) if fence % 2 else -1
         if closing >= 0 and _PROGRAM.search(text, fences[fence - 1], closing):  # code to read, not calls to make
             at = closing
-        elif closing >= 0 or not anchor["code"]:  # outside a fence, an assignment or a print is not a call
+        elif closing >= 0 or not anchor["code"]:  # an assignment or a print outside a fence is not a call
             group = _group(source, toolbox, at, explicit=False)
             tail = _TAIL.match(text, group.end) if group else None
             if group and tail and all(_fits(call, toolbox) for call in group.calls):
