@@ -1,1 +1,1 @@
-"""How tool results are shown to a model: normal values, encodings, budgets, stored artefacts, telemetry. No I/O."""
+"""Tool results as a model sees them: normal values, encodings, budgets, stored artefacts, telemetry. No I/O."""
