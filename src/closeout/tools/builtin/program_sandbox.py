@@ -52,17 +52,11 @@ ANSWER_KEY = "final_answer"
 # Seconds that a program may compute, without its calls.
 MAX_SECONDS = 10.0
 MAX_MEMORY = 200_000_000  # bytes
-<<<<<<< HEAD
-MAX_DEPTH = 300  # of recursion
-MAX_CALLS = 1_000  # of functions in one program
-MAX_PRINTED = 200_000  # characters of output that are kept; also of an answer, a last value, and arguments
-=======
 # Levels of recursion.
 MAX_DEPTH = 300
 # Function calls in one program.
 MAX_CALLS = 1_000
-MAX_PRINTED = 200_000  # characters of output that are kept
->>>>>>> 4402e46 (Reword docstrings and comments as nouns and whole sentences)
+MAX_PRINTED = 200_000  # characters of output, an answer, a last value or arguments that are kept
 MAX_TRACEBACK = 2_000  # characters of an error
 # Frames of an error's traceback that are shown.
 MAX_FRAMES = 3
