@@ -108,7 +108,7 @@ class Assembler:
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         check_sub_agents(config.agent.sub_agents, self.manager)
         self._plan: AgentPlan | None = None
-        self._folder: Path | None = None  # that `home` resolved to on first use
+        self._folder: Path | None = None  # the folder that `home` resolved to on first use
 
     def only(self, names: Iterable[str]) -> Assembler:
         """Return the same with only some of the tools, and those that Closeout adds itself.

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# What the messages of vendors' SDKs may have; unknown ones are misspelt.
+# The keys of messages in vendors' SDKs; an unknown key is a misspelling.
 MESSAGE_KEYS = (
     "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "refusal", "annotations",
     "attached", "audio", "function_call", "id", "type", "status", "cache_control",
@@ -59,7 +59,7 @@ FAMILIAR = {
     "stream": ("streaming",),
     "config": ("settings", "cfg", "configuration"),
 }
-# What is set elsewhere.
+# Settings that belong elsewhere.
 ELSEWHERE = {
     "top_p": "Pass config={'llm': {'top_p': …}}.",
     "model_settings": "Pass temperature= and max_tokens=, or config={'llm': {…}}.",

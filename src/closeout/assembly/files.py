@@ -78,7 +78,7 @@ class _File:
     text: str | None = None
     image: str = ""  # a data URI
     remark: str = ""
-    advice: str = ""  # for the person who passed the file
+    advice: str = ""  # advice for the person who passed the file
     clipped: bool = False  # longer than is read
 
 
@@ -92,7 +92,7 @@ async def prepare_task(
     """
     client = plan.client
     prepared = Prepared(check_task(text))
-    if files:  # in a thread, because a large PDF takes seconds
+    if files:  # a large PDF takes seconds, so reading runs in a thread
         can = replace(client.capabilities, max_context=await client.context_length())
         prepared = await asyncio.to_thread(prepare, text, files, capabilities=can, model=client.name)
     return Task(

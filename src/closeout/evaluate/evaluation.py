@@ -77,7 +77,7 @@ async def evaluate(
         fields: Where records hold a task's fields, if they name them otherwise.
         concurrency: How many trials run at once, "auto" to adapt to the endpoint.
         max_cost: US dollars to spend. What is exceeded are at most the requests in flight.
-        max_tokens: Tokens to spend, likewise.
+        max_tokens: Tokens to spend. Requests in flight may exceed them.
         retries: How often a trial is tried again that failed for a reason that may pass.
         shard: (i, n), from 1: run only the i-th of n shares of the tasks.
         ray: Run on a Ray cluster: "auto" for the one that this machine belongs to, or its address. The agent must then

@@ -136,7 +136,7 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
     messages = list(head)
     story = Story(whole=True)
     sequence: tuple[int, ...] = ()  # ids of the last prompt and its reply
-    tokens: dict[int, dict[str, Any]] = {}  # of the replies, by the numbers of their requests
+    tokens: dict[int, dict[str, Any]] = {}  # tokens of the replies, by the numbers of their requests
     for event in (row.event for row in rows if row.event.agent == "main"):
         story.feed(event)
         if isinstance(event, ModelReplied) and event.tokens:

@@ -27,7 +27,7 @@ def shard_homes(home: Path, name: str) -> list[Path]:
     """Return the homes of the shards of an evaluation.
 
     Raises:
-        UsageError: There are none.
+        UsageError: The home has no shards of the evaluation.
     """
     found = sorted(folder for folder in (home / "shards" / name).glob("*-of-*") if folder.is_dir())
     if not found:

@@ -33,7 +33,8 @@ __all__ = ["Batch", "BatchResult", "RaySweep", "run_batch"]
 
 TRIALS_PER_TASK = 10
 TASKS_PER_CPU = 2  # submitted, so that no CPU waits for the driver
-MAX_TASK_RETRIES = 10  # of a batch whose node or process died
+# Retries of a batch whose node or process died.
+MAX_TASK_RETRIES = 10
 WAIT_SECONDS = 0.5
 
 
@@ -58,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What a task returns: the outcome and the scores of each trial, and a compressed journal with their runs."""
+    """A task's result: the outcome and the scores of each trial, and a compressed journal with their runs."""
 
     outcomes: tuple[RunOutcome, ...]
     scores: tuple[Mapping[str, Score], ...]
@@ -153,7 +154,7 @@ class RaySweep:
         self._settings = settings
         self._ray = _connected(address)
         self._home = store.path.parent.parent
-        self._batches: dict[Any, Batch] = {}  # in flight, by the reference of their result
+        self._batches: dict[Any, Batch] = {}  # batches in flight, by the reference of their result
         self.stopped = ""
 
     def stop(self, reason: str = "stopped") -> None:

@@ -19,7 +19,7 @@ __all__ = ["RunOutcome", "agent_for_task", "origin_of", "store_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended, and what it took. `cost` None: the price is unknown."""
+    """The end of a run, and its usage. `cost` None: the price is unknown."""
 
     answer: str | None
     status: str
@@ -42,12 +42,12 @@ class RunOutcome:
 
     @property
     def suspended(self) -> bool:
-        """Whether the run waits for a person's decision."""
+        """True if the run waits for a person's decision."""
         return self.status == "waiting"
 
     @property
     def transient(self) -> bool:
-        """Whether the run failed in a way that may not happen again."""
+        """True if the run failed in a way that may not happen again."""
         kind = error_type(self.error_kind)
         return self.status == "failed" and kind is not None and issubclass(kind, TransientModelError)
 

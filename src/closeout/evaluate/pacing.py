@@ -1,4 +1,4 @@
-"""How many requests an evaluation has in flight: a fixed number, or one that adapts to what the endpoint can take."""
+"""Limit an evaluation's requests in flight: by a fixed number, or by one that adapts to the endpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FIRST_LIMIT = 8
 HIGHEST_LIMIT = 512
 GAIN = 1.05  # a higher limit is kept if the throughput rises at least by this factor
 RISE = 0.1  # share by which the limit is raised once doubling no longer pays
-WINDOWS_AT_REST = 8  # that pass before a limit that did not pay is tried again
+# Windows that pass before a limit that did not pay is tried again.
+WINDOWS_AT_REST = 8
 _OVERLOADED = (RateLimited.__name__, ServerFailed.__name__)
 
 
@@ -94,7 +95,7 @@ class AdaptiveLimit:
 
 
 class SweepGate:
-    """Admits the requests of an evaluation: as many at once as the limit allows, none after it is closed.
+    """Admits the requests of an evaluation: up to the limit at once, none after it is closed.
 
     Args:
         limit: The number of requests in flight; it may change.
@@ -138,7 +139,7 @@ class SweepGate:
 
     @property
     def blocked(self) -> int:
-        """How many requests wait."""
+        """The number of requests that wait."""
         return len(self._waiting)
 
     def close(self, reason: str) -> None:

@@ -31,7 +31,7 @@ __all__ = ["Report", "Slice", "Totals", "load_report", "read_report"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What the trials of a report took, and how they ended.
+    """The usage of a report's trials, and the number of each way to end.
 
     Attributes:
         planned: All trials; the denominator of the score.
@@ -80,7 +80,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Report:
-    """What an evaluation found. Trials that failed, or are not finished, count as wrong.
+    """The results of an evaluation. Trials that failed, or are not finished, count as wrong.
 
     Attributes:
         name: The evaluation.
@@ -179,7 +179,7 @@ class Report:
 
     @cached_property
     def totals(self) -> Totals:
-        """What the trials took, and how they ended."""
+        """The usage of the trials, and the number of each way to end."""
         return self._totals_of(self.trials)
 
     def _totals_of(self, trials: Sequence[Trial]) -> Totals:
@@ -217,7 +217,7 @@ class Report:
 
     @cached_property
     def failures(self) -> dict[str, int]:
-        """How many trials ended without an answer, by the kind of failure or the stop reason."""
+        """The number of trials that ended without an answer, by the kind of failure or the stop reason."""
         kinds = Counter(
             trial.outcome.error_kind or trial.outcome.stop_reason
             for trial in self.trials

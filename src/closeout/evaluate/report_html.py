@@ -24,7 +24,8 @@ td { overflow-wrap: anywhere; } svg { max-width: 100%; height: auto; } svg text 
 .axis { stroke: var(--line); } .soft { fill: var(--soft) !important; } .scroll { overflow-x: auto; }
 """
 _WIDTH, _HEIGHT, _MARGIN = 720, 320, 60
-_MOST_TASKS = 2_000  # of which the matrix shows each
+# The matrix shows each task up to this number.
+_MOST_TASKS = 2_000
 _COLUMNS = 50  # tasks in a row of the matrix
 
 

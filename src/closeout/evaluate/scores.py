@@ -21,7 +21,7 @@ __all__ = ["Attempted", "Score"]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How right a trial is.
+    """The score of a trial.
 
     Attributes:
         value: From 0 to 1.

@@ -35,8 +35,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 AgentFor: TypeAlias = Callable[[EvalTask], Agent[Any]]
 
-POLL_SECONDS = 0.5  # between two looks at what other processes do
-GRACE_SECONDS = 30.0  # that a stopped sweep waits for tools before it interrupts their runs
+# Seconds between two looks at what other processes do.
+POLL_SECONDS = 0.5
+# Seconds that a stopped sweep waits for tools before it interrupts their runs.
+GRACE_SECONDS = 30.0
 LONGEST_RETRY_WAIT = 60.0  # seconds
 # Every other trial would fail in the same way: the sweep stops, and the trials can be run once that is corrected.
 FATAL = (AuthenticationFailed, ModelNotFound, ModelUnavailable)
@@ -44,7 +46,7 @@ FATAL = (AuthenticationFailed, ModelNotFound, ModelUnavailable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """How a sweep works.
+    """The settings of a sweep.
 
     Attributes:
         concurrency: The number of trials at once, or "auto" for one that adapts to the endpoint.
@@ -109,7 +111,7 @@ class Sweep:
 
     @property
     def stopped(self) -> str:
-        """Why the sweep ended before all trials were done: "stopped", "max_cost", "max_tokens"; else empty."""
+        """The reason for an end before all trials were done: "stopped", "max_cost", "max_tokens"; else empty."""
         return self.gate.closed
 
     def stop(self, reason: str = "stopped") -> None:
@@ -165,7 +167,7 @@ class Sweep:
                 await self._wait(0.05 if self.gate.closed else POLL_SECONDS)
 
     async def _exchange(self) -> list[Claim]:
-        """Store results and claim as many trials as may run."""
+        """Store results and claim all trials that may run now."""
         done, self._done = self._done, []
         free = 0 if self.gate.closed or self._paused else self.gate.limit - len(self._running)
         if not done and free <= 0:
@@ -284,7 +286,7 @@ async def score_attempt(scorer: Scorer, attempt: Attempted) -> Score:
         return await scorer.score(attempt)
     except JournalError:
         raise
-    except Exception as error:  # whatever a function of the user raises must not cost the trials of others
+    except Exception as error:  # an error in a user's function must not cost the other trials
         return Score(0.0, False, f"The scorer failed: {type(error).__name__}: {error}", judged=False)
 
 

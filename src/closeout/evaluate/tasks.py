@@ -21,8 +21,8 @@ LONGEST_ID = 200  # characters
 _MOST_FIELD = 2**31 - 1  # characters of a CSV field
 
 Fields: TypeAlias = "Mapping[str, str | Callable[[Mapping[str, Any]], Any]]"
-"""Where a record holds a task's id, question, answer, files and tools: a field's name (`a.b` for a nested one), or a
-function of the record."""
+"""The place in a record of each field of a task (id, question, answer, files, tools): a field's name (`a.b` for a
+nested one), or a function of the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class EvalTask:
             None. The agent never sees it.
         files: Paths of its files.
         tools: Which of the agent's tools it has, None for all.
-        metadata: Whatever else is known of the task, for slices and scorers.
+        metadata: Further fields of the task, for slices and scorers.
     """
 
     id: str
@@ -48,7 +48,7 @@ class EvalTask:
 
     @property
     def golds(self) -> tuple[str, ...]:
-        """The right answers as texts; empty if there is none."""
+        """The right answers as texts; empty if the task has no answer."""
         if self.answer is None:
             return ()
         answers = self.answer if isinstance(self.answer, list | tuple) else [self.answer]

@@ -287,7 +287,7 @@ class TrialStore:
 
     @property
     def created(self) -> float:
-        """When the evaluation was created, in seconds since the epoch."""
+        """The time at which the evaluation was created, in seconds since the epoch."""
         return float(self._query("SELECT created FROM evaluation")[0][0])
 
     def add_tasks(self, tasks: Sequence[EvalTask], epochs: int, chosen: Iterable[int] | None = None) -> None:

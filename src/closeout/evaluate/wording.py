@@ -1,4 +1,4 @@
-"""How reports write shares, intervals, amounts and tables."""
+"""Write the shares, intervals, amounts and tables of reports."""
 
 from __future__ import annotations
 

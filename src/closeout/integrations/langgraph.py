@@ -300,7 +300,7 @@ def _refuse_approvals(tools: Sequence[Any], policies: Mapping[str, ToolPolicy]) 
 
 
 def _is_concise(tool: BaseTool, policy: ToolPolicy | None) -> bool:
-    """True if a tool's results are shown as summaries only."""
+    """Return True if a tool's results are shown as summaries only."""
     if policy is not None and policy.response_format is not None:
         return policy.response_format == "concise"
     functions = (getattr(tool, "func", None), getattr(tool, "coroutine", None))

@@ -285,7 +285,7 @@ class AnthropicStream(StreamReader):
         for (index, name), pieces in self._grown.items():
             blocks[index][name] = join_surrogates("".join(pieces))
         for block in blocks.values():
-            if isinstance(written := block.get("input"), str):  # of a call that the server makes itself
+            if isinstance(written := block.get("input"), str):  # the server makes such a call itself
                 with suppress(ValueError):
                     block["input"] = decode_json(written)
         return _attached([blocks[index] for index in sorted(blocks)])

@@ -1,4 +1,4 @@
-"""What every model client offers: `complete`, and the seeds' message-history methods built on it."""
+"""The interface of every model client: `complete`, and the seeds' message-history methods built on it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RetryNote:
     """One attempt failed and another follows. Discard the deltas of the failed attempt."""
 
     attempt: int  # the one that failed, from 1
-    attempts: int  # at most
+    attempts: int  # the highest number of attempts
     delay: float  # seconds until the next one
     error: ModelError
 
@@ -314,7 +314,7 @@ class ResponseBox:
         return bool(self.extra_info)
 
     def get_extra_info(self) -> Mapping[str, Any]:
-        """Return the remarks; an empty mapping if there are none."""
+        """Return the remarks; an empty mapping by default."""
         return self.extra_info or {}
 
     def get_response(self) -> Any:
@@ -324,7 +324,8 @@ class ResponseBox:
 # ------------------------------------------------------------------------------------------------ tool names
 
 
-SEPARATOR = "__"  # between server and tool where two servers offer the same name
+# The text between server and tool where two servers offer the same name.
+SEPARATOR = "__"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ __all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model"]
 
 PROVIDERS = ("openai", "anthropic", "local")
 FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, FILE.gguf"
-# What a client of the message-history interface must have.
+# Methods that a client of the message-history interface must have.
 METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
 
 

@@ -46,18 +46,18 @@ class ModelFile:
     context: int  # tokens that the model was trained for
     template: str  # the chat template, Jinja text
     parameters: float  # billions, as stated or else as counted
-    markers: tuple[str, ...] = ()  # of the chat template: text that becomes a control token
+    markers: tuple[str, ...] = ()  # texts of the chat template that become control tokens
     licence: str = ""
     cut: bool = False  # whether the file ends before its last tensor begins
 
     @property
     def small(self) -> bool:
-        """Whether worked examples and constrained decoding are needed: fewer than 3 billion parameters."""
+        """True if worked examples and constrained decoding are needed: fewer than 3 billion parameters."""
         return self.parameters < SMALL
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the chat template writes tools in the form that the model was trained for."""
+        """True if the chat template writes tools in the form that the model was trained for."""
         return bool(re.search(r"\btools\b", self.template))
 
 
@@ -173,7 +173,7 @@ def _skip_text(file: BinaryIO) -> None:
 
 
 def _billions(label: str) -> float:
-    """The parameters of a size label, such as 1.5B, 270M or 8x7B, in billions; 0 if it is none."""
+    """Return the parameters of a size label, such as 1.5B, 270M or 8x7B, in billions; 0 for other texts."""
     if (match := _SIZE.search(label)) is None:
         return 0.0
     experts, number, unit = match.groups()

@@ -35,9 +35,9 @@ __all__ = ["HTTPClient"]
 ONE_REQUEST = Usage(requests=1)
 # For replies without a usage (a stream that was cut off): about four bytes a token.
 BYTES_PER_TOKEN = 4
-# How much of a stream without events is kept, to read it as a whole reply or to say what it is.
+# Bytes of a stream without events that are kept, to read it as a whole reply or to say what it is.
 MAX_UNREAD = 2**20
-# How long a stream whose finish_reason has arrived may stay open: the usage comes in an event of its own.
+# Seconds that a stream may stay open after its finish_reason: the usage comes in an event of its own.
 FINISH_SECONDS = 2.0
 TOOLS_KEPT = 1024  # lists of tools whose JSON is kept
 _REFUSES = re.compile(
@@ -75,7 +75,7 @@ class HTTPClient(BaseClient):
         self.name = f"{vendor}:{model}"
         self.model = model
         self.base_url = base_url
-        self._server = f"{vendor} {transport.Endpoint(base_url).origin}"  # whose attachments are sent back
+        self._server = f"{vendor} {transport.Endpoint(base_url).origin}"  # the server whose attachments are sent back
         self._secrets = secrets_in(headers)
         self._extra = dict(extra_body or {})
         self._timeout = timeout

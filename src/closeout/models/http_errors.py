@@ -33,7 +33,7 @@ __all__ = [
     "retry_after",
 ]
 
-# How servers say that a prompt is too long. OpenAI, Azure and vLLM: "maximum context length"; vLLM also "longer than
+# Servers' messages for too long a prompt. OpenAI, Azure and vLLM: "maximum context length"; vLLM also "longer than
 # the maximum model length", "max_tokens must be at least 1, got -186"; SGLang: "longer than the model's context
 # length"; llama.cpp: "exceeds the available context size", "Context size has been exceeded"; Anthropic: "prompt is too
 # long", "exceed context limit"; Gemini: "exceeds the maximum number of tokens"; Mistral: "too large for model with …
@@ -53,7 +53,7 @@ _NO_TOOLS = re.compile(
     r"|tools? (?:use |calling )?(?:is|are) not supported|no endpoints found that support tool",
     re.IGNORECASE,
 )
-# How servers say that they could not read what their own model wrote. llama.cpp: "Failed to parse input at pos 3: …",
+# Servers' messages for unreadable output of their own model. llama.cpp: "Failed to parse input at pos 3: …",
 # since b9656 "output that does not match the expected peg-native format"; Ollama: "error parsing tool call: raw='…',
 # err=…", "XML syntax error on line 7"; vLLM: errors of Harmony, and "1 validation error for list[function-wrap[…]]" for
 # tool_choice=required; LM Studio: "Failed to parse tool call"; SGLang: "Failed to parse fc related info"; Groq: "Failed
@@ -241,7 +241,7 @@ _STATUS_OF_TYPE: Mapping[str, int] = {
 
 
 def explain(body: bytes) -> tuple[str, str]:
-    """Return the code and the text of an error body, as one short line, whatever the body is."""
+    """Return the code and the text of an error body, as one short line, for a body of any form."""
     if not body.strip():
         return "", ""
     text = body[: 16 * _READ].decode("utf-8", "replace")

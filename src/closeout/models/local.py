@@ -50,7 +50,7 @@ class LocalClient(BaseClient):
     Args:
         model: "local", "local:small", or the path of a `.gguf` file. The file's own description decides how it is
             used: with worked examples if it has fewer than 3 billion parameters, otherwise with its own form of tools.
-        threads: Threads that compute. By default as many as there are idle cores when the model is loaded, or fewer if
+        threads: Threads that compute. By default one per core that is idle when the model is loaded, or fewer if
             those were faster before.
         max_context: Tokens of prompt and reply together.
         temperature: For requests without their own; by default 0.
@@ -91,7 +91,7 @@ class LocalClient(BaseClient):
         self._markers = _marker_pattern(() if own is None else own.markers)
         self.name = str(model)
         self.on_status = on_status
-        self.speed = Speed(0, 0.0, 0.0)  # of the last request
+        self.speed = Speed(0, 0.0, 0.0)  # the speed of the last request
         self.capabilities = Capabilities(
             chat=own is None or bool(own.template),
             completions=True,
@@ -194,7 +194,7 @@ def _print_download(status: str) -> None:
 
 
 def _described(model: str) -> ModelFile | None:
-    """What a model file says about itself; None if it cannot be read, which loading it will report."""
+    """Return a model file's own description; None if it cannot be read, which loading it will report."""
     try:
         path = find_weights(model)
         return None if path is None else read_gguf(path)
@@ -222,7 +222,7 @@ class _Job:
 
     loop: asyncio.AbstractEventLoop
     chat: bool
-    beginning: str  # of the prompt, shared with other runs
+    beginning: str  # the beginning of the prompt, shared with other runs
     body: bytes
     pull: bool
     stop: threading.Event = field(default_factory=threading.Event)

@@ -55,7 +55,7 @@ _INSTRUCTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """What makes two users share one loaded model."""
+    """The key by which users share one loaded model."""
 
     model: str
     threads: int | None  # None: chosen when the model is loaded
@@ -321,7 +321,7 @@ class _Library:
         run(body, on_chunk)
 
     def read(self, text: str, on_chunk: Callable[[bytes], bool]) -> bool:
-        """Read a prompt without a reply. Return whether it was read to its end."""
+        """Read a whole prompt without a reply. Return False if reading stopped before its end."""
         done = False
 
         def watch(chunk: bytes) -> bool:

@@ -62,7 +62,7 @@ class Speed:
 
     @property
     def seconds(self) -> float:
-        """What a typical turn takes: 100 new tokens of prompt, and 60 written."""
+        """Return the seconds of a typical turn: 100 new tokens of prompt, and 60 written."""
         return 100 / self.prompt + 60 / self.reply
 
 

@@ -24,7 +24,7 @@ def generate_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_generated(value: Any) -> ModelReply | None:
-    """Return the reply in a body of `/api/generate`; None if it is none."""
+    """Return the reply in a body of `/api/generate`; None for any other body."""
     text = value.get("response") if isinstance(value, dict) else None
     if not isinstance(text, str):
         return None

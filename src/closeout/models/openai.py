@@ -57,18 +57,18 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
-# How Mistral, also behind vLLM, refuses the ids of other servers.
+# Mistral's refusal, also behind vLLM, of the ids of other servers.
 _SHORT_IDS = re.compile(r"a-z, A-Z, 0-9,? with a length of 9")
-# How Gemini refuses calls that another model made.
+# Gemini's refusal of calls that another model made.
 _UNSIGNED = re.compile(r"missing a `?thought_signature")
-# How DeepSeek and Kimi say that reasoning must be sent back.
+# DeepSeek's and Kimi's demand to send reasoning back.
 _DEMANDS = re.compile(r"must be (?:passed|provided|sent|included)|missing|is required|passed back", re.IGNORECASE)
 _HEADS_KEPT = 1024
 DISCOVERY_SECONDS = 30.0  # timeout for asking which kind of server this is, before the first constraint
 CONTEXT_SECONDS = 5.0  # timeout for asking what a request can do without, such as how long the model's context is
 # vLLM and SGLang; OpenRouter and Together; Groq; Mistral.
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
-# What vLLM, SGLang and llama.cpp support in addition to every server's features.
+# Features that vLLM, SGLang and llama.cpp support in addition to every server's features.
 _SELF_HOSTED: dict[str, Any] = {"completions": True, "json_schema": True, "grammar": True, "known": True}
 _GRAMMAR_SERVERS = ("vllm", "sglang", "llama.cpp")
 # A small model is asked as the embedded ones are, because servers of such models complete texts as a rule. A grammar is
@@ -404,7 +404,7 @@ def _entry(data: bytes, model: str) -> dict[str, Any]:
 
 
 def _is_small(entry: Mapping[str, Any]) -> bool:
-    """Whether a server says that the model is small, as llama.cpp does."""
+    """Return True if a server says that the model is small, as llama.cpp does."""
     meta = entry.get("meta")
     parameters = meta.get("n_params") if isinstance(meta, dict) else None
     return isinstance(parameters, int) and 0 < parameters < SMALL * 1e9
@@ -551,7 +551,7 @@ def _text(value: Any) -> str:
 
 
 def read_usage(value: Mapping[str, Any]) -> Usage | None:
-    """Return the usage in a body or event, None if there is none. Servers name cached tokens differently."""
+    """Return the usage in a body or event, None if it is missing. Servers name cached tokens differently."""
     usage = value.get("usage")
     if not isinstance(usage, dict):
         return None

@@ -79,7 +79,7 @@ class MessageEncoder:
     def _attach(self, shown: dict[str, Any], attached: Mapping[str, Any], text: str) -> None:
         """Add what the server attached to a message and to its calls."""
         for name, value in _mapping(attached.get("message")).items():
-            if name == "content":  # a list of parts; it stands if nothing was read out of it
+            if name == "content":  # a list of parts; it is kept if its text is unchanged
                 shown[name] = value if read_content(value)[0] == text else shown.get(name)
             elif name not in self.refused and (name not in REASONING_FIELDS or self.reasoning is not None):
                 shown.setdefault(name, value)
@@ -129,7 +129,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ reading
 
-# What messages and calls of every server have. The rest is the server's own.
+# The keys of messages and calls of every server. The rest is the server's own.
 _OF_MESSAGE = frozenset({"role", "content", "tool_calls", "function_call", "refusal", "annotations", "audio"})
 _OF_CALL = frozenset({"id", "type", "index", "function"})
 _OF_FUNCTION = frozenset({"name", "arguments"})

@@ -11,7 +11,8 @@ from pathlib import Path
 
 __all__ = ["PromptStates"]
 
-MOST_BYTES = 512 << 20  # of all states together
+# Bytes of all states together.
+MOST_BYTES = 512 << 20
 _SUFFIX = ".state"
 _ABANDONED = 3600.0  # seconds after which an unfinished file is deleted
 
@@ -34,7 +35,7 @@ class PromptStates:
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def find(self, key: str) -> str | None:
-        """Return the name of the undamaged file of a state, and note that it is used; None if there is none."""
+        """Return the name of the undamaged file of a state, and note that it is used; None if it is missing."""
         for file in self.folder.glob(f"{key}-*{_SUFFIX}"):
             with contextlib.suppress(OSError):
                 if file.name == self._name(key, file):

@@ -1,4 +1,4 @@
-"""How many parameters a model has, by its name, and how many make it small."""
+"""Read the number of a model's parameters from its name, and decide which models are small."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ class TokenReader:
 
     def _take_logprobs(self, logprobs: Mapping[str, Any]) -> None:
         content = logprobs.get("content")
-        if isinstance(content, list):  # of a chat completion
+        if isinstance(content, list):  # a chat completion
             entries = [entry for entry in content if isinstance(entry, dict)]
             self._texts += [entry.get("token") for entry in entries]
             self._logprobs += [entry.get("logprob") for entry in entries]
-        elif isinstance(texts := logprobs.get("tokens"), list):  # of a text completion
+        elif isinstance(texts := logprobs.get("tokens"), list):  # a text completion
             values = logprobs.get("token_logprobs")
             self._texts += texts
             self._logprobs += values if isinstance(values, list) else []

@@ -143,12 +143,12 @@ class StreamReader(ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether the stream may end here without anything missing from the reply."""
+        """True if the stream may end here without anything missing from the reply."""
         return self.done or bool(self.builder.finish_reason)
 
     @property
     def attached(self) -> dict[str, Any]:
-        """What is to be sent back as it came: see `ModelReply.attached`."""
+        """The fields to send back unchanged: see `ModelReply.attached`."""
         return {}
 
     @property
@@ -179,7 +179,7 @@ class ReplyBuilder:
 
     @property
     def started(self) -> bool:
-        """Whether any piece of the reply has arrived."""
+        """True if any piece of the reply has arrived."""
         return bool(self._text.length or self._reasoning.length or self._calls)
 
     @property
@@ -209,7 +209,7 @@ class ReplyBuilder:
 
     @property
     def last_call(self) -> int:
-        """The index of the last call; -1 if there is none."""
+        """The index of the last call; -1 without calls."""
         return next(reversed(self._calls), -1)
 
     @property

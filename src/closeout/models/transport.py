@@ -330,7 +330,7 @@ class _Pool:
 
     @staticmethod
     def was_stale(error: Exception) -> bool:
-        """Whether a request failed because its pooled connection was closed, before any byte of a response."""
+        """Return True if a request failed because its pooled connection was closed, before any byte of a response."""
         import aiohttp
 
         if not isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):

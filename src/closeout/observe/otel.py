@@ -87,7 +87,7 @@ class _RunSpans:
         self._chats: dict[str, _Open] = {}  # the request that an agent waits for
         self._agents: dict[str, attributes.AgentIdentity] = {}
         self._outer = otel_context.get_current()
-        self._error = "interrupted"  # of spans that the run leaves open
+        self._error = "interrupted"  # the error of spans that the run leaves open
         self._begin_run()
 
     def _begin_run(self) -> None:

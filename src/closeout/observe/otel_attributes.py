@@ -1,4 +1,4 @@
-"""What a journal event says in the attributes of the GenAI semantic conventions, and in `closeout.*` beside them.
+"""Translate journal events into attributes of the GenAI semantic conventions, and `closeout.*` beside them.
 
 Pure functions: event in, attributes out. Nothing that a person, a model or a tool wrote is in them unless `content`.
 """
@@ -49,7 +49,7 @@ _USAGE = {
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """Who acts: the agent's name, and its model as the provider knows it."""
+    """An agent's name, and its model as the provider knows it."""
 
     name: str
     provider: str

@@ -1,1 +1,1 @@
-"""Tool results for a model: normal values, encodings, budgets, stored artefacts, telemetry. No I/O."""
+"""Tool results as a model sees them: normal values, encodings, budgets, stored artefacts, telemetry. No I/O."""

@@ -197,7 +197,7 @@ class _Reader:
 
 
 def _lines(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """What a pattern is tried on: (line number, line) of a text, (path, leaf as text) of a value."""
+    """Yield the lines to match a pattern against: (line number, line) of a text, (path, leaf as text) of a value."""
     if isinstance(value, str):
         for number, line in enumerate(value.split("\n"), 1):
             yield f"{path}:{number}" if path else str(number), line
@@ -220,7 +220,7 @@ def _leaves(value: Any, path: str, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _matcher(pattern: str) -> Callable[[str], bool]:
-    """A test for lines, in time linear in the line whatever the pattern.
+    """A test for lines, in time linear in the line for every pattern.
 
     Python's `re` backtracks without bound; the schema validator's regex engine does not, so a pattern is tried as a
     schema's `pattern`. One that this engine refuses is searched as plain text.

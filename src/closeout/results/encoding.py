@@ -94,7 +94,7 @@ def register_encoding(encoding: Encoding) -> None:
 
 
 def find_encoding(name: str) -> Encoding:
-    """Return the form of a name. Raises `UsageError` if there is none."""
+    """Return the form of a name. Raises `UsageError` if the name is unknown."""
     encoding = _encodings.get(name)
     if encoding is None:
         raise UsageError(f"No format is called {name!r}. Use auto, {', '.join(_encodings)}.")
@@ -130,7 +130,7 @@ class Encoded(str):
 
     @property
     def saved_tokens(self) -> int:
-        """What the form saves against compact JSON; negative if a form was asked for that costs more."""
+        """Tokens that the form saves against compact JSON; negative if a form was asked for that costs more."""
         return self.baseline_tokens - self.tokens
 
 
@@ -272,7 +272,7 @@ def _encode_cut(value: Any, format: str, budget: int, model: str | None) -> Enco
 
 
 def _least(value: Any, format: str, budget: int, model: str | None) -> Encoded:  # noqa: A002
-    """What says that something was here, if the budget holds nothing of it."""
+    """Return the shortest sign of a value, for a budget that holds no part of it."""
     options = ("…", "") if format == "text" else ('"…"', "[]", "0")
     text = next((option for option in options if count_tokens(option, model) <= budget), options[-1])
     return _made(text, format, value, model, missing="everything: the budget is too small")

@@ -28,7 +28,7 @@ _WORDS = (
     "问题",
     "工具",
 )
-# What parsers skip may precede the word: blanks, a BOM, list and heading signs, numbers. All quantifiers are
+# The word may follow anything that parsers skip: blanks, a BOM, list and heading signs, numbers. All quantifiers are
 # possessive or bounded, so that no text makes the search more than linear.
 _OPENING = (
     r"[ \t\ufeff\u00a0\u3000\u200b*#_\-\d.)]*+"

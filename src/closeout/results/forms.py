@@ -197,7 +197,7 @@ def read_raw_block(text: str) -> Any:
 # ------------------------------------------------------------------------------------------------ XML
 
 _XML_NAME = re.compile(r"(?!xml)[A-Za-z_][A-Za-z0-9_.-]*", re.IGNORECASE)
-# What XML 1.0 cannot hold even escaped: control characters, surrogates, two non-characters (its production [2]).
+# Characters that XML 1.0 forbids even escaped: control characters, surrogates, two non-characters (production [2]).
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -346,7 +346,7 @@ _UNESCAPES = {written: sign for sign, written in _ESCAPES.items()}
 
 
 class CompactForm(NamedTuple):
-    """What a compact form says. `error_code` is "" for a call that succeeded."""
+    """The contents of a compact form. `error_code` is "" for a call that succeeded."""
 
     result: Any
     summary: str

@@ -20,7 +20,8 @@ _BREAKS = {
     "blockquote", "pre", "figure", "figcaption", "br", "hr", "li", "h1", "h2", "h3", "h4", "h5", "h6", "title", "body",
 }  # fmt: skip
 _ITEMS = {"li", "tr", "dt", "dd"}
-MAX_CHILDREN = 1_000  # of one element; trafilatura's time grows with the square of this number
+# Children of one element; trafilatura's time grows with the square of this number.
+MAX_CHILDREN = 1_000
 MAX_HIDDEN = 64  # nested elements that are left out; real pages have fewer, and every end tag searches them
 _TAG_NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9]*)")
 _SPACE = re.compile(r"[ \t\r\f\v\u00a0]+")

@@ -316,7 +316,7 @@ _CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 
 def _foreign(value: Any) -> Callable[[], Any] | None:
-    """How to read a record of a library that we do not import: by the method that its kind is known by."""
+    """Return the reader for a record of a library that we do not import: the method by which its kind is known."""
     kind: Any = type(value)
     if isinstance(value, type):
         return None

@@ -30,7 +30,7 @@ def xml_form(output: ToolOutput) -> str:
 
 
 class CacheOptimizedOutput:
-    """A text whose first bytes depend on nothing but the tool, so that a provider's prompt cache can hold them."""
+    """A text whose first bytes depend only on the tool, so that a provider's prompt cache can hold them."""
 
     @staticmethod
     def stable_prefix(tool_name: str) -> str:

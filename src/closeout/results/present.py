@@ -200,12 +200,12 @@ class _Budgeted:
         return counted.tokens <= self.limit and len(text) <= TOOL_RESULT_MAX_LENGTH
 
     def surely_fits(self, text: str) -> bool:
-        """Whether the text fits by its length alone: no vocabulary makes more tokens than there are bytes."""
+        """Return True if the text fits by its length alone: no vocabulary makes more tokens than there are bytes."""
         size = len(text) if text.isascii() else 4 * len(text)
         return size <= self.limit and len(text) <= TOOL_RESULT_MAX_LENGTH
 
     def least(self) -> str:
-        """What says that a result was here, if the budget holds nothing of it."""
+        """Return the shortest sign of a result, for a budget that holds no part of it."""
         options = [TRUNCATED, "…"]
         if self.handle:
             options.insert(0, f"{TRUNCATED} Read it: read_result({compact_json(self.handle)})")

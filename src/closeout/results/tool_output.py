@@ -31,7 +31,7 @@ __all__ = [
 
 
 class ResponseFormat(StrEnum):
-    """How much of a result its observation shows: the summary; with type and status; everything; the bare result."""
+    """The detail of an observation: the summary; with type and status; everything; the bare result."""
 
     CONCISE = "concise"
     STANDARD = "standard"
@@ -40,7 +40,7 @@ class ResponseFormat(StrEnum):
 
 
 class ToolTelemetry(BaseModel):
-    """What one call of a tool cost. For people and systems; a model sees it only in a DETAILED observation.
+    """The cost of one tool call. For people and systems; a model sees it only in a DETAILED observation.
 
     `latency_ms` is the tool's own time in its last try; `duration_ms` the whole call, with retries, waiting and
     writing the result. `memory_mb` is what the process' peak memory grew by, `cpu_percent` the CPU time of the calling
@@ -235,7 +235,8 @@ def observation_of(text: str) -> str:
 def _detailed(output: ToolOutput, summary: str) -> str:
     telemetry = output.telemetry
     result = json.dumps(normalise(output.result), ensure_ascii=False, indent=2)
-    metadata = {key: value for key, value in output.metadata.items() if key != "traceback"}  # for people only
+    # The traceback is for people only.
+    metadata = {key: value for key, value in output.metadata.items() if key != "traceback"}
     return (
         f"Observation: {summary}\n\n"
         f"Tool: {telemetry.tool_name}\n"

@@ -21,7 +21,7 @@ def token_text(token: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StatedTokens:
-    """What a server states about tokens in a chat completion: what `return_token_ids` and `logprobs` ask for."""
+    """The tokens in a chat completion, as `return_token_ids` and `logprobs` ask for them."""
 
     prompt: tuple[int, ...]
     ids: tuple[int, ...]

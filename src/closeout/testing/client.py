@@ -41,7 +41,7 @@ class _Conversation:
     call: int = 0  # index of its next call, if a reply holds one call only
     requests: int = 0
     faults: dict[int, int] = field(default_factory=dict)  # index of a misbehaviour → how often it happened
-    doubtful: tuple[int, int] | None = None  # after a spoilt turn: outcomes seen before it, its calls
+    doubtful: tuple[int, int] | None = None  # set after a spoilt turn: the outcomes seen before it, its calls
 
 
 class Player:
@@ -124,7 +124,7 @@ class Player:
         return None
 
     def _settle(self, conversation: _Conversation, view: RequestView) -> None:
-        """Advance past a spoilt turn whose call the agent has run all the same."""
+        """Advance past a spoilt turn whose call the agent has run nevertheless."""
         if conversation.doubtful is None:
             return
         before, calls = conversation.doubtful

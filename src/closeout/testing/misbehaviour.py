@@ -81,7 +81,7 @@ _ON_CALLS = frozenset({
     *REJECTIONS,
 })  # fmt: skip
 MAY_STILL_ACT = _ON_CALLS
-"""Faults after which an agent may have run the call all the same; its next request shows it."""
+"""Faults after which an agent may have run the call nevertheless; its next request shows it."""
 _SHORT_NAMES = {"429": "rate_limited", "500": "server_error", "529": "overloaded"}
 
 

@@ -366,7 +366,7 @@ Events = Callable[[ModelReply, Mapping[str, Any], Sequence[int]], Iterator[bytes
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How an endpoint reads a request and writes a reply, as one body or as server-sent events."""
+    """The format of an endpoint's requests and replies, as one body or as server-sent events."""
 
     read: Callable[[Mapping[str, Any]], RequestView]
     body: Callable[[ModelReply, Mapping[str, Any]], dict[str, Any]]

@@ -14,7 +14,7 @@ __all__ = ["VENDORS", "Vendor", "find_vendor"]
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """What a vendor's server adds to its replies, and what it wants in a request.
+    """The fields that a vendor's server adds to its replies, and those that it wants in a request.
 
     Attributes:
         attach: Returns the reply with what the server adds, given the number of its turn.

@@ -1,1 +1,1 @@
-"""Tools, the places they come from, and the governed steps of a call: plan, run, judge."""
+"""Tools, their sources, and the governed steps of a call: plan, run, judge."""

@@ -99,17 +99,17 @@ class CallOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the text is a result of the tool, including empty and repeated ones."""
+        """True if the text is a result of the tool, including empty and repeated ones."""
         return self.status in ("ok", "duplicate", "low_quality") and self.output.telemetry.success
 
     @property
     def was_executed(self) -> bool:
-        """Whether the tool ran, or a kept result answered in its place: what telemetry counts as a call."""
+        """True if the tool ran, or a kept result replaced it: the calls that telemetry counts."""
         return self.output.telemetry.cache_hit or self.status not in ("refused", "duplicate")
 
 
 class DuplicateCheck(NamedTuple):
-    """Whether a query was made before, and how often."""
+    """The result of a search for duplicates: the number of earlier calls with the same query."""
 
     is_duplicate: bool
     previous_count: int

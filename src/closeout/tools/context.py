@@ -23,7 +23,7 @@ __all__ = ["Ask", "BudgetLeft", "RunContext", "context_factory", "context_parame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetLeft:
-    """What an agent may still spend. None: no limit.
+    """The budget that an agent has left. None: no limit.
 
     Attributes:
         turns: Turns of the attempt after this one.
@@ -82,7 +82,7 @@ class RunContext:
             question: What to ask.
             options: Answers to choose from.
             max_wait: Seconds after which `default` is the answer. None waits for ever.
-            default: The answer if there is none in time.
+            default: The answer if nobody answers in time.
 
         Raises:
             ToolError: The tool is not called in a run, or may not be called again.
@@ -142,7 +142,7 @@ def reporting_to(progress: Progress | None) -> Iterator[None]:
 
 
 def context_parameter(signature: inspect.Signature) -> str:
-    """Return the name of the parameter that is annotated `RunContext`, empty if there is none."""
+    """Return the name of the parameter that is annotated `RunContext`, empty if no parameter is."""
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
         if annotation is RunContext:

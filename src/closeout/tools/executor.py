@@ -38,7 +38,8 @@ from closeout.tools.toolbox import Toolbox
 
 __all__ = ["DEMO_SCRAPE_MAX_LENGTH", "CallOutcome", "PlannedCall", "SingleCall", "ToolExecutor"]
 
-CHARACTERS_A_TOKEN = 4  # of a call's arguments: a rough rate, for telemetry that decides nothing
+# A rough rate for a call's arguments, used only in telemetry.
+CHARACTERS_A_TOKEN = 4
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class SingleCall(NamedTuple):
 
 @record(kw_only=True)
 class PlannedCall:
-    """What to do about one call, decided before anything runs.
+    """The decision on one call, made before anything runs.
 
     With a `refusal` nothing runs; with `earlier` there is a result already. `runs` is whether the tool is to be called.
     """
@@ -257,7 +258,7 @@ class ToolExecutor:
         return again._replace(repairs=(*found.repairs, repair))
 
     def _call_method(self, name: str, *arguments: Any) -> Any:
-        """What one of the overridable methods returns. Raises `_MethodFailed` instead of what an override raises."""
+        """Return the value of an overridable method. Raises `_MethodFailed` instead of what an override raises."""
         try:
             return getattr(self, name)(*arguments)
         except ToolDefinitionError:

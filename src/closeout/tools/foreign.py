@@ -40,7 +40,7 @@ def _langchain_tool(wrapped: Any) -> Tool[..., Any]:
     async def invoke(**arguments: Any) -> Any:
         return await wrapped.ainvoke(arguments)
 
-    # What the model must fill in; arguments that LangChain injects are left out.
+    # Only the arguments that the model must fill in, without those that LangChain injects.
     wanted = getattr(wrapped, "tool_call_schema", None) or wrapped.args_schema
     schema = dict(wanted) if isinstance(wanted, Mapping) else wanted.model_json_schema()
     kept = {key: value for key, value in schema.items() if key not in ("title", "description")}

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a result is worth.
+    """The verdict on a result.
 
     Attributes:
         quality: "good", or why the result is not usable; "unusable" is the verdict of a tool's own `judge`.
@@ -141,7 +141,7 @@ def _judge_emptiness(value: Any, policy: ToolPolicy, tool_name: str) -> Judgemen
 
 
 def _found_nothing(found: Mapping[str, Any], paths: tuple[str, ...]) -> bool:
-    """Whether the declared places are empty or, if the result has none of them, all the others are."""
+    """Return True if the declared places are empty or, if the result has no such place, all the others are."""
     places = [place for place in (_at(found, path) for path in paths) if place is not _MISSING]
     if places:
         return all(_is_empty(place) for place in places)
@@ -153,7 +153,7 @@ _MISSING = object()
 
 
 def _at(value: Any, path: str) -> Any:
-    """The part of a result at a key or a dotted path ("webPages.value"); `_MISSING` if there is none."""
+    """Return the part of a result at a key or a dotted path ("webPages.value"); `_MISSING` if nothing is there."""
     if isinstance(value, dict) and path in value:
         return value[path]
     for step in path.split("."):

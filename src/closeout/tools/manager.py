@@ -30,7 +30,7 @@ _NAME_LENGTH = 64  # characters that every vendor's API accepts in a tool name
 
 @runtime_checkable
 class AnyTool(Protocol):
-    """What the registry needs of a local tool; `Tool` is one."""
+    """The interface of a local tool in the registry; `Tool` is one."""
 
     @property
     def spec(self) -> ToolSpec: ...

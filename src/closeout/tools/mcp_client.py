@@ -37,22 +37,29 @@ if TYPE_CHECKING:
 
 __all__ = ["POLICY_KEY", "STATED_FIELDS", "McpServer", "Offer", "ServerFailed", "require_mcp"]
 
-POLICY_KEY = "closeout/policy"  # in a tool's `_meta`: what a Closeout server states about its tool
+# The key in a tool's `_meta` under which a Closeout server states its policy.
+POLICY_KEY = "closeout/policy"
 STATED_FIELDS = ("aliases", "duplicate_key", "empty_at", "check_content")
 
-PROBE_SECONDS = 3.0  # for a server that let a call time out to show that it still answers
-BROKEN_SECONDS = 0.5  # for a stream that broke to say why
-MAX_PAGES = 200  # of a server's list of tools
-MAX_TOOLS = 1_000  # of one server; every request would carry them
+# Seconds for a server that let a call time out to show that it still answers.
+PROBE_SECONDS = 3.0
+# Seconds for a broken stream to say why.
+BROKEN_SECONDS = 0.5
+# Pages of a server's list of tools.
+MAX_PAGES = 200
+# Tools of one server; every request would carry them.
+MAX_TOOLS = 1_000
 MAX_DESCRIPTION = 10_000  # characters; every request carries it
 CLOSED = "Connection closed"  # the library's message
 SESSION_HEADER = "mcp-session-id"
 STDERR_KEPT = 4_000  # bytes of a server's error output that are kept for a message
 STDERR_SHOWN = 600  # characters of it in a message
-MAX_EVENT_BYTES = 256_000_000  # of one result over streamable HTTP
+# Bytes of one result over streamable HTTP.
+MAX_EVENT_BYTES = 256_000_000
 LINES_SHOWN = 4
 CONNECT_SECONDS = 30.0
-SILENCE_SECONDS = 86_400.0  # of an event stream: a slow tool may be silent, and calls have their own deadlines
+# Seconds that an event stream may be silent: a slow tool may be, and calls have their own deadlines.
+SILENCE_SECONDS = 86_400.0
 
 
 class ServerFailed(ToolError):
@@ -148,7 +155,7 @@ class McpServer:
             await slot.session.close()
 
     async def _live(self, dead: _Session | None = None) -> _Session:
-        """The live session; a new one if there is none, or if it is `dead` or does not answer."""
+        """Return the live session; a new one if it is missing, `dead` or does not answer."""
         slot = self._slots.setdefault(asyncio.get_running_loop(), _Slot())
         async with slot.lock:
             old = slot.session
@@ -287,7 +294,7 @@ class _Session:
                     await asyncio.wait((request,))
 
     async def _lost(self, name: str) -> Exception:
-        """What to raise for a call that was running when the session ended."""
+        """Return the error for a call that was running when the session ended."""
         if self.config.transport == "sse" and self._task is not None:
             await asyncio.wait((self._task,), timeout=BROKEN_SECONDS)  # it knows why
         if not self._has_overflowed:
@@ -299,13 +306,13 @@ class _Session:
         )
 
     async def answers(self) -> bool:
-        """Whether the server still speaks; asked only after a call that timed out."""
+        """Return True if the server still answers; asked only after a call that timed out."""
         if not self._doubtful or self._client is None:
             return True
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._client.list_tools()
-        except Exception:  # whatever went wrong, it does not answer
+        except Exception:  # any error means that it does not answer
             return False
         self._doubtful = False
         return True
@@ -440,7 +447,7 @@ def _open_transport(
 
 
 def _program(config: McpServerConfig) -> str:
-    """The full path of the command. Raises `ServerFailed` if there is none."""
+    """Return the full path of the command. Raises `ServerFailed` if it is not found."""
     if config.cwd and not Path(config.cwd).is_dir():
         raise ServerFailed(f"MCP server {config.name!r} could not be started: its cwd {config.cwd!r} does not exist.")
     found = shutil.which(config.command, path=config.env.get("PATH"))

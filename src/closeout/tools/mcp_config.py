@@ -20,14 +20,15 @@ from closeout.redaction import redact, secrets_in
 
 __all__ = ["McpEntry", "McpServerConfig", "read_servers", "without_keys"]
 
-START_SECONDS = 60.0  # for a server to start and list its tools: package runners download it first
+# Seconds for a server to start and list its tools: package runners download it first.
+START_SECONDS = 60.0
 MOST_SECONDS = 10_000.0  # a larger timeout in another client's configuration is in milliseconds
 _KEYS = (
     "name", "command", "args", "env", "cwd", "url", "headers", "transport", "timeout", "start_timeout", "required",
 )  # fmt: skip
 _URL_KEYS = ("url", "httpUrl", "serverUrl")
 _SERVER_LISTS = ("mcpServers", "servers", "mcp_servers")
-# What other clients write beside a server's address: approvals, filters of their interfaces, looks, sign-in.
+# Keys that other clients write beside a server's address: approvals, filters of their interfaces, looks, sign-in.
 _FOREIGN_KEYS = frozenset((
     "alwaysAllow", "autoApprove", "autoapprove", "description", "dev", "disabledTools", "enabledTools", "excludeTools",
     "gallery", "icon", "iconPath", "id", "includeTools", "oauth", "sandbox", "sandboxEnabled", "tools", "trust",

@@ -67,7 +67,7 @@ class McpResult:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `value` is complete: only text, or structured content without binary data."""
+        """True if `value` is complete: only text, or structured content without binary data."""
         if any(part.get("type") != "text" for part in self.content):
             return False
         return self.structured is None or _without_base64(self.structured, self._data) == self.structured
@@ -113,7 +113,7 @@ def _without_base64(value: Any, known: frozenset[str]) -> Any:
 
 
 def _looks_encoded(data: str) -> bool:
-    """Whether a text mixes letters and digits as base64 does: words, hexadecimal and sequences do not."""
+    """Return True if a text mixes letters and digits as base64 does: words, hexadecimal and sequences do not."""
     return all(re.search(pattern, data) for pattern in ("[a-f]", "[g-z]", "[A-F]", "[G-Z]", "[0-9]"))
 
 

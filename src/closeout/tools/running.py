@@ -41,7 +41,7 @@ logger = logging.getLogger("closeout.tools")
 
 
 class ToolSource(Protocol):
-    """What a ToolExecutor needs of a tool manager."""
+    """The interface of a tool manager for ToolExecutor."""
 
     def specs(self) -> Any:
         """The tools on offer, a sequence of ToolSpec."""
@@ -147,7 +147,7 @@ def _copied(value: Any) -> Any:
 
 
 def _bare_result(value: Any) -> tuple[Any, Any]:
-    """What a tool returned without its wrapper, and its result."""
+    """Return a tool's value without its wrapper, and its result."""
     whole = None
     if issubclass(type(value), WrappedOutput):  # isinstance asks the value, which may raise
         value, whole = value.output, value.whole

@@ -51,7 +51,7 @@ _PARAMETER_SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """What a docstring says: the text before its first section, and each parameter's description and type."""
+    """A parsed docstring: the text before its first section, and each parameter's description and type."""
 
     text: str = ""
     parameters: dict[str, str] = field(default_factory=dict)

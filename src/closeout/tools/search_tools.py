@@ -94,7 +94,7 @@ def definition_tokens(specs: Iterable[ToolSpec]) -> int:
 
 
 def called_through(call: ToolCall) -> ToolCall:
-    """Return the call that a call of `call_tool` makes; the call itself if it is none, or names no tool.
+    """Return the call that a call of `call_tool` makes; the call itself if it calls another tool, or names none.
 
     The arguments may be written beside the name instead of inside `arguments`, or as a JSON text.
     """
@@ -129,7 +129,8 @@ def written_through(outer: ToolCall, made: ToolCall) -> ToolCall:
 # ------------------------------------------------------------------------------------------------ ranking
 
 # Chosen on the functions of the Berkeley Function-Calling Leaderboard: see bench/tool_search.py.
-_K1, _B = 1.2, 0.9  # of BM25
+# The constants of BM25.
+_K1, _B = 1.2, 0.9
 _OF_NAME, _OF_DESCRIPTION, _OF_PARAMETER, _OF_TEXT = 1.5, 1.0, 1.0, 0.7  # weights of a word by where it is
 _COVERED = 0.5  # how much a tool gains if the query holds every word of its name
 _UNSEEN = 3.0  # rarity of a word that no tool has

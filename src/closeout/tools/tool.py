@@ -203,7 +203,7 @@ class ModelTool(Tool[..., Any]):
     """A tool that asks a model. An agent supplies its own model to a tool that has none.
 
     Args:
-        make: Returns the tool's function; its argument asks the model, None if there is none yet.
+        make: Returns the tool's function; its argument asks the model, None if it is not connected yet.
         ask: Asks the model.
         options: The other arguments of `Tool`.
     """

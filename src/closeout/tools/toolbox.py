@@ -55,7 +55,7 @@ class Toolbox:
         return known[1]
 
     def repair(self, spec: ToolSpec, arguments: Any, written: str = "") -> RepairedArguments:
-        """Return arguments that fit a tool's schema, or why there are none.
+        """Return arguments that fit a tool's schema, or the reason why they cannot fit.
 
         Args:
             spec: The tool.

@@ -13,7 +13,7 @@ _MODULES = {"math": "math_problems", "multihop": "multihop_questions", "retail":
 
 
 def find_benchmark(name: str) -> Benchmark | None:
-    """Return the benchmark of a name, None if there is none.
+    """Return the benchmark of a name, None if the name is unknown.
 
     Raises:
         UsageError: The name is `bfcl:…` with an unknown category.

@@ -1,4 +1,4 @@
-"""What a benchmark consists of: tasks, how they are scored, and what its agent has."""
+"""The parts of a benchmark: its tasks, their scorers, and the settings of its agent."""
 
 from __future__ import annotations
 

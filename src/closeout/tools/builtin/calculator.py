@@ -22,7 +22,8 @@ from closeout.tools.tool import tool
 
 __all__ = ["calculate", "evaluate"]
 
-MAX_BITS = 13_000  # of a numerator or denominator: Python prints integers of up to 4,300 digits
+# Bits of a numerator or denominator: Python prints integers of up to 4,300 digits.
+MAX_BITS = 13_000
 SHOWN_DIGITS = 15  # significant ones of a result that is rounded: what a double holds
 EXACT_DIGITS = 20  # a decimal that ends within so many digits is shown whole
 
@@ -284,7 +285,7 @@ def _vulgar_fraction(found: re.Match[str]) -> str:
 def _join_thousands(text: str) -> str:
     """Drop the commas of 1,234,567, but not those between the arguments of a function: max(1,234)."""
     written = ""
-    calls: list[bool] = []  # for each open bracket: does it hold arguments
+    calls: list[bool] = []  # one entry for each open bracket: True if it holds arguments
     for piece in _PIECES.findall(text):
         if piece in ("(", "["):
             before = written.rstrip()
@@ -360,8 +361,10 @@ def why_unreadable(text: str, error: Exception | None = None) -> str:
 
 # ------------------------------------------------------------------------------------------------ evaluating
 
-MAX_DEPTH = 100  # of nested operations
-MAX_EXPONENT = 3_000  # of a number written 1e3000
+# Nested operations.
+MAX_DEPTH = 100
+# The largest exponent of a number such as 1e3000.
+MAX_EXPONENT = 3_000
 
 
 def evaluate(expression: str) -> str:

@@ -174,7 +174,8 @@ def _parts(line: str) -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------------------ the index
 
-MAX_WORDS = 24  # of a query that are searched for
+# Words of a query that are searched for.
+MAX_WORDS = 24
 
 
 def query_words(query: str) -> list[str]:
@@ -185,11 +186,13 @@ def query_words(query: str) -> list[str]:
 
 Progress = Callable[[int, int, str], None]  # documents read, documents to read, name of the one just read
 
-LAYOUT = 2  # of the database; a cache of another layout is rebuilt
+# The version of the database's layout; a cache of another layout is rebuilt.
+LAYOUT = 2
 FRESH_SECONDS = 2.0  # the folder is looked through again for a search that comes later than this after the last
 BATCH = 200  # documents written in one transaction
 CANDIDATES = 40  # passages that are ranked before some are chosen
-RELEVANT = 0.35  # of the best score: what fits worse shares a common word and costs the reader tokens
+# A share of the best score: what fits worse shares a common word and costs the reader tokens.
+RELEVANT = 0.35
 PER_DOCUMENT = 2  # passages of one document among the first: a question about two things finds both
 # Title words name what all of a document is about.
 _WORDS = TextIndex("words", {"title": 4.0, "heading": 2.0, "body": 1.0})

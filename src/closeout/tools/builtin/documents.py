@@ -140,7 +140,7 @@ def _joined(text: str) -> str:
 
 
 def _is_wide(character: str) -> bool:
-    """Whether words are written without spaces around this character."""
+    """Return True if words are written without spaces around this character."""
     return unicodedata.east_asian_width(character) in "WF"
 
 
@@ -192,7 +192,7 @@ class _Reader:
         try:
             document, line = self._find(name)
         except ToolError:
-            # Models ask for a document on what they look for, whatever it is called.
+            # Models ask for a document by its subject instead of its name.
             if (best := self._about(name)) is None:
                 raise
             document, line = best, 0

@@ -19,16 +19,22 @@ from closeout.results.html_text import html_title, main_text
 __all__ = ["MAX_FILE_BYTES", "TABLE_SUFFIXES", "decode_text", "extract_text", "is_database_file", "looks_like_text"]
 
 MAX_FILE_BYTES = 100_000_000
-MAX_UNPACKED_BYTES = 400_000_000  # of an Office file, which is a zip archive
-MAX_MARKUP_BYTES = 50_000_000  # of a Word document's XML, which is held in memory whole, at up to 40 times its size
-MAX_CHARACTERS = 20_000_000  # of extracted text
+# An Office file is a zip archive: the bytes that it may unpack to.
+MAX_UNPACKED_BYTES = 400_000_000
+# Bytes of a Word document's XML, which is held in memory whole, at up to 40 times its size.
+MAX_MARKUP_BYTES = 50_000_000
+# Characters of extracted text.
+MAX_CHARACTERS = 20_000_000
 MAX_EXPANSION = 250  # times its size that an Office file over MAX_SMALL may unpack to; real ones stay under 50
 MAX_SMALL = 4_000_000  # bytes
-MAX_SECONDS = 20.0  # for one file: what was read by then is kept; a small file can claim to be endless
-MAX_CELLS = 20_000_000  # of a sheet, empty ones included: a sheet may claim 16,384 columns for each of a million rows
+# Seconds for one file: what was read by then is kept; a small file can claim to be endless.
+MAX_SECONDS = 20.0
+# Cells of a sheet, empty ones included: a sheet may claim 16,384 columns for each of a million rows.
+MAX_CELLS = 20_000_000
 ROW_COST = 16  # a row without cells takes as long as so many of them
 MAX_SPAN = 63  # columns that one cell of a Word table may take: Word's own limit
-REPEATED_CHARACTERS = 1_000  # of a merged cell's text that is repeated in each place; longer text is written once
+# A merged cell's text up to this length is repeated in each place; longer text is written once.
+REPEATED_CHARACTERS = 1_000
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 
 _Pieces = Iterator[str | None]  # None: nothing of a blank row or page, but time has passed
@@ -37,7 +43,7 @@ _HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
 
 
 def extract_text(path: Path) -> str:
-    """Return a file's text, with headings as Markdown writes them. Raises `ToolError` that says why there is none."""
+    """Return a file's text, with headings as Markdown writes them. Raises `ToolError` with the reason if it cannot."""
     if is_database_file(path):
         raise ToolError(f"{path.name} is a database and is not read.")
     try:
@@ -230,7 +236,7 @@ def _refuse_bomb(path: Path, most: int = MAX_UNPACKED_BYTES, suffixes: tuple[str
 
 @contextmanager
 def _errors_named(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever a library raises over a damaged file into a `ToolError` that names the file."""
+    """Turn any error of a library over a damaged file into a `ToolError` that names the file."""
     try:
         yield
     except ToolError:

@@ -46,19 +46,26 @@ __all__ = [
 ]
 
 LOST_KEY = "variables_lost"
-ANSWER_KEY = "final_answer"  # in the metadata of a program's output: the answer that it gave
+# The key of a program's answer in the metadata of its output.
+ANSWER_KEY = "final_answer"
 
-MAX_SECONDS = 10.0  # that a program computes, without its calls
+# Seconds that a program may compute, without its calls.
+MAX_SECONDS = 10.0
 MAX_MEMORY = 200_000_000  # bytes
-MAX_DEPTH = 300  # of recursion
-MAX_CALLS = 1_000  # of functions in one program
-MAX_PRINTED = 200_000  # characters of output that are kept; also of an answer, a last value, and arguments
+# Levels of recursion.
+MAX_DEPTH = 300
+# Function calls in one program.
+MAX_CALLS = 1_000
+MAX_PRINTED = 200_000  # characters of output, an answer, a last value or arguments that are kept
 MAX_TRACEBACK = 2_000  # characters of an error
-MAX_FRAMES = 3  # of an error's traceback, and the characters of each
+# Frames of an error's traceback that are shown.
+MAX_FRAMES = 3
 MAX_LINE = 160
-_DELIVERY_SECONDS = 2.0  # that threads of the sandbox may take to hand over a result
+# Seconds that threads of the sandbox may take to hand over a result.
+_DELIVERY_SECONDS = 2.0
 MAX_CORRECTIONS = 8  # rounds of repairing what the type checker finds
-MAX_FINDINGS = 6  # of the type checker in an error
+# Findings of the type checker that an error lists.
+MAX_FINDINGS = 6
 
 # Findings of the type checker that are certain to fail when the program runs; others may be right in Python.
 _CERTAIN = frozenset({
@@ -78,7 +85,7 @@ Call: TypeAlias = Callable[[ToolSpec, dict[str, Any]], Awaitable[CallOutcome]]
 
 
 def sandbox_installed() -> bool:
-    """Whether the extra `code` is installed."""
+    """Return True if the extra `code` is installed."""
     from importlib.util import find_spec
 
     return find_spec("pydantic_monty") is not None
@@ -117,7 +124,7 @@ class ProgramExecution:
         self._answer: str | None = None
         self._error = ""
         self._lost = False  # the variables of all programs are gone
-        self._steps = 0  # of the host
+        self._steps = 0  # steps of the host
 
     async def run(self, code: str) -> None:
         """Execute the program. What goes wrong in it is in `output`."""
@@ -475,7 +482,7 @@ class ProgramSandbox:
     """
 
     def __init__(self, started_at: float, seed: str) -> None:
-        self.names: set[str] = set()  # that programs have defined
+        self.names: set[str] = set()  # names that programs have defined
         self._started_at = started_at
         self._seed = seed
         self._pool = AsyncExitStack()
@@ -544,7 +551,7 @@ async def _results_delivered() -> None:
 
 
 def _delivering() -> bool:
-    """Whether a thread that Python did not start is in the code of an event loop."""
+    """Return True if a thread that Python did not start is in the code of an event loop."""
     started = {thread.ident for thread in threading.enumerate()}
     foreign: list[FrameType | None] = [frame for ident, frame in sys._current_frames().items() if ident not in started]
     for frame in foreign:

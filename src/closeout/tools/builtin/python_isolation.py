@@ -1,4 +1,4 @@
-"""What isolates the scripts of `run_python`: bubblewrap on Linux, sandbox-exec on macOS, or by choice nothing."""
+"""Isolate the scripts of `run_python`: bubblewrap on Linux, sandbox-exec on macOS, or by choice nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from closeout.errors import ConfigError
 __all__ = ["Isolation", "find_isolation", "isolated"]
 
 Isolation: TypeAlias = Literal["auto", "bubblewrap", "sandbox-exec", "none"]
-"""How scripts are isolated. "auto": by what the machine has; if it has nothing, scripts are refused."""
+"""The isolation of scripts. "auto" takes what the machine has; if it has nothing, scripts are refused."""
 
 _PROGRAMS = {"bubblewrap": "bwrap", "sandbox-exec": "sandbox-exec"}
 _TRY_SECONDS = 10.0
@@ -50,7 +50,7 @@ def find_isolation(wanted: Isolation = "auto") -> Isolation:
 
 @functools.cache
 def _works(kind: Isolation) -> bool:
-    """Whether a program starts in this isolation. A container or a kernel may forbid it."""
+    """Return True if a program starts in this isolation. A container or a kernel may forbid it."""
     if shutil.which(_PROGRAMS[kind]) is None:
         return False
     with tempfile.TemporaryDirectory() as folder:

@@ -26,13 +26,17 @@ from closeout.tools.tool import Tool, tool
 
 __all__ = ["python_tool", "run_python"]
 
-SHOWN_CHARACTERS = 20_000  # of the output
+# Characters of the output that a model sees.
+SHOWN_CHARACTERS = 20_000
 MAX_OUTPUT_BYTES = 1_000_000  # a script that writes more is stopped
-CLOSING_SECONDS = 1.0  # for the pipes of a process that ended; a program that it started may hold them
-GRACE_SECONDS = 5.0  # after which the script's own clock ends it, should the program not have done so
+# Seconds for the pipes of a process that ended; a program that it started may hold them.
+CLOSING_SECONDS = 1.0
+# Seconds after which the script's own clock ends it, should the program not have done so.
+GRACE_SECONDS = 5.0
 LEFTOVER_SECONDS = 60.0  # age of a folder that may be left over
 _PREFIX = "closeout-python-"
-MAX_FILE_BYTES = 100_000_000  # of any file it writes
+# Bytes of any file that the script writes.
+MAX_FILE_BYTES = 100_000_000
 _CHILD = Path(__file__).with_name("python_child.py")
 _KEPT_VARIABLES = (
     "PATH",
@@ -182,7 +186,7 @@ async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float, k
 
 
 class _Watched(asyncio.SubprocessProtocol):
-    """What the process writes, until it has ended and its pipes are closed, or it has written too much."""
+    """The output of a process, until it has ended and its pipes are closed, or it has written too much."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.output, self.errors = _Kept(), _Kept()

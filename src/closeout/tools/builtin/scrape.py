@@ -29,20 +29,25 @@ __all__ = [
     "web_tools",
 ]
 
-SECONDS = 90.0  # for a call: the download has its own limit, and a long PDF takes time too
-MAX_BYTES = 20_000_000  # of a page: scanned PDFs are large
+# Seconds for a call: the download has its own limit, and a long PDF takes time too.
+SECONDS = 90.0
+# Bytes of a page: scanned PDFs are large.
+MAX_BYTES = 20_000_000
 PART_TOKENS = 3_000  # estimated; with its links, a part fits into the default budget of a result, 4,000 tokens
-MAX_LINKS = 20  # that are shown with the first part
-KEPT_PAGES = 16  # whose text is kept for the next part
+# Links that are shown with the first part.
+MAX_LINKS = 20
+# Pages whose text is kept for the next part.
+KEPT_PAGES = 16
 KEPT_SECONDS = 900.0
 URL_NAMES = ("link", "website", "page", "address", "href", "source", "uri", "website_url", "web_url")
 
 EXTRACT_TOKENS = 6_000  # estimated, of a page in one request: fits into small contexts too
-MAX_REQUESTS = 4  # for one page; the rest of a longer one is not read
+# Requests for one page; the rest of a longer one is not read.
+MAX_REQUESTS = 4
 EXTRACT_SECONDS = 600.0
 NOTHING = "NOT FOUND"
 
-# A page is untrusted: its text stands between tags that it cannot close, and is declared as data.
+# A page is untrusted: its text is between tags that it cannot close, and is declared as data.
 EXTRACT_PROMPT = """\
 Extract information from a web page.
 
@@ -63,10 +68,10 @@ _HANDLE = re.compile(r"#part=(\d{1,4})$")
 
 
 class ReadsPages(Protocol):
-    """What the tools need of a reader; `PageReader` is one."""
+    """The interface of a reader of web pages; `PageReader` is one."""
 
     async def read(self, url: str) -> WebPage:
-        """Return a page. Raise `ToolError` with the reason if there is none."""
+        """Return a page. Raises `ToolError` with the reason if it cannot be read."""
 
 
 def page_reader(allow_private: bool | str = False) -> PageReader:

@@ -33,12 +33,15 @@ __all__ = [
     "web_search",
 ]
 
-SECONDS = 30.0  # for one request
-MAX_BYTES = 5_000_000  # of a response, decompressed
+# Seconds for one request.
+SECONDS = 30.0
+# Bytes of a response, decompressed.
+MAX_BYTES = 5_000_000
 MAX_QUERY = 400  # characters that Brave and Tavily accept
 MAX_WORDS = 50  # words that Brave accepts
 MAX_SNIPPET = 1_000  # characters
-TRIES = 3  # of a request that exceeded a rate limit; Brave's smallest plan allows one request per second
+# Attempts at a request that exceeds a rate limit; Brave's smallest plan allows one request per second.
+TRIES = 3
 MAX_WAIT = 5.0  # seconds between two tries
 
 NO_PROVIDER = (
@@ -54,7 +57,7 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchQuery:
-    """What to search for. `language` is an ISO 639-1 code, `country` an ISO 3166-1 code; empty leaves them open."""
+    """A query. `language` is an ISO 639-1 code, `country` an ISO 3166-1 code; empty leaves them open."""
 
     text: str
     page: int = 1
@@ -86,7 +89,7 @@ class SearchAnswer:
 
 
 class SearchProvider(Protocol):
-    """What `search_tool` needs of a provider."""
+    """The interface of a provider for `search_tool`."""
 
     async def search(self, query: SearchQuery) -> SearchAnswer:
         """Return the results of a query. Raise `ToolError` with what to do, or ConnectionError if it may pass."""
@@ -246,7 +249,8 @@ class _SearXNG(_HttpProvider):
         parameters = {"q": query.text, "format": "json", "pageno": str(query.page)}
         if query.language:
             parameters["language"] = self.language(query)
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}  # of a proxy in front of it
+        # A proxy in front of it may want a key.
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         return _Request(path="/search", parameters=parameters, headers=headers)
 
     def read(self, found: Mapping[str, Any], query: SearchQuery) -> SearchAnswer:
@@ -465,7 +469,7 @@ def _clean(text: Any) -> str:
 
 
 def _detail(found: Any) -> str:
-    """What an error response says, in whatever of the providers' forms."""
+    """Return the message of an error response, in any of the providers' forms."""
     if isinstance(found, bytes):
         found = _TAG.sub(" ", found[:2_000].decode("utf-8", "replace"))
     for _ in range(3):  # {"detail": {"error": "…"}}, {"error": {"detail": "…"}}, {"message": "…"}
@@ -476,7 +480,7 @@ def _detail(found: Any) -> str:
 
 
 def _seconds(response: aiohttp.ClientResponse) -> float | None:
-    """The seconds of a Retry-After header; None if there is none, or it is a date."""
+    """Return the seconds of a Retry-After header; None if it is missing or a date."""
     stated = response.headers.get("Retry-After", "")
     return float(stated) if re.fullmatch(r"\d{1,6}", stated) else None
 

@@ -43,7 +43,7 @@ _AZURE_HOST = ipaddress.ip_address("168.63.129.16")  # looks public; answers eac
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet, looking through the ways to write IPv4 in IPv6."""
+    """Return True if an address belongs to the public internet, looking through the ways to write IPv4 in IPv6."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
@@ -90,8 +90,10 @@ class AddressGuard:
         return make
 
 
-MAX_CHARACTERS = 200_000  # of a page's text that fetch_url returns
-MAX_LINKS = 1_000  # of a page that are looked at
+# Characters of a page's text that fetch_url returns.
+MAX_CHARACTERS = 200_000
+# Links of a page that are looked at.
+MAX_LINKS = 1_000
 USER_AGENT = "Mozilla/5.0 (compatible; closeout)"
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.-]{1,40})", re.IGNORECASE)
 _TEXT_TYPES = re.compile(r"text/|application/(?:[\w.-]+\+)?(?:json|xml|yaml|javascript|x-ndjson)", re.IGNORECASE)
