@@ -20,7 +20,7 @@ from typing import Any
 
 from closeout.errors import ToolDefinitionError
 from closeout.messages import ToolSpec
-from closeout.repair.schema import SchemaRules
+from closeout.repair.schema_rules import SchemaRules
 from closeout.tools.search_tools import ToolIndex, definition_tokens, make_search_tools
 
 PART = re.compile(

@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from cli_process import COMMAND, Done, environment, here
 from closeout.journal.store import open_store
 from closeout.testing import Misbehaviour, RequestView, Turn, call, say, serve_script
-from closeout.testing.server import ScriptedServer
+from closeout.testing.scripted_server import ScriptedServer
 
 SUM = call("calculate", expression="17*2340/100")
 

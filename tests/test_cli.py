@@ -15,7 +15,7 @@ from cli_process import closeout, here, on_terminal
 from closeout.cli.options import RunOptions, make_agent
 from closeout.messages import ToolCall
 from closeout.testing import Turn, say, serve_script
-from closeout.testing.server import ScriptedServer
+from closeout.testing.scripted_server import ScriptedServer
 
 SUM = ToolCall("calculate", {"expression": "17*2340/100"})
 AGAIN = ToolCall("calculate", {"expression": "2340*0.17"})

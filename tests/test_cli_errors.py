@@ -26,7 +26,7 @@ from closeout.journal.store import close_stores
 from closeout.messages import ToolCall
 from closeout.testing import RequestView, Turn, serve_script
 from closeout.testing.misbehaviour import Misbehaviour
-from closeout.testing.server import ScriptedServer
+from closeout.testing.scripted_server import ScriptedServer
 from journal_file import store_events, stored_events
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")

@@ -12,7 +12,7 @@ import pytest
 
 import docs_model
 from closeout.testing import serve_script
-from closeout.testing.server import ScriptedServer
+from closeout.testing.scripted_server import ScriptedServer
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -24,9 +24,9 @@ from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLo
 from closeout.journal import events as ev
 from closeout.journal.check import check_home
 from closeout.journal.database import JOURNAL_FILES, journal_error
-from closeout.journal.journal import Journal
 from closeout.journal.locks import LOCKS_NAME, RunLocks
 from closeout.journal.recorded import RecordedRun
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, Store, close_stores, open_store
 from closeout.testing import RequestView, ScriptedClient, answer, call
 
@@ -169,7 +169,7 @@ def test_opening_and_closing_the_files_of_a_journal_does_not_release_a_run(home:
     source = """
 import sys
 from pathlib import Path
-from closeout.journal.journal import Journal
+from closeout.journal.run_journal import Journal
 from closeout.journal.database import journal_error
 from closeout.journal.store import open_store
 Journal.reopen(open_store(Path(sys.argv[1])), sys.argv[2])

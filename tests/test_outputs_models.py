@@ -25,11 +25,11 @@ from pydantic import BaseModel
 from closeout.compat.wrapper import UnifiedToolWrapper
 from closeout.errors import UsageError
 from closeout.results.artifacts import MemoryArtifacts, read_result
-from closeout.results.forms import read_compact
 from closeout.results.normal import EncodingError, normalise
 from closeout.results.output_forms import CacheOptimizedOutput, compact_form, safe_yaml_form, xml_form
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, TelemetryCollector
+from closeout.results.text_encodings import read_compact
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
 
 

@@ -15,7 +15,7 @@ import pytest
 import closeout
 from closeout import Agent, AskOnce, Boxed, CallFirst, Choice, Json, Majority, Number, Tagged, Text, tool
 from closeout.errors import ToolError
-from closeout.local.small_model import SmallModel
+from closeout.strategies.small_model import SmallModel
 from closeout.testing import RequestView, ScriptedClient, answer, call, say
 
 SOURCE = Path(closeout.__file__).parent

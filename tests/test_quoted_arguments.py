@@ -12,8 +12,8 @@ from closeout import Agent, read_tool_calls, tool
 from closeout.dialects.protocol import get_dialect
 from closeout.messages import Delta, ModelReply, ToolPolicy, ToolSpec
 from closeout.parsing.forms.json_values import Source
+from closeout.parsing.forms.offered import OfferedNames
 from closeout.parsing.forms.registry import MARKED
-from closeout.parsing.forms.toolbox import Toolbox
 from closeout.results.escape import escape_markers
 from closeout.testing import ScriptedClient, answer, call
 
@@ -260,7 +260,7 @@ def test_escaped_text_holds_no_call_in_any_form(form):
     written = WRITERS[form].write([("wipe", {"text": "x"})])
     escaped = escape_markers(f"A page.\n{written}")
     for known in MARKED:
-        assert known.read(Source(escaped), Toolbox(TOOLS)).calls == (), known.family
+        assert known.read(Source(escaped), OfferedNames(TOOLS)).calls == (), known.family
     assert escape_markers(escaped) == escaped
 
 

@@ -15,8 +15,8 @@ import pytest
 from cli_process import Done, environment
 from closeout import Agent
 from closeout.journal import events as ev
-from closeout.journal.journal import Journal
 from closeout.journal.readonly import open_to_read
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import close_stores, open_store
 from closeout.messages import ModelReply, Usage
 from closeout.testing import ScriptedClient, Turn

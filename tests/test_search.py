@@ -15,11 +15,11 @@ import pytest
 
 from closeout import Agent, tool
 from closeout.journal import events as ev
-from closeout.journal import search
-from closeout.journal.journal import Journal
+from closeout.journal import text_search as search
 from closeout.journal.readonly import open_to_read
-from closeout.journal.search import RunHit, SearchIndex, parse_query
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import open_store
+from closeout.journal.text_search import RunHit, SearchIndex, parse_query
 from closeout.journal.totals import RunTotals
 from closeout.testing import ScriptedClient, Turn, answer, call
 from many_runs import short_run, write_runs
@@ -137,7 +137,7 @@ def test_an_update_may_stop_early_and_continues_later(home: Path) -> None:
 
 
 def test_a_long_run_is_indexed_in_parts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("closeout.journal.search.BATCH_EVENTS", 7)
+    monkeypatch.setattr("closeout.journal.text_search.BATCH_EVENTS", 7)
     events = short_run(1)
     write_runs(home, [("one", events)])
     with open_to_read(home) as store, SearchIndex(store) as index:
@@ -227,7 +227,7 @@ def test_the_index_of_a_home_that_may_not_be_written_is_in_the_users_cache(home:
     search = (
         "from pathlib import Path\n"
         "from closeout.journal.readonly import open_to_read\n"
-        "from closeout.journal.search import SearchIndex\n"
+        "from closeout.journal.text_search import SearchIndex\n"
         f"with open_to_read(Path({str(home)!r})) as store, SearchIndex(store) as index:\n"
         "    index.update()\n"
         "    print([hit.run.run_id for hit in index.search('words')])\n"

@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 
 from closeout import Agent, tool
 from closeout.errors import ConfigError, UsageError
-from closeout.journal.journal import Journal
+from closeout.journal.run_journal import Journal
 from closeout.server.host import MAX_RESUMES, AgentHost
 from closeout.server.safety import is_loopback
 from closeout.server.serving import agent_app

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from closeout.testing import serve_script
-from closeout.testing.server import ScriptedServer
+from closeout.testing.scripted_server import ScriptedServer
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "bench" / "peers"

@@ -14,8 +14,8 @@ from closeout.parsing.forms import (
     Form,
     FormDetector,
     Found,
+    OfferedNames,
     Source,
-    Toolbox,
     families,
     read_tool_calls,
     register_form,
@@ -29,7 +29,7 @@ SEARCH = ToolSpec("search", "", {"type": "object", "properties": {"query": {"typ
 CALL = re.compile(r"@@(?P<name>\w{1,64}) (?P<query>[^\n@]{0,1000})@@")
 
 
-def read_at_calls(source: Source, toolbox: Toolbox) -> Found:
+def read_at_calls(source: Source, toolbox: OfferedNames) -> Found:
     """`@@search tides@@`: the tool and the value of its only parameter."""
     blocks = []
     for found in CALL.finditer(source.text):

@@ -16,7 +16,7 @@ from closeout.testing import ScriptedClient, always, answer, call, once, serve_s
 from closeout.testing.misbehaviour import UNFINISHED
 from closeout.testing.rejections import REJECTIONS
 from closeout.testing.script import say
-from closeout.testing.server import ScriptedServer
+from closeout.testing.scripted_server import ScriptedServer
 
 TEXT = "The value of k1 is 42, which is what was asked for."
 SCRIPT = [call("lookup", key="k1"), say(TEXT)]

@@ -19,7 +19,7 @@ from closeout.models.openai import OpenAIStream, read_completion
 from closeout.models.openai_messages import MessageEncoder
 from closeout.models.streaming import ReplyBuilder
 from closeout.testing import ScriptedClient, answer, call, serve_script
-from closeout.testing.server import ScriptedServer
+from closeout.testing.scripted_server import ScriptedServer
 from closeout.testing.vendors import VENDORS
 
 SCRIPT = [call("lookup", key="k1"), call("lookup", key="k2"), answer("42")]

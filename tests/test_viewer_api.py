@@ -13,10 +13,10 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from cli_process import here, start
 from closeout.journal import events as ev
-from closeout.journal.journal import Journal
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import open_store
 from closeout.server.app import create_app
-from closeout.server.viewer.export import export_run, joined_modules
+from closeout.server.viewer.page_export import export_run, joined_modules
 from closeout.server.viewer.routes import add_viewer
 from closeout.server.viewer.shapes import LONGEST_TEXT
 from many_runs import short_run, write_runs

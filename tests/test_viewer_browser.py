@@ -14,7 +14,7 @@ import pytest
 
 from closeout import Agent, Number, tool
 from closeout.journal import events as ev
-from closeout.journal.journal import Journal
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import open_store
 from closeout.messages import ModelReply, Usage
 from closeout.testing import ScriptedClient, Turn, call, say

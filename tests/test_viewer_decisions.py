@@ -17,7 +17,7 @@ from closeout.journal.store import open_store
 from closeout.run.waiting import pending_decisions
 from closeout.server.host import AgentHost
 from closeout.server.serving import agent_app
-from closeout.server.viewer.deciding import TOKEN_HEADER
+from closeout.server.viewer.decision_requests import TOKEN_HEADER
 from closeout.testing import ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import ask_user
 from viewer_pages import Viewer, run_apart, texts, watched_viewer

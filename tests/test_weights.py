@@ -30,7 +30,7 @@ import pytest
 
 from cli_process import here
 from closeout import Agent
-from closeout.cli import models as commands
+from closeout.cli import model_commands as commands
 from closeout.errors import ConfigError, ModelUnavailable
 from closeout.messages import ModelRequest
 from closeout.models import weights as weights_module

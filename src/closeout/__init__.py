@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.answers.boxed import extract_boxed
-    from closeout.answers.check import Check, CheckedCall, CheckedRun
     from closeout.answers.contracts import Boxed, Choice, Json, Number, OneOf, Tagged, Text, Yaml
     from closeout.answers.formatter import FORMAT_ERROR_MESSAGE, TOOL_RESULT_MAX_LENGTH, OutputFormatter
     from closeout.answers.generator import AnswerGenerator
     from closeout.answers.grading import grade, judge
     from closeout.answers.reading import AnswerContract, Candidate, ContractReading
+    from closeout.answers.user_checks import Check, CheckedCall, CheckedRun
     from closeout.compat.runners import (
         AppRunner,
         BaseAgentRunner,
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     )
     from closeout.journal.subscribers import Progress
     from closeout.journal.task_log import TaskLog
-    from closeout.local.small_model import SmallModel
     from closeout.messages import (
         Capabilities,
         Delta,
@@ -83,7 +82,7 @@ if TYPE_CHECKING:
     from closeout.parsing.react import CotAgentOutputParser
     from closeout.parsing.readers import Reader, ReadEvent
     from closeout.parsing.salvage import salvage
-    from closeout.repair.arguments import repair_arguments
+    from closeout.repair.argument_repair import repair_arguments
     from closeout.results.encoding import Encoding, decode, encode, register_encoding
     from closeout.results.output_forms import CacheOptimizedOutput
     from closeout.results.telemetry import TelemetryCollector
@@ -96,9 +95,10 @@ if TYPE_CHECKING:
     from closeout.run.result import RunResult
     from closeout.run.strategy import AskOnce, CallFirst, Majority, ModelTurn, Strategy
     from closeout.run.waiting import Decision, PendingDecision
-    from closeout.tools.context import RunContext
+    from closeout.strategies.small_model import SmallModel
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.tools.manager import ToolManager
+    from closeout.tools.run_context import RunContext
     from closeout.tools.tool import Tool, tool
 
 __version__ = "0.1.0"
@@ -246,9 +246,9 @@ _HOMES = {
     "CallFirst": "run.strategy",
     "Candidate": "answers.reading",
     "Capabilities": "messages",
-    "Check": "answers.check",
-    "CheckedCall": "answers.check",
-    "CheckedRun": "answers.check",
+    "Check": "answers.user_checks",
+    "CheckedCall": "answers.user_checks",
+    "CheckedRun": "answers.user_checks",
     "Choice": "answers.contracts",
     "CloseoutError": "errors",
     "Config": "config",
@@ -299,7 +299,7 @@ _HOMES = {
     "ResponseBox": "models.base",
     "ResponseFormat": "results.tool_output",
     "ResumeRefused": "errors",
-    "RunContext": "tools.context",
+    "RunContext": "tools.run_context",
     "RunEnded": "journal.events",
     "RunExists": "errors",
     "RunNotFound": "errors",
@@ -307,7 +307,7 @@ _HOMES = {
     "RunStarted": "journal.events",
     "RunStream": "run.event_stream",
     "Session": "run.conversation",
-    "SmallModel": "local.small_model",
+    "SmallModel": "strategies.small_model",
     "Step": "messages",
     "Strategy": "run.strategy",
     "StreamHandler": "compat.stream",
@@ -344,7 +344,7 @@ _HOMES = {
     "load_config": "config",
     "read_tool_calls": "parsing.forms",
     "register_encoding": "results.encoding",
-    "repair_arguments": "repair.arguments",
+    "repair_arguments": "repair.argument_repair",
     "repair_json": "parsing.json_text",
     "salvage": "parsing.salvage",
     "tool": "tools.tool",

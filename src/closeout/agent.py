@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from types import UnionType
     from typing import Never, TypeAlias, Unpack, _SpecialForm
 
-    from closeout.answers.check import Check, CheckFunction
     from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
+    from closeout.answers.user_checks import Check, CheckFunction
     from closeout.config import Config
     from closeout.context.policy import ContextPolicy
     from closeout.dialects.protocol import Dialect
@@ -302,7 +302,7 @@ class Agent(Generic[Value]):
             session_id: The id of the conversation. The same id continues it, also after a crash. Defaults to a new id.
             history: Messages that precede a new conversation.
         """
-        from closeout.journal.journal import new_run_id
+        from closeout.journal.run_journal import new_run_id
         from closeout.messages import Message
         from closeout.run.conversation import Session
         from closeout.run.many import check_key

@@ -22,7 +22,7 @@ from typing import Any
 
 from closeout import Agent, tool
 from closeout.errors import RunNotFound
-from closeout.journal import journal as journal_module
+from closeout.journal import run_journal as journal_module
 from closeout.journal.events import Event
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.run.result import RunResult

@@ -259,7 +259,7 @@ def look_around(home: Path) -> None:
 import sys
 from pathlib import Path
 from closeout.errors import JournalError
-from closeout.journal.journal import Journal
+from closeout.journal.run_journal import Journal
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import open_store
 home = Path(sys.argv[1])

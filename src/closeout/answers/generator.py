@@ -154,7 +154,7 @@ class FinalizedAnswer(_Finalized):
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _ClosingRequest:
     """The part of a closing request that follows the conversation, and the draft that its reply completes, if any."""
 
     added: tuple[dict[str, Any], ...]
@@ -406,7 +406,7 @@ class AnswerGenerator:
         """
         prompt = generate_agent_summarize_prompt(task_description, self.agent_type, self.contract)
         base: History = list(message_history)
-        request = _Request((_user(prompt),))
+        request = _ClosingRequest((_user(prompt),))
         text, summary, usage_log = "", "", ""
         failure: Exception | None = None
         transient_failures = 0  # in a row
@@ -442,7 +442,7 @@ class AnswerGenerator:
         history = [*base, _user(prompt)]
         return FinalAnswer(text or None, summary, FORMAT_ERROR_MESSAGE, usage_log, history, failure=failure)
 
-    def _next_request(self, prompt: str, last: _Request, call: LLMCallResult, attempt: int) -> _Request:
+    def _next_request(self, prompt: str, last: _ClosingRequest, call: LLMCallResult, attempt: int) -> _ClosingRequest:
         """Return what to ask after a reply that was not accepted; it differs from the last request."""
         if call.error is not None:
             self._log("warning", _ANSWER_STEP, f"Failed to generate answer on attempt {attempt + 1}")
@@ -453,8 +453,8 @@ class AnswerGenerator:
         self._log("warning", _ANSWER_STEP, f"No answer on attempt {attempt + 1} ({problem.kind})")
         if problem.finishable and not last.draft:
             reply, note = {"role": "assistant", "content": text}, f"{problem.hint} {self.contract.finishing()}"
-            return _Request((_user(prompt), reply, _user(note)), draft=text)
-        return _Request((_user(_retry_prompt(prompt, problem.hint, self.contract)),))
+            return _ClosingRequest((_user(prompt), reply, _user(note)), draft=text)
+        return _ClosingRequest((_user(_retry_prompt(prompt, problem.hint, self.contract)),))
 
     def _constraint(self) -> Constraint | None:
         """Return the contract's constraint if the client can enforce it."""

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from closeout.answers.check import read_checks
 from closeout.answers.contracts import Text
 from closeout.answers.formatter import OutputFormatter
 from closeout.answers.generator import AnswerGenerator
 from closeout.answers.reading import AnswerContract
 from closeout.answers.typed import contract_of
+from closeout.answers.user_checks import read_checks
 from closeout.assembly.checks import (
     check_callable,
     check_context,
@@ -33,7 +33,6 @@ from closeout.errors import ConfigError, UsageError
 from closeout.journal.readonly import open_to_read
 from closeout.journal.scratch import scratch_home
 from closeout.journal.store import Store, open_store
-from closeout.local.small_model import SmallModel
 from closeout.messages import ToolSpec
 from closeout.models.connect import connect
 from closeout.models.local import LocalClient
@@ -43,6 +42,7 @@ from closeout.run.plan import AgentPlan
 from closeout.run.programs import program_tool
 from closeout.run.strategy import Strategy
 from closeout.run.subagents import PageModel, as_tool, read_result_tool, sub_agent_tool
+from closeout.strategies.small_model import SmallModel
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import AnyTool, ToolManager

@@ -50,7 +50,7 @@ def approve_command(
         return _say_left(run_id, decisions, left, as_json=as_json)
     if resume and _is_known(run_id):
         from closeout.cli.options import recorded_options
-        from closeout.cli.running import resume_run
+        from closeout.cli.run_tasks import resume_run
 
         return resume_run(run_id, recorded_options(run_id), force=False, as_json=as_json, quiet=quiet)
     if as_json:

@@ -44,7 +44,7 @@ def chat_command(options: RunOptions, session_id: str, *, continue_last: bool, q
         options = options.over(options_of_session(session_id))
     agent = make_agent(options)
     with asyncio.Runner() as runner:
-        chat = _Chat(agent, options, session_id, runner, quiet=quiet)
+        chat = _TerminalChat(agent, options, session_id, runner, quiet=quiet)
         runner.run(agent.__aenter__())
         try:
             code = chat.talk()
@@ -91,7 +91,7 @@ class _Echo:
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
 
-class _Chat:
+class _TerminalChat:
     """One conversation after the other, until the input ends."""
 
     def __init__(

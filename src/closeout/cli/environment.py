@@ -20,7 +20,7 @@ from closeout.config import Config, home_folder, known_keys
 from closeout.errors import CloseoutError, ConfigError
 from closeout.redaction import redact
 
-__all__ = ["Check", "check_command", "doctor_command", "list_tools", "show_config"]
+__all__ = ["HealthCheck", "check_command", "doctor_command", "list_tools", "show_config"]
 
 # Extra → the module that shows that it is installed, and what it is for.
 EXTRAS = {
@@ -138,7 +138,7 @@ def _values(config: Config) -> list[tuple[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class HealthCheck:
     """One finding. `level` is ok, note (an optional part is missing) or problem (a run would fail)."""
 
     name: str
@@ -166,7 +166,7 @@ def check_command(*, as_json: bool) -> int:
 
 
 def doctor_command(model: str | None, base_url: str | None, settings: tuple[str, ...], *, as_json: bool) -> int:
-    """Check what a run needs and print what is missing. Return MISUSED if there is a problem, otherwise OK."""
+    """HealthCheck what a run needs and print what is missing. Return MISUSED if there is a problem, otherwise OK."""
     checks = list(_checks(model, base_url, settings))
     if as_json:
         print_json([asdict(check) for check in checks])
@@ -177,16 +177,16 @@ def doctor_command(model: str | None, base_url: str | None, settings: tuple[str,
     return exits.MISUSED if any(check.level == "problem" for check in checks) else exits.OK
 
 
-def _checks(model: str | None, base_url: str | None, settings: tuple[str, ...]) -> Iterator[Check]:
+def _checks(model: str | None, base_url: str | None, settings: tuple[str, ...]) -> Iterator[HealthCheck]:
     yield from _platform()
     yield _journal()
     yield from _extras()
     try:
         config = read_settings(settings)
     except CloseoutError as error:
-        yield Check("settings", "problem", str(error))
+        yield HealthCheck("settings", "problem", str(error))
         return
-    yield Check("settings", "ok", "valid")
+    yield HealthCheck("settings", "ok", "valid")
     model = model or model_in(config)
     checked = _model(model, base_url, config)
     yield checked
@@ -194,34 +194,36 @@ def _checks(model: str | None, base_url: str | None, settings: tuple[str, ...]) 
         yield _speed(model)
 
 
-def _platform() -> Iterator[Check]:
+def _platform() -> Iterator[HealthCheck]:
     from closeout import __version__
 
-    yield Check("closeout", "ok", f"{__version__}, Python {platform.python_version()}, {sys.platform}")
+    yield HealthCheck("closeout", "ok", f"{__version__}, Python {platform.python_version()}, {sys.platform}")
     try:
         with closing(sqlite3.connect(":memory:")) as db:
             db.execute("CREATE VIRTUAL TABLE t USING fts5(x)")
-        yield Check("sqlite", "ok", f"{sqlite3.sqlite_version} with full-text search")
+        yield HealthCheck("sqlite", "ok", f"{sqlite3.sqlite_version} with full-text search")
     except sqlite3.Error:
-        yield Check("sqlite", "problem", f"{sqlite3.sqlite_version} lacks FTS5; use a Python whose sqlite3 has it.")
+        yield HealthCheck(
+            "sqlite", "problem", f"{sqlite3.sqlite_version} lacks FTS5; use a Python whose sqlite3 has it."
+        )
 
 
-def _journal() -> Check:
+def _journal() -> HealthCheck:
     from closeout.journal.store import open_store
 
     try:
         runs = open_store(home_folder()).runs(1)
     except CloseoutError as error:
-        return Check("journal", "problem", str(error))
-    return Check("journal", "ok", f"{home_folder()}{', last run ' + runs[0].run_id if runs else ', no runs yet'}")
+        return HealthCheck("journal", "problem", str(error))
+    return HealthCheck("journal", "ok", f"{home_folder()}{', last run ' + runs[0].run_id if runs else ', no runs yet'}")
 
 
-def _extras() -> Iterator[Check]:
+def _extras() -> Iterator[HealthCheck]:
     for extra, (module, purpose) in EXTRAS.items():
         if _installed(module):
-            yield Check(extra, "ok", purpose)
+            yield HealthCheck(extra, "ok", purpose)
         else:
-            yield Check(extra, "note", f"not installed; {purpose}: pip install 'closeout[{extra}]'")
+            yield HealthCheck(extra, "note", f"not installed; {purpose}: pip install 'closeout[{extra}]'")
 
 
 def _installed(module: str) -> bool:
@@ -231,13 +233,13 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _model(model: str, base_url: str | None, config: Config) -> Check:
+def _model(model: str, base_url: str | None, config: Config) -> HealthCheck:
     if _is_embedded(model):
         return _weights(model)
     try:
-        return Check("model", "ok", asyncio.run(_one_reply(model, base_url, config)))
+        return HealthCheck("model", "ok", asyncio.run(_one_reply(model, base_url, config)))
     except CloseoutError as error:
-        return Check("model", "problem", str(error))
+        return HealthCheck("model", "problem", str(error))
 
 
 def _is_embedded(model: str) -> bool:
@@ -258,23 +260,23 @@ async def _one_reply(model: str, base_url: str | None, config: Config) -> str:
         await client.aclose()
 
 
-def _weights(model: str) -> Check:
+def _weights(model: str) -> HealthCheck:
     from closeout.models.weights import find_weights
 
     if not _installed("xllamacpp"):
-        return Check("model", "problem", f"{model} needs the extra 'local': pip install 'closeout[local]'.")
+        return HealthCheck("model", "problem", f"{model} needs the extra 'local': pip install 'closeout[local]'.")
     try:
         path = find_weights(model)
     except CloseoutError as error:
-        return Check("model", "problem", str(error))
+        return HealthCheck("model", "problem", str(error))
     if path is None:
         how = f"the weights of {model} are downloaded at the first run, or now: closeout models pull {model}"
-        return Check("model", "note", how)
-    return Check("model", "ok", f"{model}: {path}")
+        return HealthCheck("model", "note", how)
+    return HealthCheck("model", "ok", f"{model}: {path}")
 
 
-def _speed(model: str) -> Check:
-    from closeout.cli.models import speed_advice
+def _speed(model: str) -> HealthCheck:
+    from closeout.cli.model_commands import speed_advice
     from closeout.models.local_engine import speeds_of
     from closeout.models.local_machine import idle_cores, pick_threads, usable_cores
 
@@ -284,10 +286,10 @@ def _speed(model: str) -> Check:
         idle = idle_cores(cores)
         advice = " ".join(speed_advice(model, cores, idle))
     except CloseoutError as error:
-        return Check("speed", "problem", str(error))
+        return HealthCheck("speed", "problem", str(error))
     best = speeds.get(pick_threads(cores, speeds)) or next(iter(speeds.values()), None)
     if best is None:
-        return Check("speed", "note", f"not measured yet: closeout models bench {model}. {advice}".strip())
+        return HealthCheck("speed", "note", f"not measured yet: closeout models bench {model}. {advice}".strip())
     threads = "1 thread" if best.threads == 1 else f"{best.threads} threads"
     reached = f"{best.prompt:.0f} tokens/s of prompt, {best.reply:.0f} of reply with {threads} at best."
-    return Check("speed", "ok", f"{reached} {advice}".strip())
+    return HealthCheck("speed", "ok", f"{reached} {advice}".strip())

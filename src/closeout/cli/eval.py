@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from closeout.cli.arguments import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
 from closeout.cli.exits import OK, CommandGroup, guarded
+from closeout.cli.option_types import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
 
 if TYPE_CHECKING:
     from closeout.evaluate.report import Report

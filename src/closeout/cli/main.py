@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from closeout.cli.arguments import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
 from closeout.cli.eval import eval_app
 from closeout.cli.exits import OK, CommandGroup, guarded
+from closeout.cli.option_types import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ def run(
 ) -> int:
     """Answer a question. The answer goes to stdout, everything else to stderr."""
     from closeout.cli.options import options_in
-    from closeout.cli.running import run_command
+    from closeout.cli.run_tasks import run_command
 
     options = options_in(locals())
     return run_command(question, options, continue_last=continue_last, as_json=json, quiet=quiet)
@@ -108,7 +108,7 @@ def resume(
 ) -> int:
     """Resume an interrupted run; finished steps are not repeated."""
     from closeout.cli.options import recorded_options
-    from closeout.cli.running import resume_run
+    from closeout.cli.run_tasks import resume_run
 
     options = recorded_options(run_id).with_model(model, base_url)
     return resume_run(run_id, options, force=force, as_json=json, quiet=quiet)
@@ -161,8 +161,8 @@ def fork(
 ) -> int:
     """Continue a run from an earlier point as a new run; what is before that point costs nothing."""
     from closeout.cli.options import make_agent, recorded_options
-    from closeout.cli.running import read_result, run_agent
-    from closeout.journal.journal import new_run_id
+    from closeout.cli.run_tasks import read_result, run_agent
+    from closeout.journal.run_journal import new_run_id
 
     options = recorded_options(run_id).with_model(model, base_url)
     set_results = dict(map(read_result, set_result or ()))
@@ -195,7 +195,7 @@ def diff(first: RunId, second: RunId, json: Json = False) -> int:
 @guarded
 def replay(run_id: RunId, json: Json = False) -> int:
     """Replay a recorded run without model, tools and network, and report where it departs from its record."""
-    from closeout.cli.running import replay_command
+    from closeout.cli.run_tasks import replay_command
 
     return replay_command(run_id, as_json=json)
 
@@ -456,7 +456,7 @@ def doctor(
 @guarded
 def models_list(json: Json = False) -> int:
     """List the embedded models and whether their weights are downloaded."""
-    from closeout.cli.models import list_command
+    from closeout.cli.model_commands import list_command
 
     return list_command(json)
 
@@ -469,7 +469,7 @@ def models_pull(
     ] = None,
 ) -> int:
     """Download a model's weights; an interrupted download continues."""
-    from closeout.cli.models import pull_command
+    from closeout.cli.model_commands import pull_command
 
     return pull_command(tuple(names or ("local",)))
 
@@ -478,7 +478,7 @@ def models_pull(
 @guarded
 def models_path(name: Annotated[str, typer.Argument(help="local or local:small")] = "local") -> int:
     """Print the path of a model's weights."""
-    from closeout.cli.models import path_command
+    from closeout.cli.model_commands import path_command
 
     return path_command(name)
 
@@ -489,7 +489,7 @@ def models_bench(
     name: Annotated[str, typer.Argument(help="local, local:small or a .gguf file")] = "local", json: Json = False
 ) -> int:
     """Measure how fast a model reads and writes on this machine."""
-    from closeout.cli.models import bench_command
+    from closeout.cli.model_commands import bench_command
 
     return bench_command(name, json)
 

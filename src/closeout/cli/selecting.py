@@ -61,7 +61,7 @@ class RunFilter:
         if not self.text:
             yield from store.each_run()
             return
-        from closeout.journal.search import SearchIndex
+        from closeout.journal.text_search import SearchIndex
 
         with SearchIndex(store) as index:
             index.update()

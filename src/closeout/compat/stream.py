@@ -113,12 +113,12 @@ class StreamHandler:
         """An error for people to see. The stream continues."""
         self.send("show_error", {"error": error})
 
-    def for_run(self, run: RunInfo) -> _RunStream:
+    def for_run(self, run: RunInfo) -> _StreamedRun:
         """The callback that sends the events of one run."""
-        return _RunStream(self, run)
+        return _StreamedRun(self, run)
 
 
-class _RunStream:
+class _StreamedRun:
     """Sends the events of one run to its handler."""
 
     def __init__(self, handler: StreamHandler, run: RunInfo) -> None:

@@ -15,7 +15,7 @@ from closeout.results.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from closeout.context.history import History
-    from closeout.journal.journal import Journal
+    from closeout.journal.run_journal import Journal
     from closeout.models.base import BaseClient
 
 __all__ = ["ContextKeeper", "PromptSize", "message_size"]

@@ -34,7 +34,7 @@ from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, TelemetryCollector, joined_telemetry
 from closeout.results.tokens import estimate_tokens
 from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, present_output
-from closeout.tools.context import RunContext, context_factory, context_parameter
+from closeout.tools.run_context import RunContext, context_factory, context_parameter
 
 __all__ = ["AgentState", "StateOutput", "ToolOutputNode", "add_telemetry", "tool_outputs"]
 

@@ -38,7 +38,7 @@ _Place: TypeAlias = tuple[str, str]  # type of event; its key, or its number amo
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _RecordedOutcome:
     event: Event
     elapsed: float  # seconds that the run had been at work
 
@@ -68,7 +68,7 @@ class RecordedRun:
         self.outcomes_left = 0
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._events: dict[str, dict[_Place, Event]] = {}  # by agent, like the next two
-        self._outcomes: dict[str, dict[_Place, _Outcome]] = {}
+        self._outcomes: dict[str, dict[_Place, _RecordedOutcome]] = {}
         self._failures: dict[str, dict[_Place, list[Event]]] = {}  # after which the effect was tried again
         self._below: dict[str, list[Event]] = {}  # by the beginning of their paths: "main/r4:"
         self._agents_below: dict[str, dict[str, None]] = {}
@@ -105,7 +105,7 @@ class RecordedRun:
                 self.outcomes_left += 1
             elif isinstance(before.event, ModelFailed):
                 self._add_failure(place, before.event)
-            outcomes[place] = _Outcome(event, row.time - rows[0].time - self.idle)
+            outcomes[place] = _RecordedOutcome(event, row.time - rows[0].time - self.idle)
 
     def _index_below(self, event: Event) -> None:
         """Note that a sub-agent's event belongs to the call that started it, and to the calls above that one."""

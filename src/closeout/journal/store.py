@@ -94,17 +94,17 @@ class RunRows:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _EventBatch:
     """Events put since the last commit began, by run number. `durable`: the commit must be synced."""
 
     events: dict[int, list[_Entry]] = field(default_factory=dict)
     durable: bool = False
 
-    def before(self, later: _Batch) -> _Batch:
+    def before(self, later: _EventBatch) -> _EventBatch:
         """This batch, which could not be written, followed by what was put after it."""
         for run, entries in later.events.items():
             self.events.setdefault(run, []).extend(entries)
-        return _Batch(self.events, self.durable or later.durable)
+        return _EventBatch(self.events, self.durable or later.durable)
 
 
 class Store:
@@ -119,8 +119,8 @@ class Store:
         self._state = threading.Lock()  # guards the batch and the job; never held while the disk is used
         self._writing = threading.RLock()  # held while the writing connection is used
         self._reading = threading.RLock()  # held while the reading connection is used
-        self._batch = _Batch()
-        self._in_commit: _Batch | None = None
+        self._batch = _EventBatch()
+        self._in_commit: _EventBatch | None = None
         self._job: Future[None] | None = None  # the next commit, until it begins
         self._notes: dict[str, str] = {}
         self._insert = _INSERT_EVENTS
@@ -255,7 +255,7 @@ class Store:
                 seq = record.rows[-1].seq + 1 if record.rows else 0
                 entries = [(seq + n, at, event) for n, event in enumerate(make(record.rows, at))]
                 if entries:
-                    self._write(_Batch({number: entries}, durable=True), ())
+                    self._write(_EventBatch({number: entries}, durable=True), ())
                     self._synced.mark({number: entries[-1][0] + 1})
             finally:
                 self._locks.drop(number)
@@ -399,7 +399,7 @@ class Store:
             with self._state:
                 self._job = None
                 batch = self._in_commit = self._batch
-                self._batch = _Batch()
+                self._batch = _EventBatch()
             try:
                 if batch.events or statements:
                     self._write(batch, statements)
@@ -417,7 +417,7 @@ class Store:
             if batch.durable:
                 self._synced.mark({run: entries[-1][0] + 1 for run, entries in batch.events.items()})
 
-    def _write(self, batch: _Batch, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+    def _write(self, batch: _EventBatch, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         db = self._db
         bodies: dict[bytes, bytes] = {}
         rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]

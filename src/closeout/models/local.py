@@ -146,7 +146,7 @@ class LocalClient(BaseClient):
                 while (news := await job.news.get()) is not None:
                     if isinstance(news, str):
                         self._tell(news)
-                    elif isinstance(news, _Prepared):
+                    elif isinstance(news, _PromptPrepared):
                         builder.prepared = news
                     elif news is _STARTED:
                         if request.timeout is not None:
@@ -209,7 +209,7 @@ _WRITING = "writing the reply"
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PromptPrepared:
     """The fixed beginning of the prompt was read now, not by an earlier run."""
 
     tokens: int
@@ -236,7 +236,7 @@ class _Job:
             engine.load(self._send, self.stop, pull=self.pull)
             progress = _ReadingProgress(_PREPARING, self._send)
             if self.beginning and engine.prepare(self.beginning, lambda chunk: self._prepare_chunk(chunk, progress)):
-                self._send(_Prepared(progress.read, progress.speed))
+                self._send(_PromptPrepared(progress.read, progress.speed))
             if self.stop.is_set():
                 return
             self._send(_STARTED)
@@ -383,7 +383,7 @@ class _Builder:
     """Builds the reply from the library's chunks, which have OpenAI's shape, and counts tokens."""
 
     def __init__(self, model: str, on_delta: OnDelta | None, tell: OnStatus, *, constrained: bool) -> None:
-        self.prepared = _Prepared(0, 0.0)
+        self.prepared = _PromptPrepared(0, 0.0)
         self.reply_speed = 0.0
         self._tell = tell
         self._reading = _ReadingProgress(_READING, tell)

@@ -89,7 +89,7 @@ class EventReader:
 MOST_COUNTED = 10**12  # tokens or dollars of one reply; larger counts are ignored
 
 
-class _Text:
+class _PartialText:
     """A text that arrives in pieces. A piece that ends in half a surrogate pair waits for the other half."""
 
     __slots__ = ("_half", "length", "pieces")
@@ -120,7 +120,7 @@ class _Text:
 class _CallParts:
     id: str = ""
     name: str = ""
-    arguments: _Text = field(default_factory=_Text)
+    arguments: _PartialText = field(default_factory=_PartialText)
 
 
 class StreamReader(ABC):
@@ -168,8 +168,8 @@ class ReplyBuilder:
     __slots__ = ("_calls", "_on_delta", "_reasoning", "_text", "enough", "finish_reason", "model", "usage")
 
     def __init__(self, on_delta: OnDelta | None = None) -> None:
-        self._text = _Text()
-        self._reasoning = _Text()
+        self._text = _PartialText()
+        self._reasoning = _PartialText()
         self._calls: dict[int, _CallParts] = {}
         self._on_delta = on_delta
         self.enough = False

@@ -306,7 +306,7 @@ def _translated(error: Exception, origin: str, *, reading: bool) -> Exception:
 # ------------------------------------------------------------------------------------------------ the pool
 
 
-class _Pool:
+class _ConnectionPool:
     """The aiohttp session of one event loop, and the timeouts in use on it."""
 
     __slots__ = ("_deadlines", "guard", "process", "session")
@@ -339,16 +339,16 @@ class _Pool:
         return connection is not None and connection.requests > 1 and not connection.received
 
 
-_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _ConnectionPool] = WeakKeyDictionary()
 # The connection of the current task's last request. aiohttp's errors do not name it.
 _used: ContextVar[Any] = ContextVar("closeout_connection", default=None)
 
 
-async def _new_pool(loop: asyncio.AbstractEventLoop) -> _Pool:
+async def _new_pool(loop: asyncio.AbstractEventLoop) -> _ConnectionPool:
     _forget_dead_loops()
     session = _session()
     guard = _closing(session)
-    pool = _pools[loop] = _Pool(session, guard)
+    pool = _pools[loop] = _ConnectionPool(session, guard)
     await anext(guard)
     return pool
 
@@ -428,7 +428,7 @@ def _abandon_all() -> None:
     _pools.clear()
 
 
-def _abandon(pool: _Pool) -> None:
+def _abandon(pool: _ConnectionPool) -> None:
     connector = pool.session.connector
     pool.session.detach()
     with suppress(Exception):

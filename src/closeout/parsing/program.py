@@ -33,7 +33,7 @@ _LONG = Defect("too_long", f"The program is longer than {MAX_PROGRAM:,} characte
 _NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?!\w|[.,-]\d)", re.ASCII)
 
 
-class _Block(NamedTuple):
+class _FencedBlock(NamedTuple):
     """A fenced block: where it is in the text, its code, and whether its closing fence is there."""
 
     start: int
@@ -117,7 +117,7 @@ class ProgramReader:
             return Reading(text, reasoning, defects=(_CUT if cut else _EMPTY,), raw=reply.text)
         return Reading(text, reasoning, answer=text, defects=(_CUT,) if cut else (), raw=reply.text)
 
-    def _reading(self, block: _Block, text: str, reasoning: str, *, cut: bool) -> Reading:
+    def _reading(self, block: _FencedBlock, text: str, reasoning: str, *, cut: bool) -> Reading:
         before, raw = text[: block.start], text[: block.end]
         defect = _CUT if cut else _LONG if len(block.code) > MAX_PROGRAM else self._quoted(before, block)
         if defect is not None:
@@ -126,7 +126,7 @@ class ProgramReader:
         call = ToolCall(self._tool, {"code": block.code})
         return Reading(before.strip(), reasoning, (call,), repairs=repairs, raw=raw)
 
-    def _quoted(self, before: str, block: _Block) -> Defect | None:
+    def _quoted(self, before: str, block: _FencedBlock) -> Defect | None:
         """Why a program must not run that the reply may only show."""
         if INVENTED_TAG.search(before):
             return Defect("invented_observation", INVENTED_HINT, refuses=True)
@@ -137,7 +137,7 @@ class ProgramReader:
                 return Defect("quoted_call", QUOTED_HINT, refuses=True)
         return None
 
-    def _program(self, text: str) -> _Block | None:
+    def _program(self, text: str) -> _FencedBlock | None:
         """The first block that is a program. What follows it is not read: a result that the model made up, say."""
         end = 0
         for line, start, after in _lines(text):
@@ -154,24 +154,24 @@ class ProgramReader:
         return not self._functions.isdisjoint(_names(code, called=True))
 
 
-def _block(text: str, opening: re.Match[str], start: int, begins: int) -> _Block:
+def _block(text: str, opening: re.Match[str], start: int, begins: int) -> _FencedBlock:
     """The block whose code begins at `begins`. A fence that leaves Python incomplete is inside a string."""
     mark, language = opening[1][0], opening[2].lower()
     may_be_python = not language or language in _TAGS
-    first: _Block | None = None
+    first: _FencedBlock | None = None
     tried = 0
     for line, ends, after in _lines(text, begins):
         closing = _FENCE.match(line)
         if closing is None or closing[2] or closing[1][0] != mark:
             continue
-        block = _Block(start, after, language, text[begins:ends].rstrip(), closed=True)
+        block = _FencedBlock(start, after, language, text[begins:ends].rstrip(), closed=True)
         tried += 1
         if not may_be_python or parse_python(block.code) is not None:
             return block
         first = first or block
         if tried >= _MAX_FENCES:
             break
-    return first or _Block(start, len(text), language, text[begins:].rstrip(), closed=False)
+    return first or _FencedBlock(start, len(text), language, text[begins:].rstrip(), closed=False)
 
 
 def _names(code: str, *, called: bool = False) -> Iterator[str]:

@@ -301,7 +301,7 @@ def _tag_at(text: str, start: int, *, last: bool) -> Tag | Literal["hold"] | Non
 # ------------------------------------------------------------------------------------------------ lines of text
 
 
-class Stop(Enum):
+class ReadingStop(Enum):
     """Why a walk over lines stopped, before what it found."""
 
     MORE = auto()  # all text is used up, or held back
@@ -331,7 +331,7 @@ class LineWalker:
         markers: The markers that count at a line's start.
         kind: The kind of the events.
         role: The role of the events.
-        brackets: Stop at JSON at a line's start.
+        brackets: ReadingStop at JSON at a line's start.
         tags: Where tags count: "anywhere", at a "line" start, or "never".
         place: Where the walk begins.
         kept: Where the text is collected.
@@ -352,8 +352,8 @@ class LineWalker:
         self.role = role
         self.brackets = brackets
         self.place = place
-        self.marker: Marker | None = None  # set at Stop.MARKER
-        self.tag: Tag | None = None  # set at Stop.TAG
+        self.marker: Marker | None = None  # set at ReadingStop.MARKER
+        self.tag: Tag | None = None  # set at ReadingStop.TAG
         self._tape = tape
         self._markers = markers
         self._kind: EventKind = kind
@@ -387,17 +387,17 @@ class LineWalker:
         self._tape.position = end
         self._emit()
 
-    def walk(self, *, last: bool) -> Stop:
+    def walk(self, *, last: bool) -> ReadingStop:
         """Emit text up to the next structure. `last`: there is no more text."""
         tape = self._tape
         if last and self._is_stop_prefix():
             tape.emit("marker", len(tape.text), code="stop_prefix")
-            return Stop.MORE
+            return ReadingStop.MORE
         stop = None
         while stop is None and tape.position < len(tape.text):
             stop = _WALKS[self.place](self, last)
         self._emit()
-        return stop or Stop.MORE
+        return stop or ReadingStop.MORE
 
     def _is_stop_prefix(self) -> bool:
         """True if a stop marker begins the last line: the server cut the rest of it off."""
@@ -422,7 +422,7 @@ class LineWalker:
             self.place = Place.LINE_START if at < len(text) else self.place
         self._tape.emit("marker", at)
 
-    def _line_start(self, last: bool) -> Stop | None:
+    def _line_start(self, last: bool) -> ReadingStop | None:
         tape, text = self._tape, self._tape.text
         at = tape.position
         while (first := text[at]) in _SPACES:
@@ -441,13 +441,13 @@ class LineWalker:
         if first == "<" and self._tags != "never":
             return self._at_tag(at, last)
         if self._marks and first in "{[" and self.brackets:
-            return Stop.BRACKET
+            return ReadingStop.BRACKET
         if self._marks and (first in "*#" or first in self._markers.first):
             return self._at_marker(at, last)
         self.place = Place.IN_LINE
         return None
 
-    def _at_marker(self, at: int, last: bool) -> Stop | None:
+    def _at_marker(self, at: int, last: bool) -> ReadingStop | None:
         text = self._tape.text
         decoration = _DECORATION.match(text, at) if text[at] in "*#" else None
         if decoration is not None and (self._decorated or decoration.end() - at > _LONGEST_DECORATION):
@@ -456,29 +456,29 @@ class LineWalker:
             return None
         found = self._markers.at(text, at, last=last)
         if found == HOLD:
-            return Stop.MORE
+            return ReadingStop.MORE
         if found is None:
             self.place = Place.IN_LINE
             return None
         self.marker = found
-        return Stop.MARKER
+        return ReadingStop.MARKER
 
-    def _at_tag(self, at: int, last: bool) -> Stop | None:
+    def _at_tag(self, at: int, last: bool) -> ReadingStop | None:
         found = _tag_at(self._tape.text, at, last=last)
         if found == HOLD:
-            return Stop.MORE
+            return ReadingStop.MORE
         quoted: bool | None = True
         if found is not None:
             self._tape.position = at
             quoted = self._is_quoted(found, last)
         if quoted is None:
-            return Stop.MORE
+            return ReadingStop.MORE
         if quoted:
             self.place = Place.IN_LINE
             self._tape.position = found.end if found is not None else at + 1
             return None
         self.tag = found
-        return Stop.TAG
+        return ReadingStop.TAG
 
     def _is_quoted(self, tag: Tag, last: bool) -> bool | None:
         """True if a tag is in a code span: `<think>`, directly after a backtick, or in a block quote: `<tool_call>`."""
@@ -490,7 +490,7 @@ class LineWalker:
             return self._block_quote or (bool(self._kept) and self._kept[-1][-1:] == "`")
         return self._code.quotes_so_far(self._tape.text, tag.end, closing=tag.closing, last=last)
 
-    def _in_line(self, last: bool) -> Stop | None:
+    def _in_line(self, last: bool) -> ReadingStop | None:
         """Go to the next line that may begin with structure, or to a tag."""
         tape = self._tape
         found = self._next.search(tape.text, tape.position)
@@ -506,26 +506,26 @@ class LineWalker:
         self.at_line_start()
         return None
 
-    def _first_line(self, last: bool) -> Stop | None:
+    def _first_line(self, last: bool) -> ReadingStop | None:
         text, at = self._tape.text, self._tape.position
         end = text.find("\n", at)
         found = self._markers.in_input.search(text, at, len(text) if end < 0 else end)
         if found is not None:
             self._tape.position = found.start()
-            return Stop.OBSERVATION
+            return ReadingStop.OBSERVATION
         if end >= 0:
             self._tape.position = end + 1
             self.at_line_start()
             return None
         part = None if last else self._markers.in_input_part.search(text, max(at, len(text) - 64))
         self._tape.position = part.start() if part else len(text)
-        return Stop.MORE if part else None
+        return ReadingStop.MORE if part else None
 
-    def _opening_fence(self, at: int, last: bool) -> Stop | None:
+    def _opening_fence(self, at: int, last: bool) -> ReadingStop | None:
         text = self._tape.text
         end = _RUN[text[at]].match(text, at).end()  # type: ignore[union-attr]
         if end == len(text) and end - at <= _LONGEST_FENCE and not last:
-            return Stop.MORE
+            return ReadingStop.MORE
         self.place = Place.IN_LINE
         if end - at >= 3:
             self._tape.position = end
@@ -533,7 +533,7 @@ class LineWalker:
             self._fence, self.place = text[at:end], Place.FENCE_INFO
         return None
 
-    def _fence_info(self, last: bool) -> Stop | None:
+    def _fence_info(self, last: bool) -> ReadingStop | None:
         """Read the fence's opening line, on which it may also be closed."""
         tape, text = self._tape, self._tape.text
         newline = text.find("\n", tape.position)
@@ -548,10 +548,10 @@ class LineWalker:
             line = text[tape.position :]
             held = 0 if last else len(line) - len(line.rstrip(self._fence[0]))
             tape.position = len(text) - held
-            return Stop.MORE if held else None
+            return ReadingStop.MORE if held else None
         return None
 
-    def _fence_line_start(self, last: bool) -> Stop | None:
+    def _fence_line_start(self, last: bool) -> ReadingStop | None:
         tape, text = self._tape, self._tape.text
         _, closing, part = _fence_patterns(self._fence)
         at = tape.position = _SPACE.match(text, tape.position).end()  # type: ignore[union-attr]
@@ -562,7 +562,7 @@ class LineWalker:
             tape.position = closed.end()
             self._fence, self.place = "", Place.IN_LINE
         elif part.fullmatch(text, at) and len(text) - at <= 64 and not last:
-            return Stop.MORE
+            return ReadingStop.MORE
         elif text[at] == "\n":
             tape.position = at + 1
         else:
@@ -576,7 +576,7 @@ class LineWalker:
         self.place = Place.FENCE_LINE_START if found else self.place
 
 
-_WALKS: Mapping[Place, Callable[[LineWalker, bool], Stop | None]] = {
+_WALKS: Mapping[Place, Callable[[LineWalker, bool], ReadingStop | None]] = {
     Place.AFTER_MARKER: LineWalker._after_marker,
     Place.LINE_START: LineWalker._line_start,
     Place.IN_LINE: LineWalker._in_line,
@@ -783,13 +783,13 @@ class CotAgentOutputParser:
     def _read_text(self, last: bool) -> bool:
         walker = self._text
         stop = walker.walk(last=last)
-        if stop is Stop.BRACKET:
+        if stop is ReadingStop.BRACKET:
             self._begin_action("bare")
-        elif stop is Stop.TAG and walker.tag is not None:
+        elif stop is ReadingStop.TAG and walker.tag is not None:
             self._meet_tag(walker.tag)
-        elif stop is Stop.MARKER and walker.marker is not None:
+        elif stop is ReadingStop.MARKER and walker.marker is not None:
             self._meet_marker(walker.marker)
-        return stop is not Stop.MORE
+        return stop is not ReadingStop.MORE
 
     def _meet_marker(self, marker: Marker) -> None:
         self._structured = True
@@ -884,17 +884,17 @@ class CotAgentOutputParser:
         answer = self._answer
         assert answer is not None
         stop = answer.walk(last=last)
-        if stop is Stop.TAG and answer.tag is not None:
+        if stop is ReadingStop.TAG and answer.tag is not None:
             if answer.tag.thinking:
                 self._meet_thinking_tag(answer.tag)
             else:
                 answer.pass_over(answer.tag.end)
-        elif stop is Stop.MARKER and answer.marker is not None:
+        elif stop is ReadingStop.MARKER and answer.marker is not None:
             if answer.marker.name in ("thought", "observation"):
                 self._finish_answer(truncated=False)
             else:
                 answer.pass_over(answer.marker.end)
-        return stop is not Stop.MORE
+        return stop is not ReadingStop.MORE
 
     def _finish_answer(self, *, truncated: bool) -> None:
         text = "".join(self._answer_text).strip()
@@ -1302,9 +1302,9 @@ class CotAgentOutputParser:
         walker = self._action.walker
         assert walker is not None
         stop = walker.walk(last=last)
-        if stop is Stop.MORE:
+        if stop is ReadingStop.MORE:
             return False
-        marker = walker.marker if stop is Stop.MARKER else None
+        marker = walker.marker if stop is ReadingStop.MARKER else None
         if marker is not None and self._action.final and marker.name not in ("observation", "thought"):
             walker.pass_over(marker.end)
             return True

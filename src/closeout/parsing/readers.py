@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from closeout.language.quotation import introduces_quotation, last_sentence, speaks_of_calls
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import contradiction, names_in, read_object
-from closeout.parsing.forms import FormDetector, Toolbox
+from closeout.parsing.forms import FormDetector, OfferedNames
 from closeout.parsing.react import CotAgentOutputParser, CotEvent
 from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking, split_until
 from closeout.parsing.salvage import before_thought
@@ -136,7 +136,7 @@ class NativeReader:
         if detector.name is None:
             return []
         self._detector = None
-        name = Toolbox(self._tools).find(detector.name)
+        name = OfferedNames(self._tools).find(detector.name)
         quoted = self._said.endswith(tuple("`\"'")) or speaks_of_calls(last_sentence(self._said), marked=True)
         return [ReadEvent("tool_name", name)] if name and not quoted else []
 

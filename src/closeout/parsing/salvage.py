@@ -23,7 +23,7 @@ from closeout.language.quotation import (
     states_intention,
 )
 from closeout.messages import Repair, ToolCall, ToolSpec
-from closeout.parsing.forms import Block, Form, Found, Toolbox, ToolCallsRead
+from closeout.parsing.forms import Block, Form, Found, OfferedNames, ToolCallsRead
 from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.reader import detect_forms, is_markdown_escaped, markdown_unescaped
 from closeout.parsing.forms.unmarked import UNMARKED
@@ -86,7 +86,7 @@ def salvage(
         text holds no call, or one that must not run: one with contradictory keys, with arguments that are not numbers,
         beside a final answer, or after a tool result that the model invented.
     """
-    toolbox = Toolbox(tools)
+    toolbox = OfferedNames(tools)
     if not toolbox:
         return None
     thinking = split_reasoning(text)
@@ -103,7 +103,7 @@ def salvage(
 class _Search:
     """The rules by which a call in a text is meant as one."""
 
-    toolbox: Toolbox
+    toolbox: OfferedNames
     truncated: bool
     bare: bool  # accept forms without a mark
 

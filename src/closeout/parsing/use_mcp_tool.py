@@ -35,7 +35,7 @@ _NOT_FINITE = (
 _CUT = "Your last call was cut off at the length limit. Write it again and be brief."
 
 
-class _State(Enum):
+class _TagState(Enum):
     HEAD = auto()  # server and tool name
     VALUE = auto()  # the text after `<arguments>`
     JSON = auto()
@@ -64,33 +64,33 @@ class CallScanner:
         self.name = ""
         self.server = ""
         self.pieces: list[str] = []
-        self._state = _State.HEAD
+        self._state = _TagState.HEAD
         self._json = JsonScanner(plain=True)
         self._empty = False  # no arguments were written
 
     @property
     def complete(self) -> bool:
         """True if the call is whole: what follows is not part of it."""
-        return self._state is _State.DONE
+        return self._state is _TagState.DONE
 
     @property
     def unfinished(self) -> bool:
         """True if the text ended before anything closed the call."""
-        if self._state is _State.BROKEN:
+        if self._state is _TagState.BROKEN:
             return not any(_TAGS.search(piece) for piece in self.pieces)
-        return self._state not in (_State.DONE, _State.TAIL)
+        return self._state not in (_TagState.DONE, _TagState.TAIL)
 
     def scan(self, text: str, at: int, *, last: bool = False) -> int:
         """Read on from a position and return how far the text is used up. `last`: there is no more text."""
-        while self._state is not _State.DONE:
+        while self._state is not _TagState.DONE:
             state = self._state
-            if state is _State.HEAD:
+            if state is _TagState.HEAD:
                 at = self._read_head(text, at)
-            elif state is _State.VALUE:
+            elif state is _TagState.VALUE:
                 at = self._read_value_start(text, at, last)
-            elif state is _State.JSON:
+            elif state is _TagState.JSON:
                 at = self._read_json(text, at)
-            elif state is _State.TAIL:
+            elif state is _TagState.TAIL:
                 at = self._read_tail(text, at, last)
             else:
                 self.pieces.append(text[at:])
@@ -105,15 +105,15 @@ class CallScanner:
         if not self.name and (tool := _TOOL.search(text, at, end.start() if end else limit)):
             self.name = tool[1].strip()
         if end is None:
-            self._state = _State.BROKEN if len(text) >= limit else self._state
+            self._state = _TagState.BROKEN if len(text) >= limit else self._state
             return at
         if server := _SERVER.search(text, at, end.start()):
             self.server = server[1].strip()
         if end[0].casefold() == "<arguments>":
-            self._state = _State.VALUE
+            self._state = _TagState.VALUE
             return end.end()
         self._empty = "{" not in text[at : end.start()]
-        self._state = _State.DONE
+        self._state = _TagState.DONE
         return end.end()
 
     def _read_value_start(self, text: str, at: int, last: bool) -> int:
@@ -121,16 +121,16 @@ class CallScanner:
         if start == len(text) or (not last and "null".startswith(text[start:])):
             return at
         self._empty = text[start] == "<"
-        self._state = _State.JSON if text[start] == "{" else _State.TAIL if self._empty else _State.BROKEN
+        self._state = _TagState.JSON if text[start] == "{" else _TagState.TAIL if self._empty else _TagState.BROKEN
         return start if text[start] == "{" else at
 
     def _read_json(self, text: str, at: int) -> int:
         signal, end = self._json.scan(text, at)
         self.pieces.append(text[at:end])
         if signal is Signal.DONE:
-            self._state = _State.TAIL
+            self._state = _TagState.TAIL
         elif signal is not Signal.MORE:
-            self._state = _State.BROKEN
+            self._state = _TagState.BROKEN
         return end
 
     def _read_tail(self, text: str, at: int, last: bool) -> int:
@@ -140,9 +140,9 @@ class CallScanner:
         if tail["call"] is None and _TAIL_PART.fullmatch(text, start):
             return len(text) if last else at  # a closing tag may be missing or cut off
         if tail["call"] is None and tail["arguments"] is None:
-            self._state = _State.BROKEN  # text after the JSON
+            self._state = _TagState.BROKEN  # text after the JSON
             return at
-        self._state = _State.DONE
+        self._state = _TagState.DONE
         return tail.end()
 
     def result(self, *, truncated: bool = False) -> TaggedCall | Defect:
@@ -152,16 +152,16 @@ class CallScanner:
             truncated: The reply was cut off, so that nothing unfinished is completed.
         """
         written = "".join(self.pieces)
-        if self._state is _State.DONE:
+        if self._state is _TagState.DONE:
             if not self.name or not (written or self._empty):
                 return Defect("broken_action", _HINT)
         elif truncated:
             return Defect("truncated", _CUT, refuses=True)
-        elif not self.name or self._state in (_State.HEAD, _State.VALUE):
+        elif not self.name or self._state in (_TagState.HEAD, _TagState.VALUE):
             return Defect("broken_action", _HINT)
         elif self._json.not_finite:
             return Defect("broken_action", _NOT_FINITE, refuses=True)
-        elif self._state is not _State.TAIL:
+        elif self._state is not _TagState.TAIL:
             end = _only_end(written)
             if end < 0:
                 return Defect("broken_action", _AMBIGUOUS, refuses=True)

@@ -3,9 +3,9 @@
 What a tool is, and how its calls are governed, is in `closeout.tools`.
 """
 
-from closeout.repair.arguments import RepairedArguments, repair_arguments
+from closeout.repair.argument_repair import RepairedArguments, repair_arguments
 from closeout.repair.names import ResolvedName, resolve_tool_name
-from closeout.repair.schema import SchemaRules
+from closeout.repair.schema_rules import SchemaRules
 
 __all__ = [
     "RepairedArguments",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
 from closeout.parsing.numbers import read_integer, read_number
-from closeout.repair.schema import ObjectShape, SchemaRules, kind_of, short
+from closeout.repair.schema_rules import ObjectShape, SchemaRules, kind_of, short
 from closeout.spelling import fold, words
 
 __all__ = ["Fitting", "Rename", "WrittenFloat", "match_names"]

@@ -97,7 +97,7 @@ def read_result(
     if artifact is None:
         raise ToolError(f"No stored result is called {handle[:60]!r}. Use a handle that a tool result named.")
     value = artifact.value if not path else drill(artifact.value, path)
-    reader = _Reader(handle, path or "", max(budget or PAGE_BUDGET, 1), model)
+    reader = _ArtifactReader(handle, path or "", max(budget or PAGE_BUDGET, 1), model)
     if pattern:
         return reader.matches(value, pattern[:_MAX_PATTERN], max(offset, 0))
     if isinstance(value, str):
@@ -108,7 +108,7 @@ def read_result(
 
 
 @record
-class _Reader:
+class _ArtifactReader:
     handle: str
     path: str
     budget: int

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from closeout.errors import UsageError
-from closeout.results import forms
+from closeout.results import text_encodings as forms
 from closeout.results.budgets import Cut, More, ValueCutter, cut_text, describe_missing, largest_fit
 from closeout.results.normal import EncodingError, compact_json, normalise
 from closeout.results.tokens import count_tokens, vocabulary_of

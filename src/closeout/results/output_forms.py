@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from closeout.results.escape import escape_markers
-from closeout.results.forms import compact_text, escape_attribute, escape_xml, safe_yaml_text, tool_result_text
 from closeout.results.normal import normalise
+from closeout.results.text_encodings import compact_text, escape_attribute, escape_xml, safe_yaml_text, tool_result_text
 from closeout.results.tool_output import ToolOutput
 
 __all__ = ["CacheOptimizedOutput", "compact_form", "safe_yaml_form", "xml_form"]

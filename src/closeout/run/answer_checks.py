@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from closeout.answers.check import Check, CheckedCall, CheckedRun
 from closeout.answers.reading import ContractReading
+from closeout.answers.user_checks import Check, CheckedCall, CheckedRun
 from closeout.dialects.functions import programs_in
 from closeout.errors import UsageError
 from closeout.journal.events import CheckFinished, CheckStarted

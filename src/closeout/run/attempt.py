@@ -43,14 +43,14 @@ from closeout.run.session import ModelSession
 from closeout.tools.executor import CallOutcome, ToolExecutor
 from closeout.tools.search_tools import called_through, written_through
 
-__all__ = ["AgentState", "Attempt", "Turn"]
+__all__ = ["AgentWork", "Attempt", "AttemptTurn"]
 
 MAX_NON_ANSWERS = 2  # replies in a row that neither act nor answer, before the contract's closing takes over
 MAX_REOPENED = 3  # how often an attempt continues because closing was answered with a tool call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentState:
+class AgentWork:
     """The parts of an agent that all its attempts share."""
 
     plan: AgentPlan
@@ -71,7 +71,7 @@ class AgentState:
 
 
 @dataclass(slots=True)
-class Turn:
+class AttemptTurn:
     """One reply and the results of its calls."""
 
     number: int
@@ -130,7 +130,7 @@ class Attempt:
         learned: The experience of earlier attempts, for the model.
     """
 
-    def __init__(self, agent: AgentState, number: int, learned: str = "") -> None:
+    def __init__(self, agent: AgentWork, number: int, learned: str = "") -> None:
         plan, scope = agent.plan, agent.scope
         self.agent = agent
         self.number = number
@@ -194,7 +194,7 @@ class Attempt:
                     self._refresh_tools()
                     info = RequestInfo("act", self.number, self.turns, self._hints())
                     reading = await self._session.query(self._history, info, self._rollbacks)
-                stop = await self._take(Turn(self.turns, reading))
+                stop = await self._take(AttemptTurn(self.turns, reading))
                 if stop is not None:
                     return stop
             return Stop(reason=limit)
@@ -229,7 +229,7 @@ class Attempt:
         self._rollbacks.tools = [tool.name for tool in tools if tool.name != "read_result"]
         self._loops.repeatable = frozenset(tool.name for tool in tools if tool.policy.repeatable)
 
-    async def _take(self, turn: Turn) -> Stop | None:
+    async def _take(self, turn: AttemptTurn) -> Stop | None:
         """Act on a reply. Returns why the attempt stops here, None if it continues."""
         if self._rollbacks.draft:
             self._complete_draft(turn)
@@ -268,7 +268,7 @@ class Attempt:
 
     # ------------------------------------------------------------------------------------------ the answer
 
-    async def _answered(self, turn: Turn) -> Stop | None:
+    async def _answered(self, turn: AttemptTurn) -> Stop | None:
         """Decide on a reply without calls. Returns None if a check of the user's sends the model back."""
         if not self.agent.answers.read(turn.text).ok:
             return Stop(reason="insisted", reading=turn.reading)
@@ -279,7 +279,7 @@ class Attempt:
             return self._roll_back(RollBack("check", objection.problem, turn.text[:200], draft=turn.text), turn.reading)
         return Stop(reason="check_failed", reading=turn.reading, failure=Failure("", objection.problem))
 
-    async def _objection(self, text: str, turn: Turn) -> Objection | None:
+    async def _objection(self, text: str, turn: AttemptTurn) -> Objection | None:
         found, may_ask = self.agent.answers.read(text), not self._rollbacks.spent
         return await self._checks.objection(found, self._outcomes, turn.reading.calls, may_ask=may_ask)
 
@@ -308,7 +308,7 @@ class Attempt:
 
     # ------------------------------------------------------------------------------------------ parts of a turn
 
-    def _complete_draft(self, turn: Turn) -> None:
+    def _complete_draft(self, turn: AttemptTurn) -> None:
         """If the reply only adds the answer's form to the reply before, both together are the answer."""
         reading, answers = turn.reading, self.agent.answers
         if reading.calls or reading.defects or not turn.text:
@@ -319,7 +319,7 @@ class Attempt:
             turn.reading = replace(reading, answer=both)
             self._session.publish_answer(both)
 
-    def _review(self, turn: Turn) -> RollBack | None:
+    def _review(self, turn: AttemptTurn) -> RollBack | None:
         reading, answers, tools = turn.reading, self.agent.answers, self.agent.tools
         found = answers.read(turn.text) if turn.text else ContractReading()
         back = review_reply(reading, answers.contract, answer_fits=found.ok, tools_offered=bool(tools))
@@ -378,7 +378,7 @@ class Attempt:
         self._session.rolled_back()
         return None
 
-    def _accept(self, turn: Turn) -> None:
+    def _accept(self, turn: AttemptTurn) -> None:
         self._non_answers = 0
         self._rollbacks.succeed()
         self._journal.append(turn.accepted(self._path, self.number))

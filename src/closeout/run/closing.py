@@ -15,12 +15,12 @@ from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
 from closeout.errors import ContextOverflow, Failure, JournalError, ModelError, ModelTimeout
 from closeout.journal.events import Noted
-from closeout.journal.journal import Journal
+from closeout.journal.run_journal import Journal
 from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import Message, Reading, RequestInfo, Usage
 from closeout.models.base import UsageSummary, summarise_usage
 from closeout.results.budgets import cut_text, largest_fit
-from closeout.run.attempt import AgentState, Attempt
+from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.closing_client import ClosingClient
 from closeout.run.plan import AgentPlan
 from closeout.run.result import AgentResult, Stop
@@ -44,7 +44,7 @@ async def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> Agen
     return await _Closing(attempt, stop, is_final).run()
 
 
-def fall_back(agent: AgentState, result: AgentResult) -> AgentResult:
+def fall_back(agent: AgentWork, result: AgentResult) -> AgentResult:
     """Return a result without an answer with the best one that was seen on the way, if there is any."""
     selection = select_answer(agent.answers.seen, agent.plan.settings.answer_selection)
     if selection.answer is None:

@@ -9,8 +9,8 @@ from typing import Any
 from closeout.errors import LimitReached
 from closeout.messages import Message, ModelReply, ModelRequest, Reading, RequestInfo, Usage
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
+from closeout.run.reply_listener import ReplyListener
 from closeout.run.session import PRIMER, ModelSession
-from closeout.run.streaming import ReplyListener
 
 __all__ = ["ClosingClient"]
 

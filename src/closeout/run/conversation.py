@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol
 from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
 from closeout.errors import DecisionRefused, RunExists, RunNotFound, UsageError
-from closeout.journal.journal import is_new_run_id
+from closeout.journal.run_journal import is_new_run_id
 from closeout.journal.store import RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.journal.totals import RunTotals

@@ -41,11 +41,11 @@ from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
 from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
-from closeout.run.streaming import ReplyListener
+from closeout.run.reply_listener import ReplyListener
 from closeout.run.waiting import call_digest, decide, question_digest
 from closeout.tools.calls import CallOutcome
-from closeout.tools.context import BudgetLeft, RunContext, context_factory
 from closeout.tools.executor import PlannedCall, ToolExecutor
+from closeout.tools.run_context import BudgetLeft, RunContext, context_factory
 from closeout.tools.threads import run_in_thread
 
 __all__ = ["ModelCalls", "ToolCalls", "as_decided"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError, ResumeRefused, Suspended, ToolError
 from closeout.journal.events import Noted, RunEnded, RunStarted, ToolsChanged
-from closeout.journal.journal import Journal, describe_damage
+from closeout.journal.run_journal import Journal, describe_damage
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.journal.totals import RunTotals

@@ -157,7 +157,7 @@ class MapProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class _QueuedTask:
     index: int
     task: str
     options: Mapping[str, Any]
@@ -205,7 +205,7 @@ class ManyRuns(Generic[Value]):
         self._begun = False
         self._taken = 0
         self._seen: Counter[str] = Counter()  # how often each task occurred
-        self._later: list[_Item] = []  # being run by another process when their turn came
+        self._later: list[_QueuedTask] = []  # being run by another process when their turn came
         self._source = asyncio.Lock()
         self._results: asyncio.Queue[tuple[int, RunResult[Value]] | None] = asyncio.Queue()
         self._running = 0
@@ -288,7 +288,7 @@ class ManyRuns(Generic[Value]):
             self._count(once)
             self._results.put_nowait((item.index, once.result))
 
-    async def _run(self, item: _Item, *, wait: bool) -> Once[Value]:
+    async def _run(self, item: _QueuedTask, *, wait: bool) -> Once[Value]:
         try:
             return await self._once(item.task, item.run_id, item.options, wait=wait)
         except (UsageError, JournalDamaged) as error:  # of this task: the others are as good as before
@@ -305,7 +305,7 @@ class ManyRuns(Generic[Value]):
                 )
             )
 
-    async def _next(self, source: AsyncIterator[TaskItem]) -> _Item | None:
+    async def _next(self, source: AsyncIterator[TaskItem]) -> _QueuedTask | None:
         """Take the next task. Raises UsageError if it is none."""
         try:
             given = await anext(source)
@@ -333,7 +333,7 @@ class ManyRuns(Generic[Value]):
             if self._seen[run_id] > 1:
                 run_id = f"{run_id}-{self._seen[run_id]}"
         own = {name: value for name, value in given.items() if name != "task"}
-        return _Item(index, task, {**self._options, **own}, run_id)
+        return _QueuedTask(index, task, {**self._options, **own}, run_id)
 
     def _count(self, once: Once[Value]) -> None:
         self._statuses[once.result.status] += 1

@@ -17,7 +17,7 @@ from closeout.dialects.functions import RUN_PROGRAM
 from closeout.journal.events import AttemptEnded
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
-from closeout.run.attempt import AgentState, Attempt
+from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.closing import close_attempt, fall_back
 from closeout.run.effects import ToolCalls
 from closeout.run.limits import CLOSING_TOKENS
@@ -71,7 +71,7 @@ class Orchestrator:
         executor.offer(tools.specs)
         self.attempt: Attempt | None = None  # the last one
         self._result: AgentResult | None = None  # of the last attempt
-        self._agent = AgentState(
+        self._agent = AgentWork(
             plan=plan,
             scope=scope,
             question=task or question,

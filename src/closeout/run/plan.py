@@ -10,16 +10,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from closeout.answers.check import Check
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
 from closeout.answers.generator import AnswerGenerator
+from closeout.answers.user_checks import Check
 from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings, load_config
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
 from closeout.journal.events import Noted
-from closeout.journal.journal import Journal
+from closeout.journal.run_journal import Journal
 from closeout.journal.subscribers import Subscribers
 from closeout.messages import ToolSpec
 from closeout.models.base import BaseClient

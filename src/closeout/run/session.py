@@ -32,9 +32,9 @@ from closeout.results.tokens import estimate_tokens
 from closeout.run.effects import ModelCalls
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
+from closeout.run.reply_listener import ReplyListener
 from closeout.run.review import Answers, RollbackPolicy
 from closeout.run.strategy import ModelTurn, Strategy
-from closeout.run.streaming import ReplyListener
 
 __all__ = ["PRIMER", "ModelSession", "with_draft"]
 

@@ -17,7 +17,7 @@ from closeout.dialects.prompts import only_text
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import LimitReached, ModelError, UsageError
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, ToolSpec
-from closeout.run.streaming import ReplyListener
+from closeout.run.reply_listener import ReplyListener
 
 __all__ = ["AskOnce", "CallFirst", "Majority", "ModelTurn", "Strategy"]
 

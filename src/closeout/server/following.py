@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from closeout.journal.events import Event
-from closeout.journal.journal import COMMIT_SECONDS
+from closeout.journal.run_journal import COMMIT_SECONDS
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Progress
 

@@ -26,7 +26,7 @@ from closeout.models.http_errors import error_from_body, refuses_tools
 from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
-from closeout.server.formats import FORMATS, Format, NativeFormat, OfferedTools, Writer, with_hint
+from closeout.server.formats import FORMATS, Format, NativeFormat, RequestTools, Writer, with_hint
 from closeout.server.governing import Governor, Verdict
 from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
@@ -93,7 +93,7 @@ class Proxy:
     def _handler(self, each: Format) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
             async with self.admission.enter():
-                return await _Exchange(self, request, each, await json_body(request)).run()
+                return await _ProxiedExchange(self, request, each, await json_body(request)).run()
 
         return handle
 
@@ -119,7 +119,7 @@ class Proxy:
 
     # ------------------------------------------------------------------------------------------ parts
 
-    def governor(self, offered: OfferedTools, *, parallel: bool) -> Governor:
+    def governor(self, offered: RequestTools, *, parallel: bool) -> Governor:
         """Return the governor for the tools of a request, kept from earlier requests with the same tools."""
         specs = [[spec.name, spec.description, spec.parameters] for spec in offered.functions]
         key = encode_json([specs, offered.others, parallel])
@@ -146,7 +146,7 @@ class _Failed(Exception):
     """An upstream reply that failed after the client got a part of it."""
 
 
-class _Exchange:
+class _ProxiedExchange:
     """One request of a client, and the requests to the upstream server that it takes."""
 
     def __init__(self, proxy: Proxy, request: web.Request, form: Format, body: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
-from closeout.journal.journal import Journal, new_run_id
+from closeout.journal.run_journal import Journal, new_run_id
 from closeout.journal.store import Store
 from closeout.messages import Message, ModelReply, Usage
 from closeout.server.governing import Verdict, arguments_object, arguments_text

@@ -47,14 +47,14 @@ class ReplyRecorder:
 
     def for_run(self, run: RunInfo) -> Callback:
         """Return the callback for one run."""
-        return _Recording(run.add) if self._wanted(run) else _ignore
+        return _RecordedText(run.add) if self._wanted(run) else _ignore
 
 
 def _ignore(_: Event | Progress) -> None:
     pass
 
 
-class _Recording:
+class _RecordedText:
     """Records the replies of one run."""
 
     def __init__(self, add: Callable[[Event], object]) -> None:

@@ -26,7 +26,7 @@ MAX_METADATA = 16  # entries, as OpenAI allows
 
 def add_responses(app: web.Application, host: AgentHost) -> None:
     """Add the routes of the Responses API to an application."""
-    api = _Responses(host)
+    api = _ResponsesRoutes(host)
     app.router.add_post("/v1/responses", api.create)
     app.router.add_get("/v1/responses/{id}", api.get)
     app.router.add_delete("/v1/responses/{id}", api.delete)
@@ -61,7 +61,7 @@ def check_form(form: Any, param: str) -> None:
         raise ApiError(400, text, param=param)
 
 
-class _Responses:
+class _ResponsesRoutes:
     def __init__(self, host: AgentHost) -> None:
         self._host = host
 

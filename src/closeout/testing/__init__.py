@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from closeout.testing.misbehaviour import MISBEHAVIOURS, NON_ANSWERS, Misbehaviour, always, once, sometimes
     from closeout.testing.recording import RecordedClient, Recording, export_run, recorded
     from closeout.testing.script import RequestView, Turn, answer, call, say
-    from closeout.testing.server import ScriptedServer, serve_script
+    from closeout.testing.scripted_server import ScriptedServer, serve_script
 
 __all__ = [
     "MISBEHAVIOURS",

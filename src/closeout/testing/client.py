@@ -36,7 +36,7 @@ class Performance:
 
 
 @dataclass(slots=True)
-class _Conversation:
+class _ScriptedConversation:
     turn: int = 0  # index of the next turn
     call: int = 0  # index of its next call, if a reply holds one call only
     requests: int = 0
@@ -63,7 +63,7 @@ class Player:
         self._misbehaviours = misbehaviours(misbehave)
         self._by = by
         self._stop_words = stop_words
-        self._conversations: dict[str, _Conversation] = {}
+        self._conversations: dict[str, _ScriptedConversation] = {}
 
     def play(self, view: RequestView) -> Performance:
         """Return the outcome of a request.
@@ -74,7 +74,7 @@ class Player:
         """
         turns, name = self._turns(view)
         name += view.question if self._by == "question" else view.key if self._by == "key" else self._by(view)
-        conversation = self._conversations.setdefault(name, _Conversation())
+        conversation = self._conversations.setdefault(name, _ScriptedConversation())
         self._settle(conversation, view)
         conversation.requests += 1
         view = replace(view, number=conversation.requests, turn=conversation.turn + 1)
@@ -115,7 +115,9 @@ class Player:
             raise item
         return as_turn(item)
 
-    def _fault(self, turn: Turn, view: RequestView, name: str, conversation: _Conversation) -> Misbehaviour | None:
+    def _fault(
+        self, turn: Turn, view: RequestView, name: str, conversation: _ScriptedConversation
+    ) -> Misbehaviour | None:
         for number, misbehaviour in enumerate(self._misbehaviours):
             so_far = conversation.faults.get(number, 0)
             if misbehaviour.happens(turn, view, name, so_far):
@@ -123,7 +125,7 @@ class Player:
                 return misbehaviour
         return None
 
-    def _settle(self, conversation: _Conversation, view: RequestView) -> None:
+    def _settle(self, conversation: _ScriptedConversation, view: RequestView) -> None:
         """Advance past a spoilt turn whose call the agent has run nevertheless."""
         if conversation.doubtful is None:
             return
@@ -146,7 +148,7 @@ def _single(turn: Turn, call: int) -> Turn:
     return replace(turn, calls=turn.calls[call : call + 1]) if len(turn.calls) > 1 else turn
 
 
-def _advance(conversation: _Conversation, whole: Turn, played: Turn) -> None:
+def _advance(conversation: _ScriptedConversation, whole: Turn, played: Turn) -> None:
     conversation.call += 1
     if played is whole or conversation.call >= len(whole.calls):
         conversation.turn, conversation.call = conversation.turn + 1, 0

@@ -170,7 +170,7 @@ def _beyond(result: RunResult) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _RecordedExchange:
     """A recorded request and its outcome."""
 
     request: ModelRequested
@@ -194,7 +194,7 @@ class RecordedClient(ScriptedClient):
         super().__init__((), name=str(fingerprint.get("model", "recorded")), capabilities=known)
         self._run_id = recording.run_id
         self._strict = strict
-        self._left: dict[str, deque[_Exchange]] = {}
+        self._left: dict[str, deque[_RecordedExchange]] = {}
         for exchange in _exchanges(recording.events):
             self._left.setdefault(exchange.request.agent, deque()).append(exchange)
 
@@ -211,7 +211,7 @@ class RecordedClient(ScriptedClient):
         reply = outcome.reply()
         return reply if on_delta is None else self._stream(reply, on_delta)
 
-    def _next(self, request: ModelRequest) -> _Exchange:
+    def _next(self, request: ModelRequest) -> _RecordedExchange:
         due = [queue for queue in self._left.values() if queue]
         if not due:
             number = len(self.requests)
@@ -227,13 +227,13 @@ class RecordedClient(ScriptedClient):
         return (fitting or due)[0].popleft()
 
 
-def _exchanges(events: Sequence[Event]) -> Iterator[_Exchange]:
+def _exchanges(events: Sequence[Event]) -> Iterator[_RecordedExchange]:
     """Yield the requests that had an outcome, in their order."""
     finished = [e for e in events if isinstance(e, (ModelReplied, ModelFailed))]
     outcomes = {(e.agent, e.call): e for e in finished if not (isinstance(e, ModelFailed) and e.kind == CANCELLED)}
     for event in events:
         if isinstance(event, ModelRequested) and (outcome := outcomes.pop((event.agent, event.call), None)) is not None:
-            yield _Exchange(event, outcome)
+            yield _RecordedExchange(event, outcome)
 
 
 def _shape(request: ModelRequest) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from closeout.errors import UsageError
 from closeout.messages import ToolCall
 from closeout.testing.misbehaviour import Misbehaviour
 from closeout.testing.script import Script, Turn
-from closeout.testing.server import serve_script
+from closeout.testing.scripted_server import serve_script
 
 __all__ = ["main", "read_misbehaviour", "read_script"]
 

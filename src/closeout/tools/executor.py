@@ -21,7 +21,7 @@ from closeout.errors import Suspended, ToolDefinitionError
 from closeout.messages import Repair, ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.json_text import repair_json
 from closeout.records import record
-from closeout.repair.arguments import RepairedArguments
+from closeout.repair.argument_repair import RepairedArguments
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.normal import is_large, normalise
 from closeout.results.present import Presented, present

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 from closeout.errors import ToolDefinitionError, ToolError, UsageError
 from closeout.messages import ToolSpec
 from closeout.tools.calls import Progress
-from closeout.tools.context import reporting_to
-from closeout.tools.mcp_client import McpServer, Offer, ServerFailed, require_mcp
+from closeout.tools.mcp_client import McpServer, McpServerFailed, ServerOffer, require_mcp
 from closeout.tools.mcp_config import McpEntry, read_servers
+from closeout.tools.run_context import reporting_to
 from closeout.tools.search_tools import make_search_tools
 from closeout.tools.shipped_policies import governed
 from closeout.tools.tool import Tool
@@ -211,7 +211,7 @@ class ToolManager:
     async def _reach(self, server: McpServer) -> tuple[ToolSpec, ...] | None:
         try:
             offer = await server.open()
-        except ServerFailed as error:
+        except McpServerFailed as error:
             self._problems[server.name] = (str(error),)
             if server.config.required:
                 self._missing.add(server.name)
@@ -221,10 +221,10 @@ class ToolManager:
         self._problems[server.name] = offer.problems
         return self._allowed(server.name, offer)
 
-    def _allowed(self, server_name: str, offer: Offer) -> tuple[ToolSpec, ...]:
+    def _allowed(self, server_name: str, offer: ServerOffer) -> tuple[ToolSpec, ...]:
         return tuple(spec for spec in offer.tools if not self._is_blacklisted(server_name, spec.name))
 
-    def _tools_changed(self, server_name: str, offer: Offer) -> None:
+    def _tools_changed(self, server_name: str, offer: ServerOffer) -> None:
         """Take over a server's new list of tools: `specs` returns it then."""
         self._problems[server_name] = offer.problems
         allowed = self._allowed(server_name, offer)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import Tool as McpTool
 
-__all__ = ["POLICY_KEY", "STATED_FIELDS", "McpServer", "Offer", "ServerFailed", "require_mcp"]
+__all__ = ["POLICY_KEY", "STATED_FIELDS", "McpServer", "McpServerFailed", "ServerOffer", "require_mcp"]
 
 # The key in a tool's `_meta` under which a Closeout server states its policy.
 POLICY_KEY = "closeout/policy"
@@ -62,7 +62,7 @@ CONNECT_SECONDS = 30.0
 SILENCE_SECONDS = 86_400.0
 
 
-class ServerFailed(ToolError):
+class McpServerFailed(ToolError):
     """A server could not be started or reached. The text names it and says why."""
 
 
@@ -74,7 +74,7 @@ def require_mcp() -> None:
         raise UsageError("MCP servers need the extra 'mcp': pip install 'closeout[mcp]'.")
 
 
-class Offer(NamedTuple):
+class ServerOffer(NamedTuple):
     """The tools that a server offers, under their own names, and one sentence for each that is left out."""
 
     tools: tuple[ToolSpec, ...]
@@ -89,7 +89,7 @@ class McpServer:
         on_change: Called with the new offer when the server says that its tools have changed.
     """
 
-    def __init__(self, config: McpServerConfig, on_change: Callable[[Offer], None] | None = None) -> None:
+    def __init__(self, config: McpServerConfig, on_change: Callable[[ServerOffer], None] | None = None) -> None:
         self.config = config
         self._on_change = on_change
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, _Slot] = WeakKeyDictionary()
@@ -98,8 +98,8 @@ class McpServer:
     def name(self) -> str:
         return self.config.name
 
-    async def open(self) -> Offer:
-        """Start the server if it does not run, and return its tools. Raises `ServerFailed`."""
+    async def open(self) -> ServerOffer:
+        """Start the server if it does not run, and return its tools. Raises `McpServerFailed`."""
         session = await self._live()
         return _offer(self.config, session.tools, is_cut=session.is_cut)
 
@@ -127,7 +127,7 @@ class McpServer:
         except _Died as death:
             try:
                 session = await self._live(dead=session)
-            except ServerFailed as error:
+            except McpServerFailed as error:
                 raise ToolError(f"MCP server {self.name!r} ended during the call of {name}. {error}") from None
             if policy.crash_rule != "rerun":
                 raise ToolError(self._not_repeated(name, death)) from None
@@ -154,7 +154,7 @@ class McpServer:
         if slot is not None and slot.session is not None:
             await slot.session.close()
 
-    async def _live(self, dead: _Session | None = None) -> _Session:
+    async def _live(self, dead: _ServerSession | None = None) -> _ServerSession:
         """Return the live session; a new one if it is missing, `dead` or does not answer."""
         slot = self._slots.setdefault(asyncio.get_running_loop(), _Slot())
         async with slot.lock:
@@ -164,21 +164,21 @@ class McpServer:
             slot.session = None
             if old is not None:
                 await old.close()
-            session = _Session(self.config, self._changed)
+            session = _ServerSession(self.config, self._changed)
             await session.start()
             slot.session = session
             if old is not None:  # the new session may offer other tools
                 self._changed(session)
             return session
 
-    def _changed(self, session: _Session) -> None:
+    def _changed(self, session: _ServerSession) -> None:
         if self._on_change is not None:
             self._on_change(_offer(self.config, session.tools, is_cut=session.is_cut))
 
 
 @dataclass(slots=True)
 class _Slot:
-    session: _Session | None = None
+    session: _ServerSession | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -190,10 +190,10 @@ class _Died(Exception):
         self.is_forgotten = is_forgotten  # the server runs, but no longer knows the session
 
 
-class _Session:
+class _ServerSession:
     """One session and the task that owns it."""
 
-    def __init__(self, config: McpServerConfig, on_change: Callable[[_Session], None]) -> None:
+    def __init__(self, config: McpServerConfig, on_change: Callable[[_ServerSession], None]) -> None:
         import anyio
 
         self.config = config
@@ -216,14 +216,14 @@ class _Session:
         return self._task is None or self._task.done() or self._stop.is_set()
 
     async def start(self) -> None:
-        """Connect and list the tools. Raises `ServerFailed`."""
+        """Connect and list the tools. Raises `McpServerFailed`."""
         self._task = asyncio.create_task(self._own(), name=f"mcp:{self.config.name}")
         try:
             async with asyncio.timeout(self.config.start_timeout):
                 await asyncio.shield(self._ready)
         except TimeoutError:
             await self.close()
-            raise ServerFailed(
+            raise McpServerFailed(
                 f"MCP server {self.config.name!r} ({self.config.address}) was not ready within "
                 f"{self.config.start_timeout:g} s.{self._errors.quoted()} A longer start_timeout can be given."
             ) from None
@@ -398,13 +398,13 @@ class _Session:
                 async for _ in events:
                     self._changed.set()
 
-    def _failure(self, error: BaseException, last_words: str) -> ServerFailed:
+    def _failure(self, error: BaseException, last_words: str) -> McpServerFailed:
         about = f"MCP server {self.config.name!r} ({self.config.address})"
-        if isinstance(error, ServerFailed):
+        if isinstance(error, McpServerFailed):
             return error
         verb = "started" if self.config.transport == "stdio" else "reached"
         cause = f"{_reason(error, self._errors.status)}.{last_words}"
-        return ServerFailed(f"{about} could not be {verb}: {redact(cause, self.config.secrets)}")
+        return McpServerFailed(f"{about} could not be {verb}: {redact(cause, self.config.secrets)}")
 
     async def _last_words(self) -> str:
         """The end of the error output, after a moment for the dying process to write it."""
@@ -447,16 +447,18 @@ def _open_transport(
 
 
 def _program(config: McpServerConfig) -> str:
-    """Return the full path of the command. Raises `ServerFailed` if it is not found."""
+    """Return the full path of the command. Raises `McpServerFailed` if it is not found."""
     if config.cwd and not Path(config.cwd).is_dir():
-        raise ServerFailed(f"MCP server {config.name!r} could not be started: its cwd {config.cwd!r} does not exist.")
+        raise McpServerFailed(
+            f"MCP server {config.name!r} could not be started: its cwd {config.cwd!r} does not exist."
+        )
     found = shutil.which(config.command, path=config.env.get("PATH"))
     if found is None and config.cwd and (beside := Path(config.cwd, config.command)).is_file():
         found = str(beside)
     if found is None and config.command in ("python", "python3"):
         found = sys.executable
     if found is None:
-        raise ServerFailed(
+        raise McpServerFailed(
             f"MCP server {config.name!r} could not be started: the command {config.command!r} was not found. "
             "Install it or give its full path."
         )
@@ -577,7 +579,7 @@ async def _list_tools(client: Client) -> tuple[list[McpTool], bool]:
     return tools[:MAX_TOOLS], bool(cursor) or len(tools) > MAX_TOOLS
 
 
-def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> Offer:
+def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> ServerOffer:
     """The tools that can be offered, and why each of the others cannot."""
     about = f"MCP server {config.name!r}"
     offered: dict[str, ToolSpec] = {}
@@ -599,7 +601,7 @@ def _offer(config: McpServerConfig, tools: list[McpTool], *, is_cut: bool) -> Of
                 problems.append(
                     f"{about}: the parameters of {tool.name} are not a self-contained JSON Schema; not offered."
                 )
-    return Offer(tuple(offered.values()), tuple(problems))
+    return ServerOffer(tuple(offered.values()), tuple(problems))
 
 
 def _spec(config: McpServerConfig, tool: McpTool) -> ToolSpec:

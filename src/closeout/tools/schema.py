@@ -16,8 +16,8 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, get_origin, get_type_hints
 
 from closeout.errors import ToolDefinitionError, ToolError
-from closeout.repair.schema import SchemaRules, fits_plainly
-from closeout.tools.context import context_parameter
+from closeout.repair.schema_rules import SchemaRules, fits_plainly
+from closeout.tools.run_context import context_parameter
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -25,7 +25,7 @@ from typing import (
 
 from closeout.errors import ToolDefinitionError, ToolError
 from closeout.messages import ToolPolicy, ToolSpec
-from closeout.tools.context import RunContext, context_parameter
+from closeout.tools.run_context import RunContext, context_parameter
 from closeout.tools.schema import (
     Binding,
     bind_as_given,

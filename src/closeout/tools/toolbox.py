@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
-from closeout.repair.arguments import RepairedArguments, repair_arguments
+from closeout.repair.argument_repair import RepairedArguments, repair_arguments
 from closeout.repair.names import ResolvedName, resolve_tool_name
-from closeout.repair.schema import SchemaRules
+from closeout.repair.schema_rules import SchemaRules
 from closeout.tools.running import ToolSource
 from closeout.tools.shipped_policies import governed, shipped_policy
 

@@ -18,7 +18,7 @@ from closeout.evaluate.tasks import EvalTask
 from closeout.journal.events import ToolStarted
 from closeout.messages import ToolPolicy
 from closeout.results.tool_output import ToolOutput
-from closeout.tools.context import RunContext
+from closeout.tools.run_context import RunContext
 from closeout.tools.tool import Tool
 
 __all__ = ["CATEGORIES", "make_benchmark"]

@@ -14,7 +14,7 @@ from closeout.evaluate.benchmarks.benchmark import Benchmark
 from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
 from closeout.results.tool_output import ToolOutput
-from closeout.tools.context import RunContext
+from closeout.tools.run_context import RunContext
 from closeout.tools.tool import tool
 
 ORDERS: dict[str, dict[str, Any]] = {

@@ -5,18 +5,18 @@ The dialects' own streaming readers are in `closeout.parsing.react` and `closeou
 
 from closeout.parsing.forms.form import Block, Form, Found, ToolCallsRead
 from closeout.parsing.forms.json_values import Source
+from closeout.parsing.forms.offered import OfferedNames
 from closeout.parsing.forms.reader import FormDetector, read_tool_calls
 from closeout.parsing.forms.registry import families, forms_of, register_form, unregister_form
-from closeout.parsing.forms.toolbox import Toolbox
 
 __all__ = [
     "Block",
     "Form",
     "FormDetector",
     "Found",
+    "OfferedNames",
     "Source",
     "ToolCallsRead",
-    "Toolbox",
     "families",
     "forms_of",
     "read_tool_calls",

@@ -11,8 +11,8 @@ from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import make_call
 from closeout.parsing.forms.json_values import Loaded, Pairs, Source, load, value_end
-from closeout.parsing.forms.tag_calls import MUSE_GLIMMER, MUSE_INVOKE, Grammar, read_tagged_calls
-from closeout.parsing.forms.toolbox import Toolbox, typed
+from closeout.parsing.forms.offered import OfferedNames, typed
+from closeout.parsing.forms.tag_calls import MUSE_GLIMMER, MUSE_INVOKE, TagGrammar, read_tagged_calls
 
 __all__ = ["CHANNELS", "FUNCTIONARY", "GLIMMER_CHANNELS", "KIMI_K3", "MUSE_CHANNELS"]
 
@@ -27,7 +27,7 @@ _PARAMETER_END = re.compile(r"\n?</rfl:parameter>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Message:
+class _ChannelMessage:
     start: int
     begin: int  # the body's offset
     end: int
@@ -36,7 +36,9 @@ class _Message:
     complete: bool  # a token ends it
 
 
-def read_channels(source: Source, toolbox: Toolbox, body: Callable[[Source, Toolbox, _Message], Block]) -> Found:
+def read_channels(
+    source: Source, toolbox: OfferedNames, body: Callable[[Source, OfferedNames, _ChannelMessage], Block]
+) -> Found:
     """Analysis, or a message to itself, is reasoning; a message to a tool is a call; the rest is content."""
     blocks: list[Block] = []
     thought: list[str] = []
@@ -52,7 +54,7 @@ def read_channels(source: Source, toolbox: Toolbox, body: Callable[[Source, Tool
     return Found(tuple(blocks), "".join(said), "\n".join(filter(None, thought)))
 
 
-def _messages(source: Source) -> Iterator[_Message]:
+def _messages(source: Source) -> Iterator[_ChannelMessage]:
     """Split the text at its tokens. The first header may lack its `<|start|>`, and the first text its header."""
     text = source.text
     start = begin = head = data = 0  # `data`: where a call's JSON ends; tokens inside it are data
@@ -67,7 +69,7 @@ def _messages(source: Source) -> Iterator[_Message]:
             continue
         if in_body and kind not in ("message", "constrain"):
             if token.start() > begin:
-                yield _Message(
+                yield _ChannelMessage(
                     start=start,
                     begin=begin,
                     end=token.start(),
@@ -92,10 +94,12 @@ def _messages(source: Source) -> Iterator[_Message]:
         elif kind != "constrain":
             channel, recipient, start = "", "", token.start()
     if in_body and begin < len(text):
-        yield _Message(start=start, begin=begin, end=len(text), channel=channel, recipient=recipient, complete=False)
+        yield _ChannelMessage(
+            start=start, begin=begin, end=len(text), channel=channel, recipient=recipient, complete=False
+        )
 
 
-def _json_or_tags(source: Source, toolbox: Toolbox, message: _Message) -> Block:
+def _json_or_tags(source: Source, toolbox: OfferedNames, message: _ChannelMessage) -> Block:
     """A Harmony call: JSON, or Beam's parameter tags. The code of a built-in that was not offered is dropped."""
     raw = source.text[message.begin : message.end]
     name = message.recipient.removeprefix(_FUNCTIONS)
@@ -116,7 +120,7 @@ def _json_or_tags(source: Source, toolbox: Toolbox, message: _Message) -> Block:
     return Block(message.start, message.end, (call,), repairs)
 
 
-def _beam_arguments(raw: str, name: str, toolbox: Toolbox) -> dict[str, object] | None:
+def _beam_arguments(raw: str, name: str, toolbox: OfferedNames) -> dict[str, object] | None:
     """Arguments as tags. A value ends at its closing tag, or before the next opening tag on a line of its own."""
     openers = list(_PARAMETER.finditer(raw))
     if not openers or raw[: openers[0].start()].strip():
@@ -136,7 +140,7 @@ def _beam_arguments(raw: str, name: str, toolbox: Toolbox) -> dict[str, object] 
     return arguments
 
 
-def _invoked(source: Source, toolbox: Toolbox, message: _Message, grammar: Grammar) -> Block:
+def _invoked(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
     """A Muse call: invoke tags in a message to a tool."""
     raw = source.text[message.begin : message.end]
     found = read_tagged_calls(Source(raw), toolbox, grammar)
@@ -147,12 +151,12 @@ def _invoked(source: Source, toolbox: Toolbox, message: _Message, grammar: Gramm
     return Block(message.start, message.end, broken=broken, hidden=True)
 
 
-def _body(source: Source, toolbox: Toolbox, message: _Message, grammar: Grammar) -> Block:
+def _body(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
     invoked = 0 <= source.find("<atem:invoke", message.begin) < message.end
     return _invoked(source, toolbox, message, grammar) if invoked else _json_or_tags(source, toolbox, message)
 
 
-def _form(family: str, grammar: Grammar) -> Form:
+def _form(family: str, grammar: TagGrammar) -> Form:
     read = partial(read_channels, body=partial(_body, grammar=grammar))
     return Form(family, ("<|channel|>", "<|message|>"), read, channels=True)
 
@@ -172,7 +176,7 @@ _HEADER = re.compile(
 _RECIPIENT_TOKEN = re.compile(r"<\|recipient\|>[ \t]{0,4}([^\W\d][\w.-]{0,199})\s{0,4}<\|content\|>")
 
 
-def read_headers(source: Source, toolbox: Toolbox, header: re.Pattern[str]) -> Found:
+def read_headers(source: Source, toolbox: OfferedNames, header: re.Pattern[str]) -> Found:
     """Segments that begin with a recipient: `all` is content, a tool's name is a call with JSON or code."""
     text = source.text
     headers = list(header.finditer(text))
@@ -230,7 +234,7 @@ class _Element:
     arguments: Pairs = field(default_factory=Pairs)
 
 
-def read_kimi_k3(source: Source, toolbox: Toolbox) -> Found:
+def read_kimi_k3(source: Source, toolbox: OfferedNames) -> Found:
     """Read whole calls. A call that the text leaves open is a malformed, hidden block."""
     text, at = source.text, 0
     thought: list[str] = []
@@ -262,7 +266,7 @@ def read_kimi_k3(source: Source, toolbox: Toolbox) -> Found:
     return Found(tuple(blocks), "".join(said), "".join(thought).strip())
 
 
-def _close(element: _Element, stack: list[_Element], blocks: list[Block], end: int, toolbox: Toolbox) -> None:
+def _close(element: _Element, stack: list[_Element], blocks: list[Block], end: int, toolbox: OfferedNames) -> None:
     if element.tag == "argument" and stack and "key" in element.attributes:
         value = "".join(element.text)
         loaded = None if element.attributes.get("type") == "string" else load(value)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from closeout.messages import Defect, Repair, ToolCall
 from closeout.parsing.forms.json_values import Source, refusal_in
-from closeout.parsing.forms.toolbox import Toolbox
+from closeout.parsing.forms.offered import OfferedNames
 
 __all__ = ["Block", "Form", "Found", "ToolCallsRead"]
 
@@ -79,11 +79,11 @@ class Form:
 
     family: str
     markers: tuple[str, ...]
-    read: Callable[[Source, Toolbox], Found]
+    read: Callable[[Source, OfferedNames], Found]
     channels: bool = False
     keeps_tail: bool = False
 
-    def find(self, source: Source, toolbox: Toolbox) -> Found:
+    def find(self, source: Source, toolbox: OfferedNames) -> Found:
         """Read a text, and refuse calls whose meaning is contradictory.
 
         Returns:
@@ -95,7 +95,7 @@ class Form:
         return found if blocks == found.blocks else replace(found, blocks=blocks)
 
 
-def _is_none(block: Block, toolbox: Toolbox) -> bool:
+def _is_none(block: Block, toolbox: OfferedNames) -> bool:
     """True if a block calls nothing but a tool named "none"."""
     names = [call.name for call in block.calls]
     return bool(names) and all(_NO_TOOL.fullmatch(name) and name not in toolbox for name in names)

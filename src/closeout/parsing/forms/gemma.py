@@ -10,8 +10,8 @@ from closeout.messages import ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in
 from closeout.parsing.forms.json_values import Pairs, Source, load
+from closeout.parsing.forms.offered import OfferedNames, typed
 from closeout.parsing.forms.python_calls import read_calls
-from closeout.parsing.forms.toolbox import Toolbox, typed
 
 __all__ = ["GEMMA"]
 
@@ -27,7 +27,7 @@ _FENCE = re.compile(r"```(?:tool_code|tool_call|function_call|tool)[ \t]*\n(?P<b
 _PRINT = re.compile(r"\s*+print\((?P<inner>.*)\)\s*\Z", re.DOTALL)
 
 
-class _NotACall(Exception):
+class _NotGemma(Exception):
     """The braces hold no arguments; caught in this module."""
 
 
@@ -49,30 +49,30 @@ class _Braces:
     def mapping(self, properties: Any, root: Any, depth: int = 0) -> dict[str, Any]:
         found = Pairs()
         if depth > _MAX_DEPTH or not self.accept("{"):
-            raise _NotACall
+            raise _NotGemma
         while not self.accept("}"):
             key = self.quoted()
             if key is None:
                 name = _KEY.match(self.source.text, self.at)
                 if name is None:
-                    raise _NotACall
+                    raise _NotGemma
                 key, self.at = name[1].strip(), name.end()
             elif not self.accept(":"):
-                raise _NotACall
+                raise _NotGemma
             found.put(key, self.value(properties.get(key) if isinstance(properties, dict) else None, root, depth + 1))
             self.separated("}")
         return found
 
     def separated(self, closer: str) -> None:
         if not self.accept(",") and not self.source.text.startswith(closer, self.at):
-            raise _NotACall
+            raise _NotGemma
 
     def quoted(self) -> str | None:
         for quote in _QUOTES:
             if self.accept(quote):
                 end = self.source.find(quote, self.at)
                 if end < 0:
-                    raise _NotACall
+                    raise _NotGemma
                 text, self.at = self.source.text[self.at : end], end + len(quote)
                 return text
         return None
@@ -93,12 +93,12 @@ class _Braces:
             return items
         scalar = _SCALAR.match(self.source.text, self.at)
         if scalar is None or not scalar[0].strip():
-            raise _NotACall
+            raise _NotGemma
         self.at = scalar.end()
         return typed(scalar[0].strip(), schema, root)
 
 
-def read_gemma(source: Source, toolbox: Toolbox) -> Found:
+def read_gemma(source: Source, toolbox: OfferedNames) -> Found:
     """Calls between tokens. What is left open, or followed by anything but the closing token, is dropped."""
     blocks: list[Block] = []
     at = 0
@@ -109,7 +109,7 @@ def read_gemma(source: Source, toolbox: Toolbox) -> Found:
     return Found(tuple(blocks))
 
 
-def _call(source: Source, opening: re.Match[str], toolbox: Toolbox) -> Block:
+def _call(source: Source, opening: re.Match[str], toolbox: OfferedNames) -> Block:
     text = source.text
     close, mark = source.first(_CLOSE, opening.end())
     stop = close + len(mark) if close >= 0 else len(text)
@@ -122,7 +122,7 @@ def _call(source: Source, opening: re.Match[str], toolbox: Toolbox) -> Block:
     braces = _Braces(source, head.end())
     try:
         arguments = braces.mapping(toolbox.properties(name), toolbox.schema(name))
-    except _NotACall:
+    except _NotGemma:
         return Block(opening.start(), stop, broken="the arguments cannot be read", hidden=True)
     close, mark = source.first(_CLOSE, braces.at)
     rest = text[braces.at : close if close >= 0 else len(text)]
@@ -133,7 +133,7 @@ def _call(source: Source, opening: re.Match[str], toolbox: Toolbox) -> Block:
     return Block(opening.start(), close + len(mark) if close >= 0 else len(text), (call,))
 
 
-def read_fenced(source: Source, toolbox: Toolbox) -> Found:
+def read_fenced(source: Source, toolbox: OfferedNames) -> Found:
     """Python-style calls or JSON in a fence that says it holds a call."""
     blocks = []
     for fence in _FENCE.finditer(source.text):

@@ -11,7 +11,7 @@ from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.action_keys import NAME_KEYS as ACTION_NAME_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
-from closeout.parsing.forms.toolbox import Toolbox
+from closeout.parsing.forms.offered import OfferedNames
 
 __all__ = ["BARE_JSON", "as_arguments", "calls_in", "flat_call", "make_call", "read_json_run"]
 
@@ -29,7 +29,7 @@ _MAX_CALLS = 1000  # calls in one value
 # -------------------------------------------------------------------------------------------- values that are calls
 
 
-def as_arguments(value: Any, name: str, toolbox: Toolbox) -> dict[str, Any] | None:
+def as_arguments(value: Any, name: str, toolbox: OfferedNames) -> dict[str, Any] | None:
     """Read a call's arguments as a dict.
 
     Args:
@@ -51,7 +51,7 @@ def as_arguments(value: Any, name: str, toolbox: Toolbox) -> dict[str, Any] | No
     return {key: value} if key else None
 
 
-def make_call(name: str, arguments: Any, toolbox: Toolbox, call_id: str = "", text: str = "") -> ToolCall | None:
+def make_call(name: str, arguments: Any, toolbox: OfferedNames, call_id: str = "", text: str = "") -> ToolCall | None:
     """Make a call of an offered tool, or of the name as written.
 
     Returns:
@@ -64,7 +64,7 @@ def make_call(name: str, arguments: Any, toolbox: Toolbox, call_id: str = "", te
     )
 
 
-def calls_in(value: Any, toolbox: Toolbox, *, explicit: bool = False) -> list[ToolCall]:
+def calls_in(value: Any, toolbox: OfferedNames, *, explicit: bool = False) -> list[ToolCall]:
     """The calls in a JSON value: one, a list, or an envelope of either.
 
     Args:
@@ -115,7 +115,7 @@ def refused(*values: dict[str, Any]) -> bool:
     return any(isinstance(value, Pairs) and value.refusal for value in values)
 
 
-def _from_envelope(envelope: dict[str, Any], toolbox: Toolbox, explicit: bool) -> ToolCall | None:
+def _from_envelope(envelope: dict[str, Any], toolbox: OfferedNames, explicit: bool) -> ToolCall | None:
     name = _name_in(envelope, toolbox)
     key = next((key for key in INPUT_KEYS if key in envelope), None)
     if not name.strip() or (explicit and key is None):
@@ -139,13 +139,13 @@ def _from_envelope(envelope: dict[str, Any], toolbox: Toolbox, explicit: bool) -
     return ToolCall(call.name, arguments, call.id, server_name=named, text=call.text)
 
 
-def _name_in(envelope: dict[str, Any], toolbox: Toolbox) -> str:
+def _name_in(envelope: dict[str, Any], toolbox: OfferedNames) -> str:
     """The call's name: an offered tool's if a key has one, else the first that is written."""
     written = [envelope[key] for key in NAME_KEYS if isinstance(envelope.get(key), str)]
     return next((name for name in written if toolbox.find(name)), written[0] if written else "")
 
 
-def _contradiction(envelope: dict[str, Any], toolbox: Toolbox) -> str:
+def _contradiction(envelope: dict[str, Any], toolbox: OfferedNames) -> str:
     """Why an envelope does not say clearly what to call, "" if it does."""
     if isinstance(envelope, Pairs) and envelope.refusal:
         return envelope.refusal
@@ -164,7 +164,7 @@ def _is_schema(arguments: Mapping[str, Any], envelope: Mapping[str, Any]) -> boo
     return described or ("description" in envelope and "type" in arguments)
 
 
-def flat_call(value: dict[str, Any], toolbox: Toolbox) -> ToolCall | None:
+def flat_call(value: dict[str, Any], toolbox: OfferedNames) -> ToolCall | None:
     """A call whose arguments are beside its name, `{"name": "f", "x": 1}`, if the tool's schema confirms it."""
     for key in NAME_KEYS:
         name = toolbox.find(value[key]) if isinstance(value.get(key), str) else None
@@ -179,7 +179,7 @@ def flat_call(value: dict[str, Any], toolbox: Toolbox) -> ToolCall | None:
 # ------------------------------------------------------------------------------------------------ JSON in a text
 
 
-def read_json_run(source: Source, toolbox: Toolbox, start: int, at: int) -> Block | None:
+def read_json_run(source: Source, toolbox: OfferedNames, start: int, at: int) -> Block | None:
     """Return consecutive JSON calls from `at` on as one block that begins at `start`, or None."""
     calls: list[ToolCall] = []
     repairs: list[Repair] = []
@@ -197,7 +197,7 @@ def read_json_run(source: Source, toolbox: Toolbox, start: int, at: int) -> Bloc
     return Block(start, end, tuple(calls), tuple(repairs)) if calls else None
 
 
-def read_bare_json(source: Source, toolbox: Toolbox) -> Found:
+def read_bare_json(source: Source, toolbox: OfferedNames) -> Found:
     """Every JSON value in the text that is a call with a name and arguments."""
     blocks: list[Block] = []
     at = 0

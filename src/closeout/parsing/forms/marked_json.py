@@ -16,7 +16,7 @@ from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, make_call
 from closeout.parsing.forms.json_values import Loaded, Source, load, value_end
-from closeout.parsing.forms.toolbox import Toolbox, kinds, typed
+from closeout.parsing.forms.offered import OfferedNames, kinds, typed
 
 __all__ = ["MISTRAL", "TAGGED_JSON", "TOKEN_CALLS", "Marks", "read_between"]
 
@@ -36,7 +36,7 @@ class Marks:
     coerce: bool = False  # scalars in strings are turned into what the tool's schema declares
 
 
-def read_between(source: Source, toolbox: Toolbox, marks: Marks) -> Found:
+def read_between(source: Source, toolbox: OfferedNames, marks: Marks) -> Found:
     """One block for every opener that JSON follows."""
     blocks: list[Block] = []
     at = 0
@@ -49,7 +49,7 @@ def read_between(source: Source, toolbox: Toolbox, marks: Marks) -> Found:
     return Found(tuple(blocks))
 
 
-def _block(source: Source, toolbox: Toolbox, marks: Marks, start: int, at: int) -> Block | None:
+def _block(source: Source, toolbox: OfferedNames, marks: Marks, start: int, at: int) -> Block | None:
     text = source.text
     calls: list[ToolCall] = []
     repairs: list[Repair] = []
@@ -97,14 +97,14 @@ def _value(source: Source, marks: Marks, at: int) -> tuple[Loaded | None, int]:
     return load(source.text[at:closer], repair=source), closer
 
 
-def _calls(loaded: Loaded, toolbox: Toolbox, marks: Marks) -> list[ToolCall]:
+def _calls(loaded: Loaded, toolbox: OfferedNames, marks: Marks) -> list[ToolCall]:
     if marks.short:
         return _short_calls(loaded.value, toolbox)
     calls = calls_in(loaded.value, toolbox, explicit=bool(loaded.repairs))
     return [_coerced(call, toolbox) for call in calls] if marks.coerce else calls
 
 
-def _short_calls(value: Any, toolbox: Toolbox) -> list[ToolCall]:
+def _short_calls(value: Any, toolbox: OfferedNames) -> list[ToolCall]:
     calls = []
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, dict) or len(item) != 1:
@@ -117,7 +117,7 @@ def _short_calls(value: Any, toolbox: Toolbox) -> list[ToolCall]:
     return calls
 
 
-def _coerced(call: ToolCall, toolbox: Toolbox) -> ToolCall:
+def _coerced(call: ToolCall, toolbox: OfferedNames) -> ToolCall:
     if isinstance(call.arguments, str):
         return call
     schema, properties = toolbox.schema(call.name), toolbox.properties(call.name)
@@ -185,7 +185,7 @@ class Tokens:
     name_and_id: Callable[[re.Match[str]], tuple[str, str]]
 
 
-def read_token_calls(source: Source, toolbox: Toolbox, tokens: Tokens) -> Found:
+def read_token_calls(source: Source, toolbox: OfferedNames, tokens: Tokens) -> Found:
     """One block a call, the first from the section's opening token on. A malformed call is hidden."""
     text = source.text
     blocks: list[Block] = []
@@ -201,7 +201,7 @@ def read_token_calls(source: Source, toolbox: Toolbox, tokens: Tokens) -> Found:
     return Found(tuple(blocks))
 
 
-def _call(source: Source, head: re.Match[str], start: int, toolbox: Toolbox, tokens: Tokens) -> Block:
+def _call(source: Source, head: re.Match[str], start: int, toolbox: OfferedNames, tokens: Tokens) -> Block:
     text = source.text
     name, identity = tokens.name_and_id(head)
     fence = _MAYBE_FENCE.match(text, head.end())
@@ -303,7 +303,7 @@ _LIST = re.compile(r"\[\s{0,64}\{")
 _UNREADABLE = "the JSON in the call cannot be read"
 
 
-def read_mistral(source: Source, toolbox: Toolbox) -> Found:
+def read_mistral(source: Source, toolbox: OfferedNames) -> Found:
     blocks: list[Block] = []
     at = source.find(_MARK, 0)
     while at >= 0 and not source.exhausted:
@@ -314,7 +314,7 @@ def read_mistral(source: Source, toolbox: Toolbox) -> Found:
     return Found(tuple(blocks))
 
 
-def _named(source: Source, toolbox: Toolbox, start: int) -> list[Block]:
+def _named(source: Source, toolbox: OfferedNames, start: int) -> list[Block]:
     """Read the calls that follow each other with the name before the arguments."""
     blocks: list[Block] = []
     at = start + len(_MARK)
@@ -330,7 +330,7 @@ def _named(source: Source, toolbox: Toolbox, start: int) -> list[Block]:
     return blocks
 
 
-def _listed(source: Source, toolbox: Toolbox, start: int) -> list[Block]:
+def _listed(source: Source, toolbox: OfferedNames, start: int) -> list[Block]:
     """Read calls as JSON. Words between the mark and a list of objects are skipped."""
     text = source.text
     blank = _BLANK.match(text, start + len(_MARK))

@@ -18,7 +18,7 @@ from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, read_json_run
 from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
-from closeout.parsing.forms.toolbox import Toolbox, kinds
+from closeout.parsing.forms.offered import OfferedNames, kinds
 
 __all__ = [
     "CALL_START",
@@ -26,7 +26,7 @@ __all__ = [
     "PYTHON_TAG",
     "CallNode",
     "NotACall",
-    "Scanner",
+    "PythonScanner",
     "TooDeep",
     "bind",
     "read_call",
@@ -69,7 +69,7 @@ _QUOTED_CALL = re.compile(r"""(?P<quote>["'])(?P<name>""" + _NAME.pattern + r"""
 
 
 class NotACall(Exception):
-    """The text is not a call in this form. Caught by the callers of `Scanner`."""
+    """The text is not a call in this form. Caught by the callers of `PythonScanner`."""
 
 
 class TooDeep(NotACall):
@@ -94,7 +94,7 @@ class CallNode:
 
 
 @dataclass(slots=True)
-class Scanner:
+class PythonScanner:
     """Reads from `at` on. Every method either moves `at` past what it read or raises NotACall."""
 
     text: str
@@ -366,7 +366,7 @@ def _evaluated(node: ast.expr) -> int | float:
 
 def _joined(text: str) -> str | None:
     """The value of string literals joined by `+`, None if it is anything else."""
-    scanner = Scanner(text, 0)
+    scanner = PythonScanner(text, 0)
     parts: list[str] = []
     try:
         while _STRING.match(text, scanner.at):
@@ -382,7 +382,7 @@ def _joined(text: str) -> str | None:
 class _Settler:
     """Turns `Written` arguments into values of the declared types."""
 
-    def __init__(self, toolbox: Toolbox, name: str) -> None:
+    def __init__(self, toolbox: OfferedNames, name: str) -> None:
         self._toolbox = toolbox
         self._root = toolbox.schema(name)
         self.repairs: list[Repair] = []
@@ -413,7 +413,7 @@ class _Settler:
         return value
 
 
-def bind(node: CallNode, toolbox: Toolbox, text: str = "") -> tuple[ToolCall, list[Repair]]:
+def bind(node: CallNode, toolbox: OfferedNames, text: str = "") -> tuple[ToolCall, list[Repair]]:
     """Bind a call's arguments to its tool's parameters.
 
     Raises:
@@ -444,7 +444,7 @@ def bind(node: CallNode, toolbox: Toolbox, text: str = "") -> tuple[ToolCall, li
     return call, repairs + settler.repairs
 
 
-def settled(call: ToolCall, toolbox: Toolbox) -> ToolCall:
+def settled(call: ToolCall, toolbox: OfferedNames) -> ToolCall:
     """A call of a Python literal whose words and expressions are values of the declared types."""
     if not isinstance(call.arguments, dict):
         return call
@@ -454,17 +454,17 @@ def settled(call: ToolCall, toolbox: Toolbox) -> ToolCall:
     return replace(call, arguments=values if values.refusal else dict(values))
 
 
-def _holds_all(value: dict[str, Any], name: str, toolbox: Toolbox) -> bool:
+def _holds_all(value: dict[str, Any], name: str, toolbox: OfferedNames) -> bool:
     """True if a dict given as the only argument holds all arguments, rather than being one of them."""
     properties = toolbox.properties(name)
     return len(properties) != 1 or (bool(value) and all(key in properties for key in value))
 
 
-def read_call(source: Source, at: int, toolbox: Toolbox) -> tuple[ToolCall, tuple[Repair, ...], int] | None:
+def read_call(source: Source, at: int, toolbox: OfferedNames) -> tuple[ToolCall, tuple[Repair, ...], int] | None:
     """Return the call that begins at `at`, its repairs and its end, or None."""
     if source.exhausted:
         return None
-    scanner = Scanner(source.text, at)
+    scanner = PythonScanner(source.text, at)
     try:
         node = scanner.call()
         call, repairs = bind(node, toolbox, source.text[at : node.end])
@@ -475,10 +475,10 @@ def read_call(source: Source, at: int, toolbox: Toolbox) -> tuple[ToolCall, tupl
     return call, (*scanner.repairs, *repairs), node.end
 
 
-def read_calls(source: Source, at: int, toolbox: Toolbox) -> tuple[list[ToolCall], list[Repair], int] | None:
+def read_calls(source: Source, at: int, toolbox: OfferedNames) -> tuple[list[ToolCall], list[Repair], int] | None:
     """One call, several between `[` and `]`, or one after another; None if any of them is not a call."""
     text = source.text
-    scanner = Scanner(text, at)
+    scanner = PythonScanner(text, at)
     bracket = scanner.accept("[")
     calls: list[ToolCall] = []
     repairs: list[Repair] = []
@@ -509,7 +509,7 @@ _CODE_TOOLS = ("python", "code_interpreter", "ipython")
 _LIST_START = re.compile(r"\[\s{0,64}" + CALL_START.pattern)
 
 
-def read_marked(source: Source, toolbox: Toolbox, opener: str, closer: str) -> Found:
+def read_marked(source: Source, toolbox: OfferedNames, opener: str, closer: str) -> Found:
     """Calls after the opening token, up to the closing token or the end of the text; JSON is accepted too."""
     blocks: list[Block] = []
     at = source.find(opener, 0)
@@ -520,7 +520,7 @@ def read_marked(source: Source, toolbox: Toolbox, opener: str, closer: str) -> F
     return Found(tuple(blocks))
 
 
-def _after_opener(source: Source, toolbox: Toolbox, start: int, at: int, *, closer: str) -> Block:
+def _after_opener(source: Source, toolbox: OfferedNames, start: int, at: int, *, closer: str) -> Block:
     text = source.text
     blank = _BLANK.match(text, at)
     at = blank.end() if blank else at
@@ -538,7 +538,7 @@ def _after_opener(source: Source, toolbox: Toolbox, start: int, at: int, *, clos
     return Block(start, stop + len(closer) if stop >= 0 else end, tuple(calls), tuple(repairs))
 
 
-def read_python_tag(source: Source, toolbox: Toolbox) -> Found:
+def read_python_tag(source: Source, toolbox: OfferedNames) -> Found:
     """After the tag: JSON calls, a Python-style call of a built-in tool, or code for a tool that runs code."""
     text = source.text
     blocks: list[Block] = []
@@ -553,7 +553,7 @@ def read_python_tag(source: Source, toolbox: Toolbox) -> Found:
     return Found(tuple(blocks))
 
 
-def _code(source: Source, toolbox: Toolbox, start: int, at: int, *, stop: int) -> Block:
+def _code(source: Source, toolbox: OfferedNames, start: int, at: int, *, stop: int) -> Block:
     read = read_calls(source, at, toolbox)
     if read and not source.text[read[2] : stop].strip().removesuffix("<|eom_id|>"):
         calls = tuple(

@@ -10,8 +10,8 @@ from typing import Any
 from closeout.messages import Defect, Repair, ToolSpec
 from closeout.parsing.forms.form import Block, Form, Found, ToolCallsRead
 from closeout.parsing.forms.json_values import Source
+from closeout.parsing.forms.offered import HasSpec, OfferedNames
 from closeout.parsing.forms.registry import forms_of, marked_forms
-from closeout.parsing.forms.toolbox import HasSpec, Toolbox
 from closeout.parsing.forms.unmarked import UNMARKED, WHOLE
 from closeout.parsing.reasoning import WRAPPER_TAGS, Thinking, has_mark, plain_content, split_reasoning
 
@@ -49,11 +49,11 @@ def read_tool_calls(
     Returns:
         The calls, the content before them, the reasoning, and what was repaired or refused. It never raises.
     """
-    read = _read_text(text or "", Toolbox(tools), family, split)
+    read = _read_text(text or "", OfferedNames(tools), family, split)
     return read._replace(content=plain_content(read.content, unfence=True)) if unfence else read
 
 
-def _read_text(text: str, toolbox: Toolbox, family: str | None, split: bool) -> ToolCallsRead:
+def _read_text(text: str, toolbox: OfferedNames, family: str | None, split: bool) -> ToolCallsRead:
     forms = forms_of(family) if family else ()
     if forms:
         candidates = [form for form in forms if not form.markers or any(mark in text for mark in form.markers)]
@@ -65,7 +65,7 @@ def _read_text(text: str, toolbox: Toolbox, family: str | None, split: bool) -> 
     return _detected(text, toolbox, split)
 
 
-def _detected(text: str, toolbox: Toolbox, split: bool) -> ToolCallsRead:
+def _detected(text: str, toolbox: OfferedNames, split: bool) -> ToolCallsRead:
     thinking = split_reasoning(text) if split else Thinking("", text)
     said = thinking.content
     if said.lstrip()[:1] in ("{", "[", "`"):  # marks inside a reply that consists of calls are data
@@ -79,7 +79,7 @@ def _detected(text: str, toolbox: Toolbox, split: bool) -> ToolCallsRead:
     return unmarked if unmarked.calls or any(defect.refuses for defect in unmarked.defects) else read
 
 
-def is_markdown_escaped(text: str, toolbox: Toolbox) -> bool:
+def is_markdown_escaped(text: str, toolbox: OfferedNames) -> bool:
     """True if a reply writes the name of an offered tool or parameter with Markdown escapes, `read\\_file`."""
     properties = {name for tool in toolbox for name in toolbox.properties(tool)}
     for count, escape in enumerate(_ESCAPED_UNDERSCORE.finditer(text)):
@@ -115,7 +115,7 @@ def detect_forms(text: str) -> list[Form]:
     return [form for _, _, form in sorted(hits, key=lambda hit: hit[:2])]
 
 
-def _first_with_calls(forms: Iterable[Form], text: str, toolbox: Toolbox, thinking: Thinking) -> ToolCallsRead:
+def _first_with_calls(forms: Iterable[Form], text: str, toolbox: OfferedNames, thinking: Thinking) -> ToolCallsRead:
     """Return the reading of the first form that finds or refuses a call, else of the first with a malformed call."""
     fallback: ToolCallsRead | None = None
     for form in forms:
@@ -130,7 +130,7 @@ def _first_with_calls(forms: Iterable[Form], text: str, toolbox: Toolbox, thinki
     return ToolCallsRead((), plain_content(thinking.content), thinking.reasoning)
 
 
-def _read(form: Form, text: str, toolbox: Toolbox, thinking: Thinking) -> ToolCallsRead:
+def _read(form: Form, text: str, toolbox: OfferedNames, thinking: Thinking) -> ToolCallsRead:
     if form.channels:
         found = form.find(Source(text), toolbox)
         return _assembled(form, found, text, found.reasoning)
@@ -239,7 +239,7 @@ _NAME_AFTER_MARK = re.compile(
 _NAME_WINDOW = 600  # characters after the mark in which the name is searched
 
 
-class _Marks:
+class _OpenMarks:
     """The marks of all forms as one search."""
 
     def __init__(self, forms: Sequence[Form]) -> None:
@@ -250,7 +250,7 @@ class _Marks:
         self.prefixes = frozenset(mark[:length] for mark in self.family_of for length in range(1, len(mark)))
 
 
-_marks_of = lru_cache(maxsize=8)(_Marks)
+_marks_of = lru_cache(maxsize=8)(_OpenMarks)
 
 
 def find_call_mark(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from closeout.parsing.forms.channels import CHANNELS, FUNCTIONARY, GLIMMER_CHANNELS, KIMI_K3, MUSE_CHANNELS
-from closeout.parsing.forms.dialects import REACT, USE_MCP_TOOL
+from closeout.parsing.forms.families import REACT, USE_MCP_TOOL
 from closeout.parsing.forms.form import Form
 from closeout.parsing.forms.gemma import GEMMA
 from closeout.parsing.forms.json_calls import BARE_JSON

@@ -15,7 +15,7 @@ from typing import Any
 from closeout.messages import Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_values import Pairs, Source, load, value_end
-from closeout.parsing.forms.toolbox import Toolbox, Untyped, decode_entities, kinds, typed
+from closeout.parsing.forms.offered import OfferedNames, Untyped, decode_entities, kinds, typed
 
 __all__ = [
     "ARG_PAIRS",
@@ -23,7 +23,7 @@ __all__ = [
     "MUSE_GLIMMER",
     "MUSE_INVOKE",
     "TAG_FAMILIES",
-    "Grammar",
+    "TagGrammar",
     "read_tagged_calls",
     "trim_value",
 ]
@@ -35,7 +35,7 @@ _BLANK = re.compile(r"\s*+")
 
 
 @dataclass(frozen=True, slots=True)
-class Grammar:
+class TagGrammar:
     """A family's notation of a call as tags.
 
     `call` has a group `name`, and may begin with an optional wrapper, which then belongs to the block. `parameter` has
@@ -64,7 +64,7 @@ class _Body:
     broken: str = ""
 
 
-def read_tagged_calls(source: Source, toolbox: Toolbox, grammar: Grammar) -> Found:
+def read_tagged_calls(source: Source, toolbox: OfferedNames, grammar: TagGrammar) -> Found:
     """Read all calls of a text, one block each. A call that the text leaves open is a malformed block."""
     blocks: list[Block] = []
     at = 0
@@ -88,7 +88,7 @@ def read_tagged_calls(source: Source, toolbox: Toolbox, grammar: Grammar) -> Fou
     return Found(tuple(blocks))
 
 
-def _unwrapped(arguments: dict[str, Any], name: str, toolbox: Toolbox, repairs: list[Repair]) -> dict[str, Any]:
+def _unwrapped(arguments: dict[str, Any], name: str, toolbox: OfferedNames, repairs: list[Repair]) -> dict[str, Any]:
     """Unwrap arguments that are all in one parameter that the tool does not declare."""
     if len(arguments) == 1 and toolbox.properties(name):
         key, value = next(iter(arguments.items()))
@@ -105,7 +105,7 @@ def _after(source: Source, at: int, ends: tuple[str, ...]) -> int:
     return next((after + len(end) for end in ends if source.text.startswith(end, after)), at)
 
 
-def _read_body(source: Source, at: int, name: str, toolbox: Toolbox, grammar: Grammar) -> _Body:
+def _read_body(source: Source, at: int, name: str, toolbox: OfferedNames, grammar: TagGrammar) -> _Body:
     if grammar.json_body:
         body = _json_body(source, at, grammar)
         if body:
@@ -140,7 +140,7 @@ def _read_body(source: Source, at: int, name: str, toolbox: Toolbox, grammar: Gr
         arguments.put(key, value)
 
 
-def _closed(body: _Body, limit: int, mark: str, followed: bool, grammar: Grammar) -> _Body:
+def _closed(body: _Body, limit: int, mark: str, followed: bool, grammar: TagGrammar) -> _Body:
     """The body with its end. Without a closing mark it is broken, unless it has arguments and a call follows."""
     body.end = limit + (len(mark) if mark in grammar.call_ends else 0)
     if not mark and not (followed and body.arguments):
@@ -148,7 +148,7 @@ def _closed(body: _Body, limit: int, mark: str, followed: bool, grammar: Grammar
     return body
 
 
-def _json_body(source: Source, at: int, grammar: Grammar) -> _Body | None:
+def _json_body(source: Source, at: int, grammar: TagGrammar) -> _Body | None:
     """Arguments as one JSON object between the tags."""
     blank = _BLANK.match(source.text, at)
     at = blank.end() if blank else at
@@ -165,7 +165,7 @@ def _json_body(source: Source, at: int, grammar: Grammar) -> _Body | None:
     return _Body(loaded.value, list(loaded.repairs), end)
 
 
-def _parameter_text(source: Source, at: int, grammar: Grammar) -> tuple[str | None, int, list[Repair]]:
+def _parameter_text(source: Source, at: int, grammar: TagGrammar) -> tuple[str | None, int, list[Repair]]:
     """(the parameter's text, where it ends, repairs). Its closing tag may be missing where another tag begins."""
     text = source.text
     if grammar.escaped and text.startswith("<![CDATA[", at):
@@ -185,7 +185,7 @@ def _parameter_text(source: Source, at: int, grammar: Grammar) -> tuple[str | No
     return trim_value(text[at:breach]).rstrip(), breach, [Repair("tag_unclosed", "arguments")]
 
 
-def _closing(source: Source, at: int, grammar: Grammar) -> int:
+def _closing(source: Source, at: int, grammar: TagGrammar) -> int:
     """Return the offset of a value's closing tag, -1 without one.
 
     A closing tag that no tag follows is data if a better one comes. A better one comes before any other tag of the
@@ -202,7 +202,7 @@ def _closing(source: Source, at: int, grammar: Grammar) -> int:
     return close
 
 
-def _tag_follows(text: str, at: int, grammar: Grammar) -> bool:
+def _tag_follows(text: str, at: int, grammar: TagGrammar) -> bool:
     """True if a tag of the call, or the end of the text, follows after blanks."""
     blank = _BLANK.match(text, at)
     at = blank.end() if blank else at
@@ -211,7 +211,7 @@ def _tag_follows(text: str, at: int, grammar: Grammar) -> bool:
     return grammar.parameter.match(text, at) is not None or grammar.call.match(text, at) is not None
 
 
-def _breach(source: Source, at: int, end: int, grammar: Grammar) -> int | None:
+def _breach(source: Source, at: int, end: int, grammar: TagGrammar) -> int | None:
     """Return the offset, before `end`, of another parameter or call on its own line: it is not part of the value."""
     text = source.text
     for pattern in (grammar.parameter, grammar.call):
@@ -240,8 +240,8 @@ def _read_value(
     *,
     tool: str,
     parameter: re.Match[str],
-    toolbox: Toolbox,
-    grammar: Grammar,
+    toolbox: OfferedNames,
+    grammar: TagGrammar,
     repairs: list[Repair],
 ) -> Any:
     marked = parameter.groupdict().get("string")
@@ -261,9 +261,9 @@ def _read_value(
 _QUOTED_NAME = r"""\s{1,8}name\s{0,4}=\s{0,4}["']?(?P<name>[^"'>\n]{1,200})["']?[^>\n]{0,200}>"""
 
 
-def _function_grammar(wrapper: str, wrapper_end: str) -> Grammar:
+def _function_grammar(wrapper: str, wrapper_end: str) -> TagGrammar:
     """`<function=NAME>` with `<parameter=KEY>VALUE</parameter>` in it; or one JSON object, as Llama and Functionary."""
-    return Grammar(
+    return TagGrammar(
         call=re.compile(rf"(?:{wrapper}\s{{0,64}}<|<)function=(?P<name>[^>\n<]{{1,200}})>"),
         call_ends=("</function>",),
         parameter=re.compile(r"<parameter=(?P<key>[^>\n]{1,200})>"),
@@ -274,10 +274,10 @@ def _function_grammar(wrapper: str, wrapper_end: str) -> Grammar:
     )
 
 
-def _invoke_grammar(prefix: str, wrapper: str, wrapper_ends: tuple[str, ...], **options: bool | str) -> Grammar:
+def _invoke_grammar(prefix: str, wrapper: str, wrapper_ends: tuple[str, ...], **options: bool | str) -> TagGrammar:
     """`<invoke name="NAME">` with `<parameter name="KEY">VALUE</parameter>` in it, all tags with a prefix."""
     mark = re.escape(prefix)
-    return Grammar(
+    return TagGrammar(
         call=re.compile(rf"(?:{wrapper}\s{{0,64}}<|<){mark}invoke{_QUOTED_NAME}"),
         call_ends=(f"</{prefix}invoke>",),
         parameter=re.compile(
@@ -299,7 +299,7 @@ _GAP = r"[\sĠ]{0,8}"
 MUSE_INVOKE = _invoke_grammar("atem:", r"<atem:function_calls>", ("</atem:function_calls>",))
 MUSE_GLIMMER = _invoke_grammar("atem:", r"<atem:function_calls>", ("</atem:function_calls>",), declared=False)
 
-_GRAMMARS: tuple[tuple[str, tuple[str, ...], Grammar], ...] = (
+_GRAMMARS: tuple[tuple[str, tuple[str, ...], TagGrammar], ...] = (
     ("seed_oss", ("<seed:tool_call>",), _function_grammar("<seed:tool_call>", "</seed:tool_call>")),
     ("qwen3_coder", ("<function=",), _function_grammar("<tool_call>", "</tool_call>")),
     (
@@ -323,7 +323,7 @@ _GRAMMARS: tuple[tuple[str, tuple[str, ...], Grammar], ...] = (
     (
         "minicpm_xml",
         ("<function name=", "<functionname=", "<functionĠname="),
-        Grammar(
+        TagGrammar(
             call=re.compile(rf"""<function{_GAP}name=["'](?P<name>[^"'>\n]{{1,200}})["']\s{{0,8}}>"""),
             call_ends=("</function>",),
             parameter=re.compile(rf"""<param(?:eter)?{_GAP}name=["'](?P<key>[^"'>\n]{{1,200}})["']\s{{0,8}}>"""),
@@ -349,7 +349,7 @@ _OPEN = re.compile(
 _KEY = "arg_key"
 
 
-def read_arg_pairs(source: Source, toolbox: Toolbox) -> Found:
+def read_arg_pairs(source: Source, toolbox: OfferedNames) -> Found:
     """One block a call; a name alone between the tags is a call without arguments, if there is such a tool."""
     blocks: list[Block] = []
     at = 0
@@ -363,7 +363,7 @@ def read_arg_pairs(source: Source, toolbox: Toolbox) -> Found:
     return Found(tuple(blocks))
 
 
-def _call(source: Source, opening: re.Match[str], name: str, toolbox: Toolbox) -> Block:
+def _call(source: Source, opening: re.Match[str], name: str, toolbox: OfferedNames) -> Block:
     text, space, suffix = source.text, opening["space"] or "", opening["suffix"] or ""
     arguments = Pairs()
     repairs: list[Repair] = []
@@ -419,7 +419,7 @@ def _element(source: Source, at: int, tag: str) -> tuple[str | None, int]:
     return (None, at) if end < 0 else (source.text[begin:end], end + len(tag) + 3)
 
 
-def _typed(value: str, key: str, kind: str | None, name: str, toolbox: Toolbox) -> object:
+def _typed(value: str, key: str, kind: str | None, name: str, toolbox: OfferedNames) -> object:
     schema = toolbox.properties(name).get(key)
     if schema is None and kind is not None:
         loaded = None if kind.strip() == "string" else load(value)
@@ -444,7 +444,7 @@ class _Node:
     children: list[_Node] = field(default_factory=list)
 
 
-def read_minimax_m3(source: Source, toolbox: Toolbox) -> Found:
+def read_minimax_m3(source: Source, toolbox: OfferedNames) -> Found:
     text, at = source.text, 0
     blocks: list[Block] = []
     stack: list[_Node] = []

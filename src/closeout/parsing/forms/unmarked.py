@@ -19,8 +19,8 @@ from closeout.parsing.action_keys import ANSWER_KEYS, INPUT_KEYS
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import ID_KEYS, NAME_KEYS, calls_in, flat_call, make_call
 from closeout.parsing.forms.json_values import Loaded, Source, load, value_end
-from closeout.parsing.forms.python_calls import CALL_START, CallNode, NotACall, Scanner, TooDeep, bind, settled
-from closeout.parsing.forms.toolbox import Toolbox
+from closeout.parsing.forms.offered import OfferedNames
+from closeout.parsing.forms.python_calls import CALL_START, CallNode, NotACall, PythonScanner, TooDeep, bind, settled
 
 __all__ = ["UNMARKED", "WHOLE", "read_unmarked"]
 
@@ -72,7 +72,7 @@ class _NotCalls(Exception):
 class _Interpreter:
     """Reads a literal as calls of the offered tools."""
 
-    def __init__(self, toolbox: Toolbox, explicit: bool) -> None:
+    def __init__(self, toolbox: OfferedNames, explicit: bool) -> None:
         self.repairs: list[Repair] = []
         self.family = "json"
         self._toolbox = toolbox
@@ -144,7 +144,7 @@ class _Interpreter:
 
     def _from_string(self, text: str, depth: int) -> list[ToolCall]:
         """A string that holds calls and nothing else."""
-        scanner = Scanner(text.strip(), 0)
+        scanner = PythonScanner(text.strip(), 0)
         if not CALL_START.match(scanner.text):
             loaded = load(text, repair=False) if text.lstrip()[:1] in ("{", "[") else None
             if loaded is None:
@@ -168,7 +168,7 @@ def _is_doubled(value: Any) -> bool:
 # ------------------------------------------------------------------------------------------------ groups in a text
 
 
-def read_unmarked(source: Source, toolbox: Toolbox, whole: bool = False) -> Found:
+def read_unmarked(source: Source, toolbox: OfferedNames, whole: bool = False) -> Found:
     """Read the calls of a text that has no marks.
 
     Args:
@@ -193,7 +193,7 @@ def _found(groups: Iterable[_Group]) -> Found:
     return Found(blocks, family=chosen[0].family if chosen else "")
 
 
-def _whole(source: Source, toolbox: Toolbox) -> _Group | None:
+def _whole(source: Source, toolbox: OfferedNames) -> _Group | None:
     """The text as one group of calls, in a code fence or not."""
     text = source.text
     opening = _WHOLE_START.match(text)
@@ -225,7 +225,7 @@ def _only_call_keys(value: dict[str, Any]) -> bool:
     return (_MESSAGE_KEYS if "tool_calls" in value else _ENVELOPE_KEYS).issuperset(value)
 
 
-def _groups(source: Source, toolbox: Toolbox) -> Iterator[_Group]:
+def _groups(source: Source, toolbox: OfferedNames) -> Iterator[_Group]:
     """The groups of calls at the anchors of the text, with arguments that fit their tools."""
     text, at = source.text, 0
     fences = [fence.start() for fence in _FENCE.finditer(text)] if "```" in text else []
@@ -257,7 +257,7 @@ def _data_end(source: Source, at: int) -> int:
     return end if end and load(source.text[at:end], repair=False) else at
 
 
-def _fits(call: ToolCall, toolbox: Toolbox) -> bool:
+def _fits(call: ToolCall, toolbox: OfferedNames) -> bool:
     return isinstance(call.arguments, Mapping) and toolbox.fits(call.name, call.arguments)
 
 
@@ -279,7 +279,7 @@ def _distinct(groups: list[_Group]) -> Iterator[_Group]:
             yield group
 
 
-def _group(source: Source, toolbox: Toolbox, at: int, *, explicit: bool) -> _Group | None:
+def _group(source: Source, toolbox: OfferedNames, at: int, *, explicit: bool) -> _Group | None:
     """The calls that begin at `at`, with separators only between them."""
     start, text = at, source.text
     calls: list[ToolCall] = []
@@ -299,7 +299,7 @@ def _group(source: Source, toolbox: Toolbox, at: int, *, explicit: bool) -> _Gro
     return _Group(start, end, tuple(calls), tuple(repairs), family=family) if calls else None
 
 
-def _one(source: Source, toolbox: Toolbox, at: int, explicit: bool) -> _Group | None:
+def _one(source: Source, toolbox: OfferedNames, at: int, explicit: bool) -> _Group | None:
     """One literal, call, or name with arguments below it, as calls."""
     text = source.text
     if text[at : at + 1] in ("{", "["):
@@ -320,7 +320,7 @@ def _one(source: Source, toolbox: Toolbox, at: int, explicit: bool) -> _Group | 
     return _Group(at, end, (call,), loaded.repairs, family="name_line")
 
 
-def _json(source: Source, toolbox: Toolbox, at: int, explicit: bool, repair: bool) -> _Group | None:
+def _json(source: Source, toolbox: OfferedNames, at: int, explicit: bool, repair: bool) -> _Group | None:
     end = value_end(source, at)
     loaded: Loaded | None = load(source.text[at:end], repair=source if repair else False) if end else None
     if loaded is None or end is None:
@@ -333,11 +333,11 @@ def _json(source: Source, toolbox: Toolbox, at: int, explicit: bool, repair: boo
     return _Group(at, end, tuple(calls), (*loaded.repairs, *interpreter.repairs), family=interpreter.family)
 
 
-def _literal(source: Source, toolbox: Toolbox, at: int, explicit: bool) -> _Group | None:
+def _literal(source: Source, toolbox: OfferedNames, at: int, explicit: bool) -> _Group | None:
     """A Python literal that may hold calls, or one call."""
     if source.exhausted or (at < source.deep_until and source.text[at] in "[{("):
         return None
-    scanner = Scanner(source.text, at)
+    scanner = PythonScanner(source.text, at)
     interpreter = _Interpreter(toolbox, explicit)
     failed = True
     try:

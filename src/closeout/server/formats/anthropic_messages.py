@@ -9,7 +9,7 @@ from closeout.codec import encode_json
 from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec
 from closeout.models.anthropic import AnthropicStream, read_message
 from closeout.models.streaming import ReplyBuilder, StreamReader
-from closeout.server.formats.format import NativeFormat, OfferedTools, Writer
+from closeout.server.formats.format import NativeFormat, RequestTools, Writer
 from closeout.server.formats.shared_fields import (
     list_of_objects,
     new_id,
@@ -36,7 +36,7 @@ class AnthropicMessages(NativeFormat):
     path = "messages"
     protocol = "anthropic"
 
-    def tools(self, body: Mapping[str, Any]) -> OfferedTools:
+    def tools(self, body: Mapping[str, Any]) -> RequestTools:
         def each() -> Iterator[tuple[ToolSpec | None, str]]:
             for tool in list_of_objects(body.get("tools"), "tools"):
                 name, schema = tool.get("name"), tool.get("input_schema")
@@ -55,7 +55,7 @@ class AnthropicMessages(NativeFormat):
             found += _chat_messages(message)
         return found
 
-    def request(self, body: Mapping[str, Any], tools: OfferedTools) -> ModelRequest:
+    def request(self, body: Mapping[str, Any], tools: RequestTools) -> ModelRequest:
         stop = body.get("stop_sequences")
         return ModelRequest(
             messages=self.messages(body),

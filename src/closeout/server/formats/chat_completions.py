@@ -9,7 +9,7 @@ from typing import Any
 from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from closeout.models.openai import OpenAIStream, read_completion
 from closeout.models.streaming import ReplyBuilder, StreamReader
-from closeout.server.formats.format import NativeFormat, OfferedTools, Writer
+from closeout.server.formats.format import NativeFormat, RequestTools, Writer
 from closeout.server.formats.shared_fields import (
     list_of_objects,
     new_id,
@@ -31,7 +31,7 @@ class ChatCompletions(NativeFormat):
     path = "chat/completions"
     protocol = "openai"
 
-    def tools(self, body: Mapping[str, Any]) -> OfferedTools:
+    def tools(self, body: Mapping[str, Any]) -> RequestTools:
         def each() -> Iterator[tuple[ToolSpec | None, str]]:
             for tool in list_of_objects(body.get("tools"), "tools"):
                 function = tool.get("function")
@@ -46,7 +46,7 @@ class ChatCompletions(NativeFormat):
     def messages(self, body: Mapping[str, Any]) -> list[Message]:
         return [Message(message) for message in list_of_objects(body.get("messages"), "messages")]
 
-    def request(self, body: Mapping[str, Any], tools: OfferedTools) -> ModelRequest:
+    def request(self, body: Mapping[str, Any], tools: RequestTools) -> ModelRequest:
         limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
         stop = body.get("stop")
         return ModelRequest(

@@ -11,11 +11,11 @@ from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec
 from closeout.models.streaming import ReplyBuilder, StreamReader
 from closeout.server.upstream import UpstreamKind
 
-__all__ = ["Format", "NativeFormat", "OfferedTools", "Writer", "with_hint"]
+__all__ = ["Format", "NativeFormat", "RequestTools", "Writer", "with_hint"]
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedTools:
+class RequestTools:
     """The tools of a request: functions with their schemas, and the names of tools of other kinds."""
 
     functions: tuple[ToolSpec, ...] = ()
@@ -60,7 +60,7 @@ class Format(ABC):
     path: ClassVar[str]
 
     @abstractmethod
-    def tools(self, body: Mapping[str, Any]) -> OfferedTools:
+    def tools(self, body: Mapping[str, Any]) -> RequestTools:
         """Return the tools of a request."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Format(ABC):
         """Return the conversation of a request in the form of Chat Completions."""
 
     @abstractmethod
-    def request(self, body: Mapping[str, Any], tools: OfferedTools) -> ModelRequest:
+    def request(self, body: Mapping[str, Any], tools: RequestTools) -> ModelRequest:
         """Return a request for a server that speaks another format."""
 
     @abstractmethod

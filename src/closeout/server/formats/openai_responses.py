@@ -8,7 +8,7 @@ from typing import Any
 
 from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from closeout.server.api_errors import ApiError
-from closeout.server.formats.format import Format, OfferedTools, Writer
+from closeout.server.formats.format import Format, RequestTools, Writer
 from closeout.server.formats.shared_fields import (
     list_of_objects,
     new_id,
@@ -33,7 +33,7 @@ class Responses(Format):
 
     path = "responses"
 
-    def tools(self, body: Mapping[str, Any]) -> OfferedTools:
+    def tools(self, body: Mapping[str, Any]) -> RequestTools:
         def each() -> Iterator[tuple[ToolSpec | None, str]]:
             for tool in list_of_objects(body.get("tools"), "tools"):
                 if tool.get("type") == "function":
@@ -58,7 +58,7 @@ class Responses(Format):
             _add_item(found, item)
         return found
 
-    def request(self, body: Mapping[str, Any], tools: OfferedTools) -> ModelRequest:
+    def request(self, body: Mapping[str, Any], tools: RequestTools) -> ModelRequest:
         return ModelRequest(
             messages=self.messages(body),
             tools=tools.functions,

@@ -8,7 +8,7 @@ from typing import Any
 
 from closeout.messages import ToolSpec
 from closeout.server.api_errors import ApiError
-from closeout.server.formats.format import OfferedTools
+from closeout.server.formats.format import RequestTools
 
 __all__ = [
     "list_of_objects",
@@ -62,7 +62,7 @@ def tool_spec(name: Any, description: Any, parameters: Any) -> ToolSpec | None:
     return ToolSpec(name, description if isinstance(description, str) else "", schema)
 
 
-def offered_tools(pairs: Iterator[tuple[ToolSpec | None, str]]) -> OfferedTools:
+def offered_tools(pairs: Iterator[tuple[ToolSpec | None, str]]) -> RequestTools:
     """Collect tools: functions, and the names of tools of other kinds."""
     functions: list[ToolSpec] = []
     others: list[str] = []
@@ -71,7 +71,7 @@ def offered_tools(pairs: Iterator[tuple[ToolSpec | None, str]]) -> OfferedTools:
             functions.append(spec)
         elif name:
             others.append(name)
-    return OfferedTools(tuple(functions), tuple(others))
+    return RequestTools(tuple(functions), tuple(others))
 
 
 def plain_text(content: Any) -> str:

@@ -18,11 +18,11 @@ from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, RunNotFound, UsageError
 from closeout.journal.events import ModelRequested
 from closeout.journal.readonly import open_to_read
-from closeout.journal.search import SearchIndex
 from closeout.journal.store import RunRecord, Store, open_store
+from closeout.journal.text_search import SearchIndex
 from closeout.server.app import HOME, error_response
 from closeout.server.following import follow
-from closeout.server.viewer.export import export_run, joined_modules
+from closeout.server.viewer.page_export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape, without_messages
 from closeout.server.viewer.story_items import StoryItems
 
@@ -193,7 +193,7 @@ class _Viewer:
 
         def read(store: Store, run_id: str) -> list[dict[str, Any]]:
             from closeout.run.waiting import pending_decisions
-            from closeout.server.viewer.deciding import pending_shape
+            from closeout.server.viewer.decision_requests import pending_shape
 
             return [pending_shape(each) for each in pending_decisions(store.rows(run_id))]
 
@@ -203,7 +203,7 @@ class _Viewer:
     async def decide(self, request: web.Request) -> web.Response:
         """Record a decision on what was shown. The run continues by itself if this server has its agent."""
         from closeout.run.waiting import record_decisions
-        from closeout.server.viewer.deciding import check_own_page, pending_shape, read_decision
+        from closeout.server.viewer.decision_requests import check_own_page, pending_shape, read_decision
 
         check_own_page(request, self._token)
         run_id = request.match_info["run_id"]

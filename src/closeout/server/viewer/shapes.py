@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from closeout.journal.events import Unknown
-from closeout.journal.search import RunHit
 from closeout.journal.store import Row, RunRecord
+from closeout.journal.text_search import RunHit
 
 __all__ = ["cut", "event_shape", "hit_shape", "run_shape", "totals_shape", "without_messages"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from closeout.config import AskSettings
-from closeout.tools.context import RunContext
+from closeout.tools.run_context import RunContext
 from closeout.tools.tool import Tool, tool
 
 __all__ = ["ask_tool", "ask_user"]

@@ -52,7 +52,7 @@ class Passage:
 
 
 @dataclass(slots=True)
-class _Block:
+class _Paragraph:
     lines: list[str]
     first: int
     table: bool
@@ -102,14 +102,14 @@ def cut(text: str, *, table: bool = False) -> Iterator[Passage]:
     yield from flush()
 
 
-def _blocks(text: str, table: bool) -> Iterator[_Block]:
+def _blocks(text: str, table: bool) -> Iterator[_Paragraph]:
     """Headings, paragraphs and tables with the number of their first line."""
     lines = text.splitlines()
     if table:
         if lines:
-            yield _Block(lines, 1, table=True)
+            yield _Paragraph(lines, 1, table=True)
         return
-    block: _Block | None = None
+    block: _Paragraph | None = None
     for number, line in enumerate(lines, 1):
         is_row = _TABLE_ROW.match(line) is not None
         # One that is indented is code, a comment of it as a rule.
@@ -118,16 +118,16 @@ def _blocks(text: str, table: bool) -> Iterator[_Block]:
             yield block
             block = None
         if heading:
-            yield _Block([line], number, table=False, heading=heading)
+            yield _Paragraph([line], number, table=False, heading=heading)
         elif line.strip():
             if block is None:
-                block = _Block([], number, is_row)
+                block = _Paragraph([], number, is_row)
             block.lines.append(line.rstrip())
     if block:
         yield block
 
 
-def _pieces(block: _Block) -> Iterator[tuple[str, int, int]]:
+def _pieces(block: _Paragraph) -> Iterator[tuple[str, int, int]]:
     """A block cut to size, each piece with its first and last line."""
     head, rows = _table_head(block)
     most = max(PASSAGE_CHARACTERS, 2 * len(head))  # a long head takes half a passage at most: each passage has it
@@ -146,7 +146,7 @@ def _pieces(block: _Block) -> Iterator[tuple[str, int, int]]:
         yield (head + "\n".join(held)).rstrip("\n"), first if held else block.first, last
 
 
-def _table_head(block: _Block) -> tuple[str, list[str]]:
+def _table_head(block: _Paragraph) -> tuple[str, list[str]]:
     if not block.table:
         return "", block.lines
     ruled = len(block.lines) > 1 and _TABLE_RULE.match(block.lines[1]) is not None

@@ -64,7 +64,7 @@ def document_tools(
         UsageError: The folder does not exist.
     """
     index = DocumentIndex(folder, cache=cache, progress=progress)
-    reader = _Reader(index)
+    reader = _DocumentReader(index)
 
     @tool(read_only=True, idempotent=True, timeout=600.0, aliases=_READ_ALIASES)
     def read_document(name: str, page: int = 1) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _titles(documents: list[Document]) -> str:
     return f"{named}; and {len(documents) - LISTED} more" if len(documents) > LISTED else named
 
 
-class _Reader:
+class _DocumentReader:
     """Pages of documents, with the texts of the last few kept."""
 
     def __init__(self, index: DocumentIndex) -> None:

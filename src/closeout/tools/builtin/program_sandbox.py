@@ -25,7 +25,7 @@ from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, stubs
 from closeout.errors import UsageError
 from closeout.messages import Repair, ToolSpec
 from closeout.parsing.program import MAX_PROGRAM, parse_python
-from closeout.repair.arguments import repair_arguments
+from closeout.repair.argument_repair import repair_arguments
 from closeout.repair.names import resolve_tool_name
 from closeout.results.normal import normalise
 from closeout.results.tool_output import ToolOutput

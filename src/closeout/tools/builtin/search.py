@@ -96,7 +96,7 @@ class SearchProvider(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class _SearchRequest:
     """One HTTP request to a provider."""
 
     method: Literal["GET", "POST"] = "GET"
@@ -134,7 +134,7 @@ class _HttpProvider(ABC):
         self._url = url
 
     @abstractmethod
-    def request(self, query: SearchQuery) -> _Request:
+    def request(self, query: SearchQuery) -> _SearchRequest:
         """Return the request for a query."""
 
     @abstractmethod
@@ -175,7 +175,7 @@ class _HttpProvider(ABC):
             raise ConnectionError(f"{self.name} found nothing: {answer.problem}. Search again later, or use a source.")
         return answer
 
-    async def _send(self, request: _Request) -> tuple[int, float | None, bytes]:
+    async def _send(self, request: _SearchRequest) -> tuple[int, float | None, bytes]:
         """Send a request. Return the status, the seconds to wait that the response states, and the body."""
         import aiohttp
 
@@ -245,13 +245,13 @@ class _SearXNG(_HttpProvider):
     name, variable, needs_key = "SearXNG", "SEARXNG", False
     languages: Mapping[str, str] = {"zh": "zh-CN"}
 
-    def request(self, query: SearchQuery) -> _Request:
+    def request(self, query: SearchQuery) -> _SearchRequest:
         parameters = {"q": query.text, "format": "json", "pageno": str(query.page)}
         if query.language:
             parameters["language"] = self.language(query)
         # A proxy in front of it may want a key.
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return _Request(path="/search", parameters=parameters, headers=headers)
+        return _SearchRequest(path="/search", parameters=parameters, headers=headers)
 
     def read(self, found: Mapping[str, Any], query: SearchQuery) -> SearchAnswer:
         hits = [_hit(item, "url", "content", "publishedDate") for item in self._list(found, "results")]
@@ -276,11 +276,11 @@ class _Serper(_HttpProvider):
     name, variable, default_url = "Serper", "SERPER", "https://google.serper.dev"
     languages: Mapping[str, str] = {"zh": "zh-cn"}
 
-    def request(self, query: SearchQuery) -> _Request:
+    def request(self, query: SearchQuery) -> _SearchRequest:
         body: dict[str, Any] = {"q": query.text, "num": query.count, "page": query.page}
         body |= {"hl": self.language(query)} if query.language else {}
         body |= {"gl": query.country.lower()} if query.country else {}
-        return _Request(method="POST", path="/search", body=body, headers={"X-API-KEY": self._key})
+        return _SearchRequest(method="POST", path="/search", body=body, headers={"X-API-KEY": self._key})
 
     def read(self, found: Mapping[str, Any], query: SearchQuery) -> SearchAnswer:
         hits = [_hit(item, "link", "snippet", "date") for item in self._list(found, "organic")]
@@ -302,9 +302,11 @@ class _Tavily(_HttpProvider):
     name, variable, default_url = "Tavily", "TAVILY", "https://api.tavily.com"
     MOST = 20
 
-    def request(self, query: SearchQuery) -> _Request:
+    def request(self, query: SearchQuery) -> _SearchRequest:
         body = {"query": query.text, "max_results": min(query.count * query.page, self.MOST)}
-        return _Request(method="POST", path="/search", body=body, headers={"Authorization": f"Bearer {self._key}"})
+        return _SearchRequest(
+            method="POST", path="/search", body=body, headers={"Authorization": f"Bearer {self._key}"}
+        )
 
     def read(self, found: Mapping[str, Any], query: SearchQuery) -> SearchAnswer:
         items = self._list(found, "results")[query.count * (query.page - 1) :]
@@ -324,7 +326,7 @@ class _Brave(_HttpProvider):
     languages: Mapping[str, str] = {"zh": "zh-hans", "ja": "jp", "pt": "pt-br"}
     LAST_PAGE = 10
 
-    def request(self, query: SearchQuery) -> _Request:
+    def request(self, query: SearchQuery) -> _SearchRequest:
         parameters = {
             "q": " ".join(query.text.split()[:MAX_WORDS]),
             "count": str(query.count),
@@ -333,7 +335,7 @@ class _Brave(_HttpProvider):
         }
         parameters |= {"search_lang": self.language(query)} if query.language else {}
         parameters |= {"country": query.country.upper()} if query.country else {}
-        return _Request(path="/web/search", parameters=parameters, headers={"X-Subscription-Token": self._key})
+        return _SearchRequest(path="/web/search", parameters=parameters, headers={"X-Subscription-Token": self._key})
 
     def read(self, found: Mapping[str, Any], query: SearchQuery) -> SearchAnswer:
         return SearchAnswer([_hit(item, "url", "description", "age") for item in self._list(found, "web", "results")])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from closeout.messages import Repair
 from closeout.parsing.json_text import repair_json
 from closeout.repair.fitting import Fitting, WrittenFloat
-from closeout.repair.schema import SchemaRules, nests_deeper, short
+from closeout.repair.schema_rules import SchemaRules, nests_deeper, short
 
 __all__ = ["MAX_ARGUMENTS", "RepairedArguments", "diagnose", "repair_arguments", "signature"]
 

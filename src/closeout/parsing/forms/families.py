@@ -8,7 +8,7 @@ from closeout.messages import Defect, Repair, ToolCall
 from closeout.parsing.forms.form import Block, Form, Found
 from closeout.parsing.forms.json_calls import calls_in, make_call
 from closeout.parsing.forms.json_values import Source, load
-from closeout.parsing.forms.toolbox import Toolbox, decode_entities
+from closeout.parsing.forms.offered import OfferedNames, decode_entities
 from closeout.parsing.react import CotAgentOutputParser
 from closeout.parsing.use_mcp_tool import OPENING_TAG, CallScanner
 
@@ -17,7 +17,7 @@ __all__ = ["REACT", "USE_MCP_TOOL"]
 _ACTION = re.compile(r"^[ \t*#]{0,8}action[ \t]{0,4}\d{0,3}[ \t]{0,4}\*{0,2}[:：]", re.MULTILINE | re.IGNORECASE)
 
 
-def read_use_mcp_tool(source: Source, toolbox: Toolbox) -> Found:
+def read_use_mcp_tool(source: Source, toolbox: OfferedNames) -> Found:
     """Read every call in a whole text."""
     blocks: list[Block] = []
     start = source.find(OPENING_TAG, 0)
@@ -30,7 +30,7 @@ def read_use_mcp_tool(source: Source, toolbox: Toolbox) -> Found:
     return Found(tuple(blocks))
 
 
-def _block(scanner: CallScanner, source: Source, toolbox: Toolbox, start: int, end: int) -> Block:
+def _block(scanner: CallScanner, source: Source, toolbox: OfferedNames, start: int, end: int) -> Block:
     call = scanner.result(truncated=scanner.unfinished)
     if isinstance(call, Defect):
         return Block(start, end, broken=call.hint.rstrip("."), refuses=call.refuses)
@@ -48,7 +48,7 @@ def _block(scanner: CallScanner, source: Source, toolbox: Toolbox, start: int, e
     return Block(start, end, (made,), repairs)
 
 
-def read_react(source: Source, toolbox: Toolbox) -> Found:
+def read_react(source: Source, toolbox: OfferedNames) -> Found:
     """The first complete action; all text after it is untrusted."""
     text, parser = source.text, CotAgentOutputParser()
     for event in (*parser.feed(text), *parser.close()):

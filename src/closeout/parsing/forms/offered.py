@@ -11,7 +11,7 @@ from closeout.messages import ToolSpec
 from closeout.parsing.forms.json_values import load
 from closeout.parsing.numbers import read_integer, read_number
 
-__all__ = ["HasSpec", "Toolbox", "Untyped", "decode_entities", "kinds", "typed"]
+__all__ = ["HasSpec", "OfferedNames", "Untyped", "decode_entities", "kinds", "typed"]
 
 _NAMESPACES = ("functions.", "default_api.", "tools.", "tool.")
 _KNOWN_NAMESPACES = {"functions", "function", "defaultapi", "tools", "tool", "api"}
@@ -35,7 +35,7 @@ class HasSpec(Protocol):
     def spec(self) -> ToolSpec: ...
 
 
-class Toolbox:
+class OfferedNames:
     """Looks up the offered tools by name. Without tools, every name is possible."""
 
     __slots__ = ("_destructive", "_folded", "_parameters", "_servers")
