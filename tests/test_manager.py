@@ -208,7 +208,7 @@ def test_an_address_is_shown_without_its_secrets() -> None:
         ({"name": "search", "url": "http://b", "transport": "carrier pigeon"}, "'carrier pigeon' is not a transport"),
         ({"name": "search", "command": "a", "timeout": 0}, "timeout must be a number of seconds above 0"),
         ("python 'unclosed", "cannot be split"),
-        (42, "neither text nor a mapping"),
+        (42, "must be text or a mapping"),
     ],
 )
 def test_a_wrong_entry_is_named(entry: Any, says: str) -> None:

@@ -179,4 +179,4 @@ def test_a_turn_with_many_calls_takes_linear_time() -> None:
         return time.perf_counter() - began
 
     few = min(seconds(1_000) for _ in range(3))
-    assert seconds(16_000) < 64 * few
+    assert min(seconds(16_000) for _ in range(3)) < 64 * few

@@ -43,7 +43,7 @@ _HOMES = {
     "misbehaviour": ("MISBEHAVIOURS", "NON_ANSWERS", "Misbehaviour", "always", "once", "sometimes"),
     "recording": ("RecordedClient", "Recording", "export_run", "recorded"),
     "script": ("RequestView", "Turn", "answer", "call", "say"),
-    "server": ("ScriptedServer", "serve_script"),
+    "scripted_server": ("ScriptedServer", "serve_script"),
 }
 
 

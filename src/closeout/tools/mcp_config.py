@@ -196,7 +196,7 @@ def _read(entry: Any, name: str, *, is_foreign: bool = False) -> McpServerConfig
     # Anything but a number may hold a key.
     shown = repr(entry) if isinstance(entry, int | float | None) else type(entry).__name__
     raise ConfigError(
-        f"MCP server {name!r} must be a text or a mapping, got {shown}. Give a command such as "
+        f"MCP server {name!r} must be text or a mapping, got {shown}. Give a command such as "
         "'python server.py', a URL, a JSON file, or {'name': …, 'command': …, 'args': […]}."
     )
 
