@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from closeout.answers.user_checks import Check, CheckFunction
     from closeout.config import Config
     from closeout.context.policy import ContextPolicy
+    from closeout.dialects.cot import MakeParser
     from closeout.dialects.protocol import Dialect
     from closeout.journal.store import Store
     from closeout.journal.subscribers import Listener
@@ -131,6 +132,8 @@ class Agent(Generic[Value]):
             the same arguments.
         answer_generator: A subclass of `AnswerGenerator`, which asks for the final answer; or a function that takes the
             same arguments.
+        output_parser: A subclass of `CotAgentOutputParser`, which reads replies in the ReAct dialects; or a function
+            that takes the same arguments.
         context: A `ContextPolicy`, which decides when tool results leave the prompt.
         strategy: A `Strategy`, which decides how the model is asked in each turn: `Majority(3)`,
             `CallFirst("search_documents")`, or your own. Defaults to `AskOnce()`, and to `SmallModel()` for `"local"`.
@@ -171,6 +174,7 @@ class Agent(Generic[Value]):
         output_formatter: OutputFormatter | None = None,
         tool_executor: MakeExecutor | None = None,
         answer_generator: MakeGenerator | None = None,
+        output_parser: MakeParser | None = None,
         context: ContextPolicy | None = None,
         strategy: Strategy | None = None,
         check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
@@ -213,6 +217,7 @@ class Agent(Generic[Value]):
             output_formatter=output_formatter,
             tool_executor=tool_executor,
             answer_generator=answer_generator,
+            output_parser=output_parser,
             context=context,
             strategy=strategy,
             check=check,

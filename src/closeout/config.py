@@ -232,6 +232,8 @@ class JournalSettings(_Section):
     )
 
 
+_Marker = Literal["thought", "action", "action_input", "observation", "final_answer"]
+
 _AGENT, _LLM, _TOOLS, _JOURNAL = AgentSettings(), LLMSettings(), ToolSettings(), JournalSettings()
 
 
@@ -245,6 +247,9 @@ class Config(_Section):
     journal: JournalSettings = Field(default_factory=lambda: _JOURNAL)
     dialect: str = "auto"
     prompts: dict[str, str] = Field({}, description="templates that replace the built-in ones: name → Jinja text")
+    markers: dict[_Marker, list[Annotated[str, Field(min_length=1)]]] = Field(
+        {}, description='words that the ReAct dialects read as markers beside the English ones: {"action": ["行动"]}'
+    )
 
 
 _DEFAULTS = Config()

@@ -78,6 +78,7 @@ class Assembler:
         output_formatter: Any = None,
         tool_executor: Any = None,
         answer_generator: Any = None,
+        output_parser: Any = None,
         context: Any = None,
         strategy: Any = None,
         check: Any = None,
@@ -97,6 +98,7 @@ class Assembler:
         self._answer: AnswerContract[Any] | None = None if answer is None else contract_of(answer)
         self._make_executor = check_callable("tool_executor", "ToolExecutor", tool_executor)
         self._make_generator = check_callable("answer_generator", "AnswerGenerator", answer_generator)
+        self._make_parser = check_callable("output_parser", "CotAgentOutputParser", output_parser)
         self._context = check_context(context)
         self._strategy = check_strategy(strategy)
         self._checks = read_checks(check)
@@ -172,6 +174,8 @@ class Assembler:
             settings=settings,
             llm=config.llm,
             prompts=config.prompts,
+            markers=config.markers,
+            make_parser=self._make_parser,
             may_switch_dialect=self._dialect == "auto",
             remember_dialect=lambda name: self._remember(endpoint, name),
             stream=self._stream,
@@ -310,6 +314,12 @@ class Assembler:
         """Refuse an unknown name, what is not a dialect, an invalid template, and an endpoint that cannot serve it."""
         dialect, capabilities = self._dialect, self.client.capabilities
         get_dialect("function_call" if dialect == "auto" else dialect, self.config.prompts)
+        if self._make_parser is not None and dialect not in ("auto", "cot_chat", "cot_completion"):
+            name = getattr(dialect, "name", dialect)
+            raise UsageError(
+                f"output_parser reads replies in cot_chat and cot_completion, got the dialect {name}. "
+                'Pass dialect="cot_chat", or give your own dialect a reader with your parser.'
+            )
         problem = serves(dialect, capabilities) if isinstance(dialect, str) and dialect != "auto" else ""
         if problem and capabilities.known:
             raise ConfigError(problem)

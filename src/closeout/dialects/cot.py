@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from closeout.dialects.constrain import action_constraint
 from closeout.dialects.function_call import NOT_RUN
@@ -18,6 +18,7 @@ from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt, observation_text
 from closeout.messages import Capabilities, Constraint, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.action_keys import is_final_answer
+from closeout.parsing.react import CotAgentOutputParser, Markers
 from closeout.parsing.readers import ReactReader
 
 __all__ = [
@@ -33,7 +34,18 @@ __all__ = [
 # message, and a short user message asks to continue. The reason for the default is in docs/design/dialects.md.
 OBSERVATION_FROM_USER = True
 PRIMER = "Thought:"
+MOST_STOP_WORDS = 4  # that OpenAI's servers take
 _EXAMPLES = "weak_examples_completion"
+
+
+MakeParser: TypeAlias = Callable[..., CotAgentOutputParser]
+"""A `CotAgentOutputParser` class, or a function that takes the same arguments."""
+
+
+def _stop_words(own: tuple[str, ...], markers: Markers | None) -> tuple[str, ...]:
+    """The stop words of a dialect, with as many translations of `Observation:` as a request may have."""
+    added = () if markers is None else (f"\n{word}" for word in markers.added_stop_words)
+    return (*own, *added)[:MOST_STOP_WORDS]
 
 
 class _ActionForm:
@@ -65,17 +77,31 @@ def _just_failed(steps: Sequence[Step]) -> bool:
 
 
 class CotChat(TextChat):
-    """ReAct over a chat endpoint."""
+    """ReAct over a chat endpoint.
+
+    Args:
+        prompts: Templates that replace the package's, name → Jinja text.
+        markers: Words that are read as markers beside the English ones: `{"action": ["行动"]}`.
+        parser: A subclass of `CotAgentOutputParser`, or a function that takes the same arguments.
+    """
 
     name = "cot_chat"
     stop = ("\nObservation:",)
 
-    def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        prompts: Mapping[str, str] | None = None,
+        *,
+        markers: Mapping[str, Sequence[str]] | None = None,
+        parser: MakeParser | None = None,
+    ) -> None:
         super().__init__(prompts)
         self._actions = _ActionForm()
+        self._markers, self._parser = Markers(markers) if markers else None, parser
+        self.stop = _stop_words(self.stop, self._markers)
 
     def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
-        return ReactReader(tools)
+        return ReactReader(tools, markers=self._markers, parser=self._parser)
 
     def system_text(self, view: HistoryView, weak: bool) -> str:
         return self._prompts.render(
@@ -111,17 +137,25 @@ class CotChat(TextChat):
 
 
 class CotCompletion:
-    """ReAct in one prompt that ends in `Thought:`."""
+    """ReAct in one prompt that ends in `Thought:`. The arguments are those of `CotChat`."""
 
     name = "cot_completion"
     parallel_calls = False
     # A base model that has answered continues with a question of its own.
     stop = ("\nObservation:", "\nQuestion:")
 
-    def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        prompts: Mapping[str, str] | None = None,
+        *,
+        markers: Mapping[str, Sequence[str]] | None = None,
+        parser: MakeParser | None = None,
+    ) -> None:
         self._prompts = Prompts(prompts)
         self._frame: tuple[tuple[Any, ...], tuple[str, str, int]] | None = None
         self._actions = _ActionForm(primed=True)
+        self._markers, self._parser = Markers(markers) if markers else None, parser
+        self.stop = _stop_words(self.stop, self._markers)
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         brief = capabilities.weak and bool(examples_slots(view.tools))  # as the worked examples write actions
@@ -154,7 +188,7 @@ class CotCompletion:
         return self._prompts.render(self.name, **self._first_slots(view, weak), **later)
 
     def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
-        return ReactReader(tools, primed=True)
+        return ReactReader(tools, primed=True, markers=self._markers, parser=self._parser)
 
     def _rendered_frame(self, view: HistoryView, weak: bool) -> tuple[str, str, int]:
         """The prompt before and after the scratchpad, and the length of what precedes the conversation.

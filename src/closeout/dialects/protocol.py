@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -87,12 +87,23 @@ class ConstrainedDialect(Dialect, Protocol):
         ...
 
 
-def get_dialect(dialect: str | Dialect, prompts: Mapping[str, str] | None = None) -> Dialect:
+_REACT = ("cot_chat", "cot_completion")
+
+
+def get_dialect(
+    dialect: str | Dialect,
+    prompts: Mapping[str, str] | None = None,
+    *,
+    markers: Mapping[str, Sequence[str]] | None = None,
+    parser: Callable[..., Any] | None = None,
+) -> Dialect:
     """Return a new dialect by its name, or an instance as it is.
 
     Args:
         dialect: One of `DIALECTS`, or an object with `name`, `parallel_calls`, `render` and `reader`.
         prompts: Templates that replace the package's, name → Jinja text. An instance has its own.
+        markers: Words that the ReAct dialects read as markers beside the English ones.
+        parser: The `CotAgentOutputParser` class of the ReAct dialects.
 
     Raises:
         UsageError: The name is unknown, or the object is not a dialect.
@@ -112,7 +123,8 @@ def get_dialect(dialect: str | Dialect, prompts: Mapping[str, str] | None = None
         advice = f"Did you mean '{near}'?" if near else f"Choose one of {known}, or auto."
         raise UsageError(f"No dialect is called '{dialect}'. {advice}")
     module, kind = DIALECTS[dialect]
-    return cast("Dialect", getattr(import_module(module), kind)(prompts))
+    react = {"markers": markers, "parser": parser} if dialect in _REACT else {}
+    return cast("Dialect", getattr(import_module(module), kind)(prompts, **react))
 
 
 def serves(name: str, capabilities: Capabilities) -> str:

@@ -243,6 +243,7 @@ class Markers:
         self._longest = max(map(len, everything)) + _LONGEST_AFTER_WORD
         self.first = "".join(sorted({letter for word in everything for letter in word[0].lower() + word[0].upper()}))
         self.stop_words = tuple(f"{word}:" for word in observation)
+        self.added_stop_words = tuple(f"{word}{colon}" for word in added.get("observation", ()) for colon in "：:")
         # Markers that count within a line, and their beginnings at a text's end: on the Action line and in its input.
         self.in_name = re.compile(
             rf"[ \t](?:(?P<input>{_any(words['action_input'])})|(?:{_any(observation)})){_AFTER_WORD}[:：]",
@@ -695,7 +696,7 @@ class CotAgentOutputParser:
     """A streaming parser of one reply.
 
     Args:
-        markers: Translations of the markers, for example `{"thought": ["思考"]}`.
+        markers: Translations of the markers, for example `{"thought": ["思考"]}`, or the `Markers` made of them.
         reasoning_open: The prompt itself opened a reasoning tag, so the reply begins inside it.
         thought_open: The prompt ended in `Thought:`, so the reply begins inside a thought.
         max_depth: Levels of nesting in one action; a deeper one is malformed.
@@ -707,14 +708,16 @@ class CotAgentOutputParser:
 
     def __init__(
         self,
-        markers: Mapping[str, Sequence[str]] | None = None,
+        markers: Mapping[str, Sequence[str]] | Markers | None = None,
         *,
         reasoning_open: bool = False,
         thought_open: bool = False,
         max_depth: int = 100,
         max_size: int = 16_000_000,
     ) -> None:
-        self._markers = Markers(markers) if markers else _english_markers()
+        if not isinstance(markers, Markers):
+            markers = Markers(markers) if markers else _english_markers()
+        self._markers = markers
         self._max_depth = max_depth
         self._max_size = max_size
         self._tape = Tape()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -12,7 +12,7 @@ from closeout.language.quotation import introduces_quotation, last_sentence, spe
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import contradiction, names_in, read_object
 from closeout.parsing.forms import FormDetector, OfferedNames
-from closeout.parsing.react import CotAgentOutputParser, CotEvent
+from closeout.parsing.react import CotAgentOutputParser, CotEvent, Markers
 from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking, split_until
 from closeout.parsing.salvage import before_thought
 from closeout.parsing.use_mcp_tool import OPENING_TAG, CallScanner
@@ -198,15 +198,26 @@ class ReactReader:
     Args:
         tools: The tools on offer. A JSON object without an `Action:` marker never calls a destructive one.
         primed: The prompt ended in `Thought:`, so the reply begins within a thought.
+        markers: Translations of the markers.
+        parser: A subclass of `CotAgentOutputParser`, or a function that takes the same arguments.
     """
 
-    def __init__(self, tools: Sequence[ToolSpec] = (), *, primed: bool = False) -> None:
+    def __init__(
+        self,
+        tools: Sequence[ToolSpec] = (),
+        *,
+        primed: bool = False,
+        markers: Markers | None = None,
+        parser: Callable[..., CotAgentOutputParser] | None = None,
+    ) -> None:
         self._tools = tools
         self._primed = primed
+        self._markers = markers
+        self._make_parser = parser or CotAgentOutputParser
         self._begin()
 
     def _begin(self) -> None:
-        self.parser = CotAgentOutputParser(thought_open=self._primed)
+        self.parser = self._make_parser(self._markers, thought_open=self._primed)
         self._summary = _Summary()
         self._fed = 0
 

@@ -264,11 +264,13 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
 
 
 def as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
-    """Return the plan as the run began: with its overrides, able to read its files, and in its dialect if left open."""
+    """Return the plan as the run began: with its overrides and files, and its markers and dialect if left open."""
     started = rows[0].event if rows else None
     if not isinstance(started, RunStarted):
         return plan
     plan = with_read_result(plan.overridden(started.overrides), bool(started.texts))
+    if not plan.markers:
+        plan = replace(plan, markers=started.fingerprint.get("markers") or {})
     dialect = started.fingerprint.get("dialect")
     return replace(plan, dialect=str(dialect)) if plan.may_switch_dialect and dialect else plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from closeout.answers.generator import AnswerGenerator
 from closeout.answers.user_checks import Check
 from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings, load_config
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
+from closeout.dialects.cot import MakeParser
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
 from closeout.journal.events import Noted
@@ -88,6 +89,8 @@ class AgentPlan:
     settings: AgentSettings = field(default_factory=AgentSettings)
     llm: LLMSettings = field(default_factory=LLMSettings)
     prompts: Mapping[str, str] = field(default_factory=dict)
+    markers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    make_parser: MakeParser | None = None
     may_switch_dialect: bool = False
     remember_dialect: Callable[[str], None] | None = None  # called with the dialect that a run switched to
     stream: bool = False
@@ -131,7 +134,11 @@ class AgentPlan:
 
     def first_dialect(self) -> Dialect:
         """Return the dialect that a run begins with."""
-        return get_dialect(self.dialect, self.prompts)
+        return self.made_dialect(self.dialect)
+
+    def made_dialect(self, dialect: str | Dialect) -> Dialect:
+        """Return a dialect by its name, with the agent's prompts, markers and parser; an instance as it is."""
+        return get_dialect(dialect, self.prompts, markers=self.markers, parser=self.make_parser)
 
     def context_policy(self) -> ContextPolicy:
         """Return what decides when results leave the context."""
@@ -184,6 +191,8 @@ class AgentPlan:
             "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
             "prompts": _digest(self.prompts),
         }
+        if self.markers:
+            found["markers"] = {name: list(words) for name, words in self.markers.items()}
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
         return found

@@ -12,7 +12,7 @@ from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
 from closeout.dialects.prompts import examples_slots
-from closeout.dialects.protocol import ConstrainedDialect, Dialect, HistoryView, get_dialect, serves
+from closeout.dialects.protocol import ConstrainedDialect, Dialect, HistoryView, serves
 from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
 from closeout.journal.events import Noted
 from closeout.messages import (
@@ -319,7 +319,7 @@ class ModelSession:
         self._switched = True
         self._warn("Dialect", f"{why}; the run continues in the dialect {name} instead of {self.dialect.name}.")
         self.capabilities = self._plan.client.capabilities
-        self.dialect = get_dialect(name, self._plan.prompts)
+        self.dialect = self._plan.made_dialect(name)
         if remember and self._plan.remember_dialect is not None:
             self._plan.remember_dialect(name)
 
