@@ -86,7 +86,7 @@ class CotChat(TextChat):
     """
 
     name = "cot_chat"
-    stop = ("\nObservation:",)
+    stop: tuple[str, ...] = ("\nObservation:",)
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class CotCompletion:
     name = "cot_completion"
     parallel_calls = False
     # A base model that has answered continues with a question of its own.
-    stop = ("\nObservation:", "\nQuestion:")
+    stop: tuple[str, ...] = ("\nObservation:", "\nQuestion:")
 
     def __init__(
         self,

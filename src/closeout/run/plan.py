@@ -89,7 +89,7 @@ class AgentPlan:
     settings: AgentSettings = field(default_factory=AgentSettings)
     llm: LLMSettings = field(default_factory=LLMSettings)
     prompts: Mapping[str, str] = field(default_factory=dict)
-    markers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    markers: Mapping[Any, Sequence[str]] = field(default_factory=dict)
     make_parser: MakeParser | None = None
     may_switch_dialect: bool = False
     remember_dialect: Callable[[str], None] | None = None  # called with the dialect that a run switched to
