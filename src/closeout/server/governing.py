@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import Any
 
 from closeout.codec import encode_json
 from closeout.errors import ToolDefinitionError
 from closeout.messages import Defect, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import read_object
-from closeout.parsing.read_reply import INVENTED, read_reply
+from closeout.parsing.read_reply import read_reply
 from closeout.parsing.readers import NativeReader, Reader
-from closeout.parsing.repetition import REPEATING
 from closeout.tools.shipped_policies import governed
 from closeout.tools.toolbox import Toolbox
 
-__all__ = ["Governor", "Verdict"]
+__all__ = ["Governor", "Verdict", "arguments_object", "arguments_text", "new_call_id"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,9 @@ class Governor:
             reply: The reply, whole.
             reader: Reads the text dialect that the request was written in; None for native calls.
         """
-        if not self.tools:
+        # The server is in the middle of its own tools: the client sends the reply back, and it continues.
+        paused = reply.finish_reason == "pause_turn" and bool(self._unchecked)
+        if not self.tools or paused:
             return Verdict(reply=reply)
         in_text = reader is not None
         reading = read_reply(reply, reader or NativeReader(self.tools), self.tools, parallel=self._parallel)
@@ -72,12 +74,11 @@ class Governor:
         return self._with_calls(reading, reply)
 
     def _without_calls(self, reading: Reading, reply: ModelReply, *, in_text: bool) -> Verdict:
-        if reading.defects and reading.defects[0] in (REPEATING, INVENTED):
-            return Verdict(reply=reply, defect=reading.defects[0])
-        if reading.answer is None and reading.defects:
-            if reply.text.strip() and not in_text and not reply.tool_calls:
-                return Verdict(reply=reply)  # a text that was cut off is the client's to judge
-            return Verdict(reply=reply, defect=reading.defects[0])
+        defect = reading.defects[0] if reading.defects else None
+        # The client has set the limit of a text's length, and knows the reason.
+        is_known = defect is not None and defect.code == "truncated" and reading.answer is not None
+        if defect is not None and not is_known:
+            return Verdict(reply=reply, defect=defect)
         if in_text and reading.answer is not None:
             shown = replace(reply, text=reading.answer, reasoning=reading.reasoning)
             return Verdict(reply=shown, repairs=reading.repairs)
@@ -85,12 +86,14 @@ class Governor:
 
     def _with_calls(self, reading: Reading, reply: ModelReply) -> Verdict:
         repairs, calls = list(reading.repairs), list[ToolCall]()
-        for number, call in enumerate(reading.calls):
+        for call in reading.calls:
             fitted, made, problem = self._fit(call)
             if problem:
                 return Verdict(reply=reply, defect=Defect("invalid_call", problem))
             repairs += made
-            calls.append(fitted if fitted.id else replace(fitted, id=_call_id(reply, number)))
+            calls.append(fitted if fitted.id else replace(fitted, id=new_call_id()))
+        if not (reply.finished or reply.finish_reason in ("length", "content_filter")):  # clients may drop such calls
+            repairs.append(Repair("finish_reason", "reply", reply.finish_reason, after="tool_calls"))
         if not repairs and reply.tool_calls:
             return Verdict(reply=reply)
         if not repairs:  # the text dialect's own calls
@@ -125,12 +128,9 @@ class Governor:
         return replace(call, name=spec.name, arguments=found.arguments, text=text), made, ""
 
 
-def _call_id(reply: ModelReply, number: int) -> str:
-    """An id for a call that has none, the same for the same reply."""
-    import hashlib
-
-    digest = hashlib.sha256(reply.text.encode("utf-8", "replace")).hexdigest()[:16]
-    return f"call_{digest}_{number}"
+def new_call_id() -> str:
+    """Return an id for a call that has none. Every server takes it back: Mistral wants nine letters and digits."""
+    return token_hex(5)[:9]
 
 
 def arguments_text(call: ToolCall) -> str:
