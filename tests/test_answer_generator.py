@@ -103,9 +103,9 @@ def generator(
 ) -> AnswerGenerator:
     agent = Settings(context_compress_limit=limit, keep_tool_result=keep, answer_selection=selection)
     cfg = SimpleNamespace(agent=agent)
-    return AnswerGenerator(
-        Client(*replies), formatter or OutputFormatter(), Log(), Stream(), cfg, list(seen), shrink_history=shrink
-    )
+    made = AnswerGenerator(Client(*replies), formatter or OutputFormatter(), Log(), Stream(), cfg, list(seen))
+    made.shrink_history = shrink
+    return made
 
 
 async def call(made: AnswerGenerator, history: list[Any]) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from closeout import Agent, tool
-from closeout.testing import ScriptedClient, answer, call, serve_script
+from closeout import Agent, Boxed, tool
+from closeout.testing import ScriptedClient, answer, call, say, serve_script
 
 MOST_FRAMES = 12
+MOST_FRAMES_CLOSING = 13
 
 
 def our_frames() -> list[str]:
@@ -63,6 +64,18 @@ async def test_a_request_is_at_most_twelve_frames_deep(dialect: str, stream: boo
         assert len(stack) <= MOST_FRAMES, stack
         names = [name.rpartition(".")[2].strip("_") for name in stack]
         assert len(names) - names.count("run") == len(set(names) - {"run"}), stack
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "cot_completion"])
+async def test_a_closing_request_is_at_most_thirteen_frames_deep(dialect: str, stacks: list[list[str]]) -> None:
+    """The turns are spent: the first request asks for the answer, the second for its form."""
+    async with serve_script([say("It is 42."), answer("42")]) as server:
+        agent = Agent("openai:x", base_url=server.base_url, api_key="k", dialect=dialect, answer=Boxed(), home=False)
+        result = await agent.run("What is a?", max_turns=1)
+    assert result.answer == "42"
+    assert [len(stack) for stack in stacks] == [MOST_FRAMES, MOST_FRAMES_CLOSING], stacks
+    names = [name.rpartition(".")[2].strip("_") for name in stacks[1]]
+    assert len(names) - names.count("run") == len(set(names) - {"run"}), stacks[1]
 
 
 async def test_a_tool_is_called_at_most_twelve_frames_below_the_run() -> None:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from closeout.answers.dialogue import (
+    CUT,
+    ClosingDialogue,
+    ClosingRequest,
+    Dialogue,
+    FinalizedAnswer,
+    History,
+    LLMCallResult,
+    Outcome,
+    enforceable,
+    unfinished,
+)
 from closeout.answers.experience import experience_from
 from closeout.answers.formatter import FinalSummary, FormattedAnswer
-from closeout.answers.generator import AnswerGenerator, FinalizedAnswer
+from closeout.answers.generator import AnswerGenerator, max_final_answer_retries
 from closeout.answers.reading import ContractReading
 from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
-from closeout.errors import ContextOverflow, Failure, JournalError, ModelError, ModelTimeout
+from closeout.errors import ContextOverflow, Failure, JournalError, LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import Noted
 from closeout.journal.run_journal import Journal
 from closeout.journal.task_log import StepLog, TaskLog
-from closeout.messages import Message, Reading, RequestInfo, Usage
-from closeout.models.base import UsageSummary, summarise_usage
+from closeout.messages import Message, ModelReply, ModelRequest, Reading, RequestInfo, Usage
+from closeout.models.base import RetryNote, UsageSummary, assistant_message, summarise_usage, tool_call_infos
 from closeout.results.budgets import cut_text, largest_fit
 from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.closing_client import ClosingClient
@@ -30,7 +43,7 @@ __all__ = ["close_attempt", "fall_back", "with_summary"]
 LAST_PART = 4  # of a conversation that is too long even without its results, this fraction of its end is kept: 1/4
 
 
-async def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> AgentResult | Reading:
+def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> Awaitable[AgentResult | Reading]:
     """End an attempt.
 
     Args:
@@ -41,7 +54,7 @@ async def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> Agen
     Returns:
         The result; or a reply that calls a tool instead of answering, with which the attempt continues.
     """
-    return await _Closing(attempt, stop, is_final).run()
+    return _Closing(attempt, stop, is_final).run()
 
 
 def fall_back(agent: AgentWork, result: AgentResult) -> AgentResult:
@@ -114,12 +127,10 @@ class _Closing:
         self._plan = agent.plan
         self._session = agent.session
         self._listener = agent.session.closing_listener(attempt.turns)
-        self._client = ClosingClient(
-            agent.session,
-            RequestInfo("close", attempt.number, attempt.turns),
-            listener=self._listener if agent.session.watched else None,
-            may_act=stop.reason == "insisted" and attempt.may_reopen,
-        )
+        self._info = RequestInfo("close", attempt.number, attempt.turns)
+        self._may_act = stop.reason == "insisted" and attempt.may_reopen
+        self._may_shrink = True
+        self._log = self._task_log()
 
     async def run(self) -> AgentResult | Reading:
         stop, text = self._stop, self._stop.text
@@ -147,8 +158,7 @@ class _Closing:
 
     def _accepted(self, text: str) -> AgentResult | None:
         """Return the result of a text in which the formatter finds an answer, otherwise None."""
-        formatter, found = self._plan.output_formatter, self._agent.answers.read(text)
-        formatted = FormattedAnswer(*formatter.format_final_summary_and_log(text, self._client))
+        formatted, found = self._format(text), self._agent.answers.read(text)
         if (answer := formatted.answer) is None:
             return None
         value = found.value if answer == found.text else self._agent.answers.value_of(answer)
@@ -156,6 +166,10 @@ class _Closing:
             answer=answer, stop_reason="answered", value=value, text=text, summary=formatted.summary_text
         )
         return self._selected(answer, result)
+
+    def _format(self, text: str) -> FormattedAnswer:
+        client = _RunUsage(self._plan.client.name, self._agent.scope.budget.usage)
+        return FormattedAnswer(*self._plan.output_formatter.format_final_summary_and_log(text, client))
 
     def _selected(self, answer: str, result: AgentResult) -> AgentResult:
         """Return the result with the answer that the settings select among all that were seen, and their ranking.
@@ -188,45 +202,156 @@ class _Closing:
     # ------------------------------------------------------------------------------------------ asking
 
     async def _ask(self) -> AgentResult | Reading:
-        """Ask for the answer, as often as the AnswerGenerator finds it worthwhile."""
-        stop, text, agent = self._stop, self._stop.text, self._agent
-        history: list[dict[str, Any]] = [*self._messages()]
+        """Ask for the answer, as often as that is worthwhile; an AnswerGenerator of the user's decides how."""
+        text = self._stop.text
+        history: History = [*self._messages()]
         if text:
             history.append(Message(role="assistant", content=text))
-        generator = self._generator()
         self._listener.refused(text)
-        try:
-            finished = await self._finish(generator, history, text)
-            if finished is not None:
+        dialogue = self._dialogue()
+        if text and problem_of(text, dialogue.contract.read(text)).finishable:
+            finished = await self._converse(dialogue.ask_form(history, text))
+            if isinstance(finished, Reading):
                 return finished
-            self._listener.refused()
-            ended: Any = await generator.generate_and_finalize_answer(
+            if (accepted := self._accepted(finished)) is not None:
+                return accepted
+        self._listener.refused()
+        if self._plan.make_generator is not AnswerGenerator:
+            return await self._ask_generator(history)
+        steps = dialogue.close(history, turns_spent=self._turns_spent, another_follows=not self._is_final)
+        ended = await self._converse(steps)
+        return ended if isinstance(ended, Reading) else self._ended(ended)
+
+    def _dialogue(self) -> ClosingDialogue:
+        plan, agent = self._plan, self._agent
+        return ClosingDialogue(
+            task=agent.question,
+            turns=self._attempt.turns,
+            contract=plan.contract,
+            format_answer=self._format,
+            log=self._log.log_step,
+            agent_type=agent.scope.path.rpartition(":")[2],
+            retries=max_final_answer_retries(plan),
+            constraint=enforceable(plan.contract.constraint(), self._session.capabilities),
+            on_refused=self._listener.refused,
+            seen=agent.answers.seen,
+            selection=plan.settings.answer_selection,
+        )
+
+    async def _converse(self, steps: Dialogue[Outcome]) -> Outcome | Reading:
+        """Send the requests of a dialogue. Returns what came of it, or a reply that calls a tool instead."""
+        session = self._session
+        listener = self._listener if session.watched else None
+        try:
+            asked = next(steps)
+            while True:
+                on_delta = listener if asked.shown else None
+                if on_delta is not None:
+                    on_delta.begin()
+                request = ModelRequest(
+                    messages=[*map(Message.of, asked.messages)],
+                    tools=tuple(session.native_tools),
+                    constraint=asked.constraint,
+                )
+                try:
+                    reply = await session.calls.request(
+                        session.in_form(request), self._info, on_delta=on_delta, on_retry=partial(self._retried, asked)
+                    )
+                except (ModelError, LimitReached) as error:
+                    if isinstance(error, ContextOverflow) and (shorter := self._shrunk(asked.base)) is not None:
+                        asked = replace(asked, base=[*shorter])
+                        continue
+                    self._log.log_step("error", f"{asked.purpose} | LLM Call ERROR", f"{asked.purpose} error: {error}")
+                    call = LLMCallResult.failed(asked.messages, error)
+                else:
+                    if self._may_act and (reading := session.read(reply)).calls:
+                        self._listener.discard()
+                        return reading
+                    call = self._received(reply, asked)
+                asked = steps.send((call, asked.base))
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+    def _received(self, reply: ModelReply, asked: ClosingRequest) -> LLMCallResult:
+        step, cut = f"{asked.purpose} | LLM Call", reply.finish_reason in CUT
+        self._log.log_step("info", step, "completed successfully")
+        if not (reply.finished or cut):
+            self._log.log_step("warning", step, f"the reply is not finished ({reply.finish_reason})")
+            return LLMCallResult.failed(asked.messages, unfinished(reply))
+        text, calls = self._session.answer_or_text(reply), tool_call_infos(self._session.calls_in(reply))
+        return LLMCallResult(text, False, calls, [*asked.messages, assistant_message(reply)], cut=cut)
+
+    def _retried(self, asked: ClosingRequest, retry: RetryNote) -> None:
+        agent_type = self._agent.scope.path.rpartition(":")[2]
+        message = f"{retry.error} Retrying in {retry.delay:.1f} s."
+        self._log.log_step("warning", f"{agent_type} | LLM retry | step {asked.step}", message)
+
+    def _shrunk(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Message] | None:
+        """Return a shorter conversation, None if it was shortened before or cannot be."""
+        if not self._may_shrink:
+            return None
+        self._may_shrink = False
+        return self._session.shrunk_messages(self._agent.history, self._attempt.number) or _ends_of(messages)
+
+    @property
+    def _turns_spent(self) -> bool:
+        return self._stop.reason not in ("answered", "insisted")
+
+    def _ended(self, ended: FinalizedAnswer) -> AgentResult:
+        """Return the result of what closing came to."""
+        if (answer := ended.answer) is None:
+            return self._unanswered(ended)
+        reason = self._stop.reason
+        result = AgentResult(
+            answer=answer,
+            stop_reason="answered" if reason == "insisted" else reason,
+            value=self._agent.answers.value_of(answer, ended.value),
+            text=ended.text,
+            summary=ended.final_summary,
+        )
+        return self._selected(answer, result)
+
+    async def _ask_generator(self, history: History) -> AgentResult | Reading:
+        """Have the user's AnswerGenerator ask."""
+        client = ClosingClient(
+            self._session,
+            self._info,
+            listener=self._listener if self._session.watched else None,
+            may_act=self._may_act,
+        )
+        try:
+            ended: Any = await self._generator(client).generate_and_finalize_answer(
                 system_prompt="",
                 message_history=history,
                 tool_definitions=self._session.native_tools,
                 turn_count=self._attempt.turns,
-                task_description=agent.question,
-                reached_max_turns=stop.reason not in ("answered", "insisted"),
+                task_description=self._agent.question,
+                reached_max_turns=self._turns_spent,
                 is_final_retry=self._is_final,
-                save_callback=lambda *_: self._client.stop_listening(),
+                save_callback=lambda *_: client.stop_listening(),
             )
         except ModelError as error:
             return self._without_asking(Stop(reason="model_failed", failure=Failure.of(error)))
-        if self._client.acted is not None:
+        if client.acted is not None:
             self._listener.discard()
-            return self._client.acted
-        if not isinstance(ended, FinalizedAnswer):  # an override returned a plain tuple
-            ended = FinalizedAnswer(*ended)
-        if (answer := ended.answer) is not None:
-            result = AgentResult(
-                answer=answer,
-                stop_reason="answered" if stop.reason == "insisted" else stop.reason,
-                value=agent.answers.value_of(answer, ended.value),
-                text=ended.text,
-                summary=ended.final_summary,
-            )
-            return self._selected(answer, result)
-        return self._unanswered(ended)
+            return client.acted
+        return self._ended(ended if isinstance(ended, FinalizedAnswer) else FinalizedAnswer(*ended))
+
+    def _generator(self, client: ClosingClient) -> AnswerGenerator:
+        generator = self._plan.make_generator(
+            llm_client=client,
+            output_formatter=self._plan.output_formatter,
+            task_log=self._log,
+            stream_handler=None,
+            cfg=self._plan,
+            intermediate_boxed_answers=list(self._agent.answers.seen),
+        )
+        generator.contract = self._plan.contract
+        generator.shrink_history = self._shrunk
+        generator.agent_type = self._agent.scope.path.rpartition(":")[2]
+        generator.on_refused = self._listener.refused
+        return generator
 
     def _messages(self) -> list[Message]:
         """The conversation, cut to what the budget allows if the last results are larger than that."""
@@ -245,35 +370,6 @@ class _Closing:
             return [*messages[:begin], *(_shortened(message, length) for message in results)]
 
         return largest_fit(0, longest, cut, calls.can_close) or messages
-
-    def _generator(self) -> AnswerGenerator:
-        agent, session, number = self._agent, self._session, self._attempt.number
-        return self._plan.make_generator(
-            llm_client=self._client,
-            output_formatter=self._plan.output_formatter,
-            task_log=self._task_log(),
-            stream_handler=None,
-            cfg=self._plan,
-            intermediate_boxed_answers=list(agent.answers.seen),
-            shrink_history=lambda messages: session.shrunk_messages(agent.history, number) or _ends_of(messages),
-            agent_type=agent.scope.path.rpartition(":")[2],
-            on_refused=self._listener.refused,
-        )
-
-    async def _finish(
-        self, generator: AnswerGenerator, history: list[dict[str, Any]], text: str
-    ) -> AgentResult | Reading | None:
-        """Have a reply that only lacks the form finished by a short continuation. None if it lacks more."""
-        contract = self._plan.contract
-        if not text or not problem_of(text, contract.read(text)).finishable:
-            return None
-        asked: list[Any] = [*history, Message(role="user", content=contract.finishing())]
-        step, tools = self._attempt.turns + 1, self._session.native_tools
-        call = await generator.handle_llm_call("", asked, tools, step, "Main Agent | Final Answer")
-        if self._client.acted is not None:
-            self._listener.discard()
-            return self._client.acted
-        return self._accepted(f"{text}\n\n{call[0] or ''}")
 
     def _unanswered(self, ended: FinalizedAnswer) -> AgentResult:
         """Closing got no answer: for the reason of the stop, or because the model failed."""

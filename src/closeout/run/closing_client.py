@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from closeout.errors import LimitReached
-from closeout.messages import Message, ModelReply, ModelRequest, Reading, RequestInfo, Usage
+from closeout.messages import ModelReply, ModelRequest, Reading, RequestInfo, Usage
 from closeout.models.base import BaseClient, CreatedMessage, OnDelta, OnRetry, ProcessedResponse, tool_call_infos
 from closeout.run.reply_listener import ReplyListener
-from closeout.run.session import PRIMER, ModelSession
+from closeout.run.session import ModelSession
 
 __all__ = ["ClosingClient"]
 
@@ -45,9 +44,7 @@ class ClosingClient(BaseClient):
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
         session = self._session
-        if request.prompt is None and session.sends_prompt:  # the endpoint takes text only
-            request = replace(request, prompt=_as_prompt(request.messages), messages=(), tools=(), tool_choice=None)
-        reply = await session.calls.request(request, self._info, on_delta=on_delta, on_retry=on_retry)
+        reply = await session.calls.request(session.in_form(request), self._info, on_delta=on_delta, on_retry=on_retry)
         if self._may_act:
             reading = session.read(reply)
             if reading.calls:
@@ -66,8 +63,9 @@ class ClosingClient(BaseClient):
     ) -> ProcessedResponse:
         """As of any client, but the text is what the dialect marks as the answer, if that satisfies the contract."""
         text, should_break, history = super().process_llm_response(response, message_history, agent_type)
-        answer = self._session.answer_in(response) if response is not None else None
-        return ProcessedResponse(text if answer is None else answer, should_break, history)
+        if response is not None:
+            text = self._session.answer_or_text(response)
+        return ProcessedResponse(text, should_break, history)
 
     def extract_tool_calls_info(self, response: ModelReply | None, text: str = "") -> list[dict[str, Any]]:
         """As of any client; in a dialect of text, the calls that the dialect reads."""
@@ -76,11 +74,3 @@ class ClosingClient(BaseClient):
     def stop_listening(self) -> None:
         """Publish no more replies: what is asked for now is not for people."""
         self._listener = None
-
-
-def _as_prompt(messages: Sequence[Message]) -> str:
-    """Write a conversation that began as a text prompt as one text prompt again."""
-    first, *rest = messages
-    # Without a label, as hints are written in it: a second "Question:" would be another task.
-    parts = [first.text.rstrip().removesuffix(PRIMER).rstrip(), *(message.text for message in rest)]
-    return "\n\n".join(parts) + f"\n\n{PRIMER}"

@@ -277,11 +277,6 @@ class ModelSession:
         found = self._answers.read(text)
         return found.ok and found.marked
 
-    def answer_in(self, reply: ModelReply) -> str | None:
-        """Return what the dialect reads as the answer, None if that does not satisfy the contract."""
-        answer = self._reader().close(reply).answer
-        return answer if answer is not None and self._answers.read(answer).ok else None
-
     def calls_in(self, reply: ModelReply) -> tuple[ToolCall, ...]:
         """Return the calls that the dialect reads in a reply."""
         return self._reader().close(reply).calls
@@ -348,6 +343,17 @@ class ModelSession:
             return [Message(role="user", content=request.prompt)]
         return list(request.messages)
 
+    def in_form(self, request: ModelRequest) -> ModelRequest:
+        """Return a request of messages in the form of the agent's other requests, which may be one text."""
+        if request.prompt is not None or self._last_request.prompt is None:
+            return request
+        return replace(request, prompt=_as_prompt(request.messages), messages=(), tools=(), tool_choice=None)
+
+    def answer_or_text(self, reply: ModelReply) -> str:
+        """Return what the dialect reads as the answer if that satisfies the contract, otherwise the reply's text."""
+        answer = self._reader().close(reply).answer
+        return answer if answer is not None and self._answers.read(answer).ok else reply.text
+
     def shrunk_messages(self, history: History, attempt: int, reason: str = "overflow") -> list[Message] | None:
         """Return the conversation with all results but the last left out, None if there were none to leave out."""
         return self.messages(history) if self._keeper.shrink(history, attempt, reason) else None
@@ -356,11 +362,6 @@ class ModelSession:
     def native_tools(self) -> Sequence[ToolSpec]:
         """The tools that go into the request itself; text dialects write theirs into the prompt."""
         return self._offered.shown if self._last_request.tools else ()
-
-    @property
-    def sends_prompt(self) -> bool:
-        """True if the dialect writes one text instead of messages."""
-        return self._last_request.prompt is not None
 
     @property
     def client_name(self) -> str:
@@ -377,6 +378,14 @@ class ModelSession:
         text = request.prompt if request.prompt is not None else "\n".join(m.text for m in request.messages)
         offered = [[tool.name, tool.description, dict(tool.parameters)] for tool in request.tools]
         return estimate_tokens(text) + estimate_tokens(json.dumps(offered, default=str))
+
+
+def _as_prompt(messages: Sequence[Message]) -> str:
+    """Write a conversation that began as a text prompt as one text prompt again."""
+    first, *rest = messages
+    # Without a label, as hints are written in it: a second "Question:" would be another task.
+    parts = [first.text.rstrip().removesuffix(PRIMER).rstrip(), *(message.text for message in rest)]
+    return "\n\n".join(parts) + f"\n\n{PRIMER}"
 
 
 def with_draft(request: ModelRequest, draft: str, note: str) -> ModelRequest:
