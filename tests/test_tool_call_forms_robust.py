@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from call_writers import WRITERS
 from closeout.messages import ToolSpec
 from closeout.parsing.forms import read_tool_calls
 from closeout.parsing.forms.registry import MARKED
@@ -56,6 +57,8 @@ ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUE
 
 @settings(max_examples=120)
 @given(ARGUMENTS, st.booleans())
+@example({"a": "<atem:invoke"}, False)
+@example({"a": "<|channel|><|message|>"}, False)
 def test_json_forms_give_back_the_arguments_that_were_written(arguments: dict[str, Any], ascii_only: bool) -> None:
     call = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=ascii_only)
     inner = json.dumps(arguments, ensure_ascii=ascii_only)
@@ -72,6 +75,20 @@ def test_json_forms_give_back_the_arguments_that_were_written(arguments: dict[st
 
         assert [(call.name, call.arguments) for call in read.calls] == [("f", arguments)], text
         assert read.repairs == ()
+
+
+JSON_FORMS = {form: writer for form, writer in WRITERS.items() if '{"q": 1}' in writer.write([("f", {"q": 1})])}
+
+
+@pytest.mark.parametrize("form", JSON_FORMS)
+def test_a_call_of_any_form_in_a_json_argument_is_data(form: str) -> None:
+    before = "" if JSON_FORMS[form].channels else "Let me check.\n\n"
+    for quoted in (*MARKS, *(writer.write([("g", {"q": "y"})]) for writer in WRITERS.values())):
+        wanted = [("f", {"q": f"x {quoted} y"})]
+
+        read = read_tool_calls(before + JSON_FORMS[form].write(wanted), [*TOOLS, ToolSpec("g")])
+
+        assert [(call.name, call.arguments) for call in read.calls] == wanted, quoted
 
 
 @settings(max_examples=120)

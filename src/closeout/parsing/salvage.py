@@ -25,7 +25,7 @@ from closeout.language.quotation import (
 from closeout.messages import Repair, ToolCall, ToolSpec
 from closeout.parsing.forms import Block, Form, Found, OfferedNames, ToolCallsRead
 from closeout.parsing.forms.json_values import Source
-from closeout.parsing.forms.reader import detect_forms, is_markdown_escaped, markdown_unescaped
+from closeout.parsing.forms.reader import detect_forms, is_markdown_escaped, markdown_unescaped, not_nested
 from closeout.parsing.forms.unmarked import UNMARKED
 from closeout.parsing.reasoning import plain_content, split_reasoning
 
@@ -137,9 +137,12 @@ class _Search:
                 )
         return None
 
-    def _readings(self, region: str, bare: bool) -> Iterator[tuple[Form, Found]]:
+    def _readings(self, region: str, bare: bool) -> list[tuple[Form, Found]]:
+        readings: list[tuple[tuple[Form, Found], tuple[Block, ...]]] = []
         for form in [*detect_forms(region), *([UNMARKED] if bare else [])]:
-            yield form, form.find(Source(region), self.toolbox)
+            found = form.find(Source(region), self.toolbox)
+            readings.append(((form, found), found.blocks))
+        return not_nested(readings)
 
     def _accepted(
         self, form: Form, found: Found, before: str, region: str, fenced: bool

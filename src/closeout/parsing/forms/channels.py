@@ -152,7 +152,8 @@ def _invoked(source: Source, toolbox: OfferedNames, message: _ChannelMessage, gr
 
 
 def _body(source: Source, toolbox: OfferedNames, message: _ChannelMessage, grammar: TagGrammar) -> Block:
-    invoked = 0 <= source.find("<atem:invoke", message.begin) < message.end
+    is_json = source.text[message.begin : message.end].lstrip().startswith("{")  # and a tag in it is data
+    invoked = not is_json and 0 <= source.find("<atem:invoke", message.begin) < message.end
     return _invoked(source, toolbox, message, grammar) if invoked else _json_or_tags(source, toolbox, message)
 
 

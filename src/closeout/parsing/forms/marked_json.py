@@ -189,7 +189,10 @@ def read_token_calls(source: Source, toolbox: OfferedNames, tokens: Tokens) -> F
     """One block a call, the first from the section's opening token on. A malformed call is hidden."""
     text = source.text
     blocks: list[Block] = []
-    section = tokens.section.search(text)
+    first = tokens.head.search(text)
+    section = tokens.section.search(
+        text, 0, first.start() if first else len(text)
+    )  # later ones are between calls or data
     start = section.start() if section else None
     at = section.end() if section else 0
     while head := tokens.head.search(text, at):

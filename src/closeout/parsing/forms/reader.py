@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from closeout.messages import Defect, Repair, ToolSpec
 from closeout.parsing.forms.form import Block, Form, Found, ToolCallsRead
@@ -16,6 +16,9 @@ from closeout.parsing.forms.unmarked import UNMARKED, WHOLE
 from closeout.parsing.reasoning import WRAPPER_TAGS, Thinking, has_mark, plain_content, split_reasoning
 
 __all__ = ["FormDetector", "detect_forms", "find_call_mark", "read_tool_calls"]
+
+_T = TypeVar("_T")
+_Read = tuple[ToolCallsRead, tuple[Block, ...]]
 
 _ESCAPED_UNDERSCORE = re.compile(r"(?<=\w)\\_(?=\w)")
 _NAME_END = re.compile(r"[\w.\\]*\Z")
@@ -72,11 +75,7 @@ def _detected(text: str, toolbox: OfferedNames, split: bool) -> ToolCallsRead:
         whole = _first_with_calls([WHOLE], text, toolbox, thinking)
         if whole.calls or whole.defects:
             return whole
-    read = _first_with_calls(detect_forms(text), text, toolbox, thinking)
-    if read.calls or any(defect.refuses for defect in read.defects):
-        return read
-    unmarked = _first_with_calls([UNMARKED], text, toolbox, thinking)
-    return unmarked if unmarked.calls or any(defect.refuses for defect in unmarked.defects) else read
+    return _first_with_calls([*detect_forms(text), UNMARKED], text, toolbox, thinking)
 
 
 def is_markdown_escaped(text: str, toolbox: OfferedNames) -> bool:
@@ -118,24 +117,51 @@ def detect_forms(text: str) -> list[Form]:
 def _first_with_calls(forms: Iterable[Form], text: str, toolbox: OfferedNames, thinking: Thinking) -> ToolCallsRead:
     """Return the reading of the first form that finds or refuses a call, else of the first with a malformed call."""
     fallback: ToolCallsRead | None = None
+    found: list[_Read] = []
     for form in forms:
-        read = _read(form, text, toolbox, thinking)
-        if read.calls or any(defect.refuses for defect in read.defects):
-            return read
-        if form.channels:  # what is not a call there is content or reasoning
-            return read
+        if form is UNMARKED and found and not may_hold(thinking.content, found[0][1]):
+            break
+        read, blocks = _read(form, text, toolbox, thinking)
+        if _first_call(blocks) >= 0:
+            found.append((read, blocks))
         fallback = fallback or (read if read.defects else None)
-    if fallback is not None:
-        return fallback
-    return ToolCallsRead((), plain_content(thinking.content), thinking.reasoning)
+    if found:
+        return not_nested(found)[0]
+    return fallback or ToolCallsRead((), plain_content(thinking.content), thinking.reasoning)
 
 
-def _read(form: Form, text: str, toolbox: OfferedNames, thinking: Thinking) -> ToolCallsRead:
+def not_nested(readings: Sequence[tuple[_T, tuple[Block, ...]]]) -> list[_T]:
+    """Leave out each reading whose first call begins inside a call of another reading: there it is data."""
+
+    def holds(outer: tuple[Block, ...], at: int) -> bool:
+        return any(block.start < at < block.end for block in outer if block.calls or block.refuses)
+
+    return [
+        reading
+        for reading, blocks in readings
+        if not any(holds(other, _first_call(blocks)) for _, other in readings if other is not blocks)
+    ]
+
+
+def may_hold(text: str, blocks: tuple[Block, ...]) -> bool:
+    """True if a call without a mark may begin before these, and have them as data."""
+    at = _first_call(blocks)
+    return text.find("{", 0, at) >= 0 or text.find("(", 0, at) >= 0
+
+
+def _first_call(blocks: tuple[Block, ...]) -> int:
+    return min((block.start for block in blocks if block.calls or block.refuses), default=-1)
+
+
+def _read(form: Form, text: str, toolbox: OfferedNames, thinking: Thinking) -> _Read:
     if form.channels:
         found = form.find(Source(text), toolbox)
-        return _assembled(form, found, text, found.reasoning)
+        # From its first mark on, what is not a call there is content or reasoning.
+        start = min((at for mark in form.markers if (at := text.find(mark)) >= 0), default=0)
+        return _assembled(form, found, text, found.reasoning), (Block(start, len(text), refuses=True),)
     if thinking.content == text:
-        return _assembled(form, form.find(Source(text), toolbox), text, "")
+        found = form.find(Source(text), toolbox)
+        return _assembled(form, found, text, ""), found.blocks
     whole = form.find(Source(text), toolbox)
     # A reasoning mark may be data inside a call, which then must not begin in reasoning itself.
     holding = [
@@ -149,8 +175,8 @@ def _read(form: Form, text: str, toolbox: OfferedNames, thinking: Thinking) -> T
         first = next(block.start for block in whole.blocks if block.calls)
         if first > thinking.cut:
             before = split_reasoning(text[:first])
-            return _assembled(form, whole, before.content, before.reasoning, cut=True)
-    return _assembled(form, found, thinking.content, thinking.reasoning)
+            return _assembled(form, whole, before.content, before.reasoning, cut=True), whole.blocks
+    return _assembled(form, found, thinking.content, thinking.reasoning), found.blocks
 
 
 def _assembled(form: Form, found: Found, text: str, reasoning: str, cut: bool = False) -> ToolCallsRead:
