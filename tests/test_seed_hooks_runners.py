@@ -5,13 +5,24 @@ Each test subclasses or passes something, runs an agent, and sees the difference
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from closeout import Agent, CotAgentOutputParser, tool
+from closeout import (
+    Agent,
+    AssistantPromptMessage,
+    Boxed,
+    CotAgentOutputParser,
+    CotChatAgentRunner,
+    CotCompletionAgentRunner,
+    FunctionCallAgentRunner,
+    UserPromptMessage,
+    tool,
+)
 from closeout.errors import ConfigError, ResumeRefused, UsageError
-from closeout.testing import ScriptedClient
+from closeout.testing import ScriptedClient, answer, call
 
 CHINESE = {
     "thought": ["思考"],
@@ -108,3 +119,178 @@ async def test_the_parser_that_is_passed_reads_the_replies() -> None:
 def test_a_parser_is_refused_where_no_dialect_uses_it() -> None:
     with pytest.raises(UsageError, match="cot_chat"):
         Agent(ScriptedClient([]), dialect="function_call", output_parser=LoudParser)
+
+
+# ------------------------------------------------------------------------------------------------ runners
+
+FIRST_PROMPT = (
+    "Respond in this form. {{instruction}}\nTools: {{tools}}\nUse one of [{{tool_names}}] with its action_input.\n"
+    "{{historic_messages}}{{query}}\n{{agent_scratchpad}}\nThought:"
+)
+
+
+class PortedRunner(CotCompletionAgentRunner):
+    """The three prompt builders as the design document prints them."""
+
+    def _organize_instruction_prompt(self):
+        assert self.app_config.agent.prompt
+        first_prompt = self.app_config.agent.prompt.first_prompt
+        tools = [{"name": each.name, "description": each.description} for each in self._prompt_messages_tools]
+        system_prompt = first_prompt.replace("{{instruction}}", self._instruction)
+        system_prompt = system_prompt.replace("{{tools}}", json.dumps(tools))
+        return system_prompt.replace("{{tool_names}}", ", ".join(each.name for each in self._prompt_messages_tools))
+
+    def _organize_historic_prompt(self, current_session_messages=None):
+        historic_prompt = ""
+        for message in self._organize_historic_prompt_messages(current_session_messages):
+            if isinstance(message, UserPromptMessage):
+                historic_prompt += f"Question: {message.content}\n\n"
+            elif isinstance(message, AssistantPromptMessage) and isinstance(message.content, str):
+                historic_prompt += f"Answer: {message.content}\n\n"
+        return historic_prompt
+
+    def _organize_prompt_messages(self):
+        assistant_prompt = ""
+        for unit in self._agent_scratchpad or []:
+            if unit.is_final():
+                assistant_prompt += f"Final Answer: {unit.agent_response}"
+            else:
+                assistant_prompt += f"Thought: {unit.thought}\n\n"
+                if unit.action_str:
+                    assistant_prompt += f"Action: {unit.action_str}\n\n"
+                if unit.observation:
+                    assistant_prompt += f"Observation: {unit.observation}\n\n"
+        prompt = self._organize_instruction_prompt().replace("{{historic_messages}}", self._organize_historic_prompt())
+        prompt = prompt.replace("{{agent_scratchpad}}", assistant_prompt)
+        return [UserPromptMessage(content=prompt.replace("{{query}}", f"Question: {self._query}"))]
+
+
+def ported(script, **options):
+    prompts = {"first_prompt": FIRST_PROMPT}
+    return PortedRunner(ScriptedClient(script), [lookup], "Be brief.", prompts=prompts, **options)
+
+
+STEPS = [call("lookup", q="a"), answer("1")]
+
+
+async def test_ported_prompt_builders_see_files_all_tools_and_the_form_of_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Only the file knows.\n")
+    model = ScriptedClient(STEPS)
+    history = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ada."}]
+    runner = PortedRunner(
+        model, [lookup], "Be brief.", prompts={"first_prompt": FIRST_PROMPT}, history=history, answer=Boxed()
+    )
+    events = [event async for event in runner.run("How many?", files=[tmp_path / "a.txt"])]
+    assert events
+    assert runner.result.answer == "1"
+    first, second = (request.prompt for request in model.requests)
+    assert first.startswith("Respond in this form. Be brief.")
+    for piece in ("\\boxed", "read_result", "Only the file knows.", "Question: Who?\n\nAnswer: Ada.\n\nQuestion: "):
+        assert piece in first
+    assert second.endswith("Observation: a is 1\n\n\nThought:")
+    assert [message.content for message in runner.history if message.role == "user"] == ["Who?", "How many?"]
+
+
+async def test_the_agent_of_a_runner_resumes_maps_talks_and_is_a_tool(tmp_path: Path) -> None:
+    def model_of(runner):
+        return runner.agent.plan().client
+
+    def is_ported(model):
+        return all(request.prompt.startswith("Respond in this form.") for request in model.requests)
+
+    waits = ported([], home=tmp_path)
+    run_id = await waits.agent.submit("How many?")
+    resumed = ported(STEPS, home=tmp_path)
+    assert (await resumed.agent.resume(run_id)).answer == "1"
+    mapped = ported(STEPS * 2)
+    assert [result.answer for result in await mapped.agent.run_many(["A?", "B?"], limit=1)] == ["1", "1"]
+    talks = ported([answer("1"), answer("2")])
+    session = talks.agent.session()
+    await session.run("One?")
+    await session.run("Two?")
+    assert "Question: One?\n\nAnswer: " in model_of(talks).requests[-1].prompt
+    helper = ported(STEPS)
+    outer = Agent(ScriptedClient([call("helper", task="How many?"), answer("1")]), [helper.agent.as_tool("helper", "")])
+    assert (await outer.run("How many?")).answer == "1"
+    for runner in (resumed, mapped, talks, helper):
+        assert is_ported(model_of(runner))
+
+
+def test_the_agent_of_a_runner_runs_from_code_that_is_not_async() -> None:
+    assert ported(STEPS).agent.run_sync("How many?").answer == "1"
+
+
+async def test_an_agent_without_the_runner_does_not_continue_its_run(tmp_path: Path) -> None:
+    run_id = await ported([], home=tmp_path).agent.submit("How many?")
+    prompts = {"cot_completion": FIRST_PROMPT}
+    for dialect in ("cot_completion", "auto"):
+        stock = Agent(
+            ScriptedClient(STEPS),
+            [lookup],
+            dialect=dialect,
+            instructions="Be brief.",
+            config={"prompts": prompts},
+            home=tmp_path,
+        )
+        with pytest.raises(ResumeRefused, match="dialect_class: PortedRunner then, None now"):
+            await stock.resume(run_id)
+
+
+async def test_the_methods_of_a_runner_are_called_with_an_agent_of_ones_own() -> None:
+    model = ScriptedClient(STEPS)
+    agent = Agent(model, [lookup], instructions="Be brief.", max_turns=7)
+    runner = PortedRunner(agent=agent, prompts={"first_prompt": FIRST_PROMPT})
+    assert [event async for event in runner.run("How many?")]
+    assert runner.result.answer == "1"
+    assert model.requests[0].prompt.startswith("Respond in this form. Be brief.")
+    assert runner.agent.plan().limits.max_turns == 7
+
+
+async def test_a_runner_is_a_dialect_for_another_agent() -> None:
+    model = ScriptedClient(STEPS)
+    agent = Agent(model, [lookup], dialect=PortedRunner(prompts={"first_prompt": FIRST_PROMPT}))
+    assert (await agent.run("How many?")).answer == "1"
+    assert "read_result" in model.requests[0].prompt
+
+
+async def test_a_chat_runner_sends_the_historic_prompt_that_a_subclass_writes() -> None:
+    class Short(CotChatAgentRunner):
+        def _organize_historic_prompt(self, current_session_messages=None):
+            return f"(There were {len(self._organize_historic_prompt_messages(current_session_messages))} messages.)"
+
+    history = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ada."}]
+    model = ScriptedClient([answer("1")])
+    assert [event async for event in Short(model, history=history).run("How many?")]
+    assert [message.text for message in model.requests[0].messages[1:]] == ["(There were 2 messages.)\nHow many?"]
+
+
+@pytest.mark.parametrize("kind", [CotChatAgentRunner, CotCompletionAgentRunner, FunctionCallAgentRunner])
+async def test_the_historic_messages_that_a_subclass_chooses_are_sent(kind) -> None:
+    class Forgetful(kind):
+        def _organize_historic_prompt_messages(self, current_session_messages=None):
+            return super()._organize_historic_prompt_messages(current_session_messages)[2:]
+
+    history = [{"role": role, "content": f"{role} {n}"} for n in (1, 2) for role in ("user", "assistant")]
+    model = ScriptedClient([answer("1")])
+    await Forgetful(model).agent.run("How many?", history=history)
+    (request,) = model.requests
+    text = request.prompt or str(request.messages)
+    assert "assistant 2" in text
+    assert "assistant 1" not in text
+
+
+async def test_a_runner_reads_translated_markers_with_its_own_methods_and_without() -> None:
+    class Own(CotChatAgentRunner):
+        def _organize_prompt_messages(self):
+            return super()._organize_prompt_messages()
+
+    for kind in (CotChatAgentRunner, Own):
+        runner = kind(ScriptedClient([LOOKS_UP, ANSWERS]), [lookup], markers=CHINESE)
+        assert [event async for event in runner.run("多少？")]
+        assert (runner.result.answer, len(runner.result.telemetry.metrics)) == ("1", 1)
+    loud = Own(
+        ScriptedClient(['CALL {"action": "lookup", "action_input": {"q": "a"}', "Final Answer: 1"]),
+        [lookup],
+        output_parser=LoudParser,
+    )
+    assert (await loud.agent.run("How many?")).messages[2]["content"] == "A is 1"

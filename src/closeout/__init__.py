@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from closeout.answers.user_checks import Check, CheckedCall, CheckedRun
     from closeout.compat.runners import (
         AppRunner,
+        AssistantPromptMessage,
         BaseAgentRunner,
         CotAgentRunner,
         CotChatAgentRunner,
         CotCompletionAgentRunner,
         FunctionCallAgentRunner,
+        SystemPromptMessage,
+        UserPromptMessage,
     )
     from closeout.compat.stream import StreamHandler
     from closeout.compat.wrapper import UnifiedToolWrapper
@@ -115,6 +118,7 @@ __all__ = [
     "AnthropicClient",
     "AppRunner",
     "AskOnce",
+    "AssistantPromptMessage",
     "BaseAgentRunner",
     "BaseClient",
     "Boxed",
@@ -187,6 +191,7 @@ __all__ = [
     "Step",
     "Strategy",
     "StreamHandler",
+    "SystemPromptMessage",
     "Tagged",
     "TaskLog",
     "TelemetryCollector",
@@ -209,6 +214,7 @@ __all__ = [
     "UnifiedToolWrapper",
     "Usage",
     "UsageError",
+    "UserPromptMessage",
     "Yaml",
     "count_tokens",
     "decode",
@@ -239,6 +245,7 @@ _HOMES = {
     "AnthropicClient": "models.anthropic",
     "AppRunner": "compat.runners",
     "AskOnce": "run.strategy",
+    "AssistantPromptMessage": "compat.runners",
     "BaseAgentRunner": "compat.runners",
     "BaseClient": "models.base",
     "Boxed": "answers.contracts",
@@ -311,6 +318,7 @@ _HOMES = {
     "Step": "messages",
     "Strategy": "run.strategy",
     "StreamHandler": "compat.stream",
+    "SystemPromptMessage": "compat.runners",
     "Tagged": "answers.contracts",
     "TaskLog": "journal.task_log",
     "TelemetryCollector": "results.telemetry",
@@ -333,6 +341,7 @@ _HOMES = {
     "UnifiedToolWrapper": "compat.wrapper",
     "Usage": "messages",
     "UsageError": "errors",
+    "UserPromptMessage": "compat.runners",
     "Yaml": "answers.contracts",
     "count_tokens": "results.tokens",
     "decode": "results.encoding",

@@ -239,6 +239,14 @@ class Agent(Generic[Value]):
         agent._assembler = self._assembler.only(names)
         return agent
 
+    def with_dialect(self, dialect: Dialect) -> Agent[Value]:
+        """Return this agent with a dialect of your own. The two share everything else."""
+        from copy import copy
+
+        agent = copy(self)
+        agent._assembler = self._assembler.in_dialect(dialect)
+        return agent
+
     def with_gate(self, gate: RequestGate | None) -> Agent[Value]:
         """Return this agent with a gate that admits its requests to models. The two share everything else.
 

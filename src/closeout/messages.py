@@ -66,6 +66,11 @@ class Message(dict[str, Any]):
         return str(self.get("role", ""))
 
     @property
+    def content(self) -> Any:
+        """The content: a string, a list of parts, or None."""
+        return self.get("content")
+
+    @property
     def text(self) -> str:
         """The content as text: a string as it is, of a list its text parts, joined."""
         content = self.get("content")

@@ -127,6 +127,17 @@ class Assembler:
         other._plan = None
         return other
 
+    def in_dialect(self, dialect: Dialect) -> Assembler:
+        """Return the same with another dialect.
+
+        Raises:
+            UsageError: It is not a dialect.
+        """
+        plan = replace(self.plan(), dialect=get_dialect(dialect), may_switch_dialect=False)
+        other = copy(self)
+        other._plan = plan
+        return other
+
     def gated(self, gate: RequestGate | None) -> Assembler:
         """Return the same with a gate for the requests to models."""
         plan = replace(self.plan(), gate=gate)

@@ -8,12 +8,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from closeout.agent import Agent
-from closeout.dialects.cot import AgentScratchpadUnit, CotChat, CotCompletion, scratchpad_text, step_units
+from closeout.config import load_config
+from closeout.dialects.cot import (
+    AgentScratchpadUnit,
+    CotChat,
+    CotCompletion,
+    MakeParser,
+    scratchpad_text,
+    step_units,
+)
 from closeout.dialects.function_call import FunctionCall
-from closeout.dialects.prompts import PartlyFilled
+from closeout.dialects.prompts import PartlyFilled, Prompts
 from closeout.dialects.protocol import Dialect, HistoryView, get_dialect
 from closeout.dialects.text_chat import conversation, fit_history, historic_prompt
 from closeout.errors import UsageError
@@ -30,15 +40,57 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AppRunner",
+    "AssistantPromptMessage",
     "BaseAgentRunner",
     "CotAgentRunner",
     "CotChatAgentRunner",
     "CotCompletionAgentRunner",
     "FunctionCallAgentRunner",
+    "SystemPromptMessage",
+    "UserPromptMessage",
 ]
 
 _LATER_SLOTS = ("historic_messages", "query", "agent_scratchpad")
-_HOOKS = ("_organize_prompt_messages", "_organize_instruction_prompt", "_organize_historic_prompt")
+_HOOKS = (
+    "_organize_prompt_messages",
+    "_organize_instruction_prompt",
+    "_organize_historic_prompt",
+    "_organize_historic_prompt_messages",
+)
+
+
+class SystemPromptMessage(Message):
+    """A message of the role `system`: `SystemPromptMessage(content="…")`."""
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **{"role": "system", **keys})
+
+
+class UserPromptMessage(Message):
+    """A message of the role `user`: `UserPromptMessage(content="…")`."""
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **{"role": "user", **keys})
+
+
+class AssistantPromptMessage(Message):
+    """A message of the role `assistant`: `AssistantPromptMessage(content="…")`."""
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **{"role": "assistant", **keys})
+
+
+_OF_ROLE: Mapping[str, type[Message]] = {
+    "system": SystemPromptMessage,
+    "user": UserPromptMessage,
+    "assistant": AssistantPromptMessage,
+}
 
 
 class AppRunner(ABC):
@@ -65,9 +117,13 @@ class AppRunner(ABC):
 class BaseAgentRunner(AppRunner):
     """A conversation with an agent in one dialect.
 
-    A subclass may override `_organize_prompt_messages`, and a chain-of-thought runner also
-    `_organize_instruction_prompt` and `_organize_historic_prompt`: what they return is sent to the model. `super()`
-    keeps the answer's form and all tools in the prompt.
+    A subclass may override `_organize_prompt_messages` and `_organize_historic_prompt_messages`, and a chain-of-thought
+    runner also `_organize_instruction_prompt` and `_organize_historic_prompt`: what they return is sent to the model.
+    While they are called, `_query`, `_instruction`, `_prompt_messages_tools` and `_agent_scratchpad` are those of the
+    request: with the texts of files, the answer's form, and all tools.
+
+    `agent` runs the same prompts without the runner's conversation: `runner.agent.resume(…)`, `.session(…)`, `.map(…)`,
+    `.as_tool(…)`. A runner is also a `Dialect`, so another agent can use its prompts: `Agent(dialect=MyRunner())`.
 
     Args:
         model: As for `Agent`.
@@ -78,7 +134,10 @@ class BaseAgentRunner(AppRunner):
         history_budget: Tokens of history in a prompt; whole oldest turns are left out to keep to it.
         prompts: Templates by name, in place of the package's. `first_prompt` and `next_iteration` are those of the
             runner's own dialect.
-        agent: Use this agent. Its own settings and prompts hold, and the methods above are not called.
+        markers: Words that are read as markers beside the English ones: `{"action": ["行动"]}`.
+        output_parser: A subclass of `CotAgentOutputParser`, which reads the replies.
+        agent: Use this agent, with its own model, tools and settings. What the runner changes (overridden methods,
+            `prompts`, `markers`, `output_parser`) holds, and then so does the runner's dialect.
         options: Other arguments of `Agent`.
     """
 
@@ -93,6 +152,8 @@ class BaseAgentRunner(AppRunner):
         history: Sequence[Mapping[str, Any]] = (),
         history_budget: int | None = None,
         prompts: Mapping[str, str] | None = None,
+        markers: Mapping[str, Sequence[str]] | None = None,
+        output_parser: MakeParser | None = None,
         agent: Agent | None = None,
         **options: Any,
     ) -> None:
@@ -101,10 +162,13 @@ class BaseAgentRunner(AppRunner):
         self._instruction = instruction
         self._history: list[Message] = list(map(Message.of, history))
         self._history_budget = history_budget
-        self._prompts = {
-            self.dialect if name == "first_prompt" else name: text for name, text in (prompts or {}).items()
-        }
-        self._agent = agent
+        self._given_agent = agent
+        self._changes_agent = bool(prompts or markers or output_parser)
+        self._config = load_config(options.pop("config", None)) if agent is None else agent.config
+        own = {self.dialect if name == "first_prompt" else name: text for name, text in (prompts or {}).items()}
+        self._prompts: dict[str, str] = {**self._config.prompts, **own}
+        self._markers: dict[str, Sequence[str]] = {**self._config.markers, **(markers or {})}  # type: ignore[dict-item]
+        self._output_parser = output_parser
         self._options = options
         self._query = ""
         self._agent_scratchpad: list[AgentScratchpadUnit] = []
@@ -112,6 +176,7 @@ class BaseAgentRunner(AppRunner):
         self._steps: list[Step] = []
         self._last_turn: list[Message] = []  # of the run that ended last; history once the next one begins
         self._request: tuple[HistoryView, Capabilities] | None = None  # the request that is being organized
+        self._rendered: ModelRequest | None = None  # as the dialect writes it
 
     @property
     def history(self) -> tuple[Message, ...]:
@@ -125,13 +190,13 @@ class BaseAgentRunner(AppRunner):
         """
         self._history += self._last_turn
         self._query, self._agent_scratchpad, self._steps, self._last_turn = query, [], [], []
-        stream = self._make_agent().stream(query, history=self._organize_historic_prompt_messages(), **options)
+        stream = self.agent.stream(query, history=self._fitting(self._history), **options)
         async for event in stream:
             if isinstance(event, TurnAccepted) and event.agent == "main":
                 self._accept(event)
             yield event
         self._result = stream.result
-        self._remember(stream.result)
+        self._remember(query, stream.result)
 
     def _accept(self, event: TurnAccepted) -> None:
         if not event.calls:
@@ -139,26 +204,35 @@ class BaseAgentRunner(AppRunner):
         self._steps.append(event.step())
         self._agent_scratchpad = _units(self._steps)
 
-    def _remember(self, result: RunResult) -> None:
+    def _remember(self, query: str, result: RunResult) -> None:
         answer = result.closing_text or result.answer or ""
         self._agent_scratchpad.append(AgentScratchpadUnit(agent_response=answer))
-        view = HistoryView("", self._query, steps=tuple(self._steps))
+        view = HistoryView("", query, steps=tuple(self._steps))
         self._last_turn = [
             *FunctionCall().render(view, Capabilities()).messages,
             Message(role="assistant", content=answer),
         ]
 
-    def _make_agent(self) -> Agent:
-        if self._agent is not None:
-            return self._agent
-        config = dict(self._options.get("config") or {})
-        config["prompts"] = {**config.get("prompts", {}), **self._prompts}
-        options = {"dialect": self._own_dialect(), **self._options, "config": config}
-        return Agent(self._model, self._tools, instructions=self._instruction or None, **options)
-
-    def _own_dialect(self) -> str | Dialect:
-        """The dialect's name, or if a subclass overrides a method, a dialect that calls it."""
-        return _RunnerDialect(self) if any(map(self._overrides, _HOOKS)) else self.dialect
+    @cached_property
+    def agent(self) -> Agent:
+        """The agent that the runner runs. What it runs by itself is not part of the runner's conversation."""
+        given, calls_methods = self._given_agent, any(map(self._overrides, _HOOKS))
+        if given is not None:
+            if not (calls_methods or self._changes_agent):
+                return given
+            self._output_parser = self._output_parser or given.plan().make_parser
+            return given.with_dialect(self)
+        reading: dict[str, Any] = {"dialect": self.dialect, "output_parser": self._output_parser}
+        if calls_methods:
+            reading = {"dialect": self}
+        config = self._config.model_copy(update={"prompts": self._prompts, "markers": self._markers})
+        return Agent(
+            self._model,
+            self._tools,
+            instructions=self._instruction or None,
+            **{**reading, **self._options},
+            config=config,
+        )
 
     def _overrides(self, method: str) -> bool:
         """True if a subclass outside this module has its own form of a method."""
@@ -166,11 +240,25 @@ class BaseAgentRunner(AppRunner):
 
     # ------------------------------------------------------------------------------------------ prompts
 
+    @property
+    def app_config(self) -> SimpleNamespace:
+        """The templates, as `app_config.agent.prompt.first_prompt` and `.next_iteration`."""
+        prompts = Prompts(self._prompts)
+        prompt = SimpleNamespace(
+            first_prompt=prompts.source(self.dialect), next_iteration=prompts.source("next_iteration")
+        )
+        return SimpleNamespace(agent=SimpleNamespace(prompt=prompt))
+
     def _organize_historic_prompt_messages(
         self, current_session_messages: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[Message, ...]:
         """The conversation so far, or the one given, in whole turns: as many of the newest as the budget allows."""
-        messages = self._history if current_session_messages is None else current_session_messages
+        messages = current_session_messages
+        if messages is None:
+            messages = self._history if self._request is None else self._request[0].earlier
+        return tuple(_OF_ROLE.get(each.role, Message)(each) for each in self._fitting(messages))
+
+    def _fitting(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         return fit_history(messages, self._history_budget, count_tokens)
 
     @abstractmethod
@@ -181,13 +269,36 @@ class BaseAgentRunner(AppRunner):
         """Templates that the overridden methods of a subclass replace."""
         return {}
 
-    def _organize_request(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
+    def _own_earlier(self) -> Sequence[Mapping[str, Any]] | None:
+        """The earlier messages that the overridden methods of a subclass write."""
+        own = self._overrides("_organize_historic_prompt_messages")
+        return self._organize_historic_prompt_messages() if own else None
+
+    # ------------------------------------------------------------------------------------------ the dialect
+
+    @property
+    def name(self) -> str:
+        """The name of the runner's dialect."""
+        return self.dialect
+
+    @property
+    def parallel_calls(self) -> bool:
+        """True if one reply may hold several calls."""
+        return self._make_dialect().parallel_calls
+
+    def reader(self, tools: Sequence[ToolSpec]) -> Reader:
+        """Make a reader for one reply."""
+        return self._make_dialect().reader(tools)
+
+    def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         """Write a request of a run with the runner's methods."""
-        self._request = view, capabilities
+        self._query, self._instruction = view.question, view.instructions
+        self._prompt_messages_tools = list(view.tools)
         self._agent_scratchpad = _units(view.steps)
+        self._request, self._rendered = (view, capabilities), None
         try:
-            messages = self._organize_prompt_messages()
-            request = self._render()
+            messages = list(self._organize_prompt_messages())
+            request = self._rendered or self._make_dialect(self._prompts).render(view, capabilities)
         finally:
             self._request = None
         hint = "\n\n".join(text for text in (view.note, view.closing) if text)
@@ -199,13 +310,17 @@ class BaseAgentRunner(AppRunner):
             return request
         return replace(request, messages=messages, breakpoints=())
 
-    def _render(self) -> ModelRequest:
-        """The request of a run as the dialect writes it with the runner's prompts."""
-        assert self._request is not None
-        return get_dialect(self.dialect, {**self._prompts, **self._own_prompts()}).render(*self._request)
+    def _make_dialect(self, prompts: Mapping[str, str] | None = None) -> Dialect:
+        return get_dialect(self.dialect, prompts, markers=self._markers, parser=self._output_parser)
 
     def _rendered_messages(self) -> list[Message]:
-        request = self._render()
+        """The messages of the request of a run, as the dialect writes it with the runner's prompts."""
+        assert self._request is not None
+        view, capabilities = self._request
+        if (earlier := self._own_earlier()) is not None:
+            view = replace(view, earlier=tuple(map(Message.of, earlier)))
+        dialect = self._make_dialect({**self._prompts, **self._own_prompts()})
+        request = self._rendered = dialect.render(view, capabilities)
         if request.prompt is not None:
             return [Message(role="user", content=request.prompt)]
         return list(request.messages)
@@ -262,6 +377,12 @@ class CotChatAgentRunner(CotAgentRunner):
     def _organize_instruction_prompt(self) -> str:
         return CotChat(self._prompts).system_text(self._view(), weak=self._weak)
 
+    def _own_earlier(self) -> Sequence[Mapping[str, Any]] | None:
+        if not self._overrides("_organize_historic_prompt"):
+            return super()._own_earlier()
+        text = self._organize_historic_prompt()
+        return [UserPromptMessage(content=text)] if text else []
+
     def _organize_prompt_messages(self) -> list[Message]:
         """In a run, what the dialect writes. Else system, history, question, and the scratchpad as one message."""
         if self._request is not None:
@@ -310,28 +431,6 @@ class FunctionCallAgentRunner(BaseAgentRunner):
         if self._request is not None:
             return self._rendered_messages()
         return list(FunctionCall(self._prompts).render(self._view(self._steps), Capabilities()).messages)
-
-
-class _RunnerDialect:
-    """A runner's dialect with the prompts that the runner's methods organize."""
-
-    def __init__(self, runner: BaseAgentRunner) -> None:
-        self._runner = runner
-        self._dialect = get_dialect(runner.dialect)
-
-    @property
-    def name(self) -> str:
-        return self._dialect.name
-
-    @property
-    def parallel_calls(self) -> bool:
-        return self._dialect.parallel_calls
-
-    def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
-        return self._runner._organize_request(view, capabilities)
-
-    def reader(self, tools: Sequence[ToolSpec]) -> Reader:
-        return self._dialect.reader(tools)
 
 
 def _units(steps: Sequence[Step]) -> list[AgentScratchpadUnit]:

@@ -191,6 +191,8 @@ class AgentPlan:
             "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
             "prompts": _digest(self.prompts),
         }
+        if not isinstance(self.dialect, str):  # one of the user's own may have the name of a built-in one
+            found["dialect_class"] = type(self.dialect).__name__
         if self.markers:
             found["markers"] = {name: list(words) for name, words in self.markers.items()}
         if self.strategy is not None:
@@ -221,7 +223,7 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     for key in sorted({*recorded, *now} - {"tools"}):
         was, is_now = recorded.get(key), now.get(key)
         if was != is_now:
-            shown = f": {was} then, {is_now} now" if key in ("model", "dialect") else " differ"
+            shown = f": {was} then, {is_now} now" if key in ("model", "dialect", "dialect_class") else " differ"
             found.append(f"{key}{shown}")
     then, today = recorded.get("tools") or {}, now.get("tools") or {}
     found += [f"tool {name}: gone" for name in sorted(set(then) - set(today))]
