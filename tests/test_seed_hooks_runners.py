@@ -22,7 +22,7 @@ from closeout import (
     tool,
 )
 from closeout.errors import ConfigError, ResumeRefused, UsageError
-from closeout.testing import ScriptedClient, answer, call
+from closeout.testing import ScriptedClient, Turn, answer, call
 
 CHINESE = {
     "thought": ["思考"],
@@ -294,3 +294,16 @@ async def test_a_runner_reads_translated_markers_with_its_own_methods_and_withou
         output_parser=LoudParser,
     )
     assert (await loud.agent.run("How many?")).messages[2]["content"] == "A is 1"
+
+
+@pytest.mark.parametrize("kind", [CotChatAgentRunner, CotCompletionAgentRunner, FunctionCallAgentRunner])
+async def test_each_step_is_a_record_of_thought_action_input_observation_and_usage(kind) -> None:
+    script = [Turn("I look.", calls=[call("lookup", q="a")]), "", Turn("I know.", answer="1")]
+    runner = kind(ScriptedClient(script), [lookup], answer=Boxed())
+    assert [event async for event in runner.run("How many?")]
+    first, last = runner.result.agent_thoughts
+    assert (first.position, first.thought, first.action) == (1, "I look.", "lookup")
+    assert (first.input, first.observation, first.answer) == ({"q": "a"}, "a is 1", None)
+    assert (last.position, last.action, last.answer) == (2, "", "1")
+    used = runner.result.usage_log
+    assert [first.usage, last.usage] == [used[0].usage, used[2].usage], "the empty reply was rolled back"

@@ -6,7 +6,7 @@ ended. A call that started a sub-agent has its story below it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,9 +32,10 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
+from closeout.messages import Usage
 from closeout.records import record
 
-__all__ = ["AgentStory", "CallStory", "Change", "RequestStory", "Story", "TurnStory"]
+__all__ = ["AgentStory", "AgentThought", "CallStory", "Change", "RequestStory", "Story", "TurnStory", "agent_thoughts"]
 
 # Requests with these purposes have a turn of their own. Any other is an extra request of the turn that it is sent in.
 PURPOSES = ("act", "close", "experience", "compact")
@@ -340,3 +341,63 @@ def _call(turn: TurnStory, index: int, handle: str = "") -> CallStory:
     else:
         turn.proposed[index] = call
     return call
+
+
+# ------------------------------------------------------------------------------------------------ thoughts
+
+
+@record(kw_only=True)
+class AgentThought:
+    """One step of an agent: its thought, its action and the observation.
+
+    A turn with several calls has a step for each; its thought and its usage are those of the first.
+
+    Attributes:
+        position: The number of the step in the run, from 1.
+        thought: What the model wrote before the action; for the last step its closing text.
+        action: The name of the tool; empty for a step without a call.
+        input: The arguments of the call.
+        observation: The result as the model was shown it.
+        answer: The answer, of the last step only.
+        usage: The usage of the turn's requests.
+    """
+
+    position: int
+    thought: str = ""
+    action: str = ""
+    input: Any = None
+    observation: str = ""
+    answer: str | None = None
+    usage: Usage = field(default_factory=Usage)
+
+
+def agent_thoughts(events: Iterable[Event]) -> tuple[AgentThought, ...]:
+    """Return the steps of the main agent, those of earlier attempts included. Turns that were rolled back are left out."""
+    story = Story(whole=True)
+    for event in events:
+        story.feed(event)
+    agent, found = story.agents.get("main", AgentStory("main")), list[AgentThought]()
+
+    def add(turn: TurnStory | None, **fields: Any) -> None:
+        found.append(AgentThought(position=len(found) + 1, usage=_usage_of(turn), **fields))
+
+    turns = [item for item in agent.items if isinstance(item, TurnStory) and item.rolled_back is None]
+    for turn in turns:
+        if turn.accepted is None:
+            continue
+        thought, shown = turn.accepted.text, {each["call"]: each["text"] for each in turn.accepted.returns}
+        if not turn.accepted.calls:
+            add(turn, thought=thought)
+        for index, call in enumerate(turn.accepted.calls):
+            fields = {"action": call["name"], "input": call["arguments"], "observation": shown.get(index, "")}
+            add(None if index else turn, thought="" if index else thought, **fields)
+    if story.ended is not None and story.ended.answer is not None:
+        last = turns[-1] if turns and turns[-1].accepted is None else None
+        add(last, thought=story.ended.closing_text, answer=story.ended.answer)
+    return tuple(found)
+
+
+def _usage_of(turn: TurnStory | None) -> Usage:
+    requests = () if turn is None else (turn.request, *turn.extras)
+    replies = [each.reply for each in requests if each is not None and each.reply is not None]
+    return sum((Usage(**reply.usage) for reply in replies if reply.usage), Usage())

@@ -14,6 +14,7 @@ from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
 from closeout.journal.events import AttemptStarted, ModelReplied, RunStarted, TurnAccepted
 from closeout.journal.store import Row
+from closeout.journal.story import AgentThought, agent_thoughts
 from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RequestUsage, usage_by_request
 from closeout.messages import Capabilities, Message, ModelReply, Reading, Repair, Step, Usage
@@ -112,7 +113,7 @@ class RunResult(Generic[Value]):
         task: The task of the run.
         task_id: The name that graders know the task by, if it has one.
         ground_truth: The right answer, if it was passed for graders.
-        read_rows: Reads the run's journal, for `task_log`, `messages` and `usage_log`.
+        read_rows: Reads the run's journal, for `task_log`, `messages`, `usage_log` and `agent_thoughts`.
     """
 
     answer: str | None
@@ -173,8 +174,14 @@ class RunResult(Generic[Value]):
         """The usage of each request to a model, sub-agents included, read from the journal at the first access."""
         return tuple(usage_by_request(row.event for row in self.read_rows()))
 
+    @cached_property
+    def agent_thoughts(self) -> tuple[AgentThought, ...]:
+        """The steps of the main agent: thought, action, input, observation, usage. Read at the first access."""
+        return agent_thoughts(row.event for row in self.read_rows())
+
     def __getstate__(self) -> dict[str, Any]:
-        views = {"task_log": self.task_log, "messages": self.messages, "usage_log": self.usage_log}
+        names = ("task_log", "messages", "usage_log", "agent_thoughts")
+        views = {name: getattr(self, name) for name in names}
         return {**self.__dict__, **views, "read_rows": tuple}
 
     def to_dict(self) -> dict[str, Any]:
