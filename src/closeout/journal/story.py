@@ -372,7 +372,7 @@ class AgentThought:
 
 
 def agent_thoughts(events: Iterable[Event]) -> tuple[AgentThought, ...]:
-    """Return the steps of the main agent, those of earlier attempts included. Turns that were rolled back are left out."""
+    """Return the steps of the main agent in all attempts, without the turns that were rolled back."""
     story = Story(whole=True)
     for event in events:
         story.feed(event)
