@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from closeout import Boxed
+from closeout.answers.reading import ContractReading
 from closeout.messages import Defect, Reading, ToolCall, ToolSpec
 from closeout.results.tool_output import ToolOutput
 from closeout.run.review import RollBack, review_outcomes, review_program, review_reply
 from closeout.tools.executor import CallOutcome
 
 
-def review(reading: Reading, **options: Any) -> str:
-    asked = {"answer_fits": False, "tools_offered": True, **options}
-    back = review_reply(reading, Boxed(), **asked)
+def review(reading: Reading, found: ContractReading | None = None, *, tools_offered: bool = True) -> str:
+    back = review_reply(reading, Boxed(), found or ContractReading(), tools_offered=tools_offered)
     return back.reason if back is not None else ""
 
 
@@ -52,12 +50,13 @@ NON_ANSWERS = [
 
 @pytest.mark.parametrize("text", NON_ANSWERS)
 def test_a_reply_that_neither_acts_nor_answers_is_asked_to_whatever_its_words(text: str) -> None:
-    back = review_reply(said(text), Boxed(), answer_fits=False, tools_offered=True)
+    back = review_reply(said(text), Boxed(), Boxed().read(text), tools_offered=True)
     assert back is not None
-    assert (back.reason, back.draft) == ("no_action", text)
+    assert (back.reason, back.draft, back.detail) == ("no_action", text, r"There is no \boxed{} in the reply.")
+    assert back.hint.startswith(back.detail)
     assert "call a tool" in back.hint
     assert Boxed().finishing() in back.hint
-    assert len(back.hint) < 120
+    assert len(back.hint) < 160
 
 
 @pytest.mark.parametrize("text", NON_ANSWERS)
@@ -72,7 +71,7 @@ def test_calls_are_never_rolled_back_before_they_ran() -> None:
 
 def test_a_defect_says_its_own_reason_and_hint() -> None:
     reading = Reading("", defects=(Defect("truncated", "Write it shorter."),))
-    back = review_reply(reading, Boxed(), answer_fits=False, tools_offered=True)
+    back = review_reply(reading, Boxed(), ContractReading(), tools_offered=True)
     assert back == RollBack("truncated", "Write it shorter.")
 
 
@@ -82,7 +81,7 @@ def test_an_answer_that_fits_is_kept_whatever_its_words() -> None:
         "Let me search for that. It is 4.",
         "again and again " * 200,
     ):
-        assert review(said(text), answer_fits=True) == ""
+        assert review(said(text), ContractReading(text, text, ok=True)) == ""
 
 
 def test_an_empty_and_a_repeating_reply_are_rolled_back() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
-from closeout import Agent, Boxed, Json, Number, Text
+from closeout import Agent, Boxed, Json, Number, Text, tool
 from closeout.answers.typed import contract_of, named_contract
 from closeout.errors import ConfigError, UsageError
 from closeout.testing import ScriptedClient, answer, call, say
@@ -44,6 +44,12 @@ class Only(enum.Enum):
 
 class Plain:
     pass
+
+
+@tool(read_only=True)
+def look(key: str) -> str:
+    """Look up a key."""
+    return key
 
 
 CITY = City(name="Ottawa", population=1_017_449)
@@ -93,6 +99,51 @@ def test_an_answer_that_does_not_fit_is_refused_with_the_reason(wanted: Any, rep
     reading = contract_of(wanted).read(reply)
     assert not reading.ok
     assert problem in reading.problem
+
+
+PROBLEMS = (
+    "name: Input should be a valid string, got 5; "
+    'population: Input should be a valid integer, unable to parse string as an integer, got "many"'
+)
+
+
+@pytest.mark.parametrize("tools", [[], [look]], ids=["no tools", "tools"])
+@pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "mcp_xml"])
+async def test_each_request_that_asks_again_says_all_that_is_wrong(tools: list[Any], dialect: str) -> None:
+    bad, good = '{"name": 5, "population": "many"}', '{"name": "Ottawa", "population": 1}'
+    written = (lambda text: f"Thought: ready\nFinal Answer: {text}") if dialect == "cot_chat" else str
+    client = ScriptedClient([say(written(bad)), say(written(bad)), say(written(bad)), say(good)])
+    result = await Agent(client, tools, answer=City, dialect=dialect, home=False).run("Which city?")
+    assert result.value == City(name="Ottawa", population=1)
+    for request in client.requests[1:]:
+        assert PROBLEMS in (request.prompt or request.messages[-1].text)
+
+
+@pytest.mark.parametrize("tools", [[], [look]], ids=["no tools", "tools"])
+async def test_a_form_that_is_missing_is_named(tools: list[Any]) -> None:
+    client = ScriptedClient([say("Ottawa."), say('{"name": "Ottawa", "population": 1}')])
+    await Agent(client, tools, answer=City, home=False).run("Which city?")
+    assert "here is no JSON in the reply." in client.requests[1].messages[-1].text
+
+
+@pytest.mark.parametrize("wanted", [City, TypeAdapter(City).json_schema()], ids=["a type", "a schema"])
+async def test_what_a_request_repeats_of_a_reply_is_bounded_and_escaped(wanted: Any) -> None:
+    bad = {"name": ["</tool_response>" + " ".join(map(str, range(2_000)))], "population": "\nObservation: many"}
+    client = ScriptedClient([say(json.dumps(bad)), say('{"name": "Ottawa", "population": 1}')])
+    await Agent(client, answer=wanted, home=False).run("Which city?")
+    asked = client.requests[1].messages[-1].text
+    hint = asked[asked.index("does not fit") :]
+    assert "name: " in hint
+    assert "population: " in hint
+    assert "</tool_response>" not in hint
+    assert "\nObservation:" not in hint
+    assert len(hint) < 600
+
+
+def test_an_answer_with_many_problems_names_the_first_ten() -> None:
+    reading = contract_of(list[int]).read(json.dumps(["x"] * 1_000))
+    assert reading.problem.count("got ") == 10
+    assert reading.problem.endswith("; and more.")
 
 
 def test_contracts_stay_as_they_are() -> None:

@@ -295,7 +295,8 @@ class ClosingDialogue:
 
     def ask_form(self, base: History, text: str) -> Dialogue[str]:
         """Ask for the form that a reply lacks. Returns that reply with the form added."""
-        note = _user(self.contract.finishing())
+        hint = problem_of(text, self.contract.read(text)).hint
+        note = _user(f"{hint} {self.contract.finishing()}")
         request = ClosingRequest(base=base, added=(note,), purpose=ANSWER_STEP, step=self.turns + 1, draft=text)
         call, _ = yield request
         return request.complete(call.response_text or "")
@@ -303,7 +304,8 @@ class ClosingDialogue:
     def ask_answer(self, base: History) -> Dialogue[FinalAnswer]:
         """Ask for the answer until a reply satisfies the contract; see `generate_final_answer_with_retries`."""
         prompt = generate_agent_summarize_prompt(self.task, self.agent_type, self.contract)
-        request = ClosingRequest(base=base, added=(_user(prompt),), purpose="", step=0)
+        first = f"{prompt}\n\n{self._objection_to(base)}".rstrip()
+        request = ClosingRequest(base=base, added=(_user(first),), purpose="", step=0)
         text, summary, usage_log = "", "", ""
         failure: Exception | None = None
         transient_failures = 0  # in a row
@@ -337,6 +339,15 @@ class ClosingDialogue:
         self.on_refused("")
         history = [*base, _user(prompt)]
         return FinalAnswer(text or None, summary, FORMAT_ERROR_MESSAGE, usage_log, history, failure=failure)
+
+    def _objection_to(self, history: History) -> str:
+        """Return what is wrong with the reply that a conversation ends with, "" if it ends with something else."""
+        last = history[-1] if history else {}
+        text = last.get("content")
+        if last.get("role") != "assistant" or last.get("tool_calls") or not isinstance(text, str):
+            return ""
+        reading = self.contract.read(text)
+        return "" if reading.ok else problem_of(text, reading).hint
 
     def _next_request(self, prompt: str, last: ClosingRequest, call: LLMCallResult, attempt: int) -> ClosingRequest:
         """Return what to ask after a reply that was not accepted; it differs from the last request."""

@@ -226,8 +226,8 @@ class AnswerGenerator:
     ) -> FinalAnswer:
         """Ask for the answer until a reply satisfies the contract, at most `max_final_answer_retries` times.
 
-        A reply that only lacks the form is completed by a short continuation. After any other unusable reply the
-        request is repeated with the reason.
+        A reply that only lacks the form is completed by a short continuation. After any other unusable reply, also
+        one that the history ends with, the request states the reason.
 
         Returns:
             The answer. Its history holds the closing instruction and, if there is an answer, the reply that gave it;

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from closeout.answers.boxed import Box, reasoning_regions
 from closeout.messages import Constraint
+from closeout.results.escape import escape_markers
 
 if TYPE_CHECKING:  # a default, so that `AnswerContract`, `Agent` and `RunResult` may be written without their type
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -32,11 +33,13 @@ __all__ = [
     "fenced_blocks",
     "said",
     "shorten",
+    "stated",
 ]
 
 Problem = Literal["", "missing", "empty", "placeholder", "unreadable", "violation"]
 """What is wrong with a reply. "missing": the form is not there, so that the answer may only lack its wrapper."""
 
+_LONGEST_PROBLEM = 2_000  # characters that a request repeats of a problem
 _FENCED = re.compile(r"^[ \t]{0,3}(```|~~~)[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -55,7 +58,7 @@ class ContractReading(Generic[Value]):
     """The reading of a reply by a contract.
 
     With `ok` there is an answer: `value` in the contract's own type, `text` the same as normalised text. Without it
-    `kind` says what is wrong and `problem` says it in one sentence, fit to be shown to the model. `complete` is False
+    `kind` says what is wrong and `problem` says it in one line for the model, all that is wrong. `complete` is False
     for an answer whose wrapper was never closed. `candidates` are all places that have the form, in reading order.
     `marked` is False if nothing sets the answer apart: the whole reply is taken as the answer. A run then checks that
     the reply is not the announcement of a next step, and takes no text beside a tool call for an answer.
@@ -98,6 +101,14 @@ class AnswerContract(Protocol[Value]):
 def failed(kind: Problem, problem: str, candidates: tuple[Candidate, ...] = ()) -> ContractReading[Any]:
     """Return the reading of a reply without an answer: what is wrong with it, and a sentence for the model."""
     return ContractReading(problem=problem, kind=kind, candidates=candidates)
+
+
+def stated(problem: str) -> str:
+    """Return what a contract found wrong, for a request to the model: on one line, bounded, no marker of a call.
+
+    It may quote the reply, and a reply may quote a tool.
+    """
+    return escape_markers(shorten(problem, _LONGEST_PROBLEM))
 
 
 def box_candidates(boxes: Sequence[Box], text: str) -> tuple[Candidate, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from closeout.answers.contracts import ContractReading
-from closeout.answers.reading import said
+from closeout.answers.reading import said, stated
 from closeout.parsing.forms.reader import find_call_mark
 from closeout.parsing.read_reply import invents_result
 
@@ -117,4 +117,5 @@ def problem_of(text: str, reading: ContractReading, *, called_tools: bool = Fals
 
 
 def _sentence(problem: str) -> str:
+    problem = stated(problem)
     return problem[:1].lower() + problem[1:] if problem[:1].isupper() and problem[1:2].islower() else problem

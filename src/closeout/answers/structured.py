@@ -6,9 +6,10 @@ How broken JSON is repaired is in `parsing`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Generic, overload
 
 from closeout.answers.reading import Candidate, ContractReading, Problem, Value, failed, fenced_blocks, said, shorten
@@ -16,6 +17,7 @@ from closeout.codec import without_surrogates
 from closeout.errors import UsageError
 from closeout.messages import Constraint
 from closeout.parsing.json_text import repair_json
+from closeout.repair.schema_rules import short
 from closeout.results.normal import compact_json, normalise
 
 __all__ = ["Json", "Yaml"]
@@ -26,6 +28,8 @@ _TOKEN = re.compile(r'"(?:[^"\\\n]++|\\.|\\\Z)*+(?:"|(?=\n)|\Z)|[{}\[\]]', re.DO
 _MOST_PLACES = 100  # of JSON in one reply, the last ones
 _LONGEST_VALUE = 10_000  # characters of a reply that is one bare value
 _MOST_TRIES = 8  # candidates that are read and checked, the last ones first
+_MOST_PROBLEMS = 10  # of one answer that the model is told
+_ABOUT_KEYS = frozenset({"missing", "required", "additionalProperties"})  # kinds of errors, of pydantic and JSON Schema
 _BRACKET = re.compile(r"[\[\]{}]")
 _DEEPEST_YAML = 100  # brackets; the YAML reader's time grows with the square of their depth
 _MOST_YAML = 50_000  # characters; the YAML reader needs half a second for as many
@@ -56,18 +60,20 @@ def _by_schema(schema: Mapping[str, Any], owner: str) -> Callable[[Any], tuple[A
     import jsonschema_rs
 
     try:
-        validator = jsonschema_rs.validator_for(dict(schema), offline=True)
+        validator = jsonschema_rs.validator_for(dict(schema), mask="the value", offline=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         raise UsageError(f"{owner} needs a valid JSON Schema: {shorten(str(error), 200)}") from None
 
     def check(value: Any) -> tuple[Any, str]:
         try:
-            validator.validate(value)
-        except (jsonschema_rs.ValidationError, ValueError) as error:
-            where = "".join(f"[{step!r}]" for step in getattr(error, "instance_path", ()))
-            message = getattr(error, "message", str(error))
-            return None, f"The answer{where} does not fit: {shorten(message, 200)}."
-        return value, ""
+            found = list(islice(validator.iter_errors(value), _MOST_PROBLEMS + 1))
+        except ValueError as error:
+            return None, f"The answer does not fit. {shorten(str(error), 200)}."
+        if not found:
+            return value, ""
+        return None, _listed(
+            _Misfit(each.instance_path, each.message, each.instance, each.kind.name in _ABOUT_KEYS) for each in found
+        )
 
     return check
 
@@ -87,11 +93,34 @@ def _by_type(wanted: Any, owner: str) -> tuple[Mapping[str, Any], Callable[[Any]
         try:
             return adapter.validate_python(value), ""
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = "".join(f"[{step!r}]" for step in first["loc"])
-            return None, f"The answer{where} does not fit: {shorten(first['msg'], 200)}."
+            found = error.errors(include_url=False, include_context=False)
+            return None, _listed(
+                _Misfit(each["loc"], each["msg"], each["input"], each["type"] in _ABOUT_KEYS) for each in found
+            )
 
     return schema, check
+
+
+@dataclass(frozen=True, slots=True)
+class _Misfit:
+    """A place where an answer does not fit. The message is about keys of the value, or about the value."""
+
+    path: Sequence[str | int]
+    message: str
+    value: Any
+    about_keys: bool
+
+    def __str__(self) -> str:
+        where = ".".join(shorten(str(step), 60) for step in self.path)
+        value = "" if self.about_keys else f", got {short(self.value)}"
+        return f"{where + ': ' if where else ''}{shorten(self.message, 200)}{value}"
+
+
+def _listed(misfits: Iterable[_Misfit]) -> str:
+    """Return the first of several problems as one line for the model."""
+    found = list(islice(misfits, _MOST_PROBLEMS + 1))
+    more = "; and more" if len(found) > _MOST_PROBLEMS else ""
+    return f"The answer does not fit. {'; '.join(map(str, found[:_MOST_PROBLEMS]))}{more}."
 
 
 class _Structured(Generic[Value]):

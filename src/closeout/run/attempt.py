@@ -322,7 +322,7 @@ class Attempt:
     def _review(self, turn: AttemptTurn) -> RollBack | None:
         reading, answers, tools = turn.reading, self.agent.answers, self.agent.tools
         found = answers.read(turn.text) if turn.text else ContractReading()
-        back = review_reply(reading, answers.contract, answer_fits=found.ok, tools_offered=bool(tools))
+        back = review_reply(reading, answers.contract, found, tools_offered=bool(tools))
         if back is None and self._session.capabilities.weak:
             back = next(filter(None, map(review_program, programs_in(reading.calls))), None)
         if back is not None or reading.calls or not found.ok:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from closeout.answers.contracts import AnswerContract
-from closeout.answers.reading import ContractReading
+from closeout.answers.reading import ContractReading, stated
 from closeout.messages import Defect, ModelRequest, Reading, ToolSpec
 from closeout.parsing.forms.reader import read_tool_calls
 from closeout.parsing.repetition import REPEATING, repeated_tail
@@ -86,7 +86,7 @@ _TWENTY_TIMES = re.compile(r"([^\n]{2,20}?)\1{19}")  # the same 2 to 20 characte
 
 
 def review_reply(
-    reading: Reading, contract: AnswerContract, *, answer_fits: bool, tools_offered: bool
+    reading: Reading, contract: AnswerContract, found: ContractReading, *, tools_offered: bool
 ) -> RollBack | None:
     """Decide on a reply before any of its calls is run.
 
@@ -96,7 +96,7 @@ def review_reply(
     Args:
         reading: What was read in the reply.
         contract: The form of the answer.
-        answer_fits: Whether the reply satisfies it.
+        found: What the contract reads in the reply.
         tools_offered: Whether the model may call tools.
 
     Returns:
@@ -109,14 +109,15 @@ def review_reply(
     text = reading.answer if reading.answer is not None else reading.text
     if not text.strip():
         return RollBack("empty", "Your last reply was empty. Call a tool or give the answer.")
-    if answer_fits:
+    if found.ok:
         return None
     if repeated_tail(text) >= 0:
         return _for_defect(REPEATING)
     if not tools_offered:
         return None
-    hint = f"If anything is missing, call a tool. Otherwise: {contract.finishing()}"
-    return RollBack("no_action", hint, text[:200], draft=text)
+    problem = stated(found.problem)
+    hint = f"{problem} If anything is missing, call a tool. Otherwise: {contract.finishing()}".lstrip()
+    return RollBack("no_action", hint, problem, draft=text)
 
 
 def review_program(program: str) -> RollBack | None:
