@@ -619,7 +619,7 @@ async def test_a_single_call_that_fails_brings_an_error_and_does_not_raise() -> 
     assert "error" in nothing.tool_result
 
     class Leaves:
-        async def execute_tool_call(self, *call: Any) -> None:
+        async def execute_tool_call(self, **call: Any) -> None:
             raise SystemExit(3)
 
     left = await ToolExecutor().execute_single_tool_call(Leaves(), "web", "x", {})

@@ -41,9 +41,9 @@ class Search:
         return self.result
 
 
-async def one(executor: ToolExecutor, arguments: Any = None, name: str = "bing_search") -> CallOutcome:
+async def one(executor: ToolExecutor, arguments: Any = None, name: str = "bing_search", **options: Any) -> CallOutcome:
     call = ToolCall(name, {"q": "cats"} if arguments is None else arguments)
-    (outcome,) = await executor.execute_calls([call], handles=lambda index: "r1")
+    (outcome,) = await executor.execute_calls([call], handles=lambda index: "r1", **options)
     return outcome
 
 
@@ -153,12 +153,13 @@ async def test_demo_mode_shortens_what_the_model_is_shown(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("nothing", [{"webPages": {"value": []}}, '{"webPages": {}}', "no json"])
-async def test_an_override_rolls_a_result_back_once_and_then_accepts_it_as_evidence(nothing: Any) -> None:
+async def test_an_override_rolls_a_result_back_each_time_while_rollbacks_are_left(nothing: Any) -> None:
     executor = Bing(Search(nothing))
-    first, second = await one(executor, {"q": "a"}), await one(executor, {"q": "b"})
-    assert (first.status, first.rollback) == ("low_quality", True)
-    assert first.reason
-    assert (second.status, second.rollback) == ("low_quality", False)
+    for number in range(3):
+        outcome = await one(executor, {"q": str(number)})
+        assert (outcome.status, outcome.rollback) == ("low_quality", True)
+        assert outcome.reason
+    assert not (await one(executor, {"q": "last"}, allow_duplicates=True)).rollback
     assert (await one(Bing(Search({"webPages": {"value": [{"name": "x"}]}})))).status == "ok"
 
 

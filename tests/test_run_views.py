@@ -94,9 +94,9 @@ async def test_telemetry_counts_calls_failures_latency_and_tokens_by_tool(stream
     assert result.telemetry.aggregated["total_calls"] == 3
 
 
-async def test_telemetry_leaves_out_calls_that_were_refused() -> None:
+async def test_telemetry_leaves_out_unknown_tools_and_counts_refused_arguments_as_failures() -> None:
     result = await run_agent([call("lok_up_nothing", key="abc"), call("look"), answer("3")])
-    assert result.telemetry.by_tool == {}
+    assert result.telemetry.by_tool == {"look": {"calls": 1, "errors": 1, "latency_ms": 0.0, "tokens": 0}}
 
 
 async def test_telemetry_includes_the_tools_of_sub_agents() -> None:

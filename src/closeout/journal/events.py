@@ -496,7 +496,8 @@ class TurnAccepted(Event):
 
     Attributes:
         calls: id, name, arguments (an object), server_name and text of each call.
-        returns: call (an index into `calls`), text, handle, ok, tokens and images of each result.
+        returns: call (an index into `calls`), text, handle, ok, tokens and images of each result; `compressed` if the
+            text is shorter than the result.
         attached: `ModelReply.attached` as JSON.
     """
 

@@ -15,6 +15,7 @@ from closeout.journal.events import (
     AnswerSeen,
     AttemptStarted,
     CheckpointReached,
+    Noted,
     Repaired,
     TurnAccepted,
     TurnRolledBack,
@@ -23,7 +24,7 @@ from closeout.journal.events import (
 from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
 from closeout.results.artifacts import Artifact
 from closeout.run.answer_checks import AnswerChecks, Objection
-from closeout.run.effects import ToolCalls
+from closeout.run.effects import ToolCalls, refusal_note
 from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -107,6 +108,8 @@ class AttemptTurn:
                     "images": outcome.images,
                 }
             )
+            if outcome.output.compressed:
+                returns[-1]["compressed"] = True
         reading = self.reading
         return TurnAccepted(
             agent,
@@ -144,7 +147,7 @@ class Attempt:
         self._session = agent.session
         self._executor = agent.executor
         self._rollbacks = RollbackPolicy(
-            plan.settings.max_consecutive_rollbacks,
+            agent.executor.max_consecutive_rollbacks,
             plan.settings.max_rollbacks,
             plan.llm.temperature,
         )
@@ -341,6 +344,12 @@ class Attempt:
             if outcome.was_executed:
                 telemetry.record(outcome.output.telemetry)
                 self.agent.scope.update_state(outcome.output)
+            elif outcome.was_refused:
+                if outcome.spec is not None:
+                    telemetry.record(outcome.output.telemetry)
+                self._journal.append(refusal_note(self._path, outcome))
+            if outcome.warning:
+                self._journal.append(Noted(self._path, "warning", "Result formatter", message=outcome.warning))
             if outcome.repairs:
                 self._record(outcome.repairs)
             artifacts.put(outcome.handle, Artifact(outcome.output.result, outcome.call.name))

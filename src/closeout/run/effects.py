@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -48,7 +48,7 @@ from closeout.tools.executor import PlannedCall, ToolExecutor
 from closeout.tools.run_context import BudgetLeft, RunContext, context_factory
 from closeout.tools.threads import run_in_thread
 
-__all__ = ["ModelCalls", "ToolCalls", "as_decided"]
+__all__ = ["ModelCalls", "ToolCalls", "as_decided", "refusal_note", "refused_calls"]
 
 UNPRICED = (
     "max_cost cannot be kept: the price of {} is unknown. Set max_tokens or max_seconds instead, "
@@ -339,7 +339,9 @@ class ToolCalls:
             Suspended: Calls wait for a decision; all others were made.
         """
         self.begin(turn, len(calls))
-        plans = executor.plan_calls(calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle)
+        plans = executor.plan_calls(
+            calls, agent=agent, allow_duplicates=allow_duplicates, handles=self.handle, turn=turn
+        )
         running = [index for index, plan in enumerate(plans) if plan.runs]
         if len(running) == 1:  # the usual case needs no task of its own
             ran = {running[0]: await self._run(executor, plans[running[0]])}
@@ -448,12 +450,48 @@ class ToolCalls:
             output = ToolOutput.from_record(json.loads(event.record))
             self._scope.telemetry.record(output.telemetry)
             self._scope.update_state(output)
+        for refused in refused_calls((event,)):
+            self._scope.telemetry.record(refused)
         if isinstance(event, (ModelReplied, ModelFailed)) and event.usage:
             self._scope.budget.charge(Usage(**event.usage))
 
     def _seconds_left(self, spec: ToolSpec) -> float | None:
         """Return the rest of the run's time. None for a tool without a deadline: it is an agent with its own limits."""
         return self._scope.budget.seconds_left(closing=False) if spec.policy.timeout is not None else None
+
+
+REFUSED = "Refused call"  # the name of its note
+
+
+def refusal_note(agent: str, outcome: CallOutcome) -> Noted:
+    """Return the event of a call that could not be made."""
+    call = outcome.call
+    metadata = {
+        "handle": outcome.handle,
+        "server_name": call.server_name,
+        "tool_name": call.name,
+        "arguments": call.arguments,
+        "error_code": outcome.output.telemetry.error_code,
+        "error": outcome.reason,
+    }
+    text = f"{call.name} was not called: {outcome.reason}"
+    return Noted(agent, "warning", REFUSED, message=text, metadata=metadata)
+
+
+def refused_calls(events: Iterable[Event]) -> Iterator[ToolTelemetry]:
+    """Yield the telemetry of the calls of known tools that could not be made.
+
+    A resumed run notes them again; each counts once.
+    """
+    seen = set()
+    for event in events:
+        if not isinstance(event, Noted) or event.name != REFUSED:
+            continue
+        keys = ("tool_name", "error_code", "error", "handle")
+        name, code, message, handle = (str(event.metadata.get(key, "")) for key in keys)
+        if code != "UnknownTool" and (event.agent, handle) not in seen:
+            seen.add((event.agent, handle))
+            yield ToolTelemetry(tool_name=name, success=False, error_code=code, error_message=message)
 
 
 def as_decided(made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall | ToolOutput:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from closeout.answers.contracts import AnswerContract
 from closeout.errors import Failure, JournalError
-from closeout.journal.events import AnswerSeen, AttemptEnded, Event, RunStarted, ToolFinished
+from closeout.journal.events import AnswerSeen, AttemptEnded, Event, RunStarted
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row
 from closeout.journal.totals import RunTotals
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
-from closeout.results.tool_output import ToolOutput
-from closeout.run.result import RunResult, Status
+from closeout.run.effects import refused_calls
+from closeout.run.result import RunResult, Status, outputs_of
 
 __all__ = ["load_result"]
 
@@ -42,10 +41,12 @@ def load_result(
     failed = ended.error or ended.error_kind
     state: dict[str, Any] = {}
     telemetry = TelemetryCollector()
-    for output in _outputs(events):
+    for output in outputs_of(events):
         telemetry.record(output.telemetry)
         if output.success and output.state_update:
             state.update(normalise(output.state_update))
+    for refused in refused_calls(events):
+        telemetry.record(refused)
     return RunResult(
         answer=ended.answer,
         status=cast(Status, ended.status),
@@ -86,13 +87,3 @@ def _value(contract: AnswerContract, answer: str, closing_text: str, events: Ite
 def _experience(events: Iterable[Event]) -> str | None:
     texts = [event.experience for event in events if isinstance(event, AttemptEnded) and event.agent == "main"]
     return texts[-1] if texts and texts[-1] else None
-
-
-def _outputs(events: Iterable[Event]) -> Iterator[ToolOutput]:
-    """Yield the outputs of the calls that were executed."""
-    for event in events:
-        if isinstance(event, ToolFinished):
-            try:
-                yield ToolOutput.from_record(json.loads(event.record))
-            except (ValueError, TypeError, RecursionError):  # written by hand, or by a later version
-                continue

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from inspect import Parameter, signature
+from typing import Any, TypeAlias, TypeVar
 
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
@@ -155,15 +156,27 @@ class AgentPlan:
 
     def executor(self, on_progress: ToolProgress) -> ToolExecutor:
         """Make the executor of one agent of one run. `on_progress` receives the progress of its tools."""
-        return self.make_executor(
-            main_agent_tool_manager=self.manager,
-            output_formatter=self.output_formatter,
-            max_consecutive_rollbacks=self.settings.max_consecutive_rollbacks,
-            result_budget=self.settings.result_budget,
-            max_parallel=self.settings.max_parallel_calls,
-            model=self.client.name.rpartition(":")[2],
-            on_progress=on_progress,
-        )
+        arguments: dict[str, Any] = {
+            "main_agent_tool_manager": self.manager,
+            "sub_agent_tool_managers": {},
+            "output_formatter": self.output_formatter,
+            "task_log": None,
+            "stream_handler": None,
+            "max_consecutive_rollbacks": self.settings.max_consecutive_rollbacks,
+        }
+        options: dict[str, Any] = {
+            "result_budget": self.settings.result_budget,
+            "max_parallel": self.settings.max_parallel_calls,
+            "model": self.client.name.rpartition(":")[2],
+            "on_progress": on_progress,
+        }
+        if self.make_executor is ToolExecutor:
+            return ToolExecutor(**arguments, **options)
+        below = {each.spec.name: getattr(each, "plan_of", None) for each in self.manager.local_tools}
+        arguments["sub_agent_tool_managers"] = {
+            name: plan_of(False).manager for name, plan_of in below.items() if plan_of is not None
+        }
+        return _made(self.make_executor, arguments, options)
 
     def _cache_ratio(self) -> float:
         """The price of a cached input token relative to a fresh one."""
@@ -198,6 +211,25 @@ class AgentPlan:
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
         return found
+
+
+_Made = TypeVar("_Made")
+
+
+def _made(make: Callable[..., _Made], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> _Made:
+    """Make an object of a user's class, with the options that its constructor does not take as attributes.
+
+    An option stays as it is if the class has chosen another value than its base class.
+    """
+    parameters = signature(make).parameters
+    # The `**` of a class passes on to classes that may take less.
+    takes_all = not isinstance(make, type) and any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+    made = make(**arguments, **{name: value for name, value in options.items() if takes_all or name in parameters})
+    defaults = signature(ToolExecutor).parameters
+    for name, value in options.items():
+        if not takes_all and name not in parameters and getattr(made, name) == defaults[name].default:
+            setattr(made, name, value)
+    return made
 
 
 def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:

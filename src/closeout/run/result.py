@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Literal
@@ -12,18 +12,19 @@ from closeout.answers.experience import FailureExperience
 from closeout.answers.reading import Value
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
-from closeout.journal.events import AttemptStarted, ModelReplied, RunStarted, TurnAccepted
+from closeout.journal.events import AttemptStarted, Event, ModelReplied, RunStarted, ToolFinished, TurnAccepted
 from closeout.journal.store import Row
-from closeout.journal.story import AgentThought, agent_thoughts
+from closeout.journal.story import AgentThought, CallStory, Story, agent_thoughts
 from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RequestUsage, usage_by_request
 from closeout.messages import Capabilities, Message, ModelReply, Reading, Repair, Step, Usage
 from closeout.models.base import assistant_message
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
+from closeout.results.tool_output import ToolOutput
 from closeout.run.waiting import PendingDecision
 
-__all__ = ["AgentResult", "RunResult", "Status", "Stop"]
+__all__ = ["AgentResult", "RunResult", "Status", "Stop", "conversation_of", "outputs_of"]
 
 Status = Literal["answered", "unanswered", "failed", "cancelled", "waiting"]
 
@@ -113,7 +114,7 @@ class RunResult(Generic[Value]):
         task: The task of the run.
         task_id: The name that graders know the task by, if it has one.
         ground_truth: The right answer, if it was passed for graders.
-        read_rows: Reads the run's journal, for `task_log`, `messages`, `usage_log` and `agent_thoughts`.
+        read_rows: Reads the run's journal, for the views of it: `task_log`, `tool_outputs`, `messages`, …
     """
 
     answer: str | None
@@ -162,6 +163,14 @@ class RunResult(Generic[Value]):
         return TaskLog.of(self.read_rows())
 
     @cached_property
+    def tool_outputs(self) -> tuple[ToolOutput, ...]:
+        """The output of every tool call that ran, sub-agents' calls included, with telemetry and metadata.
+
+        They are in the order in which they finished, and read from the journal at the first access.
+        """
+        return tuple(outputs_of(row.event for row in self.read_rows()))
+
+    @cached_property
     def messages(self) -> tuple[Message, ...]:
         """The conversation: earlier messages, the task, the steps of the last attempt, and the closing text.
 
@@ -180,7 +189,7 @@ class RunResult(Generic[Value]):
         return agent_thoughts(row.event for row in self.read_rows())
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("task_log", "messages", "usage_log", "agent_thoughts")
+        names = ("task_log", "tool_outputs", "messages", "usage_log", "agent_thoughts")
         views = {name: getattr(self, name) for name in names}
         return {**self.__dict__, **views, "read_rows": tuple}
 
@@ -196,6 +205,25 @@ class RunResult(Generic[Value]):
         record["waiting"] = [asdict(pending) for pending in self.waiting]
         record["candidates"] = [{"answer": answer, "share": share} for answer, share in self.candidates]
         return record
+
+
+def outputs_of(events: Iterable[Event]) -> Iterator[ToolOutput]:
+    """Yield the outputs of the calls that were executed, with the tokens that the model was shown of them."""
+    calls, story = list[CallStory](), Story()
+    for event in events:
+        call = story.feed(event).call
+        if call is not None and isinstance(event, ToolFinished):
+            calls.append(call)
+    for call in calls:
+        assert call.finished is not None
+        try:
+            output = ToolOutput.from_record(json.loads(call.finished.record))
+        except (ValueError, TypeError, RecursionError):  # written by hand, or by a later version
+            continue
+        if call.shown is not None:
+            output.telemetry.count_tokens(output.telemetry.input_tokens, int(call.shown["tokens"]))
+            output.compressed = output.compressed or bool(call.shown.get("compressed"))
+        yield output
 
 
 def conversation_of(rows: Sequence[Row], closing_text: str) -> tuple[Message, ...]:

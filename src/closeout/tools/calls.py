@@ -81,6 +81,7 @@ class CallOutcome:
         tokens: Tokens of `text`.
         truncated: `text` does not show the whole result.
         images: OpenAI `image_url` parts, for models that take images.
+        warning: What did not go as asked although there is a result; for people.
     """
 
     call: ToolCall
@@ -96,6 +97,7 @@ class CallOutcome:
     tokens: int = 0
     truncated: bool = False
     images: tuple[Mapping[str, Any], ...] = ()
+    warning: str = ""
 
     @property
     def ok(self) -> bool:
@@ -104,8 +106,13 @@ class CallOutcome:
 
     @property
     def was_executed(self) -> bool:
-        """True if the tool ran, or a kept result replaced it: the calls that telemetry counts."""
+        """True if the tool ran, or a kept result replaced it."""
         return self.output.telemetry.cache_hit or self.status not in ("refused", "duplicate")
+
+    @property
+    def was_refused(self) -> bool:
+        """True if the call could not be made: no such tool, or the arguments do not fit. Nobody denied it."""
+        return self.status == "refused" and self.output.telemetry.error_code != "Denied"
 
 
 class DuplicateCheck(NamedTuple):

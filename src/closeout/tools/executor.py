@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +24,7 @@ from closeout.parsing.json_text import repair_json
 from closeout.records import record
 from closeout.repair.argument_repair import RepairedArguments
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
-from closeout.results.normal import is_large, normalise
+from closeout.results.normal import compact_json, is_large, normalise
 from closeout.results.present import Presented, present
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter
@@ -31,7 +32,8 @@ from closeout.results.tokens import count_tokens
 from closeout.results.tool_output import ToolOutput, observation_of, present_output
 from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, Status, cache_name, query_key
 from closeout.tools.judge import has_no_organic_results, judge, says_tool_failed, shorten_text
-from closeout.tools.running import ToolSource, failed_output, images_of, run_tool
+from closeout.tools.manager import LOCAL
+from closeout.tools.running import ToolSource, failed_output, images_of, run_tool, succeeded
 from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.threads import run_in_thread
 from closeout.tools.toolbox import Toolbox
@@ -77,6 +79,7 @@ class PlannedCall:
     handle: str = ""
     note: str = ""  # what the model sees beside the result
     agent: str = "main"
+    turn: int = 0
     runs: bool = False
 
     @property
@@ -89,9 +92,10 @@ class PlannedCall:
 class ToolExecutor:
     """Governs the tool calls of one run and its agents.
 
-    Subclass it and pass the class to `Agent(tool_executor=…)`. These methods are called for every call of a run:
-    `fix_tool_call_arguments`, `get_query_str_from_tool_call`, `post_process_tool_call_result`,
-    `should_rollback_result` and `format_tool_result_for_llm`. A method that raises fails its call, not the run.
+    Subclass it and pass the class to `Agent(tool_executor=…)`. A run calls every method below "methods to override",
+    and what an override returns is what happens. One that raises fails its call, not the run; of
+    `format_tool_result_for_llm`, the result is then shown as it is by default. A constructor may take the first six
+    arguments only: the others are then set as attributes.
 
     Args:
         main_agent_tool_manager: The tools. Methods that only look at values work without.
@@ -99,7 +103,7 @@ class ToolExecutor:
         output_formatter: Its `format_tool_result_for_user` writes every result that the model is shown.
         task_log: `execute_single_tool_call` logs to its `log_step`.
         stream_handler: Kept for subclasses.
-        max_consecutive_rollbacks: Kept for subclasses.
+        max_consecutive_rollbacks: How many turns a run rolls back in a row.
         result_budget: Tokens of a result that the model is shown.
         max_parallel: How many calls of a reply run at once.
         retry_delay: Seconds before a failed call is tried again.
@@ -189,6 +193,7 @@ class ToolExecutor:
         agent: str = "main",
         allow_duplicates: bool = False,
         handles: Callable[[int], str] | None = None,
+        turn: int = 0,
     ) -> list[PlannedCall]:
         """Decide what to do about the calls of one reply: resolve, repair, look for repetitions. Nothing runs.
 
@@ -198,13 +203,14 @@ class ToolExecutor:
             allow_duplicates: The rollback budget is spent: a call that was made before gets its earlier result if the
                 tool is read-only, and runs again if it is not.
             handles: Returns the name under which the result of call number n is stored.
+            turn: The number of the turn, for `execute_single_tool_call`.
         """
         toolbox = self._toolbox_of(agent)
         plans = [
             self._plan(call, toolbox, agent, handles(index) if handles else "") for index, call in enumerate(calls)
         ]
         return [
-            replace(plan, agent=agent, runs=True) if _is_to_run(plan, allow_duplicates) else plan
+            replace(plan, agent=agent, turn=turn, runs=True) if _is_to_run(plan, allow_duplicates) else plan
             for plan in _with_twins(plans)
         ]
 
@@ -239,6 +245,12 @@ class ToolExecutor:
         if query is None:
             return planned()
         repeated, earlier = self._memory.look(agent, spec.name, query)
+        if self._overrides("is_duplicate_query"):
+            try:
+                repeated = bool(self._call_method("is_duplicate_query", cache_name(agent, spec.name), query)[0])
+            except _MethodFailed as error:
+                return refused(repairs=repairs, refusal=str(error), code="ToolExecutorError")
+            earlier = earlier if repeated else None
         return planned(query=query, repeated=repeated, earlier=earlier)
 
     def _repaired(self, call: ToolCall, spec: ToolSpec, toolbox: Toolbox) -> RepairedArguments:
@@ -257,6 +269,10 @@ class ToolExecutor:
         repair = Repair("fix_tool_call_arguments", "arguments", summarise(given), after=summarise(again.arguments))
         return again._replace(repairs=(*found.repairs, repair))
 
+    def _overrides(self, name: str) -> bool:
+        """Return whether a method is not the one of ToolExecutor."""
+        return getattr(type(self), name) is not getattr(ToolExecutor, name) or name in self.__dict__
+
     def _call_method(self, name: str, *arguments: Any) -> Any:
         """Return the value of an overridable method. Raises `_MethodFailed` instead of what an override raises."""
         try:
@@ -264,8 +280,11 @@ class ToolExecutor:
         except ToolDefinitionError:
             raise
         except Exception as error:
-            logger.exception("%s.%s failed.", type(self).__name__, name)
-            raise _MethodFailed(f"{type(self).__name__}.{name} raised {type(error).__name__}: {error}") from error
+            raise self._method_failed(name, error) from error
+
+    def _method_failed(self, name: str, error: Exception) -> _MethodFailed:
+        logger.error("%s.%s failed.", type(self).__name__, name, exc_info=error)
+        return _MethodFailed(f"{type(self).__name__}.{name} raised {type(error).__name__}: {error}")
 
     # ------------------------------------------------------------------------------------ run
 
@@ -275,10 +294,36 @@ class ToolExecutor:
         assert source is not None
         assert not isinstance(plan.call.arguments, str)
         progress = None if self.on_progress is None else partial(self.on_progress, plan.handle)
-        return run_tool(source, plan.tool, plan.call.arguments, retry_delay=self.retry_delay, progress=progress)
+        run = partial(run_tool, source, plan.tool, retry_delay=self.retry_delay, progress=progress)
+        if self._overrides("execute_single_tool_call"):
+            return self._start_by_override(plan, _GovernedManager(source, plan.tool, run))
+        return run(plan.call.arguments)
+
+    async def _start_by_override(self, plan: PlannedCall, manager: _GovernedManager) -> ToolOutput:
+        """Make a call by an override of `execute_single_tool_call`, which also post-processes its result."""
+        spec, meter = plan.tool, CallMeter()
+        assert isinstance(plan.call.arguments, Mapping)
+        server, agent = spec.server_name or LOCAL, plan.agent.rpartition(":")[2]
+        try:
+            returned = await self.execute_single_tool_call(
+                manager, server, spec.name, dict(plan.call.arguments), agent, plan.turn
+            )
+            tool_result = returned[0]
+        except Suspended:
+            raise
+        except Exception as error:
+            failed = self._method_failed("execute_single_tool_call", error)
+            return failed_output(spec.name, str(failed), "ToolExecutorError", meter)
+        meter.stop()
+        output = manager.output
+        if output is None:  # the override did without the tool
+            output = succeeded(spec, None, None, meter, 0)
+        return _post_processed(spec, output, output.result, tool_result)
 
     def post_process(self, plan: PlannedCall, output: ToolOutput) -> ToolOutput:
         """Return the output as `post_process_tool_call_result` leaves it: what is recorded, judged and shown."""
+        if self._overrides("execute_single_tool_call"):  # what it returns is final
+            return output
         before = _result_record(plan.tool, output)
         shown = before.get("result")
         try:
@@ -355,17 +400,17 @@ class ToolExecutor:
         outcomes: list[CallOutcome] = []
         for index, plan in enumerate(plans):
             if index in ran:
-                outcomes.append(await self._finish(*ran[index], agent))
+                outcomes.append(await self._finish(*ran[index], agent, allow_duplicates))
             else:
                 outcomes.append(self._without_running(plan, outcomes, allow_duplicates))
         return outcomes
 
-    async def _finish(self, plan: PlannedCall, output: ToolOutput, agent: str) -> CallOutcome:
-        """The outcome of a call that ran."""
-        spec = plan.spec
-        assert spec is not None
+    async def _finish(self, plan: PlannedCall, output: ToolOutput, agent: str, is_spent: bool) -> CallOutcome:
+        """The outcome of a call that ran. `is_spent`: no more rollbacks are allowed."""
+        spec = plan.tool
         tool_result = _result_record(spec, output)
         status, reason, rollback = self._judge(output, tool_result, spec, agent)
+        rollback = rollback and not (is_spent and self._has_own_rule)
         show = partial(
             present_output,
             output,
@@ -377,7 +422,7 @@ class ToolExecutor:
             is_normal=True,
         )
         presented = await run_in_thread(show) if is_large(output.result) else show()
-        text, tokens = self._formatted(tool_result, presented, plan.handle)
+        text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
         if plan.note:
             text, tokens = f"{plan.note}\n{text}", tokens + count_tokens(plan.note, self.model)
         output.compressed = output.compressed or presented.truncated or presented.saved_tokens > 0
@@ -398,16 +443,18 @@ class ToolExecutor:
             tokens=tokens,
             truncated=presented.truncated,
             images=images_of(output) if output.metadata else (),
+            warning=warning,
         )
         if plan.query is not None and status in ("ok", "low_quality"):
             if spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only):
                 self._memory.something_changed(agent)
-            self._memory.record(cache_name(agent, spec.name), plan.query)
+            with suppress(_MethodFailed):  # the call is over, and its result is good
+                self._call_method("record_query", cache_name(agent, spec.name), plan.query)
             self._memory.keep(agent, plan.query, outcome)
         return outcome
 
     def _judge(
-        self, output: ToolOutput, tool_result: dict[str, Any], spec: ToolSpec, agent: str
+        self, output: ToolOutput, tool_result: _NormalRecord, spec: ToolSpec, agent: str
     ) -> tuple[Status, str, bool]:
         """Status, reason, and whether the turn is better rolled back."""
         telemetry = output.telemetry
@@ -416,6 +463,8 @@ class ToolExecutor:
             return "interrupted", failure, False
         if telemetry.error_code == "Denied":
             return "refused", failure, False
+        place = (agent, spec.name)
+        tool_result.is_evidence = place in self._accepts_empty
         try:
             shown = output.result if telemetry.success else failure
             rollback = bool(self._call_method("should_rollback_result", spec.name, shown, tool_result))
@@ -425,30 +474,40 @@ class ToolExecutor:
             return "error", failure, rollback
         judgement = judge(output.result, spec.policy, spec.name, is_normal=True)
         quality, reason = judgement.quality, judgement.reason
-        place = (agent, spec.name)
-        if rollback and quality in ("good", "empty"):  # nothing found, by our rules or by an override's
-            accepted = place in self._accepts_empty  # asked again in other words, and still nothing: that is a finding
-            self._accepts_empty ^= {place}
-            reason = reason or f"The result of {spec.name} is not usable: make another call."
-            return "low_quality", reason, not accepted
-        self._accepts_empty.discard(place)
-        if quality == "good":
+        if quality == "empty" and judgement.ask_again and not tool_result.is_evidence:
+            self._accepts_empty.add(place)
+        else:
+            self._accepts_empty.discard(place)
+        if quality == "good" and not rollback:
             return "ok", "", False
+        reason = reason or f"The result of {spec.name} is not usable: make another call."
         return "error" if quality == "error" else "low_quality", reason, rollback
 
-    def _formatted(self, tool_result: dict[str, Any], presented: Presented, handle: str) -> tuple[str, int]:
-        """The text that the model is shown, and its tokens."""
+    @property
+    def _has_own_rule(self) -> bool:
+        """True if a subclass may ask for a rollback of the same result again and again."""
+        return self._overrides("should_rollback_result") or self._overrides("is_google_search_empty_result")
+
+    def _formatted(self, tool_result: dict[str, Any], presented: Presented, handle: str) -> tuple[str, int, str]:
+        """The text that the model is shown, its tokens, and a warning if that is not what a formatter returned."""
         outcome = {**tool_result, "text": presented.text, "handle": handle}
+        problem = ""
         try:
             part = self._call_method("format_tool_result_for_llm", outcome)
-            text = part["text"]
-        except (_MethodFailed, KeyError, TypeError):
-            return presented.text, presented.tokens
-        if text == presented.text or not isinstance(text, str):
-            return presented.text, presented.tokens
+            text = part.get("text") if isinstance(part, Mapping) else None
+            if not isinstance(text, str):
+                text = None
+                name, wanted = type(self).__name__, '{"type": "text", "text": "…"}'
+                problem = f"{name}.format_tool_result_for_llm must return {wanted}, got {part!r:.80}"
+        except _MethodFailed as error:
+            text, problem = None, str(error)
+        if problem:
+            problem = f"{problem}. The result is shown as it is by default."
+        if text is None or text == presented.text:
+            return presented.text, presented.tokens, problem
         if len(text) > TOOL_RESULT_MAX_LENGTH:
             text = f"{text[:TOOL_RESULT_MAX_LENGTH]}\n{TRUNCATED}"
-        return text, count_tokens(text, self.model)
+        return text, count_tokens(text, self.model), problem
 
     # ------------------------------------------------------------------------------------ outcomes without a run
 
@@ -502,7 +561,7 @@ class ToolExecutor:
         words = reason if status == "duplicate" else f"Error: {reason}"
         presented = present(words, budget=self.result_budget, model=self.model)
         tool_result = {"server_name": plan.call.server_name, "tool_name": plan.call.name, "error": reason}
-        text, tokens = self._formatted(tool_result, presented, plan.handle)
+        text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
         return CallOutcome(
             call=plan.call,
             spec=plan.spec,
@@ -514,6 +573,7 @@ class ToolExecutor:
             handle=plan.handle,
             rollback=rollback,
             tokens=tokens,
+            warning=warning,
         )
 
     # ------------------------------------------------------------------------------------ whose tool
@@ -557,6 +617,7 @@ class ToolExecutor:
         """Return the result as it is judged, stored and shown; with DEMO_MODE=1, with scraped texts shortened.
 
         Called after every call that ran, before its outcome is recorded. A resumed run reuses the recorded outcome.
+        Called by `execute_single_tool_call` if that is overridden.
 
         Args:
             tool_name: The tool's name.
@@ -565,13 +626,17 @@ class ToolExecutor:
         length = self._policy(tool_name).demo_length
         if "result" not in tool_call_result or length is None or os.environ.get("DEMO_MODE") != "1":
             return tool_call_result
-        return {**tool_call_result, "result": shorten_text(tool_call_result["result"], length)}
+        result = tool_call_result["result"]
+        if self._overrides("get_scrape_result"):
+            text = result if isinstance(result, str) else compact_json(normalise(result))
+            return {**tool_call_result, "result": self.get_scrape_result(text)}
+        return {**tool_call_result, "result": shorten_text(result, length)}
 
     def should_rollback_result(self, tool_name: str, result: Any, tool_result: dict[str, Any]) -> bool:
         """Return whether a turn with this result is better rolled back: the tool failed, found nothing, was blocked.
 
-        Called for every call that ran. An override decides: what it accepts is shown to the model. A result that
-        the built-in rules find good or empty is rolled back once, then accepted as evidence.
+        Called for every call that ran. An override decides: the turn is rolled back as long as rollbacks are left, then
+        the model is shown the result. By the built-in rules, a second empty result in a row is accepted as evidence.
 
         Args:
             tool_name: The tool's name.
@@ -583,7 +648,14 @@ class ToolExecutor:
         if tool_result.get("error"):
             return False
         found, is_normal = tool_result.get("result", result), isinstance(tool_result, _NormalRecord)
-        return judge(found, self._policy(tool_name), tool_name, is_normal=is_normal).ask_again
+        judgement = judge(found, self._policy(tool_name), tool_name, is_normal=is_normal)
+        if self._overrides("is_google_search_empty_result"):
+            if self.is_google_search_empty_result(tool_name, tool_result):
+                return True
+            if ToolExecutor.is_google_search_empty_result(self, tool_name, tool_result):
+                return False
+        is_evidence = judgement.quality == "empty" and getattr(tool_result, "is_evidence", False)
+        return judgement.ask_again and not is_evidence
 
     def format_tool_result_for_llm(self, tool_result: dict[str, Any]) -> dict[str, Any]:
         """Return the result as a message part, `{"type": "text", "text": …}`; the output formatter's, if there is one.
@@ -595,32 +667,44 @@ class ToolExecutor:
                 shown by default (inside its budget, markers escaped), and its `handle`.
         """
         if self.output_formatter is not None:
-            return dict(self.output_formatter.format_tool_result_for_user(tool_result))
+            part: dict[str, Any] = self.output_formatter.format_tool_result_for_user(tool_result)
+            return part
         if "text" in tool_result:
             return {"type": "text", "text": tool_result["text"]}
         return _as_text_part(tool_result, self.result_budget)
-
-    # ------------------------------------------------------------------------------------ the seed's other methods
 
     @property
     def used_queries(self) -> dict[str, dict[str, int]]:
         """Cache name, such as "main_google_search" → query → how often it was made."""
         return self._memory.counts
 
+    @used_queries.setter
+    def used_queries(self, counts: dict[str, dict[str, int]]) -> None:
+        self._memory.counts = counts
+
     def is_duplicate_query(self, cache_name: str, query_str: str) -> DuplicateCheck:
-        """Return whether a query was recorded in a cache ("main_google_search"), and how often."""
+        """Return whether a query was recorded in a cache ("main_google_search"), and how often.
+
+        Called for every call with a query; one that an override finds new runs.
+        """
         return self._memory.check(cache_name, query_str)
 
     def record_query(self, cache_name: str, query_str: str) -> None:
-        """Count one more execution of a query."""
+        """Count one more execution of a query. Called after every call with a query that did not fail."""
         self._memory.record(cache_name, query_str)
 
     def is_google_search_empty_result(self, tool_name: str, tool_result: dict[str, Any]) -> bool:
-        """Return whether a search has no organic results; False for tools without them and for unreadable results."""
+        """Return whether a search has no organic results; False for tools without them and for unreadable results.
+
+        An override is called by `should_rollback_result`, for the results of every tool.
+        """
         return "organic" in self._policy(tool_name).empty_at and has_no_organic_results(tool_result.get("result"))
 
     def get_scrape_result(self, result: str) -> str:
-        """Return a scraped text of at most DEMO_SCRAPE_MAX_LENGTH characters; in JSON, only its "text" is cut."""
+        """Return a scraped text of at most DEMO_SCRAPE_MAX_LENGTH characters; in JSON, only its "text" is cut.
+
+        An override is called by `post_process_tool_call_result` for the text of each page while DEMO_MODE=1.
+        """
         return str(shorten_text(result, DEMO_SCRAPE_MAX_LENGTH))
 
     async def execute_single_tool_call(
@@ -632,16 +716,24 @@ class ToolExecutor:
         agent_name: str = "main",
         turn_count: int = 0,
     ) -> SingleCall:
-        """Make one call through `tool_manager.execute_tool_call`, measured and logged. Raises only cancellation."""
+        """Make one call through `tool_manager.execute_tool_call`, measured and logged. Raises only cancellation.
+
+        A run calls an override for every call. The `tool_result` that it returns, with `result` or `error`, is what is
+        recorded, judged and shown. Its `tool_manager` keeps the deadline and the retries of the tool.
+        """
         began = time.perf_counter()
         entry: dict[str, Any] = {"server_name": server_name, "tool_name": tool_name, "arguments": arguments}
         try:
-            found = await tool_manager.execute_tool_call(server_name, tool_name, arguments)
+            found = await tool_manager.execute_tool_call(
+                server_name=server_name, tool_name=tool_name, arguments=arguments
+            )
             if not isinstance(found, Mapping):  # the bare result
                 found = {"server_name": server_name, "tool_name": tool_name, "result": found}
             tool_result = self.post_process_tool_call_result(tool_name, dict(found))
             entry["result"] = tool_result
             level, message = "info", f"Tool {tool_name} completed in {{}}ms"
+        except Suspended:
+            raise
         except (Exception, SystemExit) as error:
             tool_result = {"error": f"Tool call failed: {error}", "server_name": server_name, "tool_name": tool_name}
             entry["error"] = str(error)
@@ -656,6 +748,33 @@ class ToolExecutor:
 
 class _MethodFailed(Exception):
     """An overridden method raised. The text says which and what."""
+
+
+class _GovernedManager:
+    """A tool manager as a run passes it to `execute_single_tool_call`. Its one call keeps deadline, retries and output.
+
+    Attributes:
+        output: The tool's output, once it was called.
+    """
+
+    def __init__(
+        self, source: ToolSource, spec: ToolSpec, run: Callable[[Mapping[str, Any]], Awaitable[ToolOutput]]
+    ) -> None:
+        self.output: ToolOutput | None = None
+        self._source = source
+        self._spec = spec
+        self._run = run
+
+    async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Mapping[str, Any]) -> Any:
+        if tool_name != self._spec.name:
+            return await self._source.execute_tool_call(  # type: ignore[attr-defined] # another tool of the manager
+                server_name=server_name, tool_name=tool_name, arguments=arguments
+            )
+        self.output = await self._run(arguments)
+        return _result_record(self._spec, self.output)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 def _is_to_run(plan: PlannedCall, allow_duplicates: bool) -> bool:
@@ -679,6 +798,8 @@ def _with_twins(plans: Sequence[PlannedCall]) -> list[PlannedCall]:
 
 class _NormalRecord(dict[str, Any]):
     """A result in the shape that the overridable methods take, already normal: walking a large one takes seconds."""
+
+    is_evidence = False  # if it is empty: the one before was too, and the model asked in other words
 
 
 def _result_record(spec: ToolSpec, output: ToolOutput) -> _NormalRecord:

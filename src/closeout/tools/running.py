@@ -19,7 +19,7 @@ from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutp
 from closeout.tools.calls import Progress, extensible_timeout
 from closeout.tools.threads import run_in_thread
 
-__all__ = ["ToolSource", "failed_output", "images_of", "run_tool"]
+__all__ = ["ToolSource", "failed_output", "images_of", "run_tool", "succeeded"]
 
 # Failures that would recur: the tool refused, or the program is wrong. All others may be temporary.
 _PERMANENT = (
@@ -98,7 +98,7 @@ async def run_tool(
             meter.stop()
             value, result = _bare_result(value)
             result = await run_in_thread(partial(normalise, result)) if is_large(result) else normalise(result)
-            return _succeeded(spec, value, result, meter, number)
+            return succeeded(spec, value, result, meter, number)
         meter.stop()
         if number + 1 < tries and not isinstance(failure, _PERMANENT):
             await asyncio.sleep(min(retry_delay * 2**number, _MAX_DELAY))
@@ -156,7 +156,8 @@ def _bare_result(value: Any) -> tuple[Any, Any]:
     return value, value
 
 
-def _succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries: int) -> ToolOutput:
+def succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries: int) -> ToolOutput:
+    """Return the output of a call that returned `value`, whose normal `result` is without the tool's wrapper."""
     telemetry = meter.telemetry(spec.name, retry_count=retries, tool_version=spec.policy.version)
     if issubclass(type(value), ToolOutput):  # what the tool reports of itself wins over what was measured from outside
         own = joined_telemetry(value.telemetry, telemetry)

@@ -1,0 +1,320 @@
+"""The seeds' classes around tools, subclassed and injected as their documents show: what a run does then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from closeout import Agent, OutputFormatter, RunResult, ToolExecutor, ToolOutput, tool
+from closeout.testing import ScriptedClient, answer, call
+
+SERVER = Path(__file__).parent / "mcp_servers" / "everything.py"
+DIALECTS = ["function_call", "cot_chat", "mcp_xml"]
+
+
+@tool(read_only=True)
+def look(key: str) -> str:
+    """Look up a key."""
+    return f"the value of {key} is {len(key)}"
+
+
+async def asked(
+    executor: Any, *calls: Any, tools: Any = (look,), **options: Any
+) -> tuple[RunResult[Any], ScriptedClient]:
+    """The result of a run that makes these calls, one in each reply, and its client."""
+    client = ScriptedClient([*(calls or (call("look", key="abcd"),)), answer("done")])
+    agent = Agent(client, tools, tool_executor=executor, home=options.pop("home", False), **options)
+    return await agent.run("What is it?"), client
+
+
+def shown(client: ScriptedClient) -> str:
+    """The last message that the model was sent."""
+    return str(client.requests[-1].messages[-1].text)
+
+
+# ------------------------------------------------------------------------------------ constructors
+
+
+class SeedExecutor(ToolExecutor):
+    """An executor with the constructor that the design document gives it."""
+
+    made: ClassVar[list[SeedExecutor]] = []
+
+    def __init__(
+        self,
+        main_agent_tool_manager: Any,
+        sub_agent_tool_managers: Any,
+        output_formatter: Any,
+        task_log: Any,
+        stream_handler: Any,
+        max_consecutive_rollbacks: int = 5,
+    ) -> None:
+        super().__init__(
+            main_agent_tool_manager,
+            sub_agent_tool_managers,
+            output_formatter,
+            task_log,
+            stream_handler,
+            max_consecutive_rollbacks,
+        )
+        SeedExecutor.made = [self]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_subclass_with_the_constructor_of_the_design_runs_with_the_settings_of_the_run(dialect: str) -> None:
+    @tool(read_only=True)
+    def words() -> str:
+        """A long text."""
+        return "word " * 5000
+
+    settings = {"agent": {"result_budget": 100, "max_parallel_calls": 3}}
+    result, _ = await asked(SeedExecutor, call("words"), tools=[words], dialect=dialect, config=settings)
+    assert result.answer == "done"
+    (executor,) = SeedExecutor.made
+    assert (executor.result_budget, executor.max_parallel) == (100, 3)
+    assert result.tool_outputs[0].telemetry.output_tokens <= 100
+
+
+async def test_a_constructor_keeps_the_options_that_it_chooses_itself() -> None:
+    class Brief(SeedExecutor):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.result_budget = 50
+
+    await asked(Brief)
+    assert SeedExecutor.made[0].result_budget == 50
+
+
+# ------------------------------------------------------------------------------------ execute_single_tool_call
+
+
+class Cached(ToolExecutor):
+    """Answers a key from memory, and leaves the others to the tool."""
+
+    given: ClassVar[list[tuple[Any, ...]]] = []
+
+    async def execute_single_tool_call(
+        self,
+        tool_manager: Any,
+        server_name: str,
+        tool_name: str,
+        arguments: dict[str, Any],
+        agent_name: str = "main",
+        turn_count: int = 0,
+    ) -> Any:
+        self.given.append((server_name, tool_name, arguments, agent_name, turn_count))
+        if arguments.get("key") == "kept":
+            return {"server_name": server_name, "tool_name": tool_name, "result": "from memory"}, 0, []
+        return await super().execute_single_tool_call(
+            tool_manager, server_name, tool_name, arguments, agent_name, turn_count
+        )
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_override_makes_every_call_of_a_run(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cached, "given", [])
+    _, client = await asked(Cached, call("look", key="kept"), call("look", key="abcd"), dialect=dialect)
+    assert "from memory" in str(client.requests[1].messages)
+    assert "the value of abcd is 4" in str(client.requests[2].messages)
+    assert Cached.given == [
+        ("local", "look", {"key": "kept"}, "main", 0),
+        ("local", "look", {"key": "abcd"}, "main", 1),
+    ]
+
+
+async def test_an_override_that_calls_super_keeps_what_the_tool_says_of_its_result(tmp_path: Path) -> None:
+    tries = []
+
+    @tool(read_only=True, retries=1)
+    def flaky(key: str) -> ToolOutput:
+        """Fails at first."""
+        tries.append(key)
+        if len(tries) == 1:
+            raise OSError("the line is busy")
+        return ToolOutput(result=[1, 2], metadata={"page": 7}, state_update={"seen": key})
+
+    result, _ = await asked(Cached, call("flaky", key="a"), tools=[flaky], home=tmp_path)
+    assert tries == ["a", "a"]
+    assert result.state == {"seen": "a"}
+    (output,) = result.tool_outputs
+    assert (output.metadata, output.telemetry.retry_count) == ({"page": 7}, 1)
+
+
+async def test_an_error_that_an_override_returns_or_raises_is_the_result_of_the_call() -> None:
+    class Fails(ToolExecutor):
+        async def execute_single_tool_call(self, *arguments: Any, **options: Any) -> Any:
+            if arguments[3]["key"] == "raise":
+                raise RuntimeError("no line")
+            return {"error": "quota exceeded"}, 3, []
+
+    result, client = await asked(Fails, call("look", key="return"), call("look", key="raise"))
+    assert result.answer == "done"
+    assert "quota exceeded" in str(client.requests[1].messages)
+    assert "no line" in str(client.requests[2].messages)
+    assert result.telemetry.aggregated["error_rate"] == 1.0
+
+
+async def test_a_resumed_run_does_not_repeat_what_an_override_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cached, "given", [])
+    running: list[asyncio.Task[Any]] = []
+
+    @tool(read_only=True)
+    async def wait(key: str) -> str:
+        """Wait; the first time, for ever."""
+        if running:
+            running.pop().cancel()
+            await asyncio.Event().wait()
+        return "waited"
+
+    replies = [call("look", key="kept"), call("wait", key="now"), answer("done")]
+    agent = Agent(ScriptedClient(replies), [look, wait], tool_executor=Cached, home=tmp_path)
+    running.append(asyncio.create_task(agent.run("What is it?", run_id="r")))
+    with pytest.raises(asyncio.CancelledError):
+        await running[0]
+    again = Agent(ScriptedClient(replies[2:]), [look, wait], tool_executor=Cached, home=tmp_path)
+    assert (await again.resume("r")).answer == "done"
+    assert [given[2]["key"] for given in Cached.given] == ["kept", "now", "now"]
+
+
+# ------------------------------------------------------------------------------------ duplicates
+
+
+async def test_overrides_decide_and_record_what_is_a_duplicate() -> None:
+    recorded: list[tuple[str, str]] = []
+
+    class Forgets(ToolExecutor):
+        def is_duplicate_query(self, cache_name: str, query_str: str) -> tuple[bool, int]:
+            return recorded.count((cache_name, query_str)) > 1, 0
+
+        def record_query(self, cache_name: str, query_str: str) -> None:
+            recorded.append((cache_name, query_str))
+
+    result, client = await asked(Forgets, *[call("look", key="a")] * 3)
+    assert recorded == [("main_look", 'look_{"key":"a"}')] * 2
+    assert (result.turns, result.rollbacks) == (3, 1)
+    assert "already called" in shown(client)
+
+
+async def test_the_counts_of_queries_may_be_a_subclass_own() -> None:
+    counts: dict[str, dict[str, int]] = {}
+
+    class Own(ToolExecutor):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.used_queries = counts
+
+    result, _ = await asked(Own, call("look", key="a"), call("look", key="a"))
+    assert result.rollbacks == 1
+    assert counts == {"main_look": {'look_{"key":"a"}': 1}}
+
+
+# ------------------------------------------------------------------------------------ judging and shortening
+
+
+@tool(name="google_search", read_only=True)
+def search(q: str) -> dict[str, Any]:
+    """Search."""
+    return {"organic": [] if q.startswith("nothing") else [{"title": q}]}
+
+
+@pytest.mark.parametrize(("verdict", "rollbacks"), [(False, 0), (True, 2)])
+async def test_an_override_decides_what_an_empty_search_is(verdict: bool, rollbacks: int) -> None:
+    class Own(ToolExecutor):
+        def is_google_search_empty_result(self, tool_name: str, tool_result: dict[str, Any]) -> bool:
+            assert tool_name == "google_search"
+            assert "organic" in tool_result["result"]
+            return verdict
+
+    calls = [call("google_search", q="nothing"), call("google_search", q="cats")]
+    result, _ = await asked(Own, *calls, tools=[search])
+    assert result.rollbacks == rollbacks
+
+
+async def test_a_result_is_rolled_back_as_often_as_an_override_says_while_the_budget_lasts() -> None:
+    class Strict(ToolExecutor):
+        def should_rollback_result(self, tool_name: str, result: Any, tool_result: dict[str, Any]) -> bool:
+            return "value" in result
+
+    result, client = await asked(Strict, *[call("look", key="a" * number) for number in range(1, 7)])
+    assert (result.answer, result.rollbacks) == ("done", 5)
+    assert "the value of aaaaaa is 6" in str(client.requests[6].messages)
+
+
+async def test_super_still_accepts_a_second_empty_result_as_evidence() -> None:
+    class Polite(ToolExecutor):
+        def should_rollback_result(self, tool_name: str, result: Any, tool_result: dict[str, Any]) -> bool:
+            return super().should_rollback_result(tool_name, result, tool_result)
+
+    calls = [call("google_search", q=f"nothing {number}") for number in range(2)]
+    result, _ = await asked(Polite, *calls, tools=[search])
+    assert (result.answer, result.rollbacks) == ("done", 1)
+
+
+async def test_an_executors_limit_of_rollbacks_is_the_limit_of_the_run() -> None:
+    class Short(SeedExecutor):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "max_consecutive_rollbacks": 2})
+
+        def should_rollback_result(self, tool_name: str, result: Any, tool_result: dict[str, Any]) -> bool:
+            return "value" in result
+
+    result, _ = await asked(Short, *[call("look", key="a" * number) for number in range(1, 4)])
+    assert (result.answer, result.rollbacks) == ("done", 2)
+
+
+async def test_an_override_shortens_scraped_pages_in_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Head(ToolExecutor):
+        def get_scrape_result(self, result: str) -> str:
+            return json.loads(result)["text"][:4]
+
+    @tool(read_only=True)
+    def scrape_website(url: str) -> dict[str, str]:
+        """Read a page."""
+        return {"text": "word " * 500}
+
+    calls = [call("scrape_website", url="https://a.example")]
+    monkeypatch.setenv("DEMO_MODE", "1")
+    _, client = await asked(Head, *calls, tools=[scrape_website])
+    assert shown(client) == "word"
+    monkeypatch.delenv("DEMO_MODE")
+    _, client = await asked(Head, *calls, tools=[scrape_website])
+    assert len(shown(client)) > 1000
+
+
+# ------------------------------------------------------------------------------------ the record
+
+
+@pytest.mark.parametrize("returned", ["a text", None, {"type": "text"}])
+async def test_a_formatter_whose_value_cannot_be_used_is_a_warning(returned: Any) -> None:
+    class Wrong(OutputFormatter):
+        def format_tool_result_for_user(self, tool_call_execution_result: Any) -> Any:
+            if returned is None:
+                raise ValueError("no style")
+            return returned
+
+    result, client = await asked(None, output_formatter=Wrong())
+    assert shown(client) == "the value of abcd is 4"
+    (warning,) = result.warnings
+    assert "format_tool_result_for_llm" in warning
+    assert "by default" in warning
+
+
+async def test_a_refused_call_is_in_the_log_the_telemetry_and_the_warnings(tmp_path: Path) -> None:
+    result, _ = await asked(None, call("look", name="a"), call("lok_up_all", key="a"), home=tmp_path)
+    assert [warning.partition(":")[0] for warning in result.warnings] == [
+        "look was not called",
+        "lok_up_all was not called",
+    ]
+    steps = [step for step in result.task_log.step_logs if "was not called" in step.message]
+    assert [step.level for step in steps] == ["warning", "warning"]
+    assert steps[0].metadata["arguments"] == {"name": "a"}
+    assert [telemetry.error_code for telemetry in result.telemetry.metrics] == ["InvalidArguments"]
+    loaded = await Agent(ScriptedClient([]), [look], home=tmp_path).run_once("What is it?", run_id=result.run_id)
+    assert loaded.warnings == result.warnings
+    assert loaded.telemetry.aggregated == result.telemetry.aggregated
