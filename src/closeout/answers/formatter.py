@@ -5,12 +5,17 @@ Contracts decide what an answer is; `closeout.results` encodes results and cuts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from closeout.answers.boxed import extract_boxed
-from closeout.answers.contracts import AnswerContract, Boxed, ContractReading
+from closeout.answers.contracts import AnswerContract, Boxed, ContractReading, Text
+from closeout.answers.reading import failed
+from closeout.messages import Constraint
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
 from closeout.results.normal import compact_json, normalise
 
@@ -22,7 +27,11 @@ __all__ = [
     "FormattedAnswer",
     "OutputFormatter",
     "answer_of",
+    "extracted_by",
+    "using_contract",
 ]
+
+logger = logging.getLogger(__name__)
 
 FORMAT_ERROR_MESSAGE = "No \\boxed{} content found in the final answer."
 """Replaces an answer that does not satisfy its contract, whichever contract that is."""
@@ -94,10 +103,24 @@ class FinalSummary:
         }
 
 
+# The contract of the agent at work: a formatter serves agents with different contracts, and is not changed by any.
+_contract_of_agent: ContextVar[AnswerContract | None] = ContextVar("closeout_contract_of_agent", default=None)
+
+
+@contextmanager
+def using_contract(contract: AnswerContract) -> Iterator[None]:
+    """Have formatters read answers by the contract of an agent."""
+    token = _contract_of_agent.set(contract)
+    try:
+        yield
+    finally:
+        _contract_of_agent.reset(token)
+
+
 class OutputFormatter:
     """Format tool results and final summaries. `Agent(output_formatter=…)` uses an instance, also of a subclass.
 
-    A formatter holds nothing but the contract, so one instance serves any number of runs.
+    The class keeps nothing but the contract, so one instance serves any number of agents and runs.
 
     Args:
         contract: The form that answers must have. None means the agent's; a formatter without an agent reads `Boxed()`.
@@ -107,7 +130,11 @@ class OutputFormatter:
         self.contract = contract
 
     def _extract_boxed_content(self, text: str) -> str:
-        """Return the content of the last box in a text, whatever the contract; "" if there is none."""
+        """Return the content of the last box in a text; "" if it has none.
+
+        An override decides which box is the answer, and with "" that none is. A contract that asks for more than a box
+        reads what it returns.
+        """
         return extract_boxed(text)
 
     def format_tool_result_for_user(self, tool_call_execution_result: Mapping[str, Any] | Any) -> dict[str, str]:
@@ -156,7 +183,8 @@ class OutputFormatter:
     def final_summary(self, final_answer_text: str, client: Any = None) -> FinalSummary:
         """Return the final summary as a record; see `format_final_summary_and_log`."""
         final_answer = final_answer_text or ""
-        reading = (self.contract or Boxed()).read(final_answer)
+        contract = _contract_of_agent.get() or self.contract or Boxed()
+        reading = extracted_by(self, contract).read(final_answer)
         lines, log = _usage_of(client)
         answer = reading.text if reading.ok else None
         return FinalSummary(
@@ -167,6 +195,51 @@ class OutputFormatter:
             usage_lines=lines,
             usage_log=log,
         )
+
+
+@dataclass(frozen=True)
+class ExtractedAnswer:
+    """A contract whose box a formatter finds in its own way."""
+
+    contract: AnswerContract
+    extract: Callable[[str], str]
+
+    @property
+    def finish_prefix(self) -> str:
+        return self.contract.finish_prefix
+
+    def instruction(self) -> str:
+        return self.contract.instruction()
+
+    def finishing(self) -> str:
+        return self.contract.finishing()
+
+    def constraint(self) -> Constraint | None:
+        return self.contract.constraint()
+
+    def read(self, text: str) -> ContractReading[Any]:
+        usual = extract_boxed(text)
+        try:
+            content = self.extract(text)
+        except Exception:
+            logger.exception("_extract_boxed_content failed, so the last box counts.")
+            content = usual
+        if content == usual:
+            return self.contract.read(text)
+        if not content:
+            return failed("missing", "There is no \\boxed{} in the reply.")
+        found = self.contract.read(rf"\boxed{{{content}}}")
+        if found.ok or not isinstance(self.contract, Boxed | Text):
+            return found
+        return ContractReading(content, content, True)
+
+
+def extracted_by(formatter: OutputFormatter, contract: AnswerContract) -> AnswerContract:
+    """Return the contract, with the formatter's `_extract_boxed_content` if that is overridden."""
+    is_own = type(formatter)._extract_boxed_content is not OutputFormatter._extract_boxed_content
+    if not is_own or isinstance(contract, ExtractedAnswer):
+        return contract
+    return ExtractedAnswer(contract, formatter._extract_boxed_content)
 
 
 def _usage_of(client: Any) -> tuple[tuple[str, ...], str]:

@@ -78,6 +78,8 @@ class AnswerGenerator:
         on_refused: Called with each reply that is not accepted: with its text if the next request only completes it,
             otherwise with "". A run sets it.
         constraint: The form that the server holds the reply of the current request to, for a client that takes one.
+        settled: What a run has come to before closing: the answer that the model gave, or that the model failed.
+            `generate_final_answer_with_retries` returns it instead of asking. A run sets it.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class AnswerGenerator:
         self.shrink_history: Callable[[History], Sequence[Mapping[str, Any]] | None] | None = None
         self.on_refused: Callable[[str], object] = lambda draft: None
         self.constraint: Constraint | None = None
+        self.settled: FinalAnswer | None = None
 
     # ------------------------------------------------------------------------------------------- one request
 
@@ -233,6 +236,8 @@ class AnswerGenerator:
             The answer. Its history holds the closing instruction and, if there is an answer, the reply that gave it;
             replies that were not accepted are left out.
         """
+        if self.settled is not None:
+            return self.settled
         steps = self._dialogue(task_description, turn_count).ask_answer(message_history)
         return await self._converse(steps, system_prompt, tool_definitions)
 
@@ -308,7 +313,7 @@ class AnswerGenerator:
                 may be async.
         """
         another_follows = self.context_compress_limit > 0 and not is_final_retry
-        if another_follows and reached_max_turns:
+        if another_follows and reached_max_turns and self.settled is None:
             self._dialogue().note_turns_spent()
             await _save(save_callback, system_prompt, message_history)
             experience = await self.generate_failure_summary(

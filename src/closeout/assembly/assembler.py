@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from closeout.answers.contracts import Text
-from closeout.answers.formatter import OutputFormatter
+from closeout.answers.formatter import OutputFormatter, extracted_by
 from closeout.answers.generator import AnswerGenerator
 from closeout.answers.reading import AnswerContract
 from closeout.answers.typed import contract_of
@@ -170,9 +170,8 @@ class Assembler:
 
     def _make_plan(self) -> AgentPlan:
         config, settings = self.config, self.config.agent
-        contract = self._answer or getattr(self._formatter, "contract", None) or Text()
-        formatter = OutputFormatter() if self._formatter is None else copy(self._formatter)
-        formatter.contract = contract
+        formatter = self._formatter or OutputFormatter()
+        contract = extracted_by(formatter, self._answer or formatter.contract or Text())
         endpoint = f"dialect {self.client.name} {self._base_url or config.llm.base_url or ''}"
         return AgentPlan(
             name=self._name,

@@ -15,7 +15,7 @@ from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, T
 from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox
 from closeout.models.retry import RetryPolicy
 
-__all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model"]
+__all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model", "read_tool_call"]
 
 PROVIDERS = ("openai", "anthropic", "local")
 FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, FILE.gguf"
@@ -218,7 +218,7 @@ class CreateMessageClient(BaseClient):
             else:
                 text, _, after = await self._call("process_llm_response", response, after, "main")
                 infos = await self._call("extract_tool_calls_info", response, text)
-                calls = tuple(_tool_call(info) for info in infos or ())
+                calls = tuple(read_tool_call(info) for info in infos or ())
                 usage = replace(usage, output_tokens=(len(text or "") + sum(len(c.text) for c in calls)) // 4 + 1)
                 finish = "tool_calls" if calls else "stop"
                 reply = ModelReply(text or "", tool_calls=calls, finish_reason=finish, usage=usage, model=self.name)
@@ -257,7 +257,8 @@ def _unboxed(response: Any, name: str) -> tuple[Any, tuple[str, ...]]:
     return response, warnings
 
 
-def _tool_call(info: Mapping[str, Any]) -> ToolCall:
+def read_tool_call(info: Mapping[str, Any]) -> ToolCall:
+    """Return a call that `extract_tool_calls_info` describes."""
     arguments = info.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else encode_json(arguments).decode()
     return ToolCall(

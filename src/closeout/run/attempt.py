@@ -25,6 +25,7 @@ from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
 from closeout.results.artifacts import Artifact
 from closeout.run.answer_checks import AnswerChecks, Objection
 from closeout.run.effects import ToolCalls, refusal_note
+from closeout.run.final_format import FinalFormat
 from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -41,6 +42,7 @@ from closeout.run.review import (
     review_unrun_call,
 )
 from closeout.run.session import ModelSession
+from closeout.run.user_generator import UserGenerator
 from closeout.tools.executor import CallOutcome, ToolExecutor
 from closeout.tools.search_tools import called_through, written_through
 
@@ -64,6 +66,8 @@ class AgentWork:
     executor: ToolExecutor
     tool_calls: ToolCalls
     answers: Answers
+    format: FinalFormat
+    generator: UserGenerator | None  # None: closing asks by itself
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -273,7 +277,7 @@ class Attempt:
 
     async def _answered(self, turn: AttemptTurn) -> Stop | None:
         """Decide on a reply without calls. Returns None if a check of the user's sends the model back."""
-        if not self.agent.answers.read(turn.text).ok:
+        if not self.agent.answers.read_final(turn.text).ok:
             return Stop(reason="insisted", reading=turn.reading)
         objection = await self._objection(turn.text, turn)
         if objection is None:
@@ -283,7 +287,7 @@ class Attempt:
         return Stop(reason="check_failed", reading=turn.reading, failure=Failure("", objection.problem))
 
     async def _objection(self, text: str, turn: AttemptTurn) -> Objection | None:
-        found, may_ask = self.agent.answers.read(text), not self._rollbacks.spent
+        found, may_ask = self.agent.answers.read_final(text), not self._rollbacks.spent
         return await self._checks.objection(found, self._outcomes, turn.reading.calls, may_ask=may_ask)
 
     async def checked(self, result: AgentResult) -> AgentResult:
@@ -324,7 +328,8 @@ class Attempt:
 
     def _review(self, turn: AttemptTurn) -> RollBack | None:
         reading, answers, tools = turn.reading, self.agent.answers, self.agent.tools
-        found = answers.read(turn.text) if turn.text else ContractReading()
+        read = answers.read if reading.calls or reading.defects else answers.read_final
+        found = read(turn.text) if turn.text else ContractReading()
         back = review_reply(reading, answers.contract, found, tools_offered=bool(tools))
         if back is None and self._session.capabilities.weak:
             back = next(filter(None, map(review_program, programs_in(reading.calls))), None)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from closeout.answers.dialogue import (
     ClosingDialogue,
     ClosingRequest,
     Dialogue,
+    FinalAnswer,
     FinalizedAnswer,
     History,
     LLMCallResult,
@@ -21,22 +21,21 @@ from closeout.answers.dialogue import (
     unfinished,
 )
 from closeout.answers.experience import experience_from
-from closeout.answers.formatter import FinalSummary, FormattedAnswer
-from closeout.answers.generator import AnswerGenerator, max_final_answer_retries
+from closeout.answers.formatter import FORMAT_ERROR_MESSAGE
+from closeout.answers.generator import max_final_answer_retries
 from closeout.answers.reading import ContractReading
 from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
-from closeout.errors import ContextOverflow, Failure, JournalError, LimitReached, ModelError, ModelTimeout
-from closeout.journal.events import Noted
+from closeout.errors import ContextOverflow, Failure, LimitReached, ModelError, ModelTimeout
 from closeout.journal.run_journal import Journal
-from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import Message, ModelReply, ModelRequest, Reading, RequestInfo, Usage
-from closeout.models.base import RetryNote, UsageSummary, assistant_message, summarise_usage, tool_call_infos
+from closeout.models.base import RetryNote, assistant_message, tool_call_infos
 from closeout.results.budgets import cut_text, largest_fit
 from closeout.run.attempt import AgentWork, Attempt
-from closeout.run.closing_client import ClosingClient
+from closeout.run.final_format import FinalFormat
 from closeout.run.plan import AgentPlan
 from closeout.run.result import AgentResult, Stop
+from closeout.run.user_generator import run_log
 
 __all__ = ["close_attempt", "fall_back", "with_summary"]
 
@@ -84,35 +83,8 @@ def with_summary(plan: AgentPlan, result: AgentResult, usage: Usage, journal: Jo
     """
     if result.summary:
         return result
-    client = _RunUsage(plan.client.name, usage)
-    try:
-        formatted = FormattedAnswer(*plan.output_formatter.format_final_summary_and_log(result.text, client))
-        return replace(result, summary=formatted.summary_text)
-    except Exception as error:  # a formatter or a contract that fails must not cost the result
-        text = f"The output formatter failed, so the summary is the default one. {type(error).__name__}: {error}"
-        with suppress(JournalError):
-            journal.append(Noted("main", "warning", "Final summary", message=text))
-    lines, log = client.format_token_usage_summary()
-    summary = FinalSummary(
-        final_answer=result.text,
-        answer=result.answer,
-        value=result.value,
-        reading=ContractReading(problem="No answer was found."),
-        usage_lines=tuple(lines),
-        usage_log=log,
-    )
-    return replace(result, summary=summary.text)
-
-
-@dataclass(frozen=True, slots=True)
-class _RunUsage:
-    """The usage of a run, in the shape that formatters take it from a model client."""
-
-    name: str
-    usage: Usage
-
-    def format_token_usage_summary(self) -> UsageSummary:
-        return summarise_usage(self.name, self.usage)
+    formatted = FinalFormat(plan, journal, "main", lambda: usage).format(result.text)
+    return replace(result, summary=formatted.summary_text)
 
 
 class _Closing:
@@ -130,7 +102,7 @@ class _Closing:
         self._info = RequestInfo("close", attempt.number, attempt.turns)
         self._may_act = stop.reason == "insisted" and attempt.may_reopen
         self._may_shrink = True
-        self._log = self._task_log()
+        self._log = run_log(agent.scope, agent.question)
 
     async def run(self) -> AgentResult | Reading:
         stop, text = self._stop, self._stop.text
@@ -140,25 +112,44 @@ class _Closing:
             and self._may_stand(text)
             and (accepted := self._accepted(text)) is not None
         ):
-            return accepted
+            return await self._confirmed(accepted)
         if stop.reason in ("model_failed", "check_failed") or self._agent.scope.budget.exhausted():
             self._listener.refused()
+            generator = self._agent.generator
+            if generator is not None and generator.falls_back and stop.reason != "check_failed":
+                settled = FinalAnswer(None, "", FORMAT_ERROR_MESSAGE, "", self._history())
+                ended = await self._ask_generator(self._history(), settled)
+                if ended is not None:
+                    return ended
             return self._without_asking(stop)
         return await self._ask()
+
+    async def _confirmed(self, accepted: AgentResult) -> AgentResult | Reading:
+        """Have a generator that decides on answers itself decide on the one that the model gave in the loop."""
+        generator = self._agent.generator
+        if generator is None or not generator.decides:
+            return accepted
+        history, log = self._history(), self._agent.format.client.format_token_usage_summary().log_string
+        reading = ContractReading(value=accepted.value, text=accepted.answer or "", ok=True)
+        settled = FinalAnswer(accepted.text, accepted.summary, accepted.answer, log, history, reading=reading)
+        ended = await self._ask_generator(history, settled)
+        if ended is None or (isinstance(ended, AgentResult) and ended.answer == accepted.answer):
+            return accepted if ended is None else replace(accepted, summary=ended.summary)
+        return ended
 
     def _may_stand(self, text: str) -> bool:
         """Return whether the reply that ended the attempt can be the answer, if the contract takes it.
 
         Where any text is an answer, a thought without an action is none.
         """
-        found, stop = self._agent.answers.read(text), self._stop
+        found, stop = self._agent.answers.read_final(text), self._stop
         if stop.reason == "answered" or found.marked:
             return True
         return stop.reading is not None and stop.reading.answer is not None
 
     def _accepted(self, text: str) -> AgentResult | None:
         """Return the result of a text in which the formatter finds an answer, otherwise None."""
-        formatted, found = self._format(text), self._agent.answers.read(text)
+        formatted, found = self._agent.format.format(text), self._agent.answers.read(text)
         if (answer := formatted.answer) is None:
             return None
         value = found.value if answer == found.text else self._agent.answers.value_of(answer)
@@ -166,10 +157,6 @@ class _Closing:
             answer=answer, stop_reason="answered", value=value, text=text, summary=formatted.summary_text
         )
         return self._selected(answer, result)
-
-    def _format(self, text: str) -> FormattedAnswer:
-        client = _RunUsage(self._plan.client.name, self._agent.scope.budget.usage)
-        return FormattedAnswer(*self._plan.output_formatter.format_final_summary_and_log(text, client))
 
     def _selected(self, answer: str, result: AgentResult) -> AgentResult:
         """Return the result with the answer that the settings select among all that were seen, and their ranking.
@@ -203,24 +190,44 @@ class _Closing:
 
     async def _ask(self) -> AgentResult | Reading:
         """Ask for the answer, as often as that is worthwhile; an AnswerGenerator of the user's decides how."""
-        text = self._stop.text
-        history: History = [*self._messages()]
-        if text:
-            history.append(Message(role="assistant", content=text))
+        text, history = self._stop.text, self._history()
         self._listener.refused(text)
         dialogue = self._dialogue()
-        if text and problem_of(text, dialogue.contract.read(text)).finishable:
+        if text and self._agent.generator is None and problem_of(text, dialogue.contract.read(text)).finishable:
             finished = await self._converse(dialogue.ask_form(history, text))
             if isinstance(finished, Reading):
                 return finished
             if (accepted := self._accepted(finished)) is not None:
                 return accepted
         self._listener.refused()
-        if self._plan.make_generator is not AnswerGenerator:
-            return await self._ask_generator(history)
+        if self._agent.generator is not None and (ended := await self._ask_generator(history)) is not None:
+            return ended
         steps = dialogue.close(history, turns_spent=self._turns_spent, another_follows=not self._is_final)
-        ended = await self._converse(steps)
-        return ended if isinstance(ended, Reading) else self._ended(ended)
+        closed = await self._converse(steps)
+        return closed if isinstance(closed, Reading) else self._ended(closed)
+
+    def _messages(self) -> list[Message]:
+        """The conversation, cut to what the budget allows if the last results are larger than that."""
+        calls, agent, number = self._session.calls, self._agent, self._attempt.number
+        messages = self._session.messages(agent.history)
+        if calls.can_close(messages):
+            return messages
+        messages = self._session.shrunk_messages(agent.history, number, "budget") or messages
+        if calls.can_close(messages):
+            return messages
+        begin = max((index + 1 for index, message in enumerate(messages) if message.role == "assistant"), default=0)
+        results = messages[begin:] if begin else []
+        longest = max((len(message.text) for message in results), default=0)
+
+        def cut(length: int) -> list[Message]:
+            return [*messages[:begin], *(_shortened(message, length) for message in results)]
+
+        return largest_fit(0, longest, cut, calls.can_close) or messages
+
+    def _history(self) -> History:
+        """The conversation, with the reply that ended it."""
+        text = self._stop.text
+        return [*self._messages(), *([Message(role="assistant", content=text)] if text else [])]
 
     def _dialogue(self) -> ClosingDialogue:
         plan, agent = self._plan, self._agent
@@ -228,7 +235,7 @@ class _Closing:
             task=agent.question,
             turns=self._attempt.turns,
             contract=plan.contract,
-            format_answer=self._format,
+            format_answer=agent.format.format,
             log=self._log.log_step,
             agent_type=agent.scope.path.rpartition(":")[2],
             retries=max_final_answer_retries(plan),
@@ -306,70 +313,37 @@ class _Closing:
         result = AgentResult(
             answer=answer,
             stop_reason="answered" if reason == "insisted" else reason,
-            value=self._agent.answers.value_of(answer, ended.value),
+            value=self._value_of(answer, ended.value),
             text=ended.text,
             summary=ended.final_summary,
+            failure=self._stop.failure if reason == "model_failed" else None,
         )
         return self._selected(answer, result)
 
-    async def _ask_generator(self, history: History) -> AgentResult | Reading:
-        """Have the user's AnswerGenerator ask."""
-        client = ClosingClient(
-            self._session,
+    def _value_of(self, answer: str, value: Any) -> Any:
+        """Return the typed value of an answer; a generator that sets the answer need not state it."""
+        return self._agent.answers.value_of(answer) if value is None or value == answer else value
+
+    async def _ask_generator(
+        self, history: History, settled: FinalAnswer | None = None
+    ) -> AgentResult | Reading | None:
+        """Have the user's AnswerGenerator end the attempt. Returns None if it raises."""
+        generator = self._agent.generator
+        assert generator is not None
+        ended = await generator.close(
+            history,
             self._info,
-            listener=self._listener if self._session.watched else None,
-            may_act=self._may_act,
+            listener=self._listener,
+            turns_spent=self._turns_spent,
+            is_final=self._is_final,
+            may_act=self._may_act and settled is None,
+            shrink=self._shrunk,
+            settled=settled,
         )
-        try:
-            ended: Any = await self._generator(client).generate_and_finalize_answer(
-                system_prompt="",
-                message_history=history,
-                tool_definitions=self._session.native_tools,
-                turn_count=self._attempt.turns,
-                task_description=self._agent.question,
-                reached_max_turns=self._turns_spent,
-                is_final_retry=self._is_final,
-                save_callback=lambda *_: client.stop_listening(),
-            )
-        except ModelError as error:
-            return self._without_asking(Stop(reason="model_failed", failure=Failure.of(error)))
-        if client.acted is not None:
+        if isinstance(ended, Reading):
             self._listener.discard()
-            return client.acted
-        return self._ended(ended if isinstance(ended, FinalizedAnswer) else FinalizedAnswer(*ended))
-
-    def _generator(self, client: ClosingClient) -> AnswerGenerator:
-        generator = self._plan.make_generator(
-            llm_client=client,
-            output_formatter=self._plan.output_formatter,
-            task_log=self._log,
-            stream_handler=None,
-            cfg=self._plan,
-            intermediate_boxed_answers=list(self._agent.answers.seen),
-        )
-        generator.contract = self._plan.contract
-        generator.shrink_history = self._shrunk
-        generator.agent_type = self._agent.scope.path.rpartition(":")[2]
-        generator.on_refused = self._listener.refused
-        return generator
-
-    def _messages(self) -> list[Message]:
-        """The conversation, cut to what the budget allows if the last results are larger than that."""
-        calls, agent, number = self._session.calls, self._agent, self._attempt.number
-        messages = self._session.messages(agent.history)
-        if calls.can_close(messages):
-            return messages
-        messages = self._session.shrunk_messages(agent.history, number, "budget") or messages
-        if calls.can_close(messages):
-            return messages
-        begin = max((index + 1 for index, message in enumerate(messages) if message.role == "assistant"), default=0)
-        results = messages[begin:] if begin else []
-        longest = max((len(message.text) for message in results), default=0)
-
-        def cut(length: int) -> list[Message]:
-            return [*messages[:begin], *(_shortened(message, length) for message in results)]
-
-        return largest_fit(0, longest, cut, calls.can_close) or messages
+            return ended
+        return None if ended is None else self._ended(ended)
 
     def _unanswered(self, ended: FinalizedAnswer) -> AgentResult:
         """Closing got no answer: for the reason of the stop, or because the model failed."""
@@ -393,15 +367,6 @@ class _Closing:
             experience=experience_from(account, self._attempt.call_facts(), reason=reason, reply=stop.text),
             failure=failure,
         )
-
-    def _task_log(self) -> TaskLog:
-        """A log whose steps become events of the run."""
-        scope = self._agent.scope
-
-        def write(step: StepLog) -> None:
-            scope.journal.append(Noted(scope.path, step.level, step.name, message=step.message, metadata=step.metadata))
-
-        return TaskLog(task_id=scope.journal.run_id, input=self._agent.question, writer=write)
 
 
 def _shortened(message: Message, length: int) -> Message:

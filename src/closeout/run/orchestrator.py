@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from closeout.answers.experience import FailureExperience, render_experiences
+from closeout.answers.generator import AnswerGenerator
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.dialects.functions import RUN_PROGRAM
@@ -20,6 +21,7 @@ from closeout.results.tokens import estimate_tokens
 from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.closing import close_attempt, fall_back
 from closeout.run.effects import ToolCalls
+from closeout.run.final_format import FinalFormat
 from closeout.run.limits import CLOSING_TOKENS
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -27,6 +29,7 @@ from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
 from closeout.run.session import ModelSession
+from closeout.run.user_generator import UserGenerator
 
 __all__ = ["Orchestrator"]
 
@@ -57,7 +60,8 @@ class Orchestrator:
         task: str = "",
     ) -> None:
         tools = OfferedTools(plan.manager, scope, plan.search_budget)
-        answers = Answers(plan.contract)
+        final_format = FinalFormat(plan, scope.journal, scope.path, lambda: scope.budget.usage)
+        answers = Answers(plan.contract, final_format.accept)
         keeper = ContextKeeper(
             plan.client,
             scope.journal,
@@ -69,6 +73,12 @@ class Orchestrator:
         tool_calls = ToolCalls(scope)
         executor = plan.executor(tool_calls.publish_progress)
         executor.offer(tools.specs)
+        session = ModelSession(plan, scope, task or question, tools, keeper, answers)
+        generator = None
+        if plan.make_generator is not AnswerGenerator:
+            generator = UserGenerator(
+                plan, scope, session, final_format.client, seen=answers.seen, question=task or question
+            )
         self.attempt: Attempt | None = None  # the last one
         self._result: AgentResult | None = None  # of the last attempt
         self._agent = AgentWork(
@@ -80,10 +90,12 @@ class Orchestrator:
                 plan.full_instructions(), question, tools.shown, earlier=earlier, images=images, agent=scope.path
             ),
             keeper=keeper,
-            session=ModelSession(plan, scope, task or question, tools, keeper, answers),
+            session=session,
             executor=executor,
             tool_calls=tool_calls,
             answers=answers,
+            format=final_format,
+            generator=generator,
         )
 
     async def run(self) -> AgentResult:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from closeout.answers.contracts import AnswerContract
+from closeout.answers.contracts import AnswerContract, Boxed, Tagged, Text
 from closeout.answers.reading import ContractReading, stated
 from closeout.messages import Defect, ModelRequest, Reading, ToolSpec
 from closeout.parsing.forms.reader import read_tool_calls
@@ -30,10 +30,16 @@ __all__ = [
 
 
 class Answers:
-    """Reads answers by an agent's contract and keeps those that its model gave on the way."""
+    """Reads answers by an agent's contract and keeps those that its model gave on the way.
 
-    def __init__(self, contract: AnswerContract) -> None:
+    Args:
+        contract: The form of the answer.
+        accept: Returns the answer that a formatter finds in a reply which the contract does not accept.
+    """
+
+    def __init__(self, contract: AnswerContract, accept: Callable[[str], str | None] = lambda text: None) -> None:
         self.contract = contract
+        self._accept = accept
         self.seen: list[str] = []  # in the form of the contract, in the order in which they were given
         self._values: dict[str, Any] = {}
         self._texts: dict[str, str] = {}  # the text that held the answer, the last one if there are several
@@ -44,6 +50,15 @@ class Answers:
         if self._last is None or self._last[0] != text:
             self._last = text, self.contract.read(text)
         return self._last[1]
+
+    def read_final(self, text: str) -> ContractReading:
+        """Return the answer in a reply without calls; a formatter may find one where the contract does not."""
+        found = self.read(text)
+        if found.ok or not text.strip() or (answer := self._accept(text)) is None:
+            return found
+        found = ContractReading(self.value_of(answer), answer, True)
+        self._last = text, found
+        return found
 
     def note(self, text: str) -> ContractReading:
         """Read a text beside a tool call, and keep the answer if it marks one."""
@@ -58,9 +73,16 @@ class Answers:
         """Return the text that held an answer, or None if it was not seen."""
         return self._texts.get(answer)
 
-    def value_of(self, answer: str, default: Any = None) -> Any:
-        """Return the typed value of an answer that was seen, else the default, else the answer itself."""
-        return self._values.get(answer, answer if default is None else default)
+    def value_of(self, answer: str) -> Any:
+        """Return the typed value of an answer, None if the contract cannot read it."""
+        if answer in self._values:
+            return self._values[answer]
+        for text in (answer, self.contract.finish_prefix + answer):
+            if (found := self.contract.read(text)).ok:
+                return found.value
+        # A contract for text may refuse it as a placeholder, and yet it was set as the answer.
+        contract = getattr(self.contract, "contract", self.contract)
+        return answer if isinstance(contract, Boxed | Tagged | Text) else None
 
 
 @record

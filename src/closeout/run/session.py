@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +71,8 @@ class ModelSession:
         self._task = task
         self._answers = answers
         self.calls = ModelCalls(plan.client, scope, keeper)
+        # Sends the request of a turn. A user's AnswerGenerator may take it over.
+        self.ask: Callable[..., Awaitable[ModelReply]] = self.calls.request
         self.dialect: Dialect = plan.first_dialect()
         self.capabilities = plan.client.capabilities
         self._plan = plan
@@ -106,7 +108,7 @@ class ModelSession:
             request = rollbacks.adjust(request)
             try:
                 if self._plan.strategy is None:
-                    reading = self.read(await self.calls.request(request, info, on_delta=listener))
+                    reading = self.read(await self.ask(request, info, on_delta=listener))
                 else:
                     reading = await self._by_strategy(self._plan.strategy, request, history, info)
             except ContextOverflow:
@@ -131,7 +133,7 @@ class ModelSession:
             request=request,
             capabilities=self.capabilities,
             info=info,
-            send=self.calls.request,
+            send=self.ask,
             read=self.read,
             read_answer=self._answers.read,
             listener=self._listener,

@@ -1,0 +1,103 @@
+"""Write final summaries with an agent's output formatter, whose failures do not cost the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from closeout.answers.formatter import FinalSummary, FormattedAnswer, OutputFormatter, using_contract
+from closeout.answers.reading import ContractReading
+from closeout.errors import JournalError
+from closeout.journal.events import Noted
+from closeout.journal.run_journal import Journal
+from closeout.messages import Usage
+from closeout.models.base import BaseClient, UsageSummary, summarise_usage
+from closeout.overrides import is_overridden
+from closeout.run.plan import AgentPlan
+
+__all__ = ["FinalFormat", "UsageReport"]
+
+
+class UsageReport:
+    """The usage of a run, in the shape in which formatters take it from a model client."""
+
+    def __init__(self, plan: AgentPlan, usage: Callable[[], Usage]) -> None:
+        self.name = plan.client.name
+        self._client = plan.client
+        self._usage = usage
+
+    @property
+    def usage(self) -> Usage:
+        return self._usage()
+
+    def format_token_usage_summary(self) -> UsageSummary:
+        if is_overridden(self._client, BaseClient, "format_token_usage_summary"):
+            return self._client.format_token_usage_summary()
+        return summarise_usage(self.name, self.usage)
+
+
+class FinalFormat:
+    """An agent's output formatter in a run.
+
+    Args:
+        plan: The agent.
+        journal: A formatter that fails is noted here.
+        path: The agent's path in the run.
+        usage: Returns the usage that summaries state.
+    """
+
+    def __init__(self, plan: AgentPlan, journal: Journal, path: str, usage: Callable[[], Usage]) -> None:
+        self.client = UsageReport(plan, usage)
+        self._formatter = plan.output_formatter
+        self._contract = plan.contract
+        self._journal = journal
+        self._path = path
+        self._decides = is_overridden(self._formatter, OutputFormatter, "format_final_summary_and_log")
+        self._accepted: tuple[str, FormattedAnswer] | None = None
+
+    def format(self, text: str) -> FormattedAnswer:
+        """Return the summary and the answer of a closing text; the default ones if the formatter fails."""
+        accepted, self._accepted = self._accepted, None
+        if accepted is not None and accepted[0] == text:
+            return accepted[1]
+        with using_contract(self._contract):
+            try:
+                return _strings(self._formatter.format_final_summary_and_log(text, self.client))
+            except Exception as error:  # a formatter that fails must not cost the answer
+                self._note(error)
+                return self._default(text)
+
+    def accept(self, text: str) -> str | None:
+        """Return the answer that a formatter of the user's finds in a reply that the contract does not accept."""
+        if not self._decides:
+            return None
+        formatted = self.format(text)
+        self._accepted = (text, formatted) if formatted.answer is not None else None
+        return formatted.answer
+
+    def _default(self, text: str) -> FormattedAnswer:
+        try:
+            reading = self._contract.read(text)
+        except Exception:  # a contract neither
+            reading = ContractReading(problem="No answer was found.")
+        lines, log = summarise_usage(self.client.name, self.client.usage)
+        summary = FinalSummary(
+            final_answer=text,
+            answer=reading.text if reading.ok else None,
+            value=reading.value,
+            reading=reading,
+            usage_lines=tuple(lines),
+            usage_log=log,
+        )
+        return FormattedAnswer(summary.text, summary.boxed_result, log)
+
+    def _note(self, error: Exception) -> None:
+        text = f"The output formatter failed, so the summary is the default one. {type(error).__name__}: {error}"
+        with suppress(JournalError):
+            self._journal.append(Noted(self._path, "warning", "Final summary", message=text))
+
+
+def _strings(formatted: Any) -> FormattedAnswer:
+    summary, boxed, log = formatted
+    return FormattedAnswer(str(summary), "" if boxed is None else str(boxed), str(log))

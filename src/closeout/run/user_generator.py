@@ -1,0 +1,320 @@
+"""A user's AnswerGenerator in a run: the client that it asks through, and the places where its methods are called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from closeout.answers.dialogue import FinalAnswer, FinalizedAnswer, History, LLMCallResult
+from closeout.answers.formatter import using_contract
+from closeout.answers.generator import AnswerGenerator
+from closeout.errors import JournalError, LimitReached
+from closeout.journal.events import Noted
+from closeout.journal.task_log import StepLog, TaskLog
+from closeout.messages import Message, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, Usage
+from closeout.models.base import (
+    BaseClient,
+    CreatedMessage,
+    OnDelta,
+    OnRetry,
+    ProcessedResponse,
+    UsageSummary,
+    tool_call_infos,
+)
+from closeout.models.connect import read_tool_call
+from closeout.overrides import is_overridden
+from closeout.run.final_format import UsageReport
+from closeout.run.plan import AgentPlan, Scope
+from closeout.run.reply_listener import ReplyListener
+from closeout.run.session import ModelSession
+
+__all__ = ["SessionClient", "UserGenerator", "run_log"]
+
+# Overrides that decide on the answer, so they are called too if the model has answered or failed before closing.
+FINAL = ("generate_and_finalize_answer", "generate_final_answer_with_retries")
+FALLBACK = ("handle_no_context_management_fallback", "handle_context_management_no_fallback")
+
+
+def run_log(scope: Scope, question: str) -> TaskLog:
+    """Return a log whose steps become events of the run."""
+
+    def write(step: StepLog) -> None:
+        scope.journal.append(Noted(scope.path, step.level, step.name, message=step.message, metadata=step.metadata))
+
+    return TaskLog(task_id=scope.journal.run_id, input=question, writer=write)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What the generator is asking for: closing, or a turn whose request the loop has written.
+
+    Attributes:
+        info: What the requests are for.
+        listener: Receives the replies while they are written.
+        request: The turn's request, None in closing.
+        may_act: Whether a reply that calls a tool ends closing: it is in `acted` then.
+        reply: The last reply.
+        error: Why there is none.
+    """
+
+    info: RequestInfo
+    listener: OnDelta | None
+    request: ModelRequest | None = None
+    may_act: bool = False
+    acted: Reading | None = None
+    reply: ModelReply | None = None
+    error: Exception | None = None
+
+
+class SessionClient(BaseClient):
+    """The model of an agent for an AnswerGenerator: its requests are journaled and charged as the run's own.
+
+    Args:
+        session: The agent's conversation.
+        report: States the usage.
+    """
+
+    def __init__(self, session: ModelSession, report: UsageReport) -> None:
+        self.name = session.client_name
+        self.capabilities = session.capabilities
+        self.asked = _Asked(RequestInfo("close", 0, 0), None)
+        self._session = session
+        self._report = report
+
+    @property
+    def usage(self) -> Usage:
+        """The usage of the agent, with its sub-agents."""
+        return self._session.usage
+
+    def format_token_usage_summary(self) -> UsageSummary:
+        return self._report.format_token_usage_summary()
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        session, asked = self._session, self.asked
+        if asked.request is not None:
+            request = self._in_turn(request, asked.request)
+        asked.reply = None
+        try:
+            reply = await session.calls.request(
+                session.in_form(request), asked.info, on_delta=on_delta, on_retry=on_retry
+            )
+        except Exception as error:
+            asked.error = error
+            raise
+        asked.reply = reply
+        if asked.may_act:
+            reading = session.read(reply)
+            if reading.calls:
+                asked.acted = reading
+                raise LimitReached("closing", "The model called a tool instead of answering, so the attempt continues.")
+        return reply
+
+    def _in_turn(self, request: ModelRequest, own: ModelRequest) -> ModelRequest:
+        """Return the turn's own request, with what an override has changed in it."""
+        passed = [Message(role="user", content=own.prompt)] if own.prompt is not None else [*own.messages]
+        if [*request.messages] == passed:
+            return own if request.tools == own.tools or own.prompt is not None else replace(own, tools=request.tools)
+        return replace(own, messages=request.messages, prompt=None, tools=request.tools or own.tools, breakpoints=())
+
+    async def create_message(self, *, keep_tool_result: int = -1, **options: Any) -> CreatedMessage:
+        """As of any client, but the history keeps its results: what leaves it is recorded in the journal."""
+        listener = self.asked.listener
+        if isinstance(listener, ReplyListener) and self.asked.request is None:
+            listener.begin()
+        return await super().create_message(on_delta=listener, **options)
+
+    def process_llm_response(
+        self, response: ModelReply | None, message_history: Sequence[Mapping[str, Any]], agent_type: str = "main"
+    ) -> ProcessedResponse:
+        """As of any client, but closing's text is what the dialect marks as the answer, if that fits the contract."""
+        text, should_break, history = super().process_llm_response(response, message_history, agent_type)
+        if response is not None and self.asked.request is None:
+            text = self._session.answer_or_text(response)
+        return ProcessedResponse(text, should_break, history)
+
+    def extract_tool_calls_info(self, response: ModelReply | None, text: str = "") -> list[dict[str, Any]]:
+        """As of any client; in a dialect of text, the calls that the dialect reads."""
+        return [] if response is None else tool_call_infos(self._session.calls_in(response))
+
+    def stop_listening(self) -> None:
+        """Publish no more replies: what is asked for now is not for people."""
+        self.asked.listener = None
+
+
+class UserGenerator:
+    """A user's AnswerGenerator through one agent's run. An override that raises is noted and costs nothing else.
+
+    Args:
+        plan: The agent.
+        scope: Its place in the run.
+        session: Its conversation.
+        report: States the usage.
+        seen: Answers seen in earlier turns. The list grows.
+        question: The task.
+    """
+
+    def __init__(
+        self,
+        plan: AgentPlan,
+        scope: Scope,
+        session: ModelSession,
+        report: UsageReport,
+        *,
+        seen: list[str],
+        question: str,
+    ) -> None:
+        self._scope = scope
+        self._session = session
+        self._contract = plan.contract
+        self._question = question
+        self._client = SessionClient(session, report)
+        self._one_at_a_time = asyncio.Lock()
+        self._agent_type = scope.path.rpartition(":")[2]
+        with using_contract(plan.contract):
+            self._generator = generator = plan.make_generator(
+                llm_client=self._client,
+                output_formatter=plan.output_formatter,
+                task_log=run_log(scope, question),
+                stream_handler=None,
+                cfg=plan,
+                intermediate_boxed_answers=seen,
+            )
+        generator.contract = plan.contract
+        generator.agent_type = self._agent_type
+        self.decides = self._overrides(*FINAL)
+        self.falls_back = self._overrides(*FINAL, *FALLBACK)
+        if self._overrides("handle_llm_call"):
+            session.ask = self.ask
+
+    def _overrides(self, *names: str) -> bool:
+        return any(is_overridden(self._generator, AnswerGenerator, name) for name in names)
+
+    def _note(self, error: Exception) -> None:
+        text = f"{type(self._generator).__name__} raised {type(error).__name__}: {error}"
+        with suppress(JournalError):
+            self._scope.journal.append(Noted(self._scope.path, "warning", "Answer generator", message=text))
+
+    # ------------------------------------------------------------------------------------------ a turn
+
+    async def ask(self, request: ModelRequest, info: RequestInfo, *, on_delta: OnDelta | None = None) -> ModelReply:
+        """Have `handle_llm_call` send the request of a turn. Returns the reply as it left it.
+
+        Raises:
+            ModelError: The request failed, and the method did not make up for it.
+        """
+        history = [Message(message) for message in request.messages]
+        if request.prompt is not None:
+            history = [Message(role="user", content=request.prompt)]
+        system = history.pop(0).text if history and history[0].role == "system" else ""
+        async with self._one_at_a_time:
+            asked = self._client.asked = _Asked(info, on_delta, request)
+            step, purpose = info.turn + 1, f"{self._agent_type.capitalize()} agent | Turn: {info.turn + 1}"
+            try:
+                returned = await self._generator.handle_llm_call(
+                    system, [*history], request.tools, step, purpose, self._agent_type
+                )
+                reply = self._reply(returned, asked)
+            except JournalError:
+                raise
+            except Exception as error:
+                if error is asked.error:
+                    raise
+                self._note(error)
+                if asked.reply is None and asked.error is None:
+                    return await self._session.calls.request(request, info, on_delta=on_delta)
+                reply = asked.reply
+        if reply is None:
+            assert asked.error is not None
+            raise asked.error
+        if reply is not asked.reply and isinstance(on_delta, ReplyListener):
+            on_delta.replace(reply.text)
+        return reply
+
+    def _reply(self, returned: Any, asked: _Asked) -> ModelReply | None:
+        """Return the reply with the text and the calls that the method returned; None if there is none."""
+        text, _, infos, _ = returned
+        text, infos = text or "", _listed(infos)
+        reply = asked.reply
+        if reply is None:
+            return ModelReply(text, tool_calls=_calls(infos)) if text or infos else None
+        if not text and not infos and (not reply.finished or (isinstance(returned, LLMCallResult) and returned.error)):
+            return reply  # the loop knows what to do with a reply that is not finished
+        was = self._client.extract_tool_calls_info(reply)
+        if text != reply.text:
+            reply = replace(reply, text=text)
+        if infos == was:
+            return reply
+        # Calls in the text would count beside those that were returned.
+        return replace(reply, text=reply.text if reply.tool_calls or not was else "", tool_calls=_calls(infos))
+
+    # ------------------------------------------------------------------------------------------ closing
+
+    async def close(
+        self,
+        history: History,
+        info: RequestInfo,
+        *,
+        listener: ReplyListener,
+        turns_spent: bool,
+        is_final: bool,
+        may_act: bool,
+        shrink: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]] | None],
+        settled: FinalAnswer | None = None,
+    ) -> FinalizedAnswer | Reading | None:
+        """Have the generator close an attempt.
+
+        Args:
+            history: The conversation of the attempt.
+            info: What the requests are for.
+            listener: Receives the replies, if anybody watches.
+            turns_spent: Whether the attempt stopped because its turns were used up.
+            is_final: Whether no other attempt follows.
+            may_act: Whether the model may call a tool instead.
+            shrink: Returns a shorter conversation.
+            settled: What the loop has come to already, if the model need not or cannot be asked.
+
+        Returns:
+            The end of the attempt; a reply that calls a tool instead; or None if an override raised.
+        """
+        generator, client = self._generator, self._client
+        asked = client.asked = _Asked(info, listener if self._session.watched else None, may_act=may_act)
+        generator.shrink_history = shrink
+        generator.on_refused = listener.refused
+        generator.settled = settled
+        try:
+            with using_contract(self._contract):
+                ended: Any = await generator.generate_and_finalize_answer(
+                    system_prompt="",
+                    message_history=history,
+                    tool_definitions=self._session.native_tools,
+                    turn_count=info.turn,
+                    task_description=self._question,
+                    reached_max_turns=turns_spent,
+                    is_final_retry=is_final,
+                    save_callback=lambda *_: client.stop_listening(),
+                )
+            if asked.acted is None and not isinstance(ended, FinalizedAnswer):  # an override returned a plain tuple
+                ended = FinalizedAnswer(*ended)
+        except JournalError:
+            raise
+        except Exception as error:
+            if asked.acted is None:
+                self._note(error)
+                return None
+        return asked.acted if asked.acted is not None else ended
+
+
+def _listed(infos: Any) -> list[Mapping[str, Any]]:
+    """Return the calls that `extract_tool_calls_info` found: a list of them, or a tuple that begins with one."""
+    if isinstance(infos, tuple):
+        infos = infos[0] if infos else ()
+    return list(infos or ())
+
+
+def _calls(infos: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
+    return tuple(map(read_tool_call, infos))
