@@ -324,3 +324,77 @@ async def test_a_session_and_a_stream_and_a_resumed_run_use_the_generator(tmp_pa
     assert shown.endswith("ONE")
     assert (await agent(LOOK, AuthenticationFailed("wrong key")).run("?", run_id="r")).answer is None
     assert (await agent(say("three")).resume("r")).answer == "THREE"
+
+
+# ------------------------------------------------------------------------------------------------ LLM clients
+
+
+class SeedClient(ScriptedClient):
+    """Overrides each message-history method, with the parameters that they have."""
+
+    def __init__(self, script: list[Any]) -> None:
+        super().__init__(script)
+        self.called: list[str] = []
+
+    async def create_message(self, system_prompt: Any, message_history: Any, tool_definitions: Any,  # type: ignore[override]
+                             keep_tool_result: int = -1, step_id: int = 1, task_log: Any = None,
+                             agent_type: str = "main") -> Any:  # fmt: skip
+        self.called.append("create")
+        return await super().create_message(
+            system_prompt=f"{system_prompt} Be kind.", message_history=message_history,
+            tool_definitions=tool_definitions, keep_tool_result=keep_tool_result, step_id=step_id,
+            task_log=task_log, agent_type=agent_type,
+        )  # fmt: skip
+
+    def process_llm_response(self, response: Any, message_history: Any, agent_type: str = "main") -> Any:
+        self.called.append("process")
+        text, should_break, history = super().process_llm_response(response, message_history, agent_type)
+        return text.replace("42", "43"), should_break, history
+
+    def extract_tool_calls_info(self, response: Any, text: str = "") -> Any:
+        self.called.append("extract")
+        infos = super().extract_tool_calls_info(response, text)
+        return [{**info, "arguments": {"key": "b"}} for info in infos]
+
+    def update_message_history(self, message_history: Any, tool_results: Any) -> Any:
+        results = [(id_, {**part, "text": f"{part['text']}!"}) for id_, part in tool_results]
+        return super().update_message_history(message_history, results)
+
+    def format_token_usage_summary(self) -> Any:
+        return ["my usage"], "my usage"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_message_history_method_of_a_client_changes_a_run(stream: bool) -> None:
+    client = SeedClient([LOOK, answer("42")])
+    agent = Agent(client, [look], home=False, answer=Boxed(), stream=stream, config={"llm": {"temperature": 0.5}})
+    result = await agent.run("What is a?")
+    assert (result.answer, result.turns) == ("43", 2)
+    assert client.called == ["create", "process", "extract"] * 2
+    assert client.requests[-1].messages[-1].text == "b is unknown!"
+    assert client.requests[0].messages[0].text.endswith("Be kind.")
+    assert {request.temperature for request in client.requests} == {0.5}, "what the method cannot say is kept"
+    assert "my usage" in result.final_summary
+    assert result.usage.requests == 2
+
+
+async def test_results_in_a_dialect_of_text_are_added_by_the_client_too() -> None:
+    class Reminding(ScriptedClient):
+        def update_message_history(self, message_history: Any, tool_results: Any) -> Any:
+            history = super().update_message_history(message_history, tool_results)
+            return [*history, {"role": "user", "content": "Remember the task."}]
+
+    client = Reminding([LOOK, call("look", key="b"), answer("42")])
+    assert (await Agent(client, [look], home=False, dialect="mcp_xml").run("?")).answer == "42"
+    assert [message.text for message in client.requests[-1].messages].count("Remember the task.") == 2
+
+
+async def test_a_resumed_run_takes_the_recorded_replies_of_overridden_methods(tmp_path: Path) -> None:
+    def agent(*script: Any) -> tuple[Agent[Any], SeedClient]:
+        client = SeedClient(list(script))
+        return Agent(client, [look], home=tmp_path, answer=Boxed()), client
+
+    await agent(LOOK, AuthenticationFailed("wrong key"))[0].run("?", run_id="r")
+    resumed, client = agent(answer("42"))
+    assert (await resumed.resume("r")).answer == "43"
+    assert client.called == ["create", "process", "extract"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, TypeGuard
 
@@ -32,9 +33,11 @@ __all__ = [
     "ProcessedResponse",
     "ResponseBox",
     "RetryNote",
+    "RunRequest",
     "UsageSummary",
     "assistant_message",
     "offered_tools",
+    "run_request",
     "summarise_usage",
     "tool_call_infos",
 ]
@@ -78,6 +81,27 @@ class UsageSummary(NamedTuple):
 
     lines: list[str]
     log_string: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What a run's request has beside its messages and tools. `create_message` sends it along.
+
+    Attributes:
+        options: Fields of ModelRequest.
+        is_text: Whether the conversation is one text for a completion endpoint.
+        on_delta: Receives the reply in pieces.
+        on_retry: Called before each retry.
+    """
+
+    options: Mapping[str, Any]
+    is_text: bool
+    on_delta: OnDelta | None
+    on_retry: OnRetry | None
+
+
+# The request that a run sends through an overridden `create_message`, whose parameters have no place for all of it.
+run_request: ContextVar[RunRequest | None] = ContextVar("closeout_run_request", default=None)
 
 
 class BaseClient(ABC):
@@ -164,8 +188,15 @@ class BaseClient(ABC):
         if system_prompt:
             shown = [Message(role="system", content=system_prompt), *shown]
         offer = offered_tools(tool_definitions or ())
+        own = run_request.get()
+        if own is not None:
+            options, on_delta = {**own.options, **options}, on_delta or own.on_delta
+            if own.is_text:
+                options["prompt"] = "\n\n".join(message.text for message in shown)
 
         def note(retry: RetryNote) -> None:
+            if own is not None and own.on_retry is not None:
+                own.on_retry(retry)
             if task_log is not None:
                 message = f"{retry.error} Retrying in {retry.delay:.1f} s."
                 task_log.log_step("warning", f"{agent_type} | LLM retry | step {step_id}", message)

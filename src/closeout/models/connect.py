@@ -15,7 +15,7 @@ from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, T
 from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox
 from closeout.models.retry import RetryPolicy
 
-__all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model", "read_tool_call"]
+__all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model", "read_tool_call", "unboxed"]
 
 PROVIDERS = ("openai", "anthropic", "local")
 FORMS = "openai:NAME (any OpenAI-compatible server, with base_url), anthropic:NAME, local, local:small, FILE.gguf"
@@ -212,7 +212,7 @@ class CreateMessageClient(BaseClient):
                 task_log=None,
                 agent_type="main",
             )
-            response, warnings = _unboxed(response, self.name)
+            response, warnings = unboxed(response, self.name)
             if isinstance(response, ModelReply):
                 reply = response
             else:
@@ -244,7 +244,7 @@ def _definitions(request: ModelRequest) -> list[dict[str, Any]]:
     return [{"name": server, "tools": tools} for server, tools in servers.items()]
 
 
-def _unboxed(response: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+def unboxed(response: Any, name: str) -> tuple[Any, tuple[str, ...]]:
     """Return the response without its box, and its warnings. Raises ModelError for an ErrorBox or no response."""
     if ErrorBox.is_error_box(response):
         raise response.error if isinstance(response.error, ModelError) else ServerFailed(str(response))

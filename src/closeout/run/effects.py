@@ -36,6 +36,7 @@ from closeout.journal.subscribers import Progress
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
+from closeout.models.history_methods import completer
 from closeout.redaction import mask
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
@@ -71,6 +72,7 @@ class ModelCalls:
 
     def __init__(self, client: BaseClient, scope: Scope, keeper: ContextKeeper) -> None:
         self._client = client
+        self._complete = completer(client)
         self._journal = scope.journal
         self._agent = scope.path
         self._budget = scope.budget
@@ -180,7 +182,7 @@ class ModelCalls:
         seconds = self._budget.seconds_left(closing=not RequestInfo(intent.purpose).may_act)
         try:
             async with asyncio.timeout(seconds):
-                reply = await self._client.complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
+                reply = await self._complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
         except ModelError as error:
             failed = error
         except TimeoutError:
