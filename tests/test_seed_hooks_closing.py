@@ -98,6 +98,29 @@ async def test_a_formatter_that_fails_does_not_cost_an_answer_already_given() ->
         assert any("no paper" in warning for warning in result.warnings)
 
 
+@pytest.mark.parametrize("returned", ["a text", None, {"text": 5}, RuntimeError("no ink")])
+async def test_a_formatter_that_fails_on_a_result_is_named_in_the_record(returned: Any) -> None:
+    class Broken(OutputFormatter):
+        def format_tool_result_for_user(self, tool_call_execution_result: Any) -> Any:
+            if isinstance(returned, Exception):
+                raise returned
+            return returned
+
+    agent, client = agent_of(LOOK, answer("42"), output_formatter=Broken())
+    result = await agent.run("What is a?")
+    assert client.requests[-1].messages[-1].text == "a is unknown"
+    assert any("shown as it is by default" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize(("keep", "requests"), [(-1, 4), (5, 2)])
+async def test_closing_asks_for_a_missing_form_and_then_for_the_answer(keep: int, requests: int) -> None:
+    settings = {"agent": {"keep_tool_result": keep}}
+    agent, client = agent_of(*[say("It is hard to say.")] * 9, config=settings)
+    assert (await agent.run("What is a?")).answer is None
+    tools_closed = [request for request in client.requests if request.tool_choice == "none"]
+    assert len(tools_closed) == requests
+
+
 class Tolerant(OutputFormatter):
     """Also takes what follows "Answer:"."""
 

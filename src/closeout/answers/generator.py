@@ -53,8 +53,10 @@ def max_final_answer_retries(cfg: Any) -> int:
 class AnswerGenerator:
     """Produce the final answer of one attempt, or the experience that the next attempt builds on.
 
-    Every method may be overridden; `Agent(answer_generator=MyGenerator)` uses the subclass in its runs. The methods
-    never modify the lists that they receive.
+    Every method may be overridden; `Agent(answer_generator=MyGenerator)` uses the subclass in its runs. An override of
+    `handle_llm_call` sends the requests of turns too; one of `generate_and_finalize_answer` or
+    `generate_final_answer_with_retries` also decides on an answer that the model gave before closing. The methods never
+    modify the lists that they receive.
 
     Args:
         llm_client: Needs `await create_message(system_prompt=, message_history=, tool_definitions=, keep_tool_result=,
