@@ -421,3 +421,34 @@ async def test_a_resumed_run_takes_the_recorded_replies_of_overridden_methods(tm
     resumed, client = agent(answer("42"))
     assert (await resumed.resume("r")).answer == "43"
     assert client.called == ["create", "process", "extract"]
+
+
+async def test_an_adapted_client_adds_results_and_states_usage_in_its_own_way() -> None:
+    class Plain:
+        """Not a BaseClient: only the five methods."""
+
+        def __init__(self) -> None:
+            self.script = ["", "It is \\boxed{42}."]
+            self.histories: list[list[dict[str, Any]]] = []
+
+        async def create_message(self, **request: Any) -> Any:
+            self.histories.append(list(request["message_history"]))
+            return self.script.pop(0), request["message_history"]
+
+        def process_llm_response(self, response: str, history: list[Any], agent_type: str) -> Any:
+            return response, False, history
+
+        def extract_tool_calls_info(self, response: str, text: str) -> list[Any]:
+            return [] if response else [{"server_name": "tools", "tool_name": "look", "arguments": {"key": "a"}}]
+
+        def update_message_history(self, history: list[Any], results: list[Any]) -> list[Any]:
+            return [*history, {"role": "user", "content": " & ".join(f"<{part['text']}>" for _, part in results)}]
+
+        def format_token_usage_summary(self) -> Any:
+            return ["my usage"], "my usage"
+
+    client = Plain()
+    result = await Agent(client, [look], home=False, answer=Boxed()).run("?")
+    assert result.answer == "42"
+    assert client.histories[-1][-1]["content"] == "<a is unknown>"
+    assert "my usage" in result.final_summary

@@ -10,10 +10,10 @@ from typing import Any
 
 from closeout.messages import Message, ModelReply, ModelRequest
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_request
-from closeout.models.connect import read_tool_call, unboxed
+from closeout.models.connect import CreateMessageClient, read_tool_call, unboxed
 from closeout.overrides import is_overridden
 
-__all__ = ["completer", "updated_history", "updates_history"]
+__all__ = ["completer", "owner_of", "updated_history"]
 
 METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
 OPTIONS = tuple(field.name for field in fields(ModelRequest) if field.name not in ("messages", "prompt", "tools"))
@@ -62,18 +62,18 @@ async def _returned(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def updates_history(client: BaseClient) -> bool:
-    """Return whether a client adds tool results to the conversation in a way of its own."""
-    return is_overridden(client, BaseClient, "update_message_history")
+def owner_of(client: BaseClient, name: str) -> Any:
+    """Return the object whose method of this name runs call: the client or the one that it adapts; None if neither."""
+    if isinstance(client, CreateMessageClient):
+        return client.client if callable(getattr(client.client, name, None)) else None
+    return client if is_overridden(client, BaseClient, name) else None
 
 
-def updated_history(
-    client: BaseClient, messages: Sequence[Message], is_result: Callable[[Message], bool]
-) -> list[Message]:
+def updated_history(owner: Any, messages: Sequence[Message], is_result: Callable[[Message], bool]) -> list[Message]:
     """Return a conversation in which `update_message_history` has added each turn's tool results.
 
     Args:
-        client: The client whose method is called, once for each turn.
+        owner: The object whose method is called, once for each turn.
         messages: The conversation as the dialect wrote it.
         is_result: Tells the messages that hold results.
     """
@@ -84,6 +84,6 @@ def updated_history(
             results.append((str(message.get("tool_call_id") or ""), {"type": "text", "text": message.text}))
             continue
         if results:
-            history, results = [*map(Message.of, client.update_message_history(history, results))], []
+            history, results = [*map(Message.of, owner.update_message_history(history, results))], []
         history.append(message)
-    return [*map(Message.of, client.update_message_history(history, results))] if results else history
+    return [*map(Message.of, owner.update_message_history(history, results))] if results else history

@@ -129,7 +129,7 @@ class _Closing:
         generator = self._agent.generator
         if generator is None or not generator.decides:
             return accepted
-        history, log = self._history(), self._agent.format.client.format_token_usage_summary().log_string
+        history, log = self._history(), self._agent.format.client.log_string()
         reading = ContractReading(value=accepted.value, text=accepted.answer or "", ok=True)
         settled = FinalAnswer(accepted.text, accepted.summary, accepted.answer, log, history, reading=reading)
         ended = await self._ask_generator(history, settled)

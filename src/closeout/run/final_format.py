@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from closeout.answers.formatter import FinalSummary, FormattedAnswer, OutputFormatter, using_contract
+from closeout.answers.formatter import NO_USAGE, FinalSummary, FormattedAnswer, OutputFormatter, using_contract
 from closeout.answers.reading import ContractReading
 from closeout.errors import JournalError
 from closeout.journal.events import Noted
 from closeout.journal.run_journal import Journal
 from closeout.messages import Usage
-from closeout.models.base import BaseClient, UsageSummary, summarise_usage
+from closeout.models.base import UsageSummary, summarise_usage
+from closeout.models.history_methods import owner_of
 from closeout.overrides import is_overridden
 from closeout.run.plan import AgentPlan
 
@@ -24,7 +25,7 @@ class UsageReport:
 
     def __init__(self, plan: AgentPlan, usage: Callable[[], Usage]) -> None:
         self.name = plan.client.name
-        self._client = plan.client
+        self._owner = owner_of(plan.client, "format_token_usage_summary")
         self._usage = usage
 
     @property
@@ -32,9 +33,16 @@ class UsageReport:
         return self._usage()
 
     def format_token_usage_summary(self) -> UsageSummary:
-        if is_overridden(self._client, BaseClient, "format_token_usage_summary"):
-            return self._client.format_token_usage_summary()
+        if self._owner is not None:
+            return UsageSummary(*self._owner.format_token_usage_summary())
         return summarise_usage(self.name, self.usage)
+
+    def log_string(self) -> str:
+        """Return the usage on one line."""
+        try:
+            return str(self.format_token_usage_summary().log_string)
+        except Exception as error:
+            return f"{NO_USAGE} ({type(error).__name__}: {error})"
 
 
 class FinalFormat:

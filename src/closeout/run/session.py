@@ -26,7 +26,7 @@ from closeout.messages import (
     ToolSpec,
     Usage,
 )
-from closeout.models.history_methods import updated_history, updates_history
+from closeout.models.history_methods import owner_of, updated_history
 from closeout.parsing.read_reply import read_reply, salvaged_form
 from closeout.parsing.readers import Reader
 from closeout.results.tokens import estimate_tokens
@@ -87,7 +87,7 @@ class ModelSession:
         self._texts_taken = False  # the server has completed a text
         self._listener: ReplyListener | None = None  # of the last reply, if it was streamed
         self._last_request = ModelRequest()
-        self._updates_history = updates_history(plan.client)
+        self._history_owner = owner_of(plan.client, "update_message_history")
         llm = plan.llm
         names = llm.model_fields_set & {"temperature", "top_p", "max_tokens", "extra_body", "timeout"}
         self._options: Mapping[str, Any] = {name: getattr(llm, name) for name in names}
@@ -197,7 +197,7 @@ class ModelSession:
                 options = {**options, "constraint": constraint}
         if options:
             request = replace(request, **options)
-        if self._updates_history and request.prompt is None:
+        if self._history_owner is not None and request.prompt is None:
             request = replace(request, messages=self._updated(request.messages, history))
         self._last_request = request
         return request
@@ -209,7 +209,7 @@ class ModelSession:
         def is_result(message: Message) -> bool:
             return message.role == "tool" or (message.role == "user" and any(text in message.text for text in shown))
 
-        return updated_history(self._plan.client, messages, is_result)
+        return updated_history(self._history_owner, messages, is_result)
 
     @property
     def _constrains(self) -> bool:
