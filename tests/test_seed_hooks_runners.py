@@ -18,10 +18,12 @@ from closeout import (
     CotChatAgentRunner,
     CotCompletionAgentRunner,
     FunctionCallAgentRunner,
+    TelemetryCollector,
+    ToolTelemetry,
     UserPromptMessage,
     tool,
 )
-from closeout.errors import ConfigError, ResumeRefused, UsageError
+from closeout.errors import BadRequest, ConfigError, ResumeRefused, UsageError
 from closeout.testing import ScriptedClient, Turn, answer, call
 
 CHINESE = {
@@ -307,3 +309,65 @@ async def test_each_step_is_a_record_of_thought_action_input_observation_and_usa
     assert (last.position, last.action, last.answer) == (2, "", "1")
     used = runner.result.usage_log
     assert [first.usage, last.usage] == [used[0].usage, used[2].usage], "the empty reply was rolled back"
+
+
+# ------------------------------------------------------------------------------------------------ telemetry
+
+
+class SlowestTools(TelemetryCollector):
+    """Adds the names of the tools to the sums."""
+
+    def _update_aggregated(self):
+        super()._update_aggregated()
+        self.aggregated["tools"] = [each.tool_name for each in self.metrics]
+
+
+def test_an_overridden_sum_of_a_collector_is_made_at_every_record() -> None:
+    collector = SlowestTools()
+    collector.record(ToolTelemetry(tool_name="a", output_tokens=3))
+    assert collector.aggregated["tools"] == ["a"]
+    assert collector.aggregated["total_tokens"] == 3
+    assert "调用次数: 1" in collector.get_report("zh")
+
+
+async def test_a_collector_receives_the_calls_of_all_runs_and_of_sub_agents() -> None:
+    collector, own = SlowestTools(), TelemetryCollector()
+    helper = Agent(ScriptedClient(STEPS), [lookup], telemetry=own).as_tool("helper", "Helps.")
+    script = {"A?": [call("helper", task="How many?"), answer("1")], "B?": STEPS}
+    agent = Agent(ScriptedClient(script), [lookup, helper], telemetry=collector)
+    first, second = await agent.run_many(["A?", "B?"], limit=1)
+    assert collector.aggregated["tools"] == ["lookup", "helper", "lookup"]
+    assert [each.tool_name for each in own.metrics] == ["lookup"]
+    assert (first.telemetry.aggregated["total_calls"], second.telemetry.aggregated["total_calls"]) == (2, 1)
+
+
+async def test_a_resumed_run_reports_each_call_once(tmp_path: Path) -> None:
+    collector = SlowestTools()
+    lookups = [call("lookup", q="a"), Turn(calls=[call("lookup", q="b"), call("pay", amount=1)])]
+    ends = [BadRequest("no"), answer("1")]
+
+    @tool(approval="always")
+    def pay(amount: int) -> str:
+        """Pay."""
+        return "paid"
+
+    model = ScriptedClient([*lookups, lambda request: ends.pop(0)])
+    agent = Agent(model, [lookup, pay], telemetry=collector, home=tmp_path)
+    result = await agent.run("Pay one.")
+    assert collector.aggregated["tools"] == ["lookup"]
+    (waiting,) = result.waiting
+    result = await agent.resume(result.run_id, decisions={waiting.id: True})
+    assert (result.status, collector.aggregated["tools"]) == ("failed", ["lookup", "lookup", "pay"])
+    result = await agent.resume(result.run_id)
+    assert (result.answer, collector.aggregated["total_calls"]) == ("1", 3)
+    assert result.telemetry.aggregated["total_calls"] == 3
+
+
+async def test_a_collector_that_raises_does_not_fail_the_run() -> None:
+    class Broken(TelemetryCollector):
+        def _update_aggregated(self):
+            raise ZeroDivisionError("no calls")
+
+    result = await Agent(ScriptedClient(STEPS), [lookup], telemetry=Broken()).run("How many?")
+    assert result.answer == "1"
+    assert "ZeroDivisionError: no calls" in result.warnings[0]

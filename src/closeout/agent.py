@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from closeout.journal.store import Store
     from closeout.journal.subscribers import Listener
     from closeout.models.base import BaseClient
+    from closeout.results.telemetry import TelemetryCollector
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
     from closeout.run.gate import RequestGate
@@ -132,6 +133,8 @@ class Agent(Generic[Value]):
             the same arguments.
         answer_generator: A subclass of `AnswerGenerator`, which asks for the final answer; or a function that takes the
             same arguments.
+        telemetry: A `TelemetryCollector`, whose `record` receives the `ToolTelemetry` of every call of the agent and its
+            sub-agents, in all runs.
         output_parser: A subclass of `CotAgentOutputParser`, which reads replies in the ReAct dialects; or a function
             that takes the same arguments.
         context: A `ContextPolicy`, which decides when tool results leave the prompt.
@@ -175,6 +178,7 @@ class Agent(Generic[Value]):
         tool_executor: MakeExecutor | None = None,
         answer_generator: MakeGenerator | None = None,
         output_parser: MakeParser | None = None,
+        telemetry: TelemetryCollector | None = None,
         context: ContextPolicy | None = None,
         strategy: Strategy | None = None,
         check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
@@ -218,6 +222,7 @@ class Agent(Generic[Value]):
             tool_executor=tool_executor,
             answer_generator=answer_generator,
             output_parser=output_parser,
+            telemetry=telemetry,
             context=context,
             strategy=strategy,
             check=check,

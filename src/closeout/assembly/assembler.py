@@ -23,6 +23,7 @@ from closeout.assembly.checks import (
     check_home,
     check_list,
     check_strategy,
+    check_telemetry,
     check_text,
 )
 from closeout.assembly.toolset import check_sub_agents, configured_sub_agents, with_settings
@@ -79,6 +80,7 @@ class Assembler:
         tool_executor: Any = None,
         answer_generator: Any = None,
         output_parser: Any = None,
+        telemetry: Any = None,
         context: Any = None,
         strategy: Any = None,
         check: Any = None,
@@ -99,6 +101,7 @@ class Assembler:
         self._make_executor = check_callable("tool_executor", "ToolExecutor", tool_executor)
         self._make_generator = check_callable("answer_generator", "AnswerGenerator", answer_generator)
         self._make_parser = check_callable("output_parser", "CotAgentOutputParser", output_parser)
+        self._telemetry = check_telemetry(telemetry)
         self._context = check_context(context)
         self._strategy = check_strategy(strategy)
         self._checks = read_checks(check)
@@ -193,6 +196,7 @@ class Assembler:
             output_formatter=formatter,
             make_executor=self._make_executor or ToolExecutor,
             make_generator=self._make_generator or AnswerGenerator,
+            telemetry=self._telemetry,
             context=self._context,
             strategy=self._strategy or self._own_strategy(),
             checks=self._checks,

@@ -25,6 +25,7 @@ __all__ = [
     "check_listeners",
     "check_task",
     "check_tasks",
+    "check_telemetry",
     "check_text",
     "refuse_unknown",
 ]
@@ -142,6 +143,15 @@ def check_formatter(value: Any) -> Any:
     if value is not None and (isinstance(value, type) or not all(hasattr(value, name) for name in methods)):
         raise UsageError(
             f"output_formatter must be an OutputFormatter, got {value!r:.80}. Pass an instance: MyFormatter()."
+        )
+    return value
+
+
+def check_telemetry(value: Any) -> Any:
+    """Return a collector of telemetry, or None."""
+    if value is not None and (isinstance(value, type) or not hasattr(value, "record")):
+        raise UsageError(
+            f"telemetry must be a TelemetryCollector, got {value!r:.80}. Pass an instance: TelemetryCollector()."
         )
     return value
 

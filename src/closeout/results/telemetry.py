@@ -94,7 +94,12 @@ _LINES = {
 class TelemetryCollector:
     """Sums over the calls of one run. A record costs the same however many came before; only the last `keep` are kept.
 
-    Each record also goes to `forward`, for example to an exporter's `record`.
+    Each record also goes to `forward`, for example to an exporter's `record`. `Agent(telemetry=…)` passes the calls of
+    all runs of an agent to a collector; `RunResult.telemetry` has those of one run.
+
+    Attributes:
+        aggregated: `total_calls`, `total_tokens` (of outputs), `total_latency_ms`, `error_rate` and `cache_hit_rate`
+            (0 to 1).
 
     >>> collector = TelemetryCollector()
     >>> collector.record(ToolTelemetry(tool_name="search", output_tokens=40, latency_ms=12.0))
@@ -109,6 +114,13 @@ class TelemetryCollector:
         self._calls = self._tokens = self._errors = self._cache_hits = 0
         self._latency_ms = 0.0
         self._tools: dict[str, list[float]] = {}
+        self.aggregated: dict[str, Any] = {
+            "total_calls": 0,
+            "total_tokens": 0,
+            "total_latency_ms": 0.0,
+            "error_rate": 0.0,
+            "cache_hit_rate": 0.0,
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lock": None, "_forward": None}
@@ -131,6 +143,7 @@ class TelemetryCollector:
             tool[1] += not telemetry.success
             tool[2] += telemetry.latency_ms
             tool[3] += telemetry.output_tokens
+            self._update_aggregated()
         if self._forward is not None:
             self._forward(telemetry)
 
@@ -139,17 +152,16 @@ class TelemetryCollector:
         """The last calls, oldest first, at most `keep` of them."""
         return list(self._kept)
 
-    @property
-    def aggregated(self) -> dict[str, Any]:
-        """`total_calls`, `total_tokens` (of outputs), `total_latency_ms`, `error_rate`, `cache_hit_rate` (0 to 1)."""
-        calls = max(self._calls, 1)
-        return {
-            "total_calls": self._calls,
-            "total_tokens": self._tokens,
-            "total_latency_ms": self._latency_ms,
-            "error_rate": self._errors / calls,
-            "cache_hit_rate": self._cache_hits / calls,
-        }
+    def _update_aggregated(self) -> None:
+        """Update `aggregated` after a call. A subclass may add values of its own."""
+        calls = self._calls
+        self.aggregated.update(
+            total_calls=self._calls,
+            total_tokens=self._tokens,
+            total_latency_ms=self._latency_ms,
+            error_rate=self._errors / calls,
+            cache_hit_rate=self._cache_hits / calls,
+        )
 
     @property
     def by_tool(self) -> dict[str, dict[str, float]]:

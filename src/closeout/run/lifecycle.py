@@ -19,6 +19,7 @@ from closeout.messages import Message, ToolSpec
 from closeout.redaction import redact
 from closeout.results.artifacts import Artifact
 from closeout.run.closing import with_summary
+from closeout.run.collecting import run_telemetry
 from closeout.run.limits import Budget
 from closeout.run.offered_tools import dump_specs, load_specs, with_server_tools
 from closeout.run.orchestrator import Orchestrator
@@ -139,6 +140,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
         stream=plan.stream,
         record_prompts=plan.record_prompts,
         gate=plan.gate,
+        telemetry=run_telemetry(plan.telemetry, journal),
     )
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     return scope

@@ -99,6 +99,7 @@ class AgentPlan:
     output_formatter: OutputFormatter = field(default_factory=OutputFormatter)
     make_executor: MakeExecutor = ToolExecutor
     make_generator: MakeGenerator = AnswerGenerator
+    telemetry: TelemetryCollector | None = None  # the user's, of all runs
     context: ContextPolicy | None = None
     strategy: Strategy | None = None  # None: ask once
     checks: tuple[Check, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from closeout.answers.experience import experience_from
@@ -16,6 +17,7 @@ from closeout.parsing.reasoning import split_thinking
 from closeout.results.artifacts import read_result as read_stored
 from closeout.results.budgets import DEFAULT_BUDGET
 from closeout.results.tokens import estimate_tokens
+from closeout.run.collecting import run_telemetry
 from closeout.run.effects import ModelCalls
 from closeout.run.limits import Limits
 from closeout.run.orchestrator import Orchestrator
@@ -133,6 +135,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
             raise ToolError(f"Agents may call agents {MAX_DEPTH} deep at most. Do this task yourself.")
         plan = plan_of(scope.stream)
         below = scope.child(name, plan.limits)
+        below = replace(below, telemetry=run_telemetry(plan.telemetry, below.journal, below.telemetry))
         below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name))
         async with plan.manager:
             note_problems(plan.manager, below.journal, below.path)
