@@ -14,13 +14,16 @@ from closeout import (
     Agent,
     AssistantPromptMessage,
     Boxed,
+    CacheOptimizedOutput,
     CotAgentOutputParser,
     CotChatAgentRunner,
     CotCompletionAgentRunner,
     FunctionCallAgentRunner,
     TelemetryCollector,
+    ToolOutput,
     ToolTelemetry,
     UserPromptMessage,
+    format_observation,
     tool,
 )
 from closeout.errors import BadRequest, ConfigError, ResumeRefused, UsageError
@@ -371,3 +374,39 @@ async def test_a_collector_that_raises_does_not_fail_the_run() -> None:
     result = await Agent(ScriptedClient(STEPS), [lookup], telemetry=Broken()).run("How many?")
     assert result.answer == "1"
     assert "ZeroDivisionError: no calls" in result.warnings[0]
+
+
+# ------------------------------------------------------------------------------------------------ observations
+
+
+@tool(read_only=True)
+def sales(path: str) -> list[dict[str, int]]:
+    """Read sales."""
+    return [{"year": 2024, "sold": 7}, {"year": 2025, "sold": 9}]
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "cot_completion", "mcp_xml"])
+async def test_observations_are_written_by_the_function_that_is_passed(dialect: str) -> None:
+    def counted(output: ToolOutput) -> str:
+        return f"Observation: {output.telemetry.tool_name} has {len(output.result)} rows, {output.handle} has them"
+
+    for write, shown in (
+        (counted, "Observation: sales has 2 rows, r1 has them"),
+        (format_observation, 'read_result("r1")'),
+        (CacheOptimizedOutput.format_with_stable_prefix, '<tool_result name="sales">\n  <summary>'),
+    ):
+        model = ScriptedClient([call("sales", path="a.csv"), answer("9")])
+        agent = Agent(model, [sales], dialect=dialect, format_observation=write)
+        assert (await agent.run("How many?")).answer == "9"
+        text = model.requests[1].prompt or model.requests[1].messages[-1].text
+        assert shown in text
+        assert text.count("Observation: Observation:") == 0
+        assert "2025" not in text
+
+
+@pytest.mark.parametrize("wrong", [lambda output: None, lambda output: 1 / 0])
+async def test_a_function_that_writes_no_observation_leaves_the_result_as_it_is(wrong) -> None:
+    model = ScriptedClient(STEPS)
+    result = await Agent(model, [lookup], format_observation=wrong).run("How many?")
+    assert model.requests[1].messages[-1].text == "a is 1"
+    assert "format_observation" in result.warnings[0]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
     from closeout.models.base import BaseClient
     from closeout.results.telemetry import TelemetryCollector
+    from closeout.results.tool_output import ToolOutput
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
     from closeout.run.gate import RequestGate
@@ -133,8 +134,10 @@ class Agent(Generic[Value]):
             the same arguments.
         answer_generator: A subclass of `AnswerGenerator`, which asks for the final answer; or a function that takes the
             same arguments.
-        telemetry: A `TelemetryCollector`, whose `record` receives the `ToolTelemetry` of every call of the agent and its
+        telemetry: A `TelemetryCollector`. Its `record` receives the `ToolTelemetry` of every call of the agent and its
             sub-agents, in all runs.
+        format_observation: A function that writes what the model is shown of a `ToolOutput`: `format_observation`,
+            `CacheOptimizedOutput.format_with_stable_prefix`, or your own. Defaults to the cheapest lossless encoding.
         output_parser: A subclass of `CotAgentOutputParser`, which reads replies in the ReAct dialects; or a function
             that takes the same arguments.
         context: A `ContextPolicy`, which decides when tool results leave the prompt.
@@ -179,6 +182,7 @@ class Agent(Generic[Value]):
         answer_generator: MakeGenerator | None = None,
         output_parser: MakeParser | None = None,
         telemetry: TelemetryCollector | None = None,
+        format_observation: Callable[[ToolOutput], str] | None = None,
         context: ContextPolicy | None = None,
         strategy: Strategy | None = None,
         check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
@@ -223,6 +227,7 @@ class Agent(Generic[Value]):
             answer_generator=answer_generator,
             output_parser=output_parser,
             telemetry=telemetry,
+            format_observation=format_observation,
             context=context,
             strategy=strategy,
             check=check,

@@ -81,6 +81,7 @@ class Assembler:
         answer_generator: Any = None,
         output_parser: Any = None,
         telemetry: Any = None,
+        format_observation: Any = None,
         context: Any = None,
         strategy: Any = None,
         check: Any = None,
@@ -102,6 +103,9 @@ class Assembler:
         self._make_generator = check_callable("answer_generator", "AnswerGenerator", answer_generator)
         self._make_parser = check_callable("output_parser", "CotAgentOutputParser", output_parser)
         self._telemetry = check_telemetry(telemetry)
+        if format_observation is not None and not callable(format_observation):
+            raise UsageError(f"format_observation must be a function of a ToolOutput, got {format_observation!r:.80}.")
+        self._format_observation = format_observation
         self._context = check_context(context)
         self._strategy = check_strategy(strategy)
         self._checks = read_checks(check)
@@ -197,6 +201,7 @@ class Assembler:
             make_executor=self._make_executor or ToolExecutor,
             make_generator=self._make_generator or AnswerGenerator,
             telemetry=self._telemetry,
+            format_observation=self._format_observation,
             context=self._context,
             strategy=self._strategy or self._own_strategy(),
             checks=self._checks,

@@ -103,7 +103,8 @@ NOTICE_ROLES = ("system", "developer")
 
 
 def observation_text(result: str) -> str:
-    return f"Observation: {result}"
+    """A result as an observation. One that begins so was written by the user's own function: a tool's is escaped."""
+    return result if result.startswith("Observation: ") else f"Observation: {result}"
 
 
 def notice_text(notice: str) -> str:

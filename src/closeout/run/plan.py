@@ -100,6 +100,7 @@ class AgentPlan:
     make_executor: MakeExecutor = ToolExecutor
     make_generator: MakeGenerator = AnswerGenerator
     telemetry: TelemetryCollector | None = None  # the user's, of all runs
+    format_observation: Callable[[ToolOutput], str] | None = None
     context: ContextPolicy | None = None
     strategy: Strategy | None = None  # None: ask once
     checks: tuple[Check, ...] = ()
@@ -170,6 +171,7 @@ class AgentPlan:
             "max_parallel": self.settings.max_parallel_calls,
             "model": self.client.name.rpartition(":")[2],
             "on_progress": on_progress,
+            "format_observation": self.format_observation,
         }
         if self.make_executor is ToolExecutor:
             return ToolExecutor(**arguments, **options)

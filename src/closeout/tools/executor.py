@@ -109,6 +109,7 @@ class ToolExecutor:
         retry_delay: Seconds before a failed call is tried again.
         model: The model whose tokens are counted.
         on_progress: Called with a call's handle and the progress that its tool reports: done, total, message.
+        format_observation: Writes what the model is shown of an output, in place of `present_output`.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class ToolExecutor:
         retry_delay: float = 0.5,
         model: str | None = None,
         on_progress: Callable[[str, float, float | None, str], None] | None = None,
+        format_observation: Callable[[ToolOutput], str] | None = None,
     ) -> None:
         self.main_agent_tool_manager = main_agent_tool_manager
         self.sub_agent_tool_managers = dict(sub_agent_tool_managers or {})
@@ -137,6 +139,7 @@ class ToolExecutor:
         self.retry_delay = retry_delay
         self.model = model
         self.on_progress = on_progress
+        self.format_observation = format_observation
         self._toolbox = Toolbox(main_agent_tool_manager)
         self._toolboxes = {name: Toolbox(manager) for name, manager in self.sub_agent_tool_managers.items()}
         self._memory = CallMemory()
@@ -421,7 +424,8 @@ class ToolExecutor:
             model=self.model,
             is_normal=True,
         )
-        presented = await run_in_thread(show) if is_large(output.result) else show()
+        own, own_problem = self._observed(output, plan.handle)
+        presented = own or (await run_in_thread(show) if is_large(output.result) else show())
         text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
         if plan.note:
             text, tokens = f"{plan.note}\n{text}", tokens + count_tokens(plan.note, self.model)
@@ -443,7 +447,7 @@ class ToolExecutor:
             tokens=tokens,
             truncated=presented.truncated,
             images=images_of(output) if output.metadata else (),
-            warning=warning,
+            warning=own_problem or warning,
         )
         if plan.query is not None and status in ("ok", "low_quality"):
             if spec.policy.destructive or (spec.policy.idempotent and not spec.policy.read_only):
@@ -488,6 +492,23 @@ class ToolExecutor:
         """True if a subclass may ask for a rollback of the same result again and again."""
         return self._overrides("should_rollback_result") or self._overrides("is_google_search_empty_result")
 
+    def _observed(self, output: ToolOutput, handle: str) -> tuple[Presented | None, str]:
+        """The result as `format_observation` writes it, None without one, and a warning if it failed."""
+        if self.format_observation is None:
+            return None, ""
+        try:
+            text: Any = self.format_observation(
+                output.model_copy(update={"metadata": {**output.metadata, "handle": handle}})
+            )
+            if isinstance(text, str):
+                text = _shortened(text)
+                return Presented(text, count_tokens(text, self.model)), ""
+            problem = f"returned {text!r:.80}, not a string"
+        except Exception as error:
+            logger.exception("format_observation failed.")
+            problem = f"raised {type(error).__name__}: {error}"
+        return None, f"format_observation {problem}. The result is shown as it is by default."
+
     def _formatted(self, tool_result: dict[str, Any], presented: Presented, handle: str) -> tuple[str, int, str]:
         """The text that the model is shown, its tokens, and a warning if that is not what a formatter returned."""
         outcome = {**tool_result, "text": presented.text, "handle": handle}
@@ -505,8 +526,7 @@ class ToolExecutor:
             problem = f"{problem}. The result is shown as it is by default."
         if text is None or text == presented.text:
             return presented.text, presented.tokens, problem
-        if len(text) > TOOL_RESULT_MAX_LENGTH:
-            text = f"{text[:TOOL_RESULT_MAX_LENGTH]}\n{TRUNCATED}"
+        text = _shortened(text)
         return text, count_tokens(text, self.model), problem
 
     # ------------------------------------------------------------------------------------ outcomes without a run
@@ -744,6 +764,11 @@ class ToolExecutor:
             step = f"{agent_name} | Turn: {turn_count} | Tool Call"
             self.task_log.log_step(level, step, message.replace("{}", str(duration_ms), 1))
         return SingleCall(tool_result, duration_ms, [entry])
+
+
+def _shortened(text: str) -> str:
+    """A text that a user's function wrote, cut to the longest that a result may have."""
+    return f"{text[:TOOL_RESULT_MAX_LENGTH]}\n{TRUNCATED}" if len(text) > TOOL_RESULT_MAX_LENGTH else text
 
 
 class _MethodFailed(Exception):
