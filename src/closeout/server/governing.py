@@ -16,7 +16,7 @@ from closeout.parsing.readers import NativeReader, Reader
 from closeout.tools.shipped_policies import governed
 from closeout.tools.toolbox import Toolbox
 
-__all__ = ["Governor", "Verdict", "arguments_object", "arguments_text", "new_call_id"]
+__all__ = ["Governor", "Verdict", "arguments_object", "arguments_text", "new_call_id", "with_new_ids"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +131,14 @@ class Governor:
 def new_call_id() -> str:
     """Return an id for a call that has none. Every server takes it back: Mistral wants nine letters and digits."""
     return token_hex(5)[:9]
+
+
+def with_new_ids(reply: ModelReply) -> ModelReply:
+    """Return the reply with new ids for its calls."""
+    new = {call.id: new_call_id() for call in reply.tool_calls}
+    calls = tuple(replace(call, id=new[call.id]) for call in reply.tool_calls)
+    added = {new.get(call_id, call_id): more for call_id, more in reply.attached.get("calls", {}).items()}
+    return replace(reply, tool_calls=calls, attached={**reply.attached, "calls": added} if added else reply.attached)
 
 
 def arguments_text(call: ToolCall) -> str:

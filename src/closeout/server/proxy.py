@@ -6,9 +6,9 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from aiohttp import web
@@ -19,15 +19,15 @@ from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import conversation
 from closeout.errors import ModelError, ServerFailed, StreamDropped
 from closeout.journal.store import Store
-from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Usage
+from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Repair, Usage
 from closeout.models import transport
 from closeout.models.base import BaseClient
-from closeout.models.http_errors import error_from_body, refuses_tools
-from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder
+from closeout.models.http_errors import error_from_body, refuses_tools, rejected_text
+from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, StreamReader
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.formats import FORMATS, Format, NativeFormat, RequestTools, Writer, with_hint
-from closeout.server.governing import Governor, Verdict
+from closeout.server.governing import Governor, Verdict, with_new_ids
 from closeout.server.proxy_record import ProxyRecord, records_written
 from closeout.server.sse import event_bytes
 from closeout.server.text_gate import TextGate
@@ -40,6 +40,7 @@ TIMEOUT = 600.0  # seconds for one reply
 GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
 MAX_REQUESTS = 512  # at the same time
 MAX_QUEUE = 1024  # that may wait
+REJECTIONS_BEFORE_TEXT = 2  # errors in a row about calls of the model before they are asked for as text
 LEARNED_KEPT = 1024  # models and keys for which the server refuses tools
 
 _FRAME_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -146,6 +147,41 @@ class _Failed(Exception):
     """An upstream reply that failed after the client got a part of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A reply of the upstream server.
+
+    Attributes:
+        response: The response that brought it.
+        rest: The bytes that the client has not got; of a stream, its events.
+        reply: The reply.
+        fault: What in its form clients may not be able to read; empty if nothing.
+    """
+
+    response: transport.Response
+    rest: bytes | list[bytes]
+    reply: ModelReply
+    fault: str = ""
+
+    @classmethod
+    def rejected(
+        cls, response: transport.Response, rest: bytes | list[bytes], written: str, builder: ReplyBuilder | None = None
+    ) -> _Received:
+        """Return the reply in an error with which the server rejects a call of its own model.
+
+        Args:
+            response: The response.
+            rest: The bytes of the error.
+            written: What the model wrote, as far as the error says it.
+            builder: The part of the reply that came before the error.
+        """
+        usage = Usage(requests=1)
+        reply = ModelReply(written, finish_reason="rejected", usage=usage)
+        if builder is not None and (builder.last_call >= 0 or not written):
+            reply = replace(builder.reply(usage=usage), finish_reason="rejected")
+        return cls(response, rest, reply)
+
+
 class _ProxiedExchange:
     """One request of a client, and the requests to the upstream server that it takes."""
 
@@ -164,9 +200,10 @@ class _ProxiedExchange:
         self._writer: Writer = form.writer(body)
         self._out: web.StreamResponse | None = None  # once the response has begun
         self._shown = ""  # text of the current reply that the client got
-        self._got_text = False  # the client got text of a reply that was asked for again
+        self._earlier = ""  # text that the client got of a reply that was of no use
         self._again = 0  # times that a reply was asked for again, with a hint
         self._retries = 0  # times that a reply broke off, or was none
+        self._rejected = 0  # times in a row that the server could not read its model's call
         notes = {"format": form.path, "upstream": proxy.upstream.base, "record_only": proxy.record_only}
         self._record = ProxyRecord(proxy.store, self._model, self._messages, notes)
 
@@ -209,80 +246,104 @@ class _ProxiedExchange:
     # ------------------------------------------------------------------------------------------ the same format
 
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
-        """Pass the request on as it is. Returns None if the server refuses tools."""
+        """Pass the request on as it is. Returns None if the model must get its tools as text."""
         endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
         data = await self._request.read()
         # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
-        cut: tuple[transport.Response, Any, Verdict] | None = None
+        cut: tuple[_Received, Verdict] | None = None
         while True:
             self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
             try:
                 response = await transport.post(endpoint, data, timeout=TIMEOUT)
-                if response.status != 200:
-                    return await self._refused(response, data)
-                if response.content_type == "text/event-stream":
-                    reply, frames = await self._read_stream(form, response)
-                    raw: Any = frames
+                if response.status == 200:
+                    received = await self._receive(form, response)
                 else:
-                    raw = await response.read()
-                    reply = self._read_whole(form, raw)
+                    raw = await response.read_start()
+                    written = rejected_text(response.status, raw) if self._governs else None
+                    if written is None:
+                        return await self._refused(response, raw, data)
+                    received = _Received.rejected(response, raw, written)
             except ModelError as error:
                 self._record.failed(error)
-                if self._shown:
-                    raise _Failed from None
                 self._retries += 1
                 if self._retries > MAX_AGAIN or self._proxy.record_only:
+                    if self._shown or self._earlier:
+                        raise _Failed from None
                     raise
+                self._keep_shown()
                 continue
+            reply = received.reply
             self._record.replied(reply)
-            verdict = Verdict(reply=reply) if self._has_choices else self._judge(reply)
+            verdict = Verdict(reply=reply) if self._has_choices else self._judge(reply, form_fault=received.fault)
             if verdict.defect is None:
-                return await self._answer(form, response, raw, verdict)
+                return await self._answer(form, received, verdict)
             if reply.finish_reason == "length" and not self._shown:
-                cut = response, raw, verdict
+                cut = received, verdict
             if not self._may_ask_again:
-                return await self._answer(form, *(cut or (response, raw, verdict)))
+                return await self._answer(form, *(cut or (received, verdict)))
             self._count_again()
+            if self._asks_past_parser(verdict):
+                return None
             data = encode_json(form.asked_again(self._body, verdict.defect.hint))
 
-    async def _refused(self, response: transport.Response, sent: bytes) -> web.StreamResponse | None:
+    def _asks_past_parser(self, verdict: Verdict) -> bool:
+        """Return True if the server could not read its model's calls twice in a row: as text it has none to read."""
+        is_rejected = verdict.reply.finish_reason == "rejected"
+        self._rejected = self._rejected + 1 if is_rejected else 0
+        if self._rejected < REJECTIONS_BEFORE_TEXT:
+            return False
+        self._write_as_text()
+        return True
+
+    def _write_as_text(self) -> None:
+        self._proxy.remember_text(self._model, self._request.headers)
+        self._writes_text = True
+
+    async def _refused(self, response: transport.Response, raw: bytes, sent: bytes) -> web.StreamResponse | None:
         """Pass an error on; None if it says that the server knows no tools."""
-        raw = await response.read_start()
         if response.status == 400 and self._governs and refuses_tools(raw, sent) and self._out is None:
             self._record.failed(ModelError("The server refuses tools.", status=400))
-            self._proxy.remember_text(self._model, self._request.headers)
-            self._writes_text = True
+            self._write_as_text()
             return None
         said = f"The upstream server answered with status {response.status}."
         if self._again and response.status >= 500:  # a request that the client did not make
             raise ServerFailed(said, status=response.status)
         error = ModelError(said, status=response.status)
-        self._record.failed(error)
         if self._out is not None:
             raise error
+        self._record.failed(error)
         self._proxy.counts["failed"] += 1
         self._record.ended("failed", "model_failed", error=str(error))
         return web.Response(status=response.status, body=raw, headers=self._headers(response))
 
-    def _read_whole(self, form: NativeFormat, raw: bytes) -> ModelReply:
+    async def _receive(self, form: NativeFormat, response: transport.Response) -> _Received:
+        if response.content_type == "text/event-stream":
+            return await self._read_stream(form, response)
+        raw = await response.read()
         try:
             value = decode_json(raw)
         except ValueError:
             value = None
         error = error_from_body(value, self._proxy.upstream.base)
         if error is not None:
-            raise error
+            written = rejected_text(500, raw) if self._governs else None
+            if written is None:
+                raise error
+            return _Received.rejected(response, raw, written)
         reply = form.read(value)
         if reply is None:
             raise ServerFailed(f"{self._proxy.upstream.base} sent what is not a reply.")
-        return reply
+        check = form.form_check()
+        check.take(value)
+        return _Received(response, raw, reply, check.fault)
 
-    async def _read_stream(self, form: NativeFormat, response: transport.Response) -> tuple[ModelReply, list[bytes]]:
-        """Read a stream and pass on what is certainly a part of a valid reply. Returns the reply and what was held."""
+    async def _read_stream(self, form: NativeFormat, response: transport.Response) -> _Received:
+        """Read a stream and pass on what is certainly a part of a valid reply."""
         deltas: list[Delta] = []
         builder = ReplyBuilder(deltas.append)
-        reader, gate, pieces = form.reader(builder), TextGate(), EventReader()
-        closed = self._again > 0  # such a reply is shown when it is known to be of use
+        reader, gate, pieces, check = form.reader(builder), TextGate(), EventReader(), form.form_check()
+        # A reply after one of no use is shown when it is known to be of use.
+        closed = self._again > 0 or self._writer.begun
         held: list[bytes] = []
         held_events: list[dict[str, Any]] = []
         held_text: list[str] = []
@@ -290,21 +351,23 @@ class _ProxiedExchange:
             async for frames in stream:
                 passing = 0  # frames of `held` that may be passed on
                 for frame in frames:
-                    events = _decoded(pieces.feed(frame))
-                    for event in events:
-                        error = error_from_body(event, self._proxy.upstream.base)
-                        if error is not None:
-                            raise error
-                        reader.take(event)
                     held.append(frame)
-                    held_events += events
+                    for data in pieces.feed(frame):
+                        event = self._event(data, reader)
+                        if event is None:
+                            continue
+                        if (written := self._rejected_event(event)) is not None:
+                            return _Received.rejected(response, held, written, builder)
+                        reader.take(event)
+                        check.take(event)
+                        held_events.append(event)
                     text = "".join([delta.text for delta in deltas if delta.kind == "text"])
                     held_text.append(text)
                     if self._governs and not closed:
                         if text:
                             gate.feed(text)
                         called = any(delta.kind in ("tool_name", "tool_arguments") for delta in deltas)
-                        closed = called or bool(builder.finish_reason)
+                        closed = called or reader.complete or bool(check.fault)
                     deltas.clear()
                     if not closed and not (self._governs and gate.holds):
                         passing = len(held)
@@ -316,29 +379,67 @@ class _ProxiedExchange:
                     await out.write(b"".join(held[:passing]))
                     self._shown += "".join(held_text[:passing])
                     del held[:passing], held_text[:passing]
-        for event in _decoded(pieces.close()):
-            reader.take(event)
+        for data in pieces.close():
+            if (event := self._event(data, reader)) is not None:
+                reader.take(event)
         if not reader.complete:
             raise StreamDropped("The upstream server broke off its reply.")
         usage = builder.usage or Usage(requests=1)
-        return builder.reply(usage=usage, attached=reader.attached), held
+        return _Received(response, held, builder.reply(usage=usage, attached=reader.attached), check.fault)
 
-    async def _answer(
-        self, form: NativeFormat, response: transport.Response, raw: Any, verdict: Verdict
-    ) -> web.StreamResponse:
+    def _event(self, data: bytes, reader: StreamReader) -> dict[str, Any] | None:
+        """Return the JSON object of an event; None if it is something else, such as the end of the stream."""
+        if data == b"[DONE]":
+            reader.done = True
+            return None
+        try:
+            value = decode_json(data, keep_surrogates=True)
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    def _rejected_event(self, event: dict[str, Any]) -> str | None:
+        """Return what the model wrote if an event says that the server cannot read it. Raises for other errors."""
+        error = error_from_body(event, self._proxy.upstream.base)
+        if error is None:
+            return None
+        written = rejected_text(500, encode_json(event)) if self._governs else None
+        if written is None:
+            raise error
+        return written
+
+    async def _answer(self, form: NativeFormat, received: _Received, verdict: Verdict) -> web.StreamResponse:
         """Give the client the reply: its own bytes if they are valid, else a repaired one."""
+        response, rest = received.response, received.rest
         untouched = verdict.is_untouched or not self._governs or verdict.defect is not None
-        if isinstance(raw, bytes):
-            data = raw if untouched else encode_json(form.repaired(decode_json(raw), verdict.reply))
+        if verdict.defect is not None and self._governs:
+            self._refuse_half(verdict.reply)
+        if isinstance(rest, bytes) and untouched and self._out is None:
             self._end(verdict)
-            return web.Response(body=data, headers=self._headers(response))
-        out = await self._begin(response)
-        if untouched and (self._again + self._retries == 0 or not self._writer.begun):
-            await out.write(b"".join(raw))
+            return web.Response(status=response.status, body=rest, headers=self._headers(response))
+        is_reply = received.reply.finish_reason != "rejected"
+        if isinstance(rest, bytes) and self._out is None and not self._streams:
+            data = (
+                form.repaired(decode_json(rest), verdict.reply) if is_reply else form.whole(self._body, verdict.reply)
+            )
+            self._end(verdict)
+            headers = self._headers(response) if is_reply else self._run_header()
+            return web.Response(body=encode_json(data), headers={"Content-Type": "application/json", **headers})
+        out = await self._begin(None if isinstance(rest, bytes) else response)
+        if not isinstance(rest, bytes) and untouched and (self._again + self._retries == 0 or not self._writer.begun):
+            await out.write(b"".join(rest))
         else:
             await self._write(verdict.reply)
         self._end(verdict)
         return await self._close()
+
+    def _refuse_half(self, reply: ModelReply) -> None:
+        """Raise ServerFailed for a useless reply that clients would take for a finished one."""
+        # Of an error, the client gets the server's own bytes, unless it has got a part of a reply already.
+        half = self._earlier or self._shown
+        nothing = reply.finish_reason == "rejected" or not (reply.text.strip() or reply.tool_calls)
+        if reply.finish_reason == "missing" or (half and nothing):
+            raise ServerFailed("The upstream server did not finish its reply.")
 
     # ------------------------------------------------------------------------------------------ another format
 
@@ -368,15 +469,20 @@ class _ProxiedExchange:
                 cut = reply, verdict
             if not self._may_ask_again:
                 reply, verdict = cut or (reply, verdict)
+                if self._governs:
+                    self._refuse_half(reply)
                 break
             self._count_again()
             hinted = with_hint(messages, defect.hint)
             request = replace(request, messages=list(map(Message.of, hinted)))
         shown = reply if self._proxy.record_only else verdict.reply
+        if shown.finish_reason == "rejected":
+            raise ServerFailed("The upstream server could not read its model's call.")
+        if shown.finish_reason == "missing":
+            raise ServerFailed("The upstream server did not finish its reply.")
         self._end(verdict)
         if not self._streams:
-            data = encode_json(self._form.whole(self._body, shown))
-            return web.Response(body=data, content_type="application/json", headers=self._run_header())
+            return self._whole(shown)
         await self._begin(None)
         await self._write(shown)
         return await self._close()
@@ -414,13 +520,19 @@ class _ProxiedExchange:
 
     def _count_again(self) -> None:
         self._again += 1
-        self._got_text = self._got_text or bool(self._shown)
-        self._shown = ""
+        self._keep_shown()
         self._proxy.counts["again"] += 1
 
-    def _judge(self, reply: ModelReply, dialect: CotChat | None = None) -> Verdict:
+    def _keep_shown(self) -> None:
+        """Take note that the client got text of a reply that another one follows."""
+        self._earlier = self._shown or self._earlier
+        self._shown = ""
+
+    def _judge(self, reply: ModelReply, dialect: CotChat | None = None, *, form_fault: str = "") -> Verdict:
         reader = dialect.reader(self._governor.tools) if dialect is not None else None
-        verdict = self._governor.judge(reply, reader)
+        verdict = self._governor.judge(with_new_ids(reply) if form_fault == "id" else reply, reader)
+        if form_fault and verdict.defect is None:
+            verdict = replace(verdict, repairs=(*verdict.repairs, Repair("reply_form", "reply", form_fault)))
         asks = verdict.defect is not None and self._may_ask_again
         self._record.judged(verdict, again=asks, applied=not self._proxy.record_only)
         return verdict
@@ -442,6 +554,10 @@ class _ProxiedExchange:
     def _headers(self, response: transport.Response) -> dict[str, str]:
         return {**headers_back(response.headers), **self._run_header()}
 
+    def _whole(self, reply: ModelReply) -> web.Response:
+        data = encode_json(self._form.whole(self._body, reply))
+        return web.Response(body=data, content_type="application/json", headers=self._run_header())
+
     async def _begin(self, response: transport.Response | None) -> web.StreamResponse:
         """Begin the streamed response, unless it has begun."""
         if self._out is None:
@@ -454,11 +570,13 @@ class _ProxiedExchange:
 
     async def _write(self, reply: ModelReply) -> None:
         """Write a reply to the end, but not the text that the client got already."""
-        text = reply.text
-        # What was repaired in a text that the client got already is known too late.
-        rest = text[len(self._shown) :] if text.startswith(self._shown) else ""
-        if rest and self._got_text:
-            rest = f"\n\n{rest}"
+        text, got = reply.text, self._shown or self._earlier
+        if text.startswith(got):
+            rest = text[len(got) :]
+        elif self._shown or not text:  # what was repaired in a text that the client got already is known too late
+            rest = ""
+        else:
+            rest = f"\n\n{text}"
         await self._send(self._writer.text(rest))
         await self._send(self._writer.finish(reply))
 
@@ -518,16 +636,3 @@ def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:
         tool_choice=None,
         stop=tuple(dict.fromkeys((*request.stop, *written.stop))),
     )
-
-
-def _decoded(frame: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects in the data of events; what is not one is left out."""
-    found = []
-    for data in frame:
-        try:
-            value = decode_json(data, keep_surrogates=True)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found

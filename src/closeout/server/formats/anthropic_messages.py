@@ -9,7 +9,7 @@ from closeout.codec import encode_json
 from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec
 from closeout.models.anthropic import AnthropicStream, read_message
 from closeout.models.streaming import ReplyBuilder, StreamReader
-from closeout.server.formats.format import NativeFormat, RequestTools, Writer
+from closeout.server.formats.format import FormCheck, NativeFormat, RequestTools, Writer
 from closeout.server.formats.shared_fields import (
     list_of_objects,
     new_id,
@@ -27,7 +27,7 @@ from closeout.server.usage import messages_usage
 
 __all__ = ["AnthropicMessages"]
 
-_STOPS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+_STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 
 
 class AnthropicMessages(NativeFormat):
@@ -71,6 +71,9 @@ class AnthropicMessages(NativeFormat):
     def reader(self, builder: ReplyBuilder) -> StreamReader:
         return AnthropicStream(builder)
 
+    def form_check(self) -> FormCheck:
+        return _MessagesCheck()
+
     def repaired(self, value: dict[str, Any], reply: ModelReply) -> dict[str, Any]:
         blocks = [block for block in value["content"] if isinstance(block, dict)]
         kept = [block for block in blocks if block.get("type") not in ("text", "tool_use")]
@@ -92,8 +95,22 @@ class AnthropicMessages(NativeFormat):
         return _MessagesWriter(body)
 
 
+class _MessagesCheck(FormCheck):
+    def take(self, value: Mapping[str, Any]) -> None:
+        begun = value.get("content_block")
+        content = [begun] if isinstance(begun, dict) else value.get("content")
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, dict) and block.get("type") == "tool_use":
+                self._take_id(len(self._ids), block.get("id"))
+                if not isinstance(block.get("input", {}), dict):
+                    self._note("input")
+
+
 def _stop_reason(reply: ModelReply) -> str:
-    return _STOPS.get(reply.finish_reason, "end_turn")
+    """Return the stop reason. One that clients do not know stays, because such a reply is not finished."""
+    if reply.tool_calls and reply.finish_reason == "stop":
+        return "tool_use"
+    return _STOPS.get(reply.finish_reason, reply.finish_reason)
 
 
 def _blocks(reply: ModelReply) -> list[dict[str, Any]]:

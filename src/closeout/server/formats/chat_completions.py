@@ -9,7 +9,7 @@ from typing import Any
 from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from closeout.models.openai import OpenAIStream, read_completion
 from closeout.models.streaming import ReplyBuilder, StreamReader
-from closeout.server.formats.format import NativeFormat, RequestTools, Writer
+from closeout.server.formats.format import FormCheck, NativeFormat, RequestTools, Writer
 from closeout.server.formats.shared_fields import (
     list_of_objects,
     new_id,
@@ -63,6 +63,9 @@ class ChatCompletions(NativeFormat):
     def reader(self, builder: ReplyBuilder) -> StreamReader:
         return OpenAIStream(builder, lambda _: None)
 
+    def form_check(self) -> FormCheck:
+        return _ChatCheck()
+
     def repaired(self, value: dict[str, Any], reply: ModelReply) -> dict[str, Any]:
         first, *rest = value["choices"]
         message = {**first["message"], "content": reply.text or None}
@@ -92,9 +95,41 @@ class ChatCompletions(NativeFormat):
         return _ChatWriter(body)
 
 
+class _ChatCheck(FormCheck):
+    def take(self, value: Mapping[str, Any]) -> None:
+        for choice in value.get("choices") or ():
+            if not isinstance(choice, dict) or choice.get("index"):
+                continue
+            streamed = value.get("object") == "chat.completion.chunk"
+            said = choice.get("delta" if streamed else "message")
+            if isinstance(said, dict):
+                self._take_message(said, streamed=streamed)
+
+    def _take_message(self, said: Mapping[str, Any], *, streamed: bool) -> None:
+        if said.get("refusal") and not said.get("content"):
+            self._note("refusal")
+        calls = said.get("tool_calls")
+        if said.get("function_call") and not calls:
+            self._note("function_call")
+        for place, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, dict) and isinstance(call.get("function"), dict):
+                self._take_call(call, call.get("index") if streamed else place, streamed=streamed)
+
+    def _take_call(self, call: Mapping[str, Any], place: Any, *, streamed: bool) -> None:
+        call_id, arguments = call.get("id"), call["function"].get("arguments")
+        if not isinstance(arguments, str) and not (streamed and arguments is None):
+            self._note("arguments")
+        if not isinstance(place, int) or (place in self._ids and call_id not in (None, "", self._ids[place])):
+            self._note("index")
+        elif place not in self._ids:
+            self._take_id(place, call_id)
+            if call.get("type") != "function":
+                self._note("type")
+
+
 def _finish(reply: ModelReply) -> str:
-    """Return the finish reason as clients know it."""
-    return reply.finish_reason if reply.finish_reason in ("length", "tool_calls", "content_filter") else "stop"
+    """Return the finish reason. One that clients do not know stays, because such a reply is not finished."""
+    return "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
 
 
 def _chat_calls(reply: ModelReply) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec
 from closeout.models.streaming import ReplyBuilder, StreamReader
 from closeout.server.upstream import UpstreamKind
 
-__all__ = ["Format", "NativeFormat", "RequestTools", "Writer", "with_hint"]
+__all__ = ["FormCheck", "Format", "NativeFormat", "RequestTools", "Writer", "with_hint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,31 @@ class Writer(ABC):
     @abstractmethod
     def finish(self, reply: ModelReply) -> Iterator[bytes]:
         """Write the calls and the end of a reply, whose text has been written."""
+
+
+class FormCheck(ABC):
+    """Looks for what clients may not be able to read in the form of a reply, whole or event by event.
+
+    Attributes:
+        fault: The first such thing, such as the "id" of a call; empty if there is nothing.
+    """
+
+    def __init__(self) -> None:
+        self.fault = ""
+        self._ids: dict[Any, str] = {}  # of the calls so far, by place
+
+    @abstractmethod
+    def take(self, value: Mapping[str, Any]) -> None:
+        """Look at a whole reply, or at an event."""
+
+    def _note(self, fault: str) -> None:
+        self.fault = self.fault or fault
+
+    def _take_id(self, place: Any, call_id: Any) -> None:
+        """Look at the id with which a call begins."""
+        if not isinstance(call_id, str) or not call_id or call_id in self._ids.values():
+            self._note("id")
+        self._ids[place] = str(call_id or "")
 
 
 class Format(ABC):
@@ -100,6 +125,10 @@ class NativeFormat(Format):
     @abstractmethod
     def reader(self, builder: ReplyBuilder) -> StreamReader:
         """Return a reader of a streamed response."""
+
+    @abstractmethod
+    def form_check(self) -> FormCheck:
+        """Return a check of the form of one reply."""
 
     @abstractmethod
     def repaired(self, value: dict[str, Any], reply: ModelReply) -> dict[str, Any]:

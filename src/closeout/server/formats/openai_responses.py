@@ -191,7 +191,7 @@ class _ResponsesWriter(Writer):
             yield self._done(self._message, content=[output_text(text)])
         for call in reply.tool_calls:
             yield from self._call(call)
-        cut = reply.finish_reason in ("length", "content_filter")
+        cut = not reply.finished
         reason = "content_filter" if reply.finish_reason == "content_filter" else "max_output_tokens"
         self.response |= {
             "status": "incomplete" if cut else "completed",
