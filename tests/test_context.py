@@ -187,6 +187,27 @@ def test_a_context_full_of_thoughts_is_not_broken_for_a_little_every_turn() -> N
     assert decide(policy, few, 0, 9600, max_context=10_000) is not None, "unless there is no other room left"
 
 
+def test_if_what_is_not_results_is_above_low_water_all_turns_but_the_last_leave_and_are_summed_up() -> None:
+    policy, taken = EvictionPolicy(high_water=0.8, low_water=0.5), steps(40, 100)
+    results = decide(policy, taken, 0, 8900, max_context=10_000)
+    assert results is not None
+    assert (results.whole, results.summarise) == (False, False), "without the results less than 5,000 tokens are left"
+    found = decide(policy, taken, 30, 8900, max_context=10_000)
+    assert found is not None
+    assert (found.before, found.results, found.whole, found.summarise) == (40 - MIN_KEPT, 10 - MIN_KEPT, True, True)
+    kept = decide(EvictionPolicy(keep=7), taken, 30, 8900, max_context=10_000)
+    assert kept is not None
+    assert kept.before == 40 - 7
+
+
+def test_a_context_full_of_what_cannot_leave_is_not_summed_up_every_turn() -> None:
+    policy = EvictionPolicy()
+    assert decide(policy, steps(3, 100), 0, 9000, max_context=10_000) is None
+    found = decide(policy, steps(3, 100), 0, 9900, max_context=10_000)
+    assert found is not None
+    assert (found.whole, found.summarise) == (True, False)
+
+
 def test_a_context_too_small_for_its_reply_does_not_divide_by_zero() -> None:
     assert decide(EvictionPolicy(), steps(5), 0, 900, max_context=1000, reserve=4000) is not None
 
@@ -319,6 +340,16 @@ def test_a_second_summary_takes_the_place_of_the_first() -> None:
     assert "second" in text
     assert "first" not in text
     assert "Results r1 to r4" in text
+
+
+def test_turns_leave_without_a_summary_and_the_last_summary_stays() -> None:
+    seen = history(*map(accepted, range(5)), Compacted("main", 0, 2, summary=""))
+    assert (
+        messages(seen)[1].text == "Which canal?\n\nOld turns are left out.\n(Results r1 to r2: read_result shows them.)"
+    )
+    for event in (Compacted("main", 0, 3, summary="Found: it is long."), Compacted("main", 0, 4, summary="")):
+        seen.apply(event)
+    assert messages(seen)[1].text.endswith("far:\nFound: it is long.\n(Results r1 to r4: read_result shows them.)")
 
 
 def test_summing_up_is_for_a_full_context_and_needs_a_summary() -> None:

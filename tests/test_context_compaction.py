@@ -1,15 +1,23 @@
-"""Summing up in a run: the model writes the summary; where it does not or may not, results are left out instead."""
+"""Summing up in a run: the model writes the summary; where it does not or may not, results are left out instead.
+
+And runs that are much longer than their context, with the defaults.
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent / "harness"))
+
 from closeout import Agent, RunResult, tool
 from closeout.errors import ContextOverflow, ServerFailed
 from closeout.journal import events as ev
-from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, recorded, say
+from long_runs import Reader, agent_of, long_run
 
 SUMMARY = "Findings: the river is 6,300 km long (r1). Open questions: its depth. Tried: nothing else."
 
@@ -82,3 +90,27 @@ async def test_no_summary_is_asked_for_with_what_closing_needs() -> None:
     assert result.usage.total_tokens <= 9000
     purposes = [event.purpose for event in made(seen, ev.ModelRequested)]
     assert purposes[-1] == "close"
+
+
+# ------------------------------------------------------------------------------------------------ long runs
+
+
+@pytest.mark.parametrize(
+    ("reading", "dialect"),
+    [({}, "function_call"), ({"sums_up": False}, "cot_chat"), ({"tells": False}, "function_call")],
+    ids=["defaults", "no summary", "untold"],
+)
+async def test_a_run_much_longer_than_its_context_ends_with_all_facts(reading: dict[str, bool], dialect: str) -> None:
+    reader = Reader(120, 8192, 100, 40, **reading)
+    found = await long_run(reader, dialect)
+    assert (found.turns, found.stop, found.facts) == (120, "answered", len(reader.asked))
+    assert found.breaks <= found.requests / 20
+    assert found.refused == (not reading.get("tells", True)), "one refusal tells the length"
+    assert bool(found.summaries) == reading.get("sums_up", True)
+
+
+async def test_turns_that_left_are_the_same_when_the_record_is_followed(home: Path) -> None:
+    await agent_of(Reader(60, 8192, 100, 40, tells=False), home).run("What do the pages say?", run_id="long")
+    again = Reader(60, 8192, 100, 40)
+    again.client = recorded("long").client()
+    assert (await recorded("long").follow(agent_of(again))).answer == "found"

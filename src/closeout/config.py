@@ -112,7 +112,9 @@ class AgentSettings(_Section):
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="constrained decoding, if the server supports it"
     )
-    compaction: bool = Field(False, description="let the model summarise the oldest part of a full context")
+    compaction: bool = Field(
+        False, description="let the model sum up a full context also where leaving out results is enough"
+    )
     high_water: float = Field(0.8, gt=0, le=1, description="share of the context that triggers eviction of old results")
     low_water: float = Field(0.5, gt=0, le=1, description="share of the context that eviction leaves")
     main_agent: AgentLimits = AgentLimits()

@@ -57,7 +57,8 @@ class History:
         self._steps: list[Step] = []  # only appended to; any other change makes a new list
         self._origin: tuple[list[Step], int] | None = None  # the list before an eviction, and the steps both begin with
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
-        self._summarised: tuple[str, ...] = ()  # handles of the first and the last result that a summary replaced
+        self._summary = ""  # the last one
+        self._summarised: tuple[str, ...] = ()  # handles of the first and the last result of the turns that left
 
     @property
     def steps(self) -> Snapshot[Step]:
@@ -98,6 +99,7 @@ class History:
         self._replace([])
         self.evicted_before = 0
         self._evictions = self._summarised = ()
+        self._summary = ""
         self._question = self._with_experience = "\n\n".join((self._task, *event.experiences))
 
     def _evict(self, event: Evicted) -> None:
@@ -114,13 +116,14 @@ class History:
         handles = [r.handle for step in self._steps[:end] for r in step.returns if r.handle]
         if handles:
             self._summarised = ((*self._summarised, *handles)[0], handles[-1])
-        readable = ""
+        self._summary = event.summary or self._summary  # which the model read when it wrote the new one
+        left = f"Summary of your work so far:\n{self._summary}" if self._summary else "Old turns are left out."
         if self._summarised:
             first, last = self._summarised
-            readable = f"\n(Results {first} to {last}: read_result shows them.)"
+            left += f"\n(Results {first} to {last}: read_result shows them.)"
         # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles must
         # alternate.
-        self._question = f"{self._with_experience}\n\nSummary of your work so far:\n{event.summary}{readable}"
+        self._question = f"{self._with_experience}\n\n{left}"
         self._replace(self._steps[end:])
 
     def _replace(self, steps: list[Step], kept: int = 0) -> None:

@@ -72,6 +72,7 @@ class ContextKeeper:
         self._counter = TokenCounter(client.name)
         self._server_asked = False
         self._last_request = ModelRequest()
+        self._last_size = 0  # characters of the last request
         self._ends: list[int] = []  # characters up to and including each message of the last request
         self._counted_size = 0  # characters of the last request, if the server counted it
         self._base = (0, 0)  # characters and tokens of the last prompt that the server counted
@@ -83,7 +84,8 @@ class ContextKeeper:
         """Return the size of a request's prompt and how much of it the last request began with."""
         last, self._last_request = self._last_request, request
         if request.prompt is not None:
-            return PromptSize(len(request.prompt), shared_prefix(last.prompt or "", request.prompt))
+            self._last_size = len(request.prompt)
+            return PromptSize(self._last_size, shared_prefix(last.prompt or "", request.prompt))
         same_tools = request.tools == last.tools
         same = 0
         if same_tools:
@@ -94,6 +96,7 @@ class ContextKeeper:
         for message in request.messages[same:]:
             size += message_size(message)
             ends.append(size)
+        self._last_size = size
         return PromptSize(size, shared, same, same_tools)
 
     def learn(self, prompt: PromptSize, usage: Usage) -> None:
@@ -141,7 +144,7 @@ class ContextKeeper:
     async def make_room(
         self, history: History, attempt: int, tokens: int, summarise: Callable[[], Awaitable[str]]
     ) -> None:
-        """Leave out old results if the policy says so.
+        """Leave out old results or turns if the policy says so.
 
         Args:
             history: The agent's history.
@@ -163,22 +166,38 @@ class ContextKeeper:
         )
         if eviction is None:
             return
-        summary = await summarise() if eviction.summarise else ""
-        if summary:
-            self._journal.append(
-                Compacted(self._agent, attempt, eviction.before, summary=summary, tokens=eviction.tokens)
-            )
-        else:
-            self._record(eviction, attempt)
+        self._record(eviction, attempt, await summarise() if eviction.summarise else "")
 
-    def shrink(self, history: History, attempt: int, reason: str) -> bool:
-        """Leave out all results but the last. Returns whether there were any to leave out."""
+    def shrink(self, history: History, attempt: int, reason: str, *, turns: bool = False) -> bool:
+        """Leave out all results but the last.
+
+        If a server has refused the last request as too long, its size is an upper bound of what the server takes.
+
+        Args:
+            history: The agent's history.
+            attempt: The number of the attempt, for the journal.
+            reason: A word for the journal; "overflow" if a server has refused the last request.
+            turns: If there are no other results, leave out all turns but the last.
+
+        Returns:
+            False if nothing was left to leave out.
+        """
+        if reason == "overflow" and self._base != (0, 0):
+            refused = self.tokens_of(self._last_size) + self._reserve
+            self.max_context = min(self.max_context or refused, refused)
         eviction = evict_all_but_last(history.steps, history.evicted_before, reason)
+        if eviction is None and turns:
+            eviction = ContextState(steps=history.steps).evict_turns(1, reason=reason)
         if eviction is not None:
             self._record(eviction, attempt)
         return eviction is not None
 
-    def _record(self, eviction: Eviction, attempt: int) -> None:
+    def _record(self, eviction: Eviction, attempt: int, summary: str = "") -> None:
+        if summary or eviction.whole:
+            self._journal.append(
+                Compacted(self._agent, attempt, eviction.before, summary=summary, tokens=eviction.tokens)
+            )
+            return
         self._journal.append(
             Evicted(
                 self._agent,

@@ -1,4 +1,4 @@
-"""Decide when old tool results leave the context, and how many at once.
+"""Decide when old tool results and old turns leave the context, and how many at once.
 
 Decisions are pure. They are rare and large: whatever changes in the middle of a prompt is paid for again from there on,
 so leaving out a little every turn would break the provider's cache every turn.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Protocol, runtime_checkable
 
 from closeout.messages import Step
 from closeout.records import record
+from closeout.results.tokens import estimate_tokens
 
 __all__ = [
     "COMPACTION_PROMPT",
@@ -42,14 +44,15 @@ Tried: queries and pages that found nothing, so that they are not tried again"""
 
 @record(kw_only=True)
 class Eviction:
-    """Leave out the results of all turns before `before`.
+    """Leave out the results of all turns before `before`, or these turns as a whole.
 
     Attributes:
-        before: The first turn whose results stay in view.
+        before: The first turn that stays as it is.
         results: The number of results that leave.
         tokens: The tokens that this frees, approximately.
         reason: A word for the journal: "count", "budget", "overflow", or a word of your own.
-        summarise: Have the model sum up those turns first. If it does not, they are left out without a summary.
+        summarise: Have the model sum up those turns first. Its summary replaces them.
+        whole: Without a summary the turns leave too. Otherwise only their results do.
     """
 
     before: int
@@ -57,6 +60,7 @@ class Eviction:
     tokens: int
     reason: str
     summarise: bool = False
+    whole: bool = False
 
 
 @record(kw_only=True)
@@ -112,6 +116,36 @@ class ContextState:
             return None
         return Eviction(before=before, results=results, tokens=tokens, reason=reason, summarise=summarise)
 
+    def evict_turns(self, keep: int, *, reason: str = "policy", summarise: bool = False) -> Eviction | None:
+        """Choose all turns but those with the last `keep` results.
+
+        Args:
+            keep: The number of results that stay, at least.
+            reason: A word for the journal.
+            summarise: Have the model sum the turns up first.
+
+        Returns:
+            The eviction, or None if no turn may leave.
+        """
+        kept = 0
+        stay = len(self.steps)
+        while stay and kept < keep:
+            stay -= 1
+            kept += len(self.steps[stay].returns)
+        leaving = self.steps[:stay]
+        if not leaving:
+            return None
+        results = sum(len(step.returns) for step in leaving if step.turn >= self.evicted_before)
+        tokens = sum(map(_tokens_of, leaving))
+        return Eviction(
+            before=leaving[-1].turn + 1,
+            results=results,
+            tokens=round(tokens * self.scale),
+            reason=reason,
+            summarise=summarise,
+            whole=True,
+        )
+
 
 @runtime_checkable
 class ContextPolicy(Protocol):
@@ -129,12 +163,15 @@ class ContextPolicy(Protocol):
 class EvictionPolicy:
     """The default policy: by the number of results, by the size of the context, or both.
 
+    If a prompt grows above high water, the oldest results leave, until the prompt is down to low water. If what is not
+    results (thoughts, calls, stubs) is above low water, all turns but the last leave, and a summary replaces them.
+
     Attributes:
         keep: The last `keep` results stay in view; older ones leave in batches. -1: only the size decides.
         batch: How many results beyond `keep` gather before they leave together.
         high_water: The share of the context above which results leave.
         low_water: The share of the context down to which they leave.
-        compaction: Have the model sum up what leaves because of the size.
+        compaction: Have the model sum up what leaves because of the size also if leaving out results is enough.
     """
 
     keep: int = -1
@@ -158,14 +195,15 @@ class EvictionPolicy:
         return state.evict(results - self.keep, reason="count")
 
     def _by_size(self, state: ContextState, results: int, room: int) -> Eviction | None:
-        found = state.evict(
-            results - max(self.keep, MIN_KEPT),
-            enough=state.prompt_tokens - room * self.low_water,
-            reason="budget",
-            summarise=self.compaction,
-        )
-        if found is not None and found.tokens < WORTHWHILE * room and state.prompt_tokens < PRESSING * room:
-            return None
+        low, kept = room * self.low_water, max(self.keep, MIN_KEPT)
+        of_results = state.scale * sum(r.tokens for step in state.shown for r in step.returns)
+        if state.prompt_tokens - of_results > low:
+            found = state.evict_turns(kept, reason="budget", summarise=True)
+        else:
+            enough = state.prompt_tokens - low
+            found = state.evict(results - kept, enough=enough, reason="budget", summarise=self.compaction)
+        if found is not None and found.tokens < WORTHWHILE * room:
+            return None if state.prompt_tokens < PRESSING * room else replace(found, summarise=False)
         return found
 
 
@@ -185,6 +223,12 @@ def evict_all_but_last(steps: Sequence[Step], evicted_before: int, reason: str =
     """Return the eviction of all results but the last, for a prompt that a server refuses as too long."""
     state = ContextState(steps=steps, evicted_before=evicted_before)
     return state.evict(sum(len(step.returns) for step in state.shown) - 1, reason=reason)
+
+
+def _tokens_of(step: Step) -> int:
+    """The estimated tokens of a turn."""
+    arguments = "".join(str(call.arguments) for call in step.calls)
+    return estimate_tokens(step.text) + estimate_tokens(arguments) + sum(r.tokens or STUB_TOKENS for r in step.returns)
 
 
 def summary_in(reply: str) -> str:

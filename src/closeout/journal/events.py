@@ -626,7 +626,7 @@ class Evicted(Event):
 
 @record
 class Compacted(Event):
-    """The turns before `before` are replaced by a summary that the model wrote."""
+    """The turns before `before` are replaced by a summary that the model wrote; empty: they are left out without."""
 
     bodies = ("summary",)
     attempt: int

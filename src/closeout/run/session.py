@@ -97,12 +97,11 @@ class ModelSession:
     async def query(self, history: History, info: RequestInfo, rollbacks: RollbackPolicy) -> Reading:
         """Have the strategy ask for the next action or the answer.
 
-        A prompt that is too long is shortened once; what the server does not take is left out.
+        A prompt that is too long is shortened; what the server does not take is left out.
 
         Raises:
             ModelError: The request failed.
         """
-        shrunk = False
         while True:
             request = self.render(history, info.note, draft=rollbacks.draft, withheld=rollbacks.withheld)
             listener = self._new_listener(info.turn) if self._streams else None
@@ -114,9 +113,8 @@ class ModelSession:
                 else:
                     reading = await self._by_strategy(self._plan.strategy, request, history, info)
             except ContextOverflow:
-                if shrunk or not self._keeper.shrink(history, info.attempt, "overflow"):
+                if not self._keeper.shrink(history, info.attempt, "overflow", turns=True):
                     raise
-                shrunk = True
             except (BadRequest, ModelNotFound, ServerFailed) as error:
                 if not self._leave_out(error):
                     raise
