@@ -27,7 +27,25 @@ ASKED = 20  # facts
 TOOLS = 400  # tokens of the definitions of the tools
 REPLY = 2048  # tokens that the server reserves for a reply
 SUMMARY = "Findings: the pages were read in their order. Open questions: what the next pages say."
-WORDS = ["river", "canal", "bridge", "dam", "lock", "year", "length", "width", "height", "opened", "built", "city", "state", "author", "film", "award", "song"]
+WORDS = [
+    "river",
+    "canal",
+    "bridge",
+    "dam",
+    "lock",
+    "year",
+    "length",
+    "width",
+    "height",
+    "opened",
+    "built",
+    "city",
+    "state",
+    "author",
+    "film",
+    "award",
+    "song",
+]
 
 
 class Outcome(NamedTuple):
