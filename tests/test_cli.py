@@ -49,7 +49,7 @@ def run_id_in(text: str) -> str:
 
 def test_the_answer_goes_to_stdout_and_the_progress_to_stderr(server: ScriptedServer) -> None:
     done = closeout(*asked(server, "What is 17 % of 2,340?"))
-    assert (done.code, done.out) == (0, "397.8\n")
+    assert (done.code, done.out) == (0, "397.8\n"), done.err
     shown = re.sub(r"· (\d+ ms|[\d.]+ s)\b", "· T", done.err).splitlines()
     assert shown[0].startswith("turn 1 · T · ")
     assert shown[1:4] == ["  I compute it first.", '  → calculate(expression="17*2340/100") · T', "    397.8"]

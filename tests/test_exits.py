@@ -61,16 +61,22 @@ async def test_a_model_that_dies_while_closing(seen: Any, ended: str | None) -> 
     assert ended or "gone" in result.error
 
 
-async def test_a_context_that_overflows_again_and_again_is_closed_on_its_end() -> None:
+@pytest.mark.parametrize(("lines", "reason"), [(1, "max_turns"), (3000, "context_overflow")])
+async def test_turns_leave_a_full_context_and_a_result_that_fills_it_alone_is_closed(lines: int, reason: str) -> None:
+    @tool(read_only=True)
+    def page(key: str) -> str:
+        """Read a page."""
+        return f"A line of {key}.\n" * lines
+
     def script(view: RequestView) -> Any:
         if len(view.text) > 12_000:
             return ContextOverflow("maximum context length is 3000 tokens", status=400)
         if "closing turn" in view.text:
             return answer("short")
-        return Turn("I think. " * 200, calls=[call("look", key=f"k{view.number}")])
+        return Turn("I think. " * 200, calls=[call("page", key=f"k{view.number}")])
 
-    result = await run(script)
-    assert (result.answer, result.stop_reason) == ("short", "context_overflow")
+    result = await run(script, [page])
+    assert (result.answer, result.stop_reason) == ("short", reason)
 
 
 async def test_a_question_longer_than_the_context_is_a_failed_run_that_says_so() -> None:

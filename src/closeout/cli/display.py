@@ -18,6 +18,7 @@ from rich.text import Text
 from closeout.cli.terminal import duration, make_console, one_line, printable, usage_line, width_of
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.journal.events import (
+    REFUSED_CALL,
     AgentEnded,
     AgentStarted,
     AttemptEnded,
@@ -217,7 +218,7 @@ class Display:
                 self._print(event, f"▸ {event.name}: {event.task}", "bold")
             case AgentEnded():
                 self._print(event, f"◂ {event.report}", "bold")
-            case Noted(level="warning" | "error"):
+            case Noted(level="warning" | "error") if event.name != REFUSED_CALL:
                 self._print(event, f"! {event.message}", "yellow", cut=False)
             case Unknown():
                 problem = event.body.get("problem", "written by another version")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from closeout.journal.events import (
+    REFUSED_CALL,
     AgentEnded,
     AgentStarted,
     AttemptStarted,
@@ -213,7 +214,7 @@ class _StreamedRun:
             case TurnRolledBack():
                 message_id = _message_id(change.agent, event.turn)
                 self.send("discard", {"message_id": message_id, "reason": event.reason})
-            case Noted(level="error" | "warning"):
+            case Noted(level="error" | "warning") if event.name != REFUSED_CALL:
                 self.send("show_error", {"error": event.message})
             case RunEnded():
                 for agent in [*self._agents]:  # those below, too, where the run was broken off

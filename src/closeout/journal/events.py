@@ -17,6 +17,7 @@ from closeout.records import record, shallow_dict
 
 __all__ = [
     "EVENT_TYPES",
+    "REFUSED_CALL",
     "AgentEnded",
     "AgentStarted",
     "AnswerSeen",
@@ -634,6 +635,9 @@ class Compacted(Event):
     _: KW_ONLY
     summary: str
     tokens: int = 0
+
+
+REFUSED_CALL = "Refused call"  # the name of the note of a call that was not made; its turn shows it, too
 
 
 @record

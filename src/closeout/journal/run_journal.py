@@ -20,6 +20,7 @@ from closeout.journal.events import DecisionRequested, Event, Noted, RunEnded, R
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo, Subscribers
+from closeout.visible import visible
 
 __all__ = ["Journal", "describe_damage", "is_new_run_id", "new_run_id"]
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("closeout")
 # model, which is then asked again; calls that must not be repeated do not wait.
 COMMIT_SECONDS = 0.025
 
+LOGGED_LENGTH = 1000  # characters of a message in the log; the journal has all of it
 
 _BASE_32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -241,7 +243,8 @@ class Journal:
             self.subscribers.publish(recorded, from_record=True)
             return recorded
         if isinstance(event, Noted) and event.is_warning and not self.replay_only:
-            logger.warning("%s (run %s)", event.message, self.run_id)
+            # The message may quote a model or a tool: one line of bounded length, whatever it holds.
+            logger.warning("%s (run %s)", visible(event.message[:LOGGED_LENGTH]), self.run_id)
         try:
             self._write(event, durable=durable)
         finally:

@@ -299,7 +299,8 @@ class _Closing:
         if not self._may_shrink:
             return None
         self._may_shrink = False
-        return self._session.shrunk_messages(self._agent.history, self._attempt.number) or _ends_of(messages)
+        shrunk = self._session.shrunk_messages(self._agent.history, self._attempt.number)
+        return shrunk or _ends_of(messages) or _halved(messages)
 
     @property
     def _turns_spent(self) -> bool:
@@ -374,6 +375,15 @@ def _shortened(message: Message, length: int) -> Message:
     if not isinstance(content, str) or len(content) <= length:
         return message
     return Message(message, content=cut_text(content, length).text)
+
+
+def _halved(messages: Sequence[Mapping[str, Any]]) -> list[Message] | None:
+    """Return the conversation with half of each of its last results. None if it has no turn."""
+    history = [Message.of(message) for message in messages]
+    begin = max((index + 1 for index, message in enumerate(history) if message.role == "assistant"), default=0)
+    if not begin:
+        return None
+    return [*history[:begin], *(_shortened(message, len(message.text) // 2) for message in history[begin:])]
 
 
 def _ends_of(messages: Sequence[Mapping[str, Any]]) -> list[Message] | None:

@@ -20,6 +20,7 @@ from pydantic_core import to_json
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
 from closeout.errors import Failure, JournalError, LimitReached, ModelError, ModelTimeout, ToolError
 from closeout.journal.events import (
+    REFUSED_CALL,
     DecisionMade,
     DecisionRequested,
     Event,
@@ -462,9 +463,6 @@ class ToolCalls:
         return self._scope.budget.seconds_left(closing=False) if spec.policy.timeout is not None else None
 
 
-REFUSED = "Refused call"  # the name of its note
-
-
 def refusal_note(agent: str, outcome: CallOutcome) -> Noted:
     """Return the event of a call that could not be made."""
     call = outcome.call
@@ -477,7 +475,7 @@ def refusal_note(agent: str, outcome: CallOutcome) -> Noted:
         "error": outcome.reason,
     }
     text = f"{call.name} was not called: {outcome.reason}"
-    return Noted(agent, "warning", REFUSED, message=text, metadata=metadata)
+    return Noted(agent, "warning", REFUSED_CALL, message=text, metadata=metadata)
 
 
 def refused_calls(events: Iterable[Event]) -> Iterator[ToolTelemetry]:
@@ -487,7 +485,7 @@ def refused_calls(events: Iterable[Event]) -> Iterator[ToolTelemetry]:
     """
     seen = set()
     for event in events:
-        if not isinstance(event, Noted) or event.name != REFUSED:
+        if not isinstance(event, Noted) or event.name != REFUSED_CALL:
             continue
         keys = ("tool_name", "error_code", "error", "handle")
         name, code, message, handle = (str(event.metadata.get(key, "")) for key in keys)
