@@ -137,8 +137,8 @@ def sent(request: ModelRequest) -> str:
 def stable(request: ModelRequest, note: str, shown: str = "") -> str:
     """The part that the request itself says is to stay: up to its last breakpoint, without a draft and the hint."""
     if request.prompt is not None:
-        if shown:
-            return sent(request).removesuffix(f"{PRIMER} {shown}\n{note}\n").rstrip()
+        if shown:  # after the primer of ReAct prompts; prompts for programs have none
+            return sent(request).removesuffix(f"{shown}\n{note}\n").rstrip().removesuffix(PRIMER).rstrip()
         return sent(request).removesuffix(f"{note}\n" if note else "").rstrip()
     return sent(replace(request, messages=request.messages[: request.breakpoints[-1] + 1]))
 
@@ -184,6 +184,7 @@ SETTINGS = st.fixed_dictionaries(
 @example(["look", "fail", "fail", "fail", "look", "look"], "mcp_xml", {})
 @example(["look", "look", "plan", "plan", "plan"], "function_call", {"keep_tool_result": 1})
 @example(["again", "again", "again", "again", "empty"], "cot_chat", {})
+@example(["unknown", "look"], "code, small", {})
 def test_each_request_extends_the_one_before_unless_the_journal_says_why_not(
     actions: list[str], dialect: str, settings: dict[str, Any]
 ) -> None:
