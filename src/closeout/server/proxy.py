@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -199,7 +199,7 @@ class _ProxiedExchange:
         self._messages = form.messages(body)
         self._writer: Writer = form.writer(body)
         self._out: web.StreamResponse | None = None  # once the response has begun
-        self._shown = ""  # text of the current reply that the client got
+        self._shown: list[str] = []  # text of the current reply that the client got, in pieces
         self._earlier = ""  # text that the client got of a reply that was of no use
         self._again = 0  # times that a reply was asked for again, with a hint
         self._retries = 0  # times that a reply broke off, or was none
@@ -377,7 +377,7 @@ class _ProxiedExchange:
                 if passing:
                     out = await self._begin(response)
                     await out.write(b"".join(held[:passing]))
-                    self._shown += "".join(held_text[:passing])
+                    self._shown += filter(None, held_text[:passing])
                     del held[:passing], held_text[:passing]
         for data in pieces.close():
             if (event := self._event(data, reader)) is not None:
@@ -505,7 +505,7 @@ class _ProxiedExchange:
                 if piece:
                     await self._begin(None)
                     await self._send(self._writer.text(piece))
-                    self._shown += piece
+                    self._shown.append(piece)
             return await asking
         finally:
             if not asking.done():
@@ -525,8 +525,8 @@ class _ProxiedExchange:
 
     def _keep_shown(self) -> None:
         """Take note that the client got text of a reply that another one follows."""
-        self._earlier = self._shown or self._earlier
-        self._shown = ""
+        self._earlier = "".join(self._shown) or self._earlier
+        self._shown = []
 
     def _judge(self, reply: ModelReply, dialect: CotChat | None = None, *, form_fault: str = "") -> Verdict:
         reader = dialect.reader(self._governor.tools) if dialect is not None else None
@@ -570,7 +570,7 @@ class _ProxiedExchange:
 
     async def _write(self, reply: ModelReply) -> None:
         """Write a reply to the end, but not the text that the client got already."""
-        text, got = reply.text, self._shown or self._earlier
+        text, got = reply.text, "".join(self._shown) or self._earlier
         if text.startswith(got):
             rest = text[len(got) :]
         elif self._shown or not text:  # what was repaired in a text that the client got already is known too late
@@ -600,9 +600,10 @@ async def _frames(response: transport.Response) -> AsyncGenerator[list[bytes], N
             searched = max(0, len(rest) - 3)  # an end may have begun in the chunk before
             rest += chunk
             frames, start = [], 0
-            for end in _FRAME_END.finditer(rest, searched):
-                frames.append(bytes(rest[start : end.end()]))
-                start = end.end()
+            for end in _frame_ends(rest, searched):
+                with memoryview(rest) as received:
+                    frames.append(bytes(received[start:end]))
+                start = end
             if frames:
                 del rest[:start]
                 yield frames
@@ -610,6 +611,16 @@ async def _frames(response: transport.Response) -> AsyncGenerator[list[bytes], N
                 raise ServerFailed("The upstream server sent an event of more than 16 MiB, which cannot be a reply.")
     if rest:
         yield [bytes(rest)]
+
+
+def _frame_ends(data: bytearray, start: int) -> Iterator[int]:
+    """Yield where events end, searching from `start`."""
+    if data.find(b"\r", start) >= 0:
+        yield from (end.end() for end in _FRAME_END.finditer(data, start))
+        return
+    while (found := data.find(b"\n\n", start)) >= 0:  # in long events five times as fast as the pattern
+        start = found + 2
+        yield start
 
 
 def _as_text(request: ModelRequest, dialect: CotChat) -> ModelRequest:
