@@ -11,7 +11,21 @@ from typing import Any, Literal, assert_type
 
 from pydantic import BaseModel
 
-from closeout import Agent, Boxed, Choice, Event, Json, Number, OneOf, Progress, RunResult, ToolManager, judge, tool
+from closeout import (
+    Agent,
+    Boxed,
+    Choice,
+    Event,
+    Json,
+    Number,
+    OneOf,
+    Progress,
+    RunContext,
+    RunResult,
+    ToolManager,
+    judge,
+    tool,
+)
 from closeout.answers.grading import Grade
 from closeout.messages import Usage
 
@@ -66,7 +80,7 @@ async def tools_keep_their_signatures() -> None:
 
 async def the_answers_type_is_the_contracts() -> None:
     moons = Agent("openai:x", [look_up, count], answer=Json(Moon))
-    assert_type(moons, Agent[Moon])
+    assert_type(moons, Agent[None, Moon])
     assert_type((await moons.run("Which?")).value, Moon | None)
     assert_type(moons.run_sync("Which?", files=["a.csv"]).value, Moon | None)
     assert_type((await moons.resume("run")).value, Moon | None)
@@ -82,17 +96,17 @@ async def the_answers_type_is_the_contracts() -> None:
 
 async def the_answers_type_may_be_a_python_type() -> None:
     moons = Agent("openai:x", [look_up], answer=Moon)
-    assert_type(moons, Agent[Moon])
+    assert_type(moons, Agent[None, Moon])
     assert_type((await moons.run("Which?")).value, Moon | None)
-    assert_type(Agent(answer=Planet), Agent[Planet])
-    assert_type(Agent(answer=Color), Agent[Color])
-    assert_type(Agent(answer=str), Agent[str])
-    assert_type(Agent(answer=int), Agent[int])
-    assert_type(Agent(answer=bool), Agent[bool])
-    assert_type(Agent(answer=list[int]), Agent[list[int]])
+    assert_type(Agent(answer=Planet), Agent[None, Planet])
+    assert_type(Agent(answer=Color), Agent[None, Color])
+    assert_type(Agent(answer=str), Agent[None, str])
+    assert_type(Agent(answer=int), Agent[None, int])
+    assert_type(Agent(answer=bool), Agent[None, bool])
+    assert_type(Agent(answer=list[int]), Agent[None, list[int]])
     # Checkers cannot read a type from these, so the value is Any.
-    assert_type(Agent(answer=Literal["a", "b"]), Agent[Any])
-    assert_type(Agent(answer={"type": "object"}), Agent[Any])
+    assert_type(Agent(answer=Literal["a", "b"]), Agent[None, Any])
+    assert_type(Agent(answer={"type": "object"}), Agent[None, Any])
     Agent(answer="number")  # type: ignore[arg-type]
     Agent(answer=5)  # type: ignore[arg-type]
 
@@ -114,9 +128,34 @@ async def a_run_takes_what_it_takes() -> None:
         assert_type(event, Event | Progress)
     assert_type(stream.result, RunResult[str])
     async with agent as opened:
-        assert_type(opened, Agent[str])
+        assert_type(opened, Agent[None, str])
 
 
 def records_are_frozen(usage: Usage) -> None:
     usage.input_tokens = 3  # type: ignore[misc]
     Usage(1, 2, 3)  # type: ignore[call-arg]
+
+
+@dataclass
+class Tenant:
+    name: str
+
+
+def greet(context: RunContext[Tenant]) -> str:
+    assert_type(context.deps, Tenant)
+    return context.deps.name
+
+
+async def dependencies_are_of_the_agents_type(context: RunContext) -> None:
+    """A context without a type argument has dependencies of any type."""
+    assert_type(context.deps, Any)
+    agent = Agent("openai:x", deps_type=Tenant, answer=int, instructions=greet)
+    assert_type(agent, Agent[Tenant, int])
+    await agent.run("Which?", deps=Tenant("a"))
+    await agent.resume("run", deps=Tenant("a"))
+    assert_type(agent.with_deps(Tenant("a")), Agent[Tenant, int])
+    await agent.run("Which?", deps="a")  # type: ignore[arg-type]
+    await agent.resume("run", deps=5)  # type: ignore[arg-type]
+    agent.with_deps(Moon("a"))  # type: ignore[arg-type]
+    await Agent("openai:x").run("Which?", deps=Tenant("a"))  # type: ignore[arg-type]
+    Agent("openai:x", deps_type=Moon, instructions=greet)  # type: ignore[arg-type]

@@ -12,10 +12,12 @@ from closeout.assembly import checks
 from closeout.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
     from types import UnionType
     from typing import Never, TypeAlias, Unpack, _SpecialForm
+
+    from typing_extensions import TypeVar as TypeVarWithDefault
 
     from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
@@ -38,13 +40,17 @@ if TYPE_CHECKING:
     from closeout.run.strategy import Strategy
     from closeout.run.waiting import Decisions
     from closeout.tools.manager import AnyTool, ToolManager
+    from closeout.tools.run_context import RunContext
     from closeout.tools.tool import Tool
+
+    Deps = TypeVarWithDefault("Deps", contravariant=True, default=None)
 
     # What `answer=` takes beside contracts and classes: `int | None`, `Literal["a", "b"]`, a JSON Schema.
     TypeExpression: TypeAlias = UnionType | _SpecialForm | Mapping[str, Any]
 
 else:  # type checkers see the one that has a default; at run time nothing heavy is imported
     Value = TypeVar("Value", covariant=True)
+    Deps = TypeVar("Deps", contravariant=True)
 
 __all__ = ["Agent", "MapKeywords", "RunKeywords", "RunSettings", "TaskKeywords"]
 
@@ -68,6 +74,7 @@ class TaskKeywords(RunSettings, total=False):
     ground_truth: str | None
     origin: Mapping[str, Any] | None
     listeners: Sequence[Listener]
+    deps: Any
 
 
 class RunKeywords(TaskKeywords, total=False):
@@ -86,7 +93,7 @@ class MapKeywords(TaskKeywords, total=False):
     progress: bool | Callable[[MapProgress], object]
 
 
-class Agent(Generic[Value]):
+class Agent(Generic[Deps, Value]):
     """An agent: a model that calls tools until it can answer.
 
     Usage:
@@ -113,7 +120,8 @@ class Agent(Generic[Value]):
         dialect: How the conversation is written for the model: `"function_call"`, `"cot_chat"`, `"cot_completion"`,
             `"mcp_xml"`, `"code"` (the model writes programs), or a `Dialect`. Defaults to `"auto"`, which chooses by
             what the model and its server support.
-        instructions: The system prompt. Instructions for the form of the answer are added to it.
+        instructions: The system prompt. Instructions for the form of the answer are added to it. Or a function of the
+            `RunContext` that writes it when a run begins, for example with today's date; a resumed run keeps the text.
         base_url: The address of the model's server.
         api_key: The key for the model's server.
         max_turns: The maximum number of turns in an attempt. A turn is a reply that is acted on.
@@ -145,6 +153,8 @@ class Agent(Generic[Value]):
             `CallFirst("search_documents")`, or your own. Defaults to `AskOnce()`, and to `SmallModel()` for `"local"`.
         check: A function `check(answer, run)` that returns what is wrong with an answer, or None. Or a `Check`, or a
             list of these.
+        deps_type: The type of the `deps` that each run is given for the tools: a database handle, the user, a tenant.
+            Tools take them as `context.deps`, with a parameter `context: RunContext[THE_TYPE]`.
         code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
             as functions, in a sandbox. Needs the extra `code`.
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
@@ -159,13 +169,18 @@ class Agent(Generic[Value]):
         UsageError: Another argument is not valid.
     """
 
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, types: Any) -> Any:  # type variables have defaults from Python 3.13 on only
+            return super().__class_getitem__(types if isinstance(types, tuple) else (types, Any))
+
     def __init__(
         self,
         model: str | BaseClient | None = None,
         tools: Sequence[Callable[..., Any] | Tool[..., Any] | AnyTool | str] | ToolManager = (),
         mcp_servers: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
         dialect: str | Dialect | None = None,
-        instructions: str | None = None,
+        instructions: str | Callable[[RunContext[Deps]], str | Awaitable[str]] | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
         max_turns: int | None = None,
@@ -186,6 +201,7 @@ class Agent(Generic[Value]):
         context: ContextPolicy | None = None,
         strategy: Strategy | None = None,
         check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
+        deps_type: type[Deps] | None = None,
         code_mode: bool = False,
         max_tokens: int | None = None,
         max_seconds: float | None = None,
@@ -232,9 +248,10 @@ class Agent(Generic[Value]):
             strategy=strategy,
             check=check,
             code_mode=code_mode,
+            deps_type=deps_type,
         )
 
-    def with_tools(self, names: Iterable[str]) -> Agent[Value]:
+    def with_tools(self, names: Iterable[str]) -> Agent[Deps, Value]:
         """Return this agent with only some of its tools. The two share the model, the MCP servers and the home.
 
         Args:
@@ -249,7 +266,7 @@ class Agent(Generic[Value]):
         agent._assembler = self._assembler.only(names)
         return agent
 
-    def with_dialect(self, dialect: Dialect) -> Agent[Value]:
+    def with_dialect(self, dialect: Dialect) -> Agent[Deps, Value]:
         """Return this agent with a dialect of your own. The two share everything else."""
         from copy import copy
 
@@ -257,7 +274,22 @@ class Agent(Generic[Value]):
         agent._assembler = self._assembler.in_dialect(dialect)
         return agent
 
-    def with_gate(self, gate: RequestGate | None) -> Agent[Value]:
+    def with_deps(self, deps: Deps) -> Agent[Deps, Value]:
+        """Return this agent with dependencies for all its runs. The two share everything else.
+
+        Args:
+            deps: What the tools get as `RunContext.deps`. It is never recorded.
+
+        Raises:
+            UsageError: They are not of the agent's `deps_type`.
+        """
+        from copy import copy
+
+        agent = copy(self)
+        agent._assembler = self._assembler.bound(deps)
+        return agent
+
+    def with_gate(self, gate: RequestGate | None) -> Agent[Deps, Value]:
         """Return this agent with a gate that admits its requests to models. The two share everything else.
 
         Args:
@@ -282,6 +314,7 @@ class Agent(Generic[Value]):
         run_id: str = "",
         origin: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
+        deps: Deps | None = None,
         **settings: Unpack[RunSettings],
     ) -> RunResult[Value]:
         """Run the agent on a task.
@@ -295,6 +328,7 @@ class Agent(Generic[Value]):
             run_id: The id of the new run. Defaults to a new id.
             origin: JSON-able notes for the person who resumes the run.
             listeners: Callables that receive each journal event and each piece of progress, such as a `StreamHandler`.
+            deps: Dependencies for the tools, of the agent's `deps_type`.
             settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost` or `temperature` for this run.
 
         Returns:
@@ -310,7 +344,7 @@ class Agent(Generic[Value]):
         from closeout.run.lifecycle import execute_run, start_journal, with_read_result
 
         listeners = checks.check_listeners(listeners)
-        plan = self.plan(streamed=bool(listeners)).overridden(settings)
+        plan = self.plan(streamed=bool(listeners)).given(deps).overridden(settings)
         prepared = await prepare_task(plan, task, files, history)
         prepared = replace(prepared, task_id=task_id, ground_truth=ground_truth, origin=origin or {})
         plan = with_read_result(plan, bool(prepared.texts))
@@ -525,6 +559,7 @@ class Agent(Generic[Value]):
         despite_changes: bool = False,
         despite_damage: bool = False,
         listeners: Sequence[Listener] = (),
+        deps: Deps | None = None,
     ) -> RunResult[Value]:
         """Continue a recorded run from where it stopped, without repeating finished requests and calls.
 
@@ -536,6 +571,7 @@ class Agent(Generic[Value]):
             despite_damage: Resume although parts of the record are missing or unreadable. What the run did there may be
                 done again.
             listeners: As for `run`.
+            deps: As for `run`: they are not recorded.
 
         Raises:
             RunNotFound: No run in the home has this id.
@@ -548,7 +584,7 @@ class Agent(Generic[Value]):
 
         store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
-        plan = self.plan(streamed=bool(listeners))
+        plan = self.plan(streamed=bool(listeners)).given(deps)
         return await resume_run(
             plan,
             store,
@@ -569,6 +605,7 @@ class Agent(Generic[Value]):
         new_run_id: str = "",
         origin: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
+        deps: Deps | None = None,
     ) -> RunResult[Value]:
         """Continue a recorded run from an earlier point, as a new run. Everything before that point costs nothing.
 
@@ -584,6 +621,7 @@ class Agent(Generic[Value]):
             new_run_id: The id of the new run. Defaults to a new id.
             origin: JSON-able notes for the person who resumes the new run. Defaults to those of the recorded run.
             listeners: As for `run`.
+            deps: As for `run`.
 
         Raises:
             RunNotFound: No run in the home has this id.
@@ -595,6 +633,7 @@ class Agent(Generic[Value]):
         store = self.store()
         if store is None:
             raise UsageError("This agent keeps its runs in memory (home=False), so it cannot fork them. Pass a home.")
+        self.plan().given(deps)
         found = await fork_run(
             self.plan(),
             store,
@@ -605,7 +644,7 @@ class Agent(Generic[Value]):
             new_id=new_run_id,
             origin=origin,
         )
-        return await self.resume(found, listeners=listeners)
+        return await self.resume(found, listeners=listeners, deps=deps)
 
     def resume_sync(
         self,
@@ -615,6 +654,7 @@ class Agent(Generic[Value]):
         despite_changes: bool = False,
         despite_damage: bool = False,
         listeners: Sequence[Listener] = (),
+        deps: Deps | None = None,
     ) -> RunResult[Value]:
         """Continue a recorded run from code that is not async. The arguments are those of `resume`."""
         import asyncio
@@ -627,6 +667,7 @@ class Agent(Generic[Value]):
                 despite_changes=despite_changes,
                 despite_damage=despite_damage,
                 listeners=listeners,
+                deps=deps,
             )
         )
 

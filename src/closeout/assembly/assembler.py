@@ -26,7 +26,7 @@ from closeout.assembly.checks import (
     check_telemetry,
     check_text,
 )
-from closeout.assembly.toolset import check_sub_agents, configured_sub_agents, with_settings
+from closeout.assembly.toolset import check_deps_types, check_sub_agents, configured_sub_agents, with_settings
 from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, load_config
 from closeout.dialects.prompts import examples_slots, program_slots
 from closeout.dialects.protocol import Dialect, get_dialect, serves
@@ -86,6 +86,7 @@ class Assembler:
         strategy: Any = None,
         check: Any = None,
         code_mode: bool = False,
+        deps_type: Any = None,
         shares_policies: bool = False,
     ) -> None:
         self.config = config
@@ -95,7 +96,9 @@ class Assembler:
         self._base_url = base_url
         self._api_key = api_key
         self._dialect: str | Dialect = config.dialect if dialect is None or isinstance(dialect, str) else dialect
-        self._instructions = check_text("instructions", instructions)
+        self._write_instructions = instructions if callable(instructions) else None
+        self._instructions = check_text("instructions", None if callable(instructions) else instructions)
+        self._deps_type = deps_type
         self._home = check_home(home)
         self._formatter = check_formatter(output_formatter)
         self._answer: AnswerContract[Any] | None = None if answer is None else contract_of(answer)
@@ -116,6 +119,7 @@ class Assembler:
         self.manager = self._make_manager(tools, mcp_servers)
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         check_sub_agents(config.agent.sub_agents, self.manager)
+        check_deps_types(deps_type, self.manager.local_tools)
         self._plan: AgentPlan | None = None
         self._folder: Path | None = None  # the folder that `home` resolved to on first use
 
@@ -148,6 +152,17 @@ class Assembler:
     def gated(self, gate: RequestGate | None) -> Assembler:
         """Return the same with a gate for the requests to models."""
         plan = replace(self.plan(), gate=gate)
+        other = copy(self)
+        other._plan = plan
+        return other
+
+    def bound(self, deps: Any) -> Assembler:
+        """Return the same with dependencies for the tools.
+
+        Raises:
+            UsageError: They are not of the agent's `deps_type`.
+        """
+        plan = self.plan().given(deps)
         other = copy(self)
         other._plan = plan
         return other
@@ -188,6 +203,7 @@ class Assembler:
             contract=contract,
             limits=Limits.of(settings),
             instructions=self._instructions,
+            write_instructions=self._write_instructions,
             settings=settings,
             llm=config.llm,
             prompts=config.prompts,
@@ -206,6 +222,7 @@ class Assembler:
             strategy=self._strategy or self._own_strategy(),
             checks=self._checks,
             search_budget=self._search_budget(),
+            deps_type=self._deps_type,
         )
 
     def _own_strategy(self) -> Strategy | None:

@@ -72,7 +72,7 @@ ELSEWHERE = {
     "memory": "Use agent.session(…), or pass history= to run(…).",
     "handoffs": "Pass tools=[other.as_tool(name, description)].",
     "sub_agents": "Pass tools=[other.as_tool(name, description)].",
-    "deps_type": "Give the tool a parameter annotated RunContext.",
+    "deps": "Pass deps= to run(…), and deps_type= here.",
     "verbose": "Pass listeners=[print] to run(…).",
 }
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from closeout.config import SubAgentSettings, ToolSettings
 from closeout.errors import ConfigError, ToolDefinitionError
-from closeout.run.plan import MAX_DEPTH
+from closeout.run.plan import MAX_DEPTH, is_plain_class
 from closeout.run.subagents import SubAgentTool
 from closeout.tools import builtin
 from closeout.tools.builtin.python_isolation import find_isolation
 from closeout.tools.manager import AnyTool, ToolManager
 
-__all__ = ["BUILT_IN", "WEB", "built_in_tool", "check_sub_agents", "configured_sub_agents", "with_settings"]
+__all__ = [
+    "BUILT_IN",
+    "WEB",
+    "built_in_tool",
+    "check_deps_types",
+    "check_sub_agents",
+    "configured_sub_agents",
+    "with_settings",
+]
 
 WEB = ("web_search", "scrape_website", "scrape_and_extract_info")
 BUILT_IN = ("ask_user", "calculate", "fetch_url", "run_python", *WEB)
@@ -120,3 +129,21 @@ def _sub_agent_names(manager: ToolManager, depth: int = MAX_DEPTH) -> set[str]:
         if isinstance(each, SubAgentTool):
             found |= {each.name, *_sub_agent_names(each.plan_of(False).manager, depth - 1)}
     return found
+
+
+def check_deps_types(deps_type: Any, tools: Iterable[AnyTool]) -> None:
+    """Raise ToolDefinitionError for a tool whose `RunContext[X]` the agent's dependencies would not fit."""
+    for each in tools:
+        wanted: Any = getattr(each, "deps_type", None)
+        if (
+            not is_plain_class(wanted)
+            or wanted is NoneType
+            or (deps_type is not None and not is_plain_class(deps_type))
+        ):
+            continue
+        if deps_type is None or not issubclass(deps_type, wanted):
+            has = "has no deps_type" if deps_type is None else f"has deps_type={deps_type.__name__}"
+            raise ToolDefinitionError(
+                f"Tool {each.spec.name!r} needs dependencies of the type {wanted.__name__}, and the agent {has}. "
+                f"Pass Agent(…, deps_type={wanted.__name__}), and deps= to run(…)."
+            )

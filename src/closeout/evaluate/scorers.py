@@ -273,7 +273,7 @@ class Judge:
         from closeout.agent import Agent
 
         self._instructions = instructions
-        self.agent: Agent[str] = Agent(
+        self.agent: Agent[None, str] = Agent(
             model, instructions=instructions, answer=Choice(["right", "wrong"]), home=home, **options
         )
         self.name = name or f"judge:{model if isinstance(model, str) else model.name}"

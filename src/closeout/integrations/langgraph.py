@@ -335,7 +335,7 @@ def _with_context(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], made)
 
 
-def _context_of(request: Any) -> RunContext:
+def _context_of(request: Any) -> RunContext[Any]:
     state = request.state if isinstance(request.state, Mapping) else {}
     return RunContext(handle=str(request.tool_call["id"]), state=dict(state))
 

@@ -31,6 +31,7 @@ __all__ = [
     "DecisionRequested",
     "Event",
     "Evicted",
+    "InstructionsWritten",
     "ModelFailed",
     "ModelReplied",
     "ModelRequested",
@@ -122,6 +123,15 @@ class RunStarted(Event):
     forked: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Mapping[str, Any], ...] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+@record
+class InstructionsWritten(Event):
+    """A function wrote the instructions of an agent. A resumed run keeps them."""
+
+    identity = "agent"
+    bodies = ("text",)
+    text: str
 
 
 @record

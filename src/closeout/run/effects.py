@@ -273,10 +273,11 @@ class ToolCalls:
         )
         self._scope.subscribers.publish(progress)
 
-    def _context(self, handle: str, spec: ToolSpec) -> RunContext:
+    def _context(self, handle: str, spec: ToolSpec) -> RunContext[Any]:
         """Return what a tool may know of the run."""
         scope, budget = self._scope, self._scope.budget
         return RunContext(
+            deps=scope.deps,
             run_id=scope.journal.run_id,
             agent=scope.path,
             handle=handle,

@@ -128,7 +128,7 @@ async def replay_run(
 async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
     """Execute the loop of a run on a journal, and nothing around it: whatever ends it is raised."""
     scope = _scope(plan, task, journal)
-    await _orchestrator(plan, task, scope).run()
+    await _orchestrator(await plan.with_instructions(scope), task, scope).run()
 
 
 def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
@@ -140,6 +140,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
         stream=plan.stream,
         record_prompts=plan.record_prompts,
         gate=plan.gate,
+        deps=plan.deps,
         telemetry=run_telemetry(plan.telemetry, journal),
     )
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
@@ -162,7 +163,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         journal.announce()
         try:
             _note_problems(plan, task, journal)
-            orchestrator = _orchestrator(plan, task, scope)
+            orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
             result = await orchestrator.run()
         except Suspended as suspended:
             waiting = tuple(map(pending_of, suspended.requests))

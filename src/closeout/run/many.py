@@ -119,7 +119,7 @@ class OnceRunner(Generic[Value]):
     async def _again(self, task: str, record: RunRecord, options: Mapping[str, Any]) -> Once[Value]:
         run_id, store = record.run_id, self.store
         rows = (await store.off_loop(store.read, run_id)).rows
-        plan = as_recorded(self.plan, rows)
+        plan = as_recorded(self.plan.given(options.get("deps")), rows)
         async with plan.manager:
             recorded = recorded_task(plan, rows, run_id, self.despite_changes)
             if recorded.text != task:

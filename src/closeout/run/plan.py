@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from inspect import Parameter, signature
-from typing import Any, TypeAlias, TypeVar
+from inspect import Parameter, isawaitable, signature
+from typing import Any, TypeAlias, TypeVar, get_origin
 
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
@@ -20,7 +21,7 @@ from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.cot import MakeParser
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
-from closeout.journal.events import Noted
+from closeout.journal.events import InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
 from closeout.journal.subscribers import Subscribers
 from closeout.messages import ToolSpec
@@ -36,6 +37,7 @@ from closeout.run.limits import Budget, Limits
 from closeout.run.strategy import Strategy
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
+from closeout.tools.run_context import RunContext
 
 __all__ = [
     "MAX_DEPTH",
@@ -44,8 +46,10 @@ __all__ = [
     "MakeExecutor",
     "MakeGenerator",
     "Scope",
+    "WriteInstructions",
     "current_scope",
     "differences",
+    "is_plain_class",
     "note_problems",
 ]
 
@@ -68,6 +72,9 @@ MakeExecutor: TypeAlias = Callable[..., ToolExecutor]
 ToolProgress: TypeAlias = Callable[[str, float, float | None, str], None]
 """Receives the handle of a call, how much is done, of how much in total (None: unknown), and a message."""
 
+WriteInstructions: TypeAlias = Callable[[RunContext[Any]], str | Awaitable[str]]
+"""Writes an agent's instructions, once in a run."""
+
 MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]
 """An `AnswerGenerator` class, or a function that takes the same arguments."""
 
@@ -86,6 +93,7 @@ class AgentPlan:
     contract: AnswerContract
     limits: Limits
     instructions: str = ""
+    write_instructions: WriteInstructions | None = None  # writes `instructions` when an agent begins its work
     description: str = ""
     settings: AgentSettings = field(default_factory=AgentSettings)
     llm: LLMSettings = field(default_factory=LLMSettings)
@@ -107,6 +115,8 @@ class AgentPlan:
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
     gate: RequestGate | None = None  # admits the requests to models
+    deps_type: Any = None
+    deps: Any = None  # what the tools get as RunContext.deps; never recorded
 
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
@@ -125,6 +135,25 @@ class AgentPlan:
         config = load_config(own, values={OVERRIDES[name]: value for name, value in given.items()})
         limits = Limits.of(config.agent)
         return replace(self, settings=config.agent, llm=config.llm, limits=limits, overrides=given)
+
+    def given(self, deps: Any) -> AgentPlan:
+        """Return the plan with the dependencies of a run; for None, with those that it has.
+
+        Raises:
+            UsageError: They are missing, or not of the agent's `deps_type`.
+        """
+        plan = self if deps is None else replace(self, deps=deps)
+        if self.deps_type is None:
+            return plan
+        name = getattr(self.deps_type, "__name__", str(self.deps_type))
+        if plan.deps is None:
+            raise UsageError(
+                f"The agent needs dependencies. Pass deps= with an object of the type {name}, or use "
+                "agent.with_deps(…)."
+            )
+        if is_plain_class(self.deps_type) and not isinstance(plan.deps, self.deps_type):
+            raise UsageError(f"deps must be of the type {name}, got {plan.deps!r:.80}.")
+        return plan
 
     @property
     def agent(self) -> AgentSettings:
@@ -197,12 +226,40 @@ class AgentPlan:
         """Return the agent's instructions followed by how the answer is to be written."""
         return "\n\n".join(part for part in (self.instructions.strip(), self.contract.instruction()) if part)
 
+    async def with_instructions(self, scope: Scope) -> AgentPlan:
+        """Return the plan with the instructions that its function writes, or wrote when the recorded run began.
+
+        Raises:
+            UsageError: The function returned something else than a text.
+        """
+        if self.write_instructions is None:
+            return self
+        journal = scope.journal
+        recorded = journal.recorded(InstructionsWritten, scope.path, scope.path)
+        text: Any = recorded.text if isinstance(recorded, InstructionsWritten) else ""
+        if recorded is None and not journal.replay_only:
+            text = self.write_instructions(
+                RunContext(
+                    deps=scope.deps,
+                    run_id=journal.run_id,
+                    agent=scope.path,
+                    state=copy.deepcopy(scope.state),
+                    usage=scope.budget.usage,
+                )
+            )
+            text = await text if isawaitable(text) else text
+            if not isinstance(text, str):
+                raise UsageError(f"The function of the instructions must return a text, it returned {text!r:.80}.")
+        journal.append(InstructionsWritten(scope.path, text))
+        return replace(self, instructions=text)
+
     def fingerprint(self, tools: tuple[ToolSpec, ...]) -> dict[str, Any]:
         """Return what must be the same for this agent to continue a record: short, readable, JSON-able."""
+        written = self.write_instructions
         found = {
             "model": self.client.name,
             "dialect": self.dialect_name,
-            "instructions": _digest(self.instructions),
+            "instructions": _digest(self.instructions) if written is None else getattr(written, "__qualname__", ""),
             "answer": _digest(self.contract.instruction()),
             "tools": {tool.name: _digest([tool.description, tool.parameters]) for tool in tools},
             "prompts": _digest(self.prompts),
@@ -250,6 +307,11 @@ def note_problems(manager: ToolManager, journal: Journal, agent: str) -> None:
         raise McpServerUnavailable(
             f"{'; '.join(fatal)}. Correct that, or set required=False for the server to run without its tools."
         )
+
+
+def is_plain_class(value: Any) -> bool:
+    """Return whether isinstance and issubclass can be asked about a type: a class, and no protocol."""
+    return isinstance(value, type) and get_origin(value) is None and not getattr(value, "_is_protocol", False)
 
 
 def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -300,6 +362,7 @@ class Scope:
         telemetry: Collects the tool calls of the run.
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
         gate: Admits the run's requests to models, those of sub-agents too. None admits all.
+        deps: What the tools get as `RunContext.deps`.
     """
 
     journal: Journal
@@ -315,6 +378,7 @@ class Scope:
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
     state: dict[str, Any] = field(default_factory=dict)
     gate: RequestGate | None = None
+    deps: Any = None
 
     @property
     def subscribers(self) -> Subscribers:
@@ -339,6 +403,7 @@ class Scope:
             telemetry=self.telemetry,
             state=self.state,
             gate=self.gate,
+            deps=self.deps,
         )
         below.share(self.shared.items())
         return below

@@ -105,6 +105,12 @@ class SubAgentTool(Tool[..., Any]):
         super().__init__(function, **options)
         self.plan_of = plan_of
 
+    @property
+    def deps_type(self) -> Any:
+        """The type of the dependencies that the agent needs from its caller, None if it needs none."""
+        plan = self.plan_of(False)
+        return plan.deps_type if plan.deps is None else None
+
 
 def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:
     """Return the model clients of an agent and of its sub-agents, each once."""
@@ -134,12 +140,14 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
         if scope.depth + 1 > MAX_DEPTH:
             raise ToolError(f"Agents may call agents {MAX_DEPTH} deep at most. Do this task yourself.")
         plan = plan_of(scope.stream)
+        plan = plan if plan.deps is not None else plan.given(scope.deps)
         below = scope.child(name, plan.limits)
-        below = replace(below, telemetry=run_telemetry(plan.telemetry, below.journal, below.telemetry))
+        telemetry = run_telemetry(plan.telemetry, below.journal, below.telemetry)
+        below = replace(below, telemetry=telemetry, deps=plan.deps)
         below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name))
         async with plan.manager:
             note_problems(plan.manager, below.journal, below.path)
-            agent = Orchestrator(plan, below, task)
+            agent = Orchestrator(await plan.with_instructions(below), below, task)
             result = await agent.run()
         report = report_of(agent.attempt, result)
         if scope.budget.limited:  # other agents may still be working, and must leave room for this report too

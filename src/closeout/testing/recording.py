@@ -125,7 +125,7 @@ class Recording:
         """Return a new model client that repeats the recorded replies; see RecordedClient."""
         return RecordedClient(self, strict=strict, capabilities=capabilities)
 
-    async def follow(self, agent: Agent[Value]) -> RunResult[Value]:
+    async def follow(self, agent: Agent[Any, Value]) -> RunResult[Value]:
         """Replay the record with the agent, without model, tools and network. Return the result.
 
         Raises:
@@ -144,7 +144,7 @@ class Recording:
             raise AssertionError(f"{text}\nWhat differs: {'; '.join(changed)}" if changed else text)
         return result
 
-    def follow_sync(self, agent: Agent[Value]) -> RunResult[Value]:
+    def follow_sync(self, agent: Agent[Any, Value]) -> RunResult[Value]:
         """Like `follow`, for tests that are not async."""
         return asyncio.run(self.follow(agent))
 

@@ -10,15 +10,22 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 
 from closeout.errors import ToolError
 from closeout.messages import Usage
 
 if TYPE_CHECKING:  # not at run time: it would load pydantic with every tool
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
     from closeout.tools.calls import Progress
 
-__all__ = ["Ask", "BudgetLeft", "RunContext", "context_factory", "context_parameter", "reporting_to"]
+    Deps = TypeVarWithDefault("Deps", default=Any)
+else:
+    Deps = TypeVar("Deps")
+
+__all__ = ["Ask", "BudgetLeft", "Deps", "RunContext", "context_factory", "context_parameter", "deps_of", "reporting_to"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +54,11 @@ class Ask(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
+class RunContext(Generic[Deps]):
     """The run that a tool is called in. Outside of a run every field has its default.
 
     Attributes:
+        deps: What was passed as `deps` when the run was started or resumed. It is never recorded.
         run_id: The run's id in the journal.
         agent: The path of the calling agent, "main" for the main agent.
         handle: The call's name in the run, such as "r7".
@@ -60,6 +68,7 @@ class RunContext:
         logger: Its records go into the run's log, and to the handlers of the logger "closeout.tools".
     """
 
+    deps: Deps = field(default=None, repr=False)  # type: ignore[assignment]  # without deps, Deps is None
     run_id: str = ""
     agent: str = "main"
     handle: str = ""
@@ -103,14 +112,14 @@ class RunContext:
             self.report(done, total, message)
 
     @staticmethod
-    def current() -> RunContext:
+    def current() -> RunContext[Any]:
         """Return the context of the call that is being made, one with defaults outside of a run."""
         make = context_factory.get()
         return replace(RunContext() if make is None else make(), report=_progress.get())
 
 
 # Makes the context of the call that is being made. It is made only for tools that take one.
-context_factory: ContextVar[Callable[[], RunContext] | None] = ContextVar("closeout_run_context", default=None)
+context_factory: ContextVar[Callable[[], RunContext[Any]] | None] = ContextVar("closeout_run_context", default=None)
 _progress: ContextVar[Progress | None] = ContextVar("closeout_progress", default=None)
 
 
@@ -143,11 +152,20 @@ def reporting_to(progress: Progress | None) -> Iterator[None]:
 
 def context_parameter(signature: inspect.Signature) -> str:
     """Return the name of the parameter that is annotated `RunContext`, empty if no parameter is."""
-    for parameter in signature.parameters.values():
-        annotation = parameter.annotation
-        if annotation is RunContext:
-            return parameter.name
-        written = annotation if isinstance(annotation, str) else ""
-        if any(part.strip().rpartition(".")[2] == "RunContext" for part in written.strip("\"'").split("|")):
-            return parameter.name
-    return ""
+    return next((each.name for each in signature.parameters.values() if _is_context(each.annotation)), "")
+
+
+def _is_context(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        parts = annotation.strip("\"'").split("|")
+        return any(part.partition("[")[0].strip().rpartition(".")[2] == "RunContext" for part in parts)
+    if get_origin(annotation) in (Union, UnionType):
+        return any(map(_is_context, get_args(annotation)))
+    return annotation is RunContext or get_origin(annotation) is RunContext
+
+
+def deps_of(annotation: Any) -> Any:
+    """Return the `X` of an annotation `RunContext[X]`, None without it."""
+    if get_origin(annotation) in (Union, UnionType):
+        return next((found for each in get_args(annotation) if (found := deps_of(each)) is not None), None)
+    return get_args(annotation)[0] if get_origin(annotation) is RunContext else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Required, get_ori
 
 from closeout.errors import ToolDefinitionError, ToolError
 from closeout.repair.schema_rules import SchemaRules, fits_plainly
-from closeout.tools.run_context import context_parameter
+from closeout.tools.run_context import context_parameter, deps_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -170,6 +170,7 @@ class Binding:
     plain: Mapping[str, Any] | None = None
     required: frozenset[str] = frozenset()
     context: str = ""  # the parameter that receives the RunContext; models do not see it
+    deps_type: Any = None  # the X of its annotation RunContext[X]
 
     def bind(self, tool: str, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments of the hinted types; `ToolError` says which argument does not fit."""
@@ -266,6 +267,7 @@ def build_binding(
         plain=fields if by_name and all(hint in (str, int, bool) for hint in fields.values()) else None,
         required=frozenset(p.name for p in parameters if p.default is p.empty),
         context=context,
+        deps_type=deps_of(hints.get(context)),
     )
 
 

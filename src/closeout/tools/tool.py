@@ -134,6 +134,11 @@ class Tool(Generic[P, R]):
         self._names = None  # the caller's local names are needed once
         return binding
 
+    @property
+    def deps_type(self) -> Any:
+        """The `X` of the parameter that is annotated `RunContext[X]`, None without one."""
+        return self._binding.deps_type
+
     @functools.cached_property
     def spec(self) -> ToolSpec:
         """Name, description, JSON Schema and policy."""

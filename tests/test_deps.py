@@ -1,0 +1,243 @@
+"""Dependencies of a run and instructions written by a function: given to each run, again on resume, never recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from closeout import Agent, RunContext, tool
+from closeout.errors import ToolDefinitionError, UsageError
+from closeout.journal.store import close_stores, open_store
+from closeout.run.lifecycle import replay_run
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from journal_file import as_if_killed, store_events, stored_events
+from serving import serving
+
+
+@dataclass
+class Shop:
+    tenant: str
+    orders: list[str] = field(default_factory=list)
+
+
+class Till:
+    pass
+
+
+@tool
+def order(item: str, context: RunContext[Shop]) -> str:
+    """Order an item."""
+    context.deps.orders.append(item)
+    return f"[{item}] ordered at {context.deps.tenant}"
+
+
+def greeting(context: RunContext[Shop]) -> str:
+    return f"You serve {context.deps.tenant}, desk {len(context.deps.orders)}."
+
+
+def orders(view: RequestView) -> Any:
+    return answer("done") if "[tea] ordered" in view.text else call("order", item="tea")
+
+
+def shop_agent(script: Any = orders, tools: Any = (order,), **options: Any) -> tuple[Agent[Shop, Any], ScriptedClient]:
+    client = ScriptedClient(script)
+    return Agent(client, tools, deps_type=Shop, **options), client
+
+
+def system(client: ScriptedClient, number: int = 0) -> str:
+    return str(client.requests[number].messages[0]["content"])
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+@pytest.mark.parametrize("dialect", ["function_call", "cot_chat", "cot_completion", "mcp_xml"])
+async def test_tools_and_instructions_get_what_the_run_was_given(home: Path, dialect: str) -> None:
+    agent, client = shop_agent(instructions=greeting, dialect=dialect)
+    bern, rome = Shop("Bern"), Shop("Rome")
+    results = await asyncio.gather(agent.run("Order tea.", deps=bern), agent.run("Order tea.", deps=rome))
+    assert [each.answer for each in results] == ["done", "done"]
+    assert (bern.orders, rome.orders) == (["tea"], ["tea"])
+    asked = list(map(str, client.requests))
+    assert sum("You serve Bern, desk 0." in text for text in asked) == 2
+    assert sum("You serve Rome, desk 0." in text for text in asked) == 2
+    assert not any("desk 1" in text for text in asked)  # written once in a run, so the prompt keeps its beginning
+
+
+async def test_programs_call_tools_with_the_dependencies(home: Path) -> None:
+    def program(view: RequestView) -> Any:
+        return "```python\nfinal_answer(order(item='tea'))\n```"
+
+    agent, _ = shop_agent(program, dialect="code")
+    shop = Shop("Bern")
+    assert (await agent.run("Order tea.", deps=shop)).answer == "[tea] ordered at Bern"
+    assert shop.orders == ["tea"]
+
+
+def test_nothing_of_the_dependencies_is_recorded(home: Path) -> None:
+    agent, _ = shop_agent(lambda view: answer("done"))
+    agent.run_sync("Nothing.", deps=Shop("secret tenant"))
+    close_stores()
+    assert not any(b"secret tenant" in file.read_bytes() for file in home.rglob("*") if file.is_file())
+
+
+async def test_an_async_function_may_write_the_instructions(home: Path) -> None:
+    async def write(context: RunContext[None]) -> str:
+        await asyncio.sleep(0)
+        return f"Run {context.run_id}."
+
+    client = ScriptedClient(lambda view: answer("done"))
+    await Agent(client, instructions=write).run("What?", run_id="my-run")
+    assert system(client).startswith("Run my-run.")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["a"]])
+async def test_a_function_that_writes_no_text_fails_the_run_by_name(home: Path, wrong: Any) -> None:
+    result = await Agent(ScriptedClient([]), instructions=lambda context: wrong).run("What?")
+    assert result.status == "failed"
+    assert "must return a text" in str(result.failure)
+
+
+# ------------------------------------------------------------------------------------------------ kept and given again
+
+
+async def test_killed_at_every_event_a_run_keeps_its_instructions_and_gets_its_dependencies_again(home: Path) -> None:
+    agent, client = shop_agent(instructions=greeting)
+    await agent.run("Order tea.", run_id="whole", deps=Shop("Bern"))
+    first = system(client)
+    close_stores()
+    events = stored_events(home)
+    places = list(events)
+    for kept in range(1, len(places)):
+        store_events(home, {place: events[place] for place in places[:kept]})
+        as_if_killed(home)
+        agent, client = shop_agent(instructions=greeting)
+        result = await agent.resume("whole", deps=Shop("Bern", ["earlier"]))
+        assert result.status == "answered", kept
+        # Until the function's text is on disk the run has not shown it to anybody.
+        written = any(events[place][1] == "InstructionsWritten" for place in places[:kept])
+        assert not written or all(system(client, number) == first for number in range(len(client.requests))), kept
+        close_stores()
+
+
+async def test_a_replay_needs_no_dependencies(home: Path) -> None:
+    agent, _ = shop_agent(instructions=greeting)
+    shop = Shop("Bern")
+    await agent.run("Order tea.", run_id="r", deps=shop)
+    replayed, departure = await replay_run(agent.plan(), "r", list(open_store(home).rows("r")))
+    assert (replayed.answer, departure, shop.orders) == ("done", "", ["tea"])
+
+
+async def test_forks_sessions_maps_and_streams_take_dependencies(home: Path) -> None:
+    agent, client = shop_agent(instructions=greeting)
+    shop = Shop("Bern")
+    await agent.run("Order tea.", run_id="r", deps=shop)
+    forked = await agent.fork("r", at=1, deps=shop)
+    assert (forked.answer, shop.orders) == ("done", ["tea", "tea"])
+    assert system(client, -1).startswith("You serve Bern, desk 0.")  # the fork's record begins with the same text
+
+    chat = agent.session("ann")
+    assert (await chat.run("Order tea.", deps=shop)).answer == "done"
+    tasks = [{"task": "Order tea.", "deps": shop}, {"task": "Tea!", "deps": shop}]
+    assert [each.answer for each in await agent.run_many(tasks, key="k")] == ["done"] * 2
+    stream = agent.stream("Order tea.", deps=shop)
+    async for _ in stream:
+        pass
+    assert stream.result.answer == "done"
+    assert len(shop.orders) == 6
+
+
+async def test_a_bound_agent_needs_no_more_and_can_be_served(home: Path) -> None:
+    agent, _ = shop_agent()
+    shop = Shop("Bern")
+    bound = agent.with_deps(shop)
+    assert (await bound.run("Order tea.")).answer == "done"
+    async with serving(bound) as served:
+        body = {"model": "agent", "messages": [{"role": "user", "content": "Order tea."}]}
+        async with served.http.post(f"{served.base_url}/chat/completions", json=body) as response:
+            assert (await response.json())["choices"][0]["message"]["content"] == "done"
+    assert shop.orders == ["tea", "tea"]
+    with pytest.raises(UsageError, match="Pass deps="):
+        await agent.run("Order tea.")
+
+
+# ------------------------------------------------------------------------------------------------ sub-agents
+
+
+async def test_sub_agents_get_the_callers_dependencies_or_their_own(home: Path) -> None:
+    clerk, clerks = shop_agent(name="clerk", instructions=greeting)
+    own, _ = shop_agent(name="own")
+    away = Shop("Rome")
+
+    def lead(view: RequestView) -> Any:
+        if "[tea] ordered" in view.text or "done" in view.text:
+            return answer("done")
+        return Turn("", calls=[call("ask_clerk", task="Order tea."), call("ask_own", task="Order tea.")])
+
+    tools = [clerk.as_tool("ask_clerk", "Orders."), own.with_deps(away).as_tool("ask_own", "Orders elsewhere.")]
+    agent, _ = shop_agent(lead, tools)
+    shop = Shop("Bern")
+    assert (await agent.run("Order tea twice.", deps=shop)).answer == "done"
+    assert (shop.orders, away.orders) == (["tea"], ["tea"])
+    assert system(clerks).startswith("You serve Bern, desk 0.")
+    with pytest.raises(ToolDefinitionError, match="'ask_clerk' needs dependencies of the type Shop"):
+        Agent(ScriptedClient([]), tools)
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+
+async def test_missing_and_wrong_dependencies_are_found_before_anything_runs(home: Path) -> None:
+    agent, client = shop_agent()
+    for start in (
+        lambda: agent.run("What?"),
+        lambda: agent.resume("r"),
+        lambda: agent.fork("r"),
+    ):
+        with pytest.raises(UsageError, match="Pass deps= with an object of the type Shop"):
+            await start()
+    with pytest.raises(UsageError, match="deps must be of the type Shop, got <"):
+        await agent.run("What?", deps=Till())  # type: ignore[arg-type]
+    (failed,) = await agent.run_many(["What?"], key="k")  # a task may bring its own
+    assert "The agent needs dependencies" in str(failed.failure)
+    assert (client.requests, open_store(home).runs()) == ([], [])
+
+
+def test_tools_must_fit_the_agents_dependencies() -> None:
+    with pytest.raises(ToolDefinitionError, match="'order' needs dependencies of the type Shop, and the agent has no"):
+        Agent(ScriptedClient([]), [order])
+    with pytest.raises(ToolDefinitionError, match="has deps_type=Till"):
+        Agent(ScriptedClient([]), [order], deps_type=Till)
+
+    class Branch(Shop):
+        pass
+
+    Agent(ScriptedClient([]), [order], deps_type=Branch)
+
+
+def test_the_agents_type_may_leave_that_of_its_value_open() -> None:
+    assert get_args(Agent[Shop]) == (Shop, Any)
+    assert get_args(Agent[Shop, int]) == (Shop, int)
+
+
+def test_every_way_to_annotate_the_context_is_found() -> None:
+    def plain(key: str, context: RunContext) -> str:  # type: ignore[type-arg]
+        """Look up."""
+        return key
+
+    def optional(key: str, context: RunContext[Shop] | None = None) -> str:
+        """Look up."""
+        return key
+
+    def either(key: str, context: RunContext[Shop | Till]) -> str:
+        """Look up."""
+        return key
+
+    for function, wanted in ((plain, None), (optional, Shop), (either, Shop | Till)):
+        made = tool(function)
+        assert list(made.spec.parameters["properties"]) == ["key"]
+        assert made.deps_type == wanted
