@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from closeout import Agent, RunContext, tool
+from closeout import Agent, RunContext, ToolOutput, tool
 from closeout.errors import ToolDefinitionError, UsageError
 from closeout.journal.store import close_stores, open_store
 from closeout.run.lifecycle import replay_run
@@ -241,3 +241,57 @@ def test_every_way_to_annotate_the_context_is_found() -> None:
         made = tool(function)
         assert list(made.spec.parameters["properties"]) == ["key"]
         assert made.deps_type == wanted
+
+
+# ------------------------------------------------------------------------------------------------ state
+
+
+@tool
+def remember(fact: str, context: RunContext) -> ToolOutput:
+    """Remember a fact about the user."""
+    return ToolOutput(result="noted", state_update={"facts": [*context.state.get("facts", ()), fact]})
+
+
+def with_memory(context: RunContext) -> str:
+    return "You know: " + "; ".join(context.state.get("facts", ["nothing yet"]))
+
+
+def memorising(fact: str) -> list[Any]:
+    return [call("remember", fact=fact), answer("noted")]
+
+
+async def test_a_session_keeps_the_state_of_its_messages_across_processes(home: Path) -> None:
+    def talk(*script: Any) -> tuple[Any, ScriptedClient]:
+        client = ScriptedClient(list(script))
+        return Agent(client, [remember], instructions=with_memory).session("ann"), client
+
+    session, client = talk(*memorising("vegan"), *memorising("has a dog"), answer("Tofu."))
+    for message in ("I am vegan.", "I have a dog.", "What shall I cook?"):
+        await session.run(message)
+    assert session.state == {"facts": ["vegan", "has a dog"]}
+    assert [system(client, n).partition("\n")[0] for n in (0, 2, 4)] == [
+        "You know: nothing yet",
+        "You know: vegan",
+        "You know: vegan; has a dog",
+    ]
+    close_stores()
+    later, client = talk(answer("Yes."))
+    assert (await later.run("Do I have a pet?")).state == {"facts": ["vegan", "has a dog"]}
+    assert system(client).startswith("You know: vegan; has a dog")
+    assert (
+        await Agent(ScriptedClient([])).run_once("Do I have a pet?", run_id="ann.4", despite_changes=True)
+    ).state == {"facts": ["vegan", "has a dog"]}
+
+
+async def test_a_run_begins_with_the_state_that_it_was_given_also_after_a_crash(home: Path) -> None:
+    def stop(event: Any) -> None:
+        if type(event).__name__ == "ModelReplied":
+            raise KeyboardInterrupt
+
+    agent = Agent(ScriptedClient(memorising("new") * 2), [remember])
+    with pytest.raises(KeyboardInterrupt):
+        await agent.run("Note.", run_id="r", state={"facts": ["old"]}, listeners=[stop])
+    assert (await agent.resume("r")).state == {"facts": ["old", "new"]}
+    for wrong in (["old"], {"facts": object()}):
+        with pytest.raises(UsageError, match="state must be"):
+            await agent.run("Note.", state=wrong)  # type: ignore[arg-type]

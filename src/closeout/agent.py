@@ -74,6 +74,7 @@ class TaskKeywords(RunSettings, total=False):
     ground_truth: str | None
     origin: Mapping[str, Any] | None
     listeners: Sequence[Listener]
+    state: Mapping[str, Any]
     deps: Any
 
 
@@ -314,6 +315,7 @@ class Agent(Generic[Deps, Value]):
         run_id: str = "",
         origin: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
+        state: Mapping[str, Any] | None = None,
         deps: Deps | None = None,
         **settings: Unpack[RunSettings],
     ) -> RunResult[Value]:
@@ -328,6 +330,7 @@ class Agent(Generic[Deps, Value]):
             run_id: The id of the new run. Defaults to a new id.
             origin: JSON-able notes for the person who resumes the run.
             listeners: Callables that receive each journal event and each piece of progress, such as a `StreamHandler`.
+            state: The state that the run begins with: JSON values by name, which tools read as `RunContext.state`.
             deps: Dependencies for the tools, of the agent's `deps_type`.
             settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost` or `temperature` for this run.
 
@@ -346,7 +349,13 @@ class Agent(Generic[Deps, Value]):
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners)).given(deps).overridden(settings)
         prepared = await prepare_task(plan, task, files, history)
-        prepared = replace(prepared, task_id=task_id, ground_truth=ground_truth, origin=origin or {})
+        prepared = replace(
+            prepared,
+            task_id=task_id,
+            ground_truth=ground_truth,
+            origin=origin or {},
+            state=checks.check_state(state),
+        )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
             journal = await start_journal(plan, prepared, self.store(), run_id)

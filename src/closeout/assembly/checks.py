@@ -23,6 +23,7 @@ __all__ = [
     "check_limit",
     "check_list",
     "check_listeners",
+    "check_state",
     "check_task",
     "check_tasks",
     "check_telemetry",
@@ -207,6 +208,21 @@ def check_history(value: Any) -> Sequence[Mapping[str, Any]]:
         if not isinstance(message.get("content"), str | list | tuple | None):
             raise UsageError(f"The content of a message must be a string or a list of parts, got {message!r:.80}.")
     return messages
+
+
+def check_state(value: Any) -> Mapping[str, Any]:
+    """Return the state that a run begins with, as JSON values."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"state must be a mapping of names to JSON values, got {value!r:.80}.")
+    from closeout.results.normal import EncodingError, normalise
+
+    try:
+        found: Mapping[str, Any] = normalise(value, strict=True)
+    except EncodingError as error:
+        raise UsageError(f"state must be JSON values, since it is recorded: {error}") from None
+    return found
 
 
 def check_listeners(value: Any) -> tuple[Listener, ...]:

@@ -103,6 +103,7 @@ class RunStarted(Event):
         forked: for a fork, the `run_id` of the run that it was made of and how many of its `events` it began with.
         notes: hints for the model, each with its `text` and the number of the first `request` that shows it.
         overrides: settings of this run only, as they were passed to `Agent.run`.
+        state: the state that the run begins with.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools")
@@ -123,6 +124,7 @@ class RunStarted(Event):
     forked: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Mapping[str, Any], ...] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 @record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol
 
 from closeout.answers.reading import Value
@@ -16,7 +16,7 @@ from closeout.journal.totals import RunTotals
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.event_stream import RunStream
-from closeout.run.result import RunResult, conversation_of
+from closeout.run.result import RunResult, conversation_of, state_of
 
 __all__ = ["Session"]
 
@@ -73,7 +73,8 @@ class Session(Generic[Value]):
         self._resume = resume
         self._context_length = context_length
         self._messages = tuple(history)
-        self._messages_of = ""  # the id of the run that `_messages` ends with
+        self._state: Mapping[str, Any] = {}
+        self._messages_of = ""  # the id of the run that `_messages` and `_state` end with
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -84,6 +85,12 @@ class Session(Generic[Value]):
         """The conversation so far, with the calls and results of its runs."""
         self._read(self.runs)
         return self._messages
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """What the tools of earlier messages have kept with `ToolOutput(state_update={…})`, merged by key."""
+        self._read(self.runs)
+        return self._state
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -101,11 +108,11 @@ class Session(Generic[Value]):
         """Send a message and return the result of its run. The options are those of `Agent.run`.
 
         Raises:
-            UsageError: An argument is wrong; `history` and `run_id` are the session's own.
+            UsageError: An argument is wrong; `history`, `run_id` and `state` are the session's own.
             DecisionRefused: The last message waits for a decision.
             JournalError: The record cannot be started.
         """
-        for name in ("history", "run_id"):
+        for name in ("history", "run_id", "state"):
             if name in options:
                 raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
         async with self._turn:
@@ -120,7 +127,7 @@ class Session(Generic[Value]):
                 run_id = self._id_after(runs)
                 history = await self._fitting_history()
                 try:
-                    result = await self._start(task, history=history, run_id=run_id, **options)
+                    result = await self._start(task, history=history, run_id=run_id, state=self._state, **options)
                 except RunExists:  # another process sent a message meanwhile
                     continue
                 return self._keep(result)
@@ -148,7 +155,7 @@ class Session(Generic[Value]):
 
     def _keep(self, result: RunResult[Value]) -> RunResult[Value]:
         if result.status in REPLIED:
-            self._messages, self._messages_of = result.messages, result.run_id
+            self._messages, self._state, self._messages_of = result.messages, result.state, result.run_id
         return result
 
     async def _idle_runs(self) -> list[RunRecord]:
@@ -171,6 +178,7 @@ class Session(Generic[Value]):
         ended = RunTotals(row.event for row in rows).ended
         reply = "" if ended is None else ended.closing_text or ended.answer or ""
         self._messages, self._messages_of = conversation_of(rows, reply), last.run_id
+        self._state = state_of([row.event for row in rows])
 
     async def _fitting_history(self) -> tuple[Message, ...]:
         """Return the messages; without the oldest ones once they take half of the model's context."""

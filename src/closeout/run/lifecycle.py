@@ -71,6 +71,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         name=plan.name,
         tools=dump_specs(tools),
         overrides=plan.overrides,
+        state=task.state,
     )
 
 
@@ -142,6 +143,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
         gate=plan.gate,
         deps=plan.deps,
         telemetry=run_telemetry(plan.telemetry, journal),
+        state=dict(task.state),
     )
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     return scope
@@ -311,6 +313,7 @@ def recorded_task(plan: AgentPlan, rows: Sequence[Row], run_id: str, despite_cha
         images=tuple(json.loads(started.images)) if started.images else (),
         earlier=tuple(map(Message.of, json.loads(started.earlier))) if started.earlier else (),
         texts=load_texts(started.texts),
+        state=started.state,
     )
 
 

@@ -11,10 +11,9 @@ from closeout.journal.events import AnswerSeen, AttemptEnded, Event, RunStarted
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.store import Row
 from closeout.journal.totals import RunTotals
-from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.run.effects import refused_calls
-from closeout.run.result import RunResult, Status, outputs_of
+from closeout.run.result import RunResult, Status, outputs_of, state_of
 
 __all__ = ["load_result"]
 
@@ -39,12 +38,9 @@ def load_result(
     if ended is None or not isinstance(started, RunStarted):
         raise JournalError(f"Run {run_id} has not ended, so it has no result. `closeout resume {run_id}` continues it.")
     failed = ended.error or ended.error_kind
-    state: dict[str, Any] = {}
     telemetry = TelemetryCollector()
     for output in outputs_of(events):
         telemetry.record(output.telemetry)
-        if output.success and output.state_update:
-            state.update(normalise(output.state_update))
     for refused in refused_calls(events):
         telemetry.record(refused)
     return RunResult(
@@ -65,7 +61,7 @@ def load_result(
         usage=totals.usage,
         seconds=round(RecordedRun(tuple(rows)).work, 3),
         candidates=tuple((str(answer), float(share)) for answer, share in ended.candidates),
-        state=state,
+        state=state_of(events),
         telemetry=telemetry,
         task=started.task,
         task_id=started.task_id,

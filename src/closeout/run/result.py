@@ -24,7 +24,7 @@ from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
 from closeout.run.waiting import PendingDecision
 
-__all__ = ["AgentResult", "RunResult", "Status", "Stop", "conversation_of", "outputs_of"]
+__all__ = ["AgentResult", "RunResult", "Status", "Stop", "conversation_of", "outputs_of", "state_of"]
 
 Status = Literal["answered", "unanswered", "failed", "cancelled", "waiting"]
 
@@ -224,6 +224,16 @@ def outputs_of(events: Iterable[Event]) -> Iterator[ToolOutput]:
             output.telemetry.count_tokens(output.telemetry.input_tokens, int(call.shown["tokens"]))
             output.compressed = output.compressed or bool(call.shown.get("compressed"))
         yield output
+
+
+def state_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Return the state of a recorded run: what it began with, and the updates of the calls that succeeded."""
+    started = events[0] if events else None
+    state = dict(started.state) if isinstance(started, RunStarted) else {}
+    for output in outputs_of(events):
+        if output.success and output.state_update:
+            state.update(normalise(output.state_update))
+    return state
 
 
 def conversation_of(rows: Sequence[Row], closing_text: str) -> tuple[Message, ...]:

@@ -36,6 +36,7 @@ class Task:
         origin: Notes for the program that resumes the run.
         texts: Texts of which the question holds only the beginning.
         notes: What was left out of the files, a sentence each.
+        state: The state that the run begins with.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Task:
     origin: Mapping[str, Any] = field(default_factory=dict)
     texts: tuple[FileText, ...] = ()
     notes: tuple[str, ...] = ()
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 def dump_texts(texts: Iterable[FileText]) -> str:
