@@ -77,7 +77,6 @@ def to(server: ScriptedServer) -> tuple[str, ...]:
             r"Unknown setting 'agent\.max_rolbacks'\. Did you mean",
         ),
         (["run", "Q", "-C", "none.yaml"], r"Cannot read the configuration file none\.yaml: No such file"),
-        (["run", "Q", "-C", "a.yaml", "-C", "b.yaml"], r"Give one configuration file, not 2: a\.yaml, b\.yaml"),
         (["run", "Q", "--docs", "none"], r"--docs none: no such folder"),
         (["run", "Q", "--mcp", "no-such-command --x"], r"--mcp: command not found: 'no-such-command'\. Install it"),
         (["run", "Q", "--mcp", "'unclosed"], r"cannot be split: No closing quotation"),

@@ -33,6 +33,43 @@ def test_a_later_source_overrides_an_earlier_one(tmp_path: Path) -> None:
     assert (found.dialect, found.llm.model_name) == ("cot_chat", "gpt-5")
 
 
+def test_several_files_are_merged_and_a_later_one_overrides_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("agent: {max_turns: 3, max_rollbacks: 1}\nllm: {model_name: a, max_tokens: 9}\n")
+    (tmp_path / "mine.yaml").write_text("agent: {max_turns: 4}\nllm.model_name: b\n")
+    found = load_config([tmp_path / "base.yaml", tmp_path / "mine.yaml", {"dialect": "cot_chat"}], environment=NONE)
+    assert (found.agent.main_agent.max_turns, found.agent.max_rollbacks) == (4, 1)
+    assert (found.llm.model_name, found.llm.max_tokens, found.dialect) == ("b", 9, "cot_chat")
+
+
+def test_variables_are_replaced_wherever_a_setting_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "llm: {api_key: '${KEY}', base_url: 'http://${HOST:-localhost}:8000/v1'}\n"
+        "agent: {sub_agents: {clerk: {model: '${MODEL}', instructions: 'Write ${NAME}.'}}}\n"
+        "prompts: {first: 'Costs ${X}'}\n"
+    )
+    environment = {"KEY": "12345", "MODEL": "m", "COUNT": "7", "CLOSEOUT_AGENT__MAX_ROLLBACKS": "${COUNT}"}
+    found = load_config(tmp_path / "a.yaml", ["llm.extra_body={user: '${MODEL}'}"], environment)
+    assert (found.llm.api_key, found.llm.base_url) == ("12345", "http://localhost:8000/v1")
+    assert (found.llm.extra_body, found.agent.max_rollbacks) == ({"user": "m"}, 7)
+    clerk = found.agent.sub_agents["clerk"]
+    assert (clerk.model, clerk.instructions, found.prompts["first"]) == ("m", "Write ${NAME}.", "Costs ${X}")
+    with pytest.raises(ConfigError, match=r"The setting 'llm.api_key' uses \$\{KEY\}.*no variable KEY"):
+        load_config(tmp_path / "a.yaml", environment=NONE)
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ({"CLOSEOUT_FOO": "1"}, "Unknown setting 'CLOSEOUT_FOO'"),
+        ({"CLOSEOUT_AGENT__MAX_ROLBACKS": "1"}, "Did you mean 'CLOSEOUT_AGENT__MAX_ROLLBACKS'"),
+        ({"CLOSEOUT_AGENT__MAX_TURNS": "x"}, "Invalid value for 'CLOSEOUT_AGENT__MAX_TURNS': 'x'"),
+    ],
+)
+def test_a_variable_is_named_as_it_was_written(variable: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(environment=variable)
+
+
 def test_a_config_is_used_as_it_is_and_sources_are_not_modified() -> None:
     tree: dict[str, Any] = {"agent": {"max_rollbacks": 3}}
     first = load_config(tree, ["agent.max_tokens=500"], NONE)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 
 from closeout.errors import ConfigError
 from closeout.redaction import redact
+from closeout.variables import expand_variables
 
 __all__ = [
     "AgentLimits",
@@ -39,6 +40,8 @@ _PRICE_FORM = (
     "Give US dollars per million tokens for each model, input and output, then cache read and write if they differ: "
     "{my-model: [0.5, 2.0, 0.05]} or {my-model: {input: 0.5, output: 2.0, cache_read: 0.05}}"
 )
+# Sections in which `${VAR}` stays: texts for a model, and servers, whose reader replaces it.
+_VERBATIM = frozenset({"prompts", "markers", "instructions", "description", "default", "mcp_servers"})
 # Environment variables that are not settings.
 _NOT_SETTINGS = frozenset(
     {"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG", "CLOSEOUT_SERVER_KEY", "CLOSEOUT_UPSTREAM_KEY"}
@@ -267,16 +270,23 @@ def home_folder(environment: Mapping[str, str] | None = None) -> Path:
     return Path(platformdirs.user_data_dir("closeout", appauthor=False))
 
 
+ConfigSource = str | Path | Mapping[str, Any] | Config
+
+
 def load_config(
-    source: str | Path | Mapping[str, Any] | Config | None = None,
+    source: ConfigSource | Sequence[ConfigSource] | None = None,
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Config:
     """Return the settings from all sources. A later source overrides an earlier one.
 
+    In files, mappings, variables and overrides, `${VAR}` and `${VAR:-default}` stand for environment variables, except
+    in texts for a model.
+
     Args:
         source: A YAML file, a mapping, or a Config. The environment is in a Config already and is not read again.
+            A list of them is merged, key by key; a later one overrides an earlier one.
         overrides: Settings such as `agent.main_agent.max_turns=20`, with YAML values.
         environment: Variables such as `CLOSEOUT_AGENT__MAX_ROLLBACKS=10`, with double underscores for dots; by default
             the process's environment. They override the source; `overrides` override them.
@@ -286,24 +296,24 @@ def load_config(
     Raises:
         ConfigError: A key is unknown, a value is not valid, or the source cannot be read.
     """
-    if isinstance(source, Config):
-        environment = {} if environment is None else environment
-        tree: dict[str, Any] = source.model_dump(exclude_unset=True)
-    elif isinstance(source, Mapping):
-        tree = _sections(source)
-    elif isinstance(source, str | os.PathLike):
-        tree = _sections(_read_yaml(Path(source)))
-    elif source is None:
-        tree = {}
-    else:
-        raise ConfigError(f"config must be a mapping, the path of a YAML file or a Config, got {source!r:.80}.")
-    for name, text in _settings_in(os.environ if environment is None else environment):
-        _put(tree, name.split("__"), text, name)
+    variables = os.environ if environment is None else environment
+    sources = source if isinstance(source, list | tuple) else [] if source is None else [source]
+    tree: dict[str, Any] = {}
+    for each in sources:
+        _merge(tree, _tree_of(each, variables))
+    if any(isinstance(each, Config) for each in sources) and environment is None:
+        environment = {}
+    written: dict[str, str] = {}  # environment variables by the key that they set
+    for name, text in _settings_in(variables if environment is None else environment):
+        path = _long(name.removeprefix(ENV_PREFIX).lower().split("__"))
+        written[".".join(path)] = name
+        _put(tree, path, text, name, variables)
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"A setting must be key=value, such as agent.main_agent.max_turns=20, got '{override}'.")
-        _put(tree, _path(key.strip()), text, key.strip())
+        written.pop(".".join(_long(_path(key.strip()))), None)
+        _put(tree, _path(key.strip()), text, key.strip(), variables)
     for key, value in (values or {}).items():
         if value is not None:
             _set(tree, key, value)
@@ -312,7 +322,39 @@ def load_config(
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(_explain(error, written)) from None
+
+
+def _tree_of(source: ConfigSource, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of one source as a tree."""
+    if isinstance(source, Config):
+        return source.model_dump(exclude_unset=True)
+    if isinstance(source, Mapping):
+        tree = _sections(source)
+    elif isinstance(source, str | os.PathLike):
+        tree = _sections(_read_yaml(Path(source)))
+    else:
+        raise ConfigError(f"config must be a mapping, the path of a YAML file or a Config, got {source!r:.80}.")
+    return {key: _expanded(value, [key], variables) for key, value in tree.items()}
+
+
+def _expanded(value: Any, path: Sequence[str], variables: Mapping[str, str]) -> Any:
+    """Return a setting with its environment variables replaced. Texts for a model stay as they are."""
+    if not _VERBATIM.isdisjoint(path):
+        return value
+    if isinstance(value, dict):
+        return {key: _expanded(below, [*path, str(key)], variables) for key, below in value.items()}
+    return expand_variables(value, f"The setting '{'.'.join(path)}'", variables)
+
+
+def _merge(tree: dict[str, Any], later: Mapping[str, Any]) -> None:
+    """Put the settings of a later source over those of a tree."""
+    for key, value in later.items():
+        below = tree.get(key)
+        if isinstance(below, dict) and isinstance(value, Mapping):
+            _merge(below, value)
+        else:
+            tree[key] = value
 
 
 def _sections(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -414,19 +456,24 @@ def _duplicate_key(root: Any) -> Any:
 def _settings_in(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     for name in sorted(environment):
         if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS:
-            yield name.removeprefix(ENV_PREFIX).lower(), environment[name]
+            yield name, environment[name]
 
 
-def _put(tree: dict[str, Any], path: list[str], text: str, name: str) -> None:
-    if path == ["agent", "max_turns"]:
-        path = list(_MAX_TURNS)
+def _put(tree: dict[str, Any], path: list[str], text: str, name: str, variables: Mapping[str, str]) -> None:
+    path = _long(path)
     branch = _branch(tree, path, name)
     try:
         value = _parsed(text)
     except _NotYaml:
         value = text
     # An API key of digits is a string.
-    branch[path[-1]] = text if path in _API_KEYS and not isinstance(value, str | None) else value
+    if path in _API_KEYS and not isinstance(value, str | None):
+        value = text
+    branch[path[-1]] = _expanded(value, path, variables)
+
+
+def _long(path: list[str]) -> list[str]:
+    return list(_MAX_TURNS) if path == ["agent", "max_turns"] else path
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -450,25 +497,36 @@ def _branch(tree: dict[str, Any], path: Sequence[str], name: str) -> dict[str, A
     return tree
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, written: Mapping[str, str]) -> str:
+    """Return the sentence for a wrong setting. One from the environment is named as its variable."""
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     dotted = ".".join(path)
+    variable = written.get(dotted)
+    shown = variable or dotted
     if first["type"] in ("model_type", "dict_type"):
         if dotted in known_keys():
-            return f"'{dotted}' must be a mapping such as {{a: 1}}, got {first['input']!r:.80}."
-        return f"'{dotted}' is a section. Set its keys, such as '{_first_key(dotted)}'."
+            return f"'{shown}' must be a mapping such as {{a: 1}}, got {first['input']!r:.80}."
+        example = _first_key(dotted)
+        example = _variable(example) if variable else example
+        return f"'{shown}' is a section. Set its keys, such as '{example}'."
     if path in _API_KEYS:
-        return f"'{dotted}' must be a string. In a file, put it in quotes."
+        return f"'{shown}' must be a string. In a file, put it in quotes."
     if first["type"] != "extra_forbidden":
         wrong = first["msg"].removeprefix("Value error, ")
-        return f"Invalid value for '{dotted}': {first['input']!r:.80}. {wrong}."
+        return f"Invalid value for '{shown}': {first['input']!r:.80}. {wrong}."
     known = [*known_keys(), "agent.max_turns"]
     if path[:2] == ["agent", "sub_agents"] and len(path) > 2:
         known = [key.replace("NAME", path[2]) for key in known]
     near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else " `closeout config` lists the keys."
-    return f"Unknown setting '{dotted}'.{hint}"
+    likely = [_variable(key) if variable else key for key in near]
+    hint = f" Did you mean '{likely[0]}'?" if near else " `closeout config` lists the keys."
+    return f"Unknown setting '{shown}'.{hint}"
+
+
+def _variable(key: str) -> str:
+    """Return the environment variable that sets a key."""
+    return ENV_PREFIX + key.replace(".", "__").upper()
 
 
 def _first_key(section: str) -> str:

@@ -175,12 +175,10 @@ def _refuse_empty(options: RunOptions) -> None:
 
 
 def read_settings(settings: Sequence[str]) -> Config:
-    """Return the settings of `--config`: at most one YAML file, and any number of key=value."""
+    """Return the settings of `--config`: YAML files, of which a later one overrides an earlier one, then key=value."""
     overrides = [setting for setting in settings if _SETTING.match(setting)]
     files = [setting for setting in settings if not _SETTING.match(setting)]
-    if len(files) > 1:
-        raise ConfigError(f"Give one configuration file, not {len(files)}: {', '.join(files)}.")
-    return load_config(files[0] if files else None, overrides)
+    return load_config(files, overrides)
 
 
 def _tools(options: RunOptions, config: Config, *, small: bool) -> list[Any]:
@@ -256,9 +254,10 @@ def _without_key(setting: str) -> str:
     if found is None:
         return setting
     keys: Any = {"llm": {"api_key"}, "tools": {"web": {"api_key"}}}
-    kept = load_config(None, [setting], {}).model_dump(mode="json", exclude_unset=True, exclude=keys)
-    for key in found[1].split("."):
-        kept = kept.get(key, {})
+    kept = yaml.safe_load(setting.partition("=")[2])
+    web = kept.get("web") if found[1] == "tools" else kept
+    if isinstance(web, dict):
+        web.pop("api_key", None)
     return f"{found[1]}={json.dumps(kept)}"
 
 

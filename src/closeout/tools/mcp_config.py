@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from closeout.errors import ConfigError
 from closeout.parsing.json_text import repair_json
 from closeout.redaction import redact, secrets_in
+from closeout.variables import VARIABLE, expand_variables
 
 __all__ = ["McpEntry", "McpServerConfig", "read_servers", "without_keys"]
 
@@ -41,7 +42,6 @@ _TRANSPORTS = {
 _RUNNERS = frozenset((
     "python", "python3", "py", "node", "npx", "uvx", "uv", "run", "exec", "bunx", "deno", "docker", "sh", "bash",
 ))  # fmt: skip
-_VARIABLE = re.compile(r"\$\{(?:(?P<kind>env|input):)?(?P<name>[A-Za-z_][\w.-]*)(?::-(?P<default>[^}]*))?\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,8 @@ def _read_all(entries: Any, *, is_foreign: bool) -> list[McpServerConfig]:
 
 def without_keys(command: str) -> str:
     """Return a command with stars in place of the keys among its arguments. `${VAR}` stays."""
-    secrets = [secret for secret in _secret_arguments(command.split()) if not _VARIABLE.search(secret)]
-    return command if _VARIABLE.search(command) and not secrets else str(redact(command, secrets))
+    secrets = [secret for secret in _secret_arguments(command.split()) if not VARIABLE.search(secret)]
+    return command if VARIABLE.search(command) and not secrets else str(redact(command, secrets))
 
 
 def _secret_arguments(args: Sequence[str]) -> tuple[str, ...]:
@@ -203,7 +203,8 @@ def _read(entry: Any, name: str, *, is_foreign: bool = False) -> McpServerConfig
 
 def _from_mapping(entry: Mapping[str, Any], name: str, shown: str, *, is_foreign: bool) -> McpServerConfig:
     fields = _known_fields(entry, shown, is_foreign=is_foreign)
-    fields = {key: _expanded(value, shown) for key, value in fields.items()}
+    folders = {"workspaceFolder": str(Path.cwd()), "userHome": str(Path.home())}
+    fields = expand_variables(fields, f"MCP server {shown!r}", known=folders)
     command, args = _command(fields.get("command"), fields.get("args"), shown)
     url = str(fields.get("url") or "")
     if bool(command) == bool(url):
@@ -251,34 +252,6 @@ def _known_fields(entry: Mapping[str, Any], shown: str, *, is_foreign: bool) -> 
             hint = f"Did you mean {near[0]!r}?" if near else f"Use {', '.join(_KEYS)}."
             raise ConfigError(f"MCP server {shown!r}: {key!r} is not a known key. {hint}")
     return fields
-
-
-def _expanded(value: Any, shown: str) -> Any:
-    """The value with `${VAR}` replaced, in texts at any depth."""
-    if isinstance(value, Mapping):
-        return {key: _expanded(item, shown) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_expanded(item, shown) for item in value]
-    if not isinstance(value, str) or "${" not in value:
-        return value
-
-    def replacement(found: re.Match[str]) -> str:
-        name, default = found["name"], found["default"]
-        if found["kind"] == "input":
-            raise ConfigError(
-                f"MCP server {shown!r} asks for the input {name!r}, which its editor prompts for. Write ${{VAR}} "
-                "instead and set the environment variable."
-            )
-        known = {"workspaceFolder": str(Path.cwd()), "userHome": str(Path.home())}
-        text = os.environ.get(name, known.get(name, default))
-        if text is None:
-            raise ConfigError(
-                f"MCP server {shown!r} uses ${{{name}}}, and the environment has no variable {name}. Set it, or write "
-                f"${{{name}:-default}}."
-            )
-        return text
-
-    return _VARIABLE.sub(replacement, value)
 
 
 def _env_file(path: Any, shown: str) -> dict[str, str]:
