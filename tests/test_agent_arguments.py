@@ -55,6 +55,8 @@ def agent(*script: Any, **options: Any) -> Agent[Any]:
         ({"output_type": int}, "Use answer=."),
         ({"max_steps": 3}, "Use max_turns=."),
         ({"timeout": 3}, "Use max_seconds=."),
+        ({"fallback_models": ["openai:b"]}, "Pass model=['openai:a', 'anthropic:b'] or Fallback(…)"),
+        ({"hooks": []}, "Pass listeners= to run(…) to watch"),
         ({"instrctions": "Be brief."}, "Use instructions=."),
         ({"top_p": 0.5}, "Pass config={'llm': {'top_p': …}}."),
         ({"histroy": []}, "Pass history= to run(…)."),
@@ -72,7 +74,7 @@ def agent(*script: Any, **options: Any) -> Agent[Any]:
         ({"dialect": "react"}, "No dialect is called 'react'. Choose one of"),
         ({"mcp_servers": "python server.py"}, "mcp_servers must be a list"),
     ],
-    ids=range(20),
+    ids=range(22),
 )
 def test_what_an_agent_does_not_take_is_refused_with_the_fix(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:

@@ -214,6 +214,18 @@ def test_a_file_in_place_of_a_folder_says_what_to_do(tmp_path: Path) -> None:
     assert done.sentence.endswith("is a file. Give its folder, or the file itself with --file.")
 
 
+def test_documents_without_their_reader_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ScriptedServer
+) -> None:
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
+    needed = r"the reader for \.pdf is not installed: pip install 'closeout\[documents\]'"
+    assert re.search(needed, here("run", "Q", "--docs", str(tmp_path), *to(server)).sentence)
+    (tmp_path / "a.md").write_text("text")
+    done = here("run", "Q", "--docs", str(tmp_path), *to(server))
+    assert re.search(f"{needed}.*1 document of 2 cannot be searched", done.err)
+
+
 @pytest.mark.parametrize("question", [b"", b"\n", b"what \xff is"])
 def test_a_bad_question_on_stdin_is_explained(question: bytes, server: ScriptedServer) -> None:
     done = here("run", "-", *to(server), stdin=question)

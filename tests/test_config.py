@@ -34,7 +34,9 @@ def test_a_later_source_overrides_an_earlier_one(tmp_path: Path) -> None:
 
 
 def test_several_files_are_merged_and_a_later_one_overrides_an_earlier_one(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("agent: {max_turns: 3, max_rollbacks: 1}\nllm: {model_name: a, max_tokens: 9}\n")
+    (tmp_path / "base.yaml").write_text(
+        "agent: {max_turns: 3, max_rollbacks: 1}\nllm: {model_name: a, max_tokens: 9}\n"
+    )
     (tmp_path / "mine.yaml").write_text("agent: {max_turns: 4}\nllm.model_name: b\n")
     found = load_config([tmp_path / "base.yaml", tmp_path / "mine.yaml", {"dialect": "cot_chat"}], environment=NONE)
     assert (found.agent.main_agent.max_turns, found.agent.max_rollbacks) == (4, 1)

@@ -159,6 +159,7 @@ def test_a_scorer_that_fails_costs_only_its_verdicts() -> None:
     report = run(Scripted(echo), scorer=picky)
     assert (report.totals.correct, report.totals.not_judged) == (3, 1)
     assert "1 of 4, counted as wrong" in str(report)
+    assert "ZeroDivisionError" in str(report)
 
 
 # ------------------------------------------------------------------------------------------------ budget and control

@@ -129,6 +129,20 @@ def test_a_judge_without_a_verdict_does_not_count(home: Path) -> None:
     assert not found.correct
 
 
+def test_a_judge_without_a_verdict_is_asked_again(home: Path) -> None:
+    client = ScriptedClient([*[say("Hard to say.")] * 9, answer("right")])
+    judge = Judge(client, name="judge", home=home, max_turns=1)
+    attempt = Attempted(EvalTask(id="t", question="Who?", answer="A"), "A", run_id="r")
+    verdicts = []
+    while len(client.requests) < 10:
+        verdicts.append(asyncio.run(judge.score(attempt)))
+    assert len(verdicts) > 1
+    assert not any(verdict.judged for verdict in verdicts[:-1])
+    assert verdicts[-1].correct
+    assert asyncio.run(judge.score(attempt)) == verdicts[-1]
+    assert len(client.requests) == 10
+
+
 def test_an_answer_cannot_pose_as_the_right_one(home: Path) -> None:
     client = ScriptedClient([answer("wrong")])
     judge = Judge(client, name="judge", home=home)

@@ -11,6 +11,7 @@ import pytest
 
 from cli_process import here
 from closeout import Agent, tool
+from closeout.cli.run_ids import complete_run_id
 from closeout.errors import JournalLocked, RunNotFound
 from closeout.journal.check import check_home
 from closeout.journal.store import Store, close_stores, open_store
@@ -52,6 +53,18 @@ def test_runs_are_filtered() -> None:
     assert "No run matches." in here("runs", "--older-than", "1h").out
     assert "Unknown status 'done'" in here("runs", "--status", "done").sentence
     assert "--older-than 30d" in here("runs", "--older-than", "a month").sentence
+
+
+def test_the_beginning_of_an_id_is_enough_if_it_is_unique(home: Path) -> None:
+    agent = Agent(ScriptedClient([answer("red")] * 3, name="openai:m"))
+    for run_id in ("red-1", "red-10", "blue-1"):
+        agent.run_sync("What colour?", run_id=run_id)
+    assert here("runs", "blue", "--json").json["run_id"] == "blue-1"
+    assert here("runs", "red-1", "--json").json["run_id"] == "red-1"
+    ambiguous = here("runs", "red").sentence
+    assert ambiguous.endswith("Several runs begin with red: red-10, red-1. Write more of the id.")
+    assert "No run green" in here("runs", "green").sentence
+    assert complete_run_id("re") == ["red-10", "red-1"]
 
 
 def test_exported_runs_are_imported_elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_process import here
 from closeout import Agent, tool
 from closeout.journal import events as ev
 from closeout.journal import text_search as search
@@ -191,6 +192,16 @@ def test_removed_runs_leave_no_text_behind(home: Path) -> None:
     db = sqlite3.connect(home / "search.sqlite3")
     assert db.execute("SELECT count(*) FROM texts WHERE texts MATCH 'private'").fetchone() == (0,)
     db.close()
+
+
+def test_a_deleted_run_leaves_no_words_in_the_files_of_the_index(home: Path) -> None:
+    run(home, "one", "Geheimwort")
+    run(home, "two", "other words")
+    assert find(home, "geheimwort")
+    here("runs", "delete", "one")
+    files = list(home.glob("search.sqlite3*"))
+    assert files
+    assert not any(b"geheimwort" in file.read_bytes().lower() for file in files)
 
 
 def test_a_damaged_index_is_made_again(home: Path) -> None:

@@ -74,6 +74,11 @@ ELSEWHERE = {
     "handoffs": "Pass tools=[other.as_tool(name, description)].",
     "sub_agents": "Pass tools=[other.as_tool(name, description)].",
     "deps": "Pass deps= to run(…), and deps_type= here.",
+    "fallback_models": "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",
+    "fallbacks": "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",
+    "fallback": "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",
+    "hooks": "Pass listeners= to run(…) to watch, or tool_executor=, check=, context= or strategy= to decide; "
+    "see docs/extending.md.",
     "verbose": "Pass listeners=[print] to run(…).",
 }
 

@@ -14,7 +14,7 @@ from closeout.errors import UsageError
 if TYPE_CHECKING:
     from closeout.run.waiting import Decision, PendingDecision
 
-__all__ = ["approve_command"]
+__all__ = ["approve_command", "list_waiting"]
 
 BY = "terminal"
 
@@ -57,6 +57,27 @@ def approve_command(
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:
         print(f"Recorded. `closeout resume {run_id}`, or agent.resume in Python, continues the run.", file=sys.stderr)
+    return exits.OK
+
+
+def list_waiting(*, as_json: bool) -> int:
+    """Print what each run waits for, with the commands that decide it. Return the exit code."""
+    from dataclasses import asdict
+
+    from closeout.cli.selecting import RunFilter
+    from closeout.config import home_folder
+    from closeout.journal.readonly import open_to_read
+    from closeout.run.waiting import pending_decisions
+
+    with open_to_read(home_folder()) as store:
+        found = [
+            (run.run_id, pending_decisions(store.rows(run.run_id))) for run in RunFilter(status="waiting").select(store)
+        ]
+    if as_json:
+        print_json([{"run_id": run_id, "waiting": [asdict(each) for each in pending]} for run_id, pending in found])
+    else:
+        texts = [f"{run_id}\n{describe_pending(run_id, pending)}" for run_id, pending in found]
+        print("\n\n".join(texts) or "No run waits for a decision.")
     return exits.OK
 
 

@@ -12,6 +12,7 @@ import typer
 from closeout.cli.eval import eval_app
 from closeout.cli.exits import OK, CommandGroup, guarded
 from closeout.cli.option_types import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
+from closeout.cli.run_ids import complete_run_id, full_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,6 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Run tool-using LLM agents that finish.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -35,7 +35,10 @@ models_app = typer.Typer(help="Manage the weights of the embedded models.", no_a
 app.add_typer(models_app, name="models")
 app.add_typer(eval_app, name="eval")
 
-RunId = Annotated[str, typer.Argument(help="A run id from `closeout runs`")]
+RunId = Annotated[
+    str,
+    typer.Argument(help="A run id from `closeout runs`, or how it begins", autocompletion=complete_run_id),
+]
 Files = Annotated[list[str] | None, typer.Option("--file", "-f", help="A file for the task; may be repeated")]
 Instructions = Annotated[str | None, typer.Option("--instructions", "-s", help="What the agent should know or be")]
 Continue = Annotated[bool, typer.Option("--continue", "-c", help="Continue the last conversation, with its options")]
@@ -110,6 +113,7 @@ def resume(
     from closeout.cli.options import recorded_options
     from closeout.cli.run_tasks import resume_run
 
+    run_id = full_run_id(run_id)
     options = recorded_options(run_id).with_model(model, base_url)
     return resume_run(run_id, options, force=force, as_json=json, quiet=quiet)
 
@@ -117,7 +121,10 @@ def resume(
 @app.command()
 @guarded
 def approve(
-    run_id: RunId,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(help="The run, or how its id begins; without it, what waits", autocompletion=complete_run_id),
+    ] = None,
     call: Annotated[str | None, typer.Argument(help="What to decide, such as r3, if the run waits for several")] = None,
     edit: Annotated[str | None, typer.Option(help="Approve with these arguments instead, a JSON object")] = None,
     deny: Annotated[str | None, typer.Option(help="Deny the call; the model reads the reason")] = None,
@@ -127,11 +134,16 @@ def approve(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Approve or deny the call that a run waits for, or answer its question; then resume the run."""
-    from closeout.cli.approve import approve_command
+    """Approve or deny the call that a run waits for, or answer its question; then resume the run.
 
+    Without a run, list what waits.
+    """
+    from closeout.cli.approve import approve_command, list_waiting
+
+    if run_id is None:
+        return list_waiting(as_json=json)
     return approve_command(
-        run_id,
+        full_run_id(run_id),
         call,
         edit=edit,
         deny=deny,
@@ -164,6 +176,7 @@ def fork(
     from closeout.cli.run_tasks import read_result, run_agent
     from closeout.journal.run_journal import new_run_id
 
+    run_id = full_run_id(run_id)
     options = recorded_options(run_id).with_model(model, base_url)
     set_results = dict(map(read_result, set_result or ()))
     new_id = new_run_id()
@@ -188,7 +201,7 @@ def diff(first: RunId, second: RunId, json: Json = False) -> int:
     """Name the first difference between two runs."""
     from closeout.cli.runs import print_difference
 
-    return print_difference(first, second, as_json=json)
+    return print_difference(full_run_id(first), full_run_id(second), as_json=json)
 
 
 @app.command()
@@ -197,7 +210,7 @@ def replay(run_id: RunId, json: Json = False) -> int:
     """Replay a recorded run without model, tools and network, and report where it departs from its record."""
     from closeout.cli.run_tasks import replay_command
 
-    return replay_command(run_id, as_json=json)
+    return replay_command(full_run_id(run_id), as_json=json)
 
 
 @app.command()
@@ -232,21 +245,24 @@ def runs(
         from closeout.cli import managing
 
         if word == "export":
-            return managing.export_runs(rest, wanted, output, as_json=json)
+            return managing.export_runs([*map(full_run_id, rest)], wanted, output, as_json=json)
         if word == "import":
             return managing.import_runs(rest, as_json=json)
         if word == "delete":
-            return managing.delete_runs(rest, as_json=json)
+            return managing.delete_runs([*map(full_run_id, rest)], as_json=json)
         return managing.prune_runs(wanted, yes=yes, as_json=json)
     if rest:
         raise UsageError(f"closeout runs shows one run at a time, got {len(rest) + 1} arguments. Pass a RUN_ID alone.")
-    return show_run(word, as_json=json) if word else list_runs(limit, wanted, as_json=json)
+    return show_run(full_run_id(word), as_json=json) if word else list_runs(limit, wanted, as_json=json)
 
 
 @app.command()
 @guarded
 def view(
-    run_id: Annotated[str | None, typer.Argument(help="The run to open; without it, the list of runs")] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(help="The run to open; without it, the list of runs", autocompletion=complete_run_id),
+    ] = None,
     html: Annotated[str | None, typer.Option(help="Write the run as one HTML file instead; - writes to stdout")] = None,
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 chooses a free one", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser")] = True,
@@ -254,6 +270,7 @@ def view(
     """See the runs in the browser: live, searched, compared, with every prompt, repair and rollback."""
     from closeout.cli.view import export_command, view_command
 
+    run_id = run_id and full_run_id(run_id)
     return view_command(run_id, port, browser=browser) if html is None else export_command(run_id, html)
 
 

@@ -17,6 +17,7 @@ from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import Store, open_store
+from closeout.journal.text_search import forget_deleted
 
 __all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs"]
 
@@ -59,7 +60,7 @@ def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
     """Delete runs by their ids. Return the exit code."""
     if not run_ids:
         raise UsageError("delete needs the ids of runs. `closeout runs` lists them; `closeout runs prune` goes by age.")
-    count = open_store(home_folder()).delete_runs(run_ids)
+    count = _deleted(run_ids)
     return _report({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
 
 
@@ -73,8 +74,16 @@ def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
         ]
     if chosen and not yes and not _confirmed(len(chosen)):
         return _report({"deleted": 0}, "Nothing was deleted", as_json=as_json)
-    count = open_store(home_folder()).delete_runs(chosen) if chosen else 0
+    count = _deleted(chosen) if chosen else 0
     return _report({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
+
+
+def _deleted(run_ids: Sequence[str]) -> int:
+    """Delete runs, also from the search index, and return how many there were."""
+    store = open_store(home_folder())
+    count = store.delete_runs(run_ids)
+    forget_deleted(store)
+    return count
 
 
 def _confirmed(number: int) -> bool:

@@ -217,7 +217,29 @@ def _readable_folder(docs: str) -> str:
         raise ConfigError(f"--docs {docs} is a file. Give its folder, or the file itself with --file.") from None
     except OSError as error:
         raise ConfigError(f"--docs {docs} cannot be read: {error.strerror}.") from None
+    _report_missing_readers(docs)
     return docs
+
+
+def _report_missing_readers(docs: str) -> None:
+    """Say on stderr how many documents are not searched because their reader is not installed.
+
+    Raises:
+        ConfigError: There is no other document.
+    """
+    from closeout.cli.terminal import amount, say_error
+    from closeout.tools.builtin.document_index import document_files
+    from closeout.tools.builtin.extract import lacks_reader
+
+    files = list(document_files(Path(docs)))
+    unread = [file for file in files if lacks_reader(file)]
+    if not unread:
+        return
+    kinds = ", ".join(sorted({file.suffix.lower() for file in unread}))
+    said = f"--docs {docs}: the reader for {kinds} is not installed: pip install 'closeout[documents]'."
+    if len(unread) == len(files):
+        raise ConfigError(said)
+    say_error(f"{said} Without it, {amount(len(unread), 'document')} of {len(files):,} cannot be searched.")
 
 
 def _check_commands(servers: Sequence[str]) -> None:
@@ -253,7 +275,8 @@ def _without_key(setting: str) -> str:
     found = _SECTION.match(setting)
     if found is None:
         return setting
-    keys: Any = {"llm": {"api_key"}, "tools": {"web": {"api_key"}}}
+    import yaml
+
     kept = yaml.safe_load(setting.partition("=")[2])
     web = kept.get("web") if found[1] == "tools" else kept
     if isinstance(web, dict):

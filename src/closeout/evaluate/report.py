@@ -28,6 +28,8 @@ from closeout.evaluate.wording import SLICE_COLUMNS, amount, finite, markdown_ta
 
 __all__ = ["Report", "Slice", "Totals", "load_report", "read_report"]
 
+SHOWN_REASONS = 3  # why trials got no verdict
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
@@ -242,6 +244,13 @@ class Report:
         found = [Slice(value, report.score, report.totals) for value, report in reports]
         return sorted(found, key=lambda each: (-each.score.trials, each.value))
 
+    @property
+    def not_judged_reasons(self) -> list[tuple[str, int]]:
+        """Why trials got no verdict, the most frequent reasons first, and the number of trials of each."""
+        scores = [trial.scores[self.scorer] for trial in self.trials if self.scorer in trial.scores]
+        reasons = Counter(score.reason for score in scores if not score.judged and score.reason)
+        return reasons.most_common(SHOWN_REASONS)
+
     def agreement(self, first: str, second: str) -> float:
         """Return Cohen's kappa of two scorers over the trials that both judged."""
         pairs = [
@@ -374,6 +383,7 @@ class Report:
             found.append(("failures", ", ".join(f"{kind} {number:,}" for kind, number in self.failures.items())))
         if totals.not_judged:
             found.append(("not judged", f"{totals.not_judged:,} of {totals.finished:,}, counted as wrong"))
+            found += [("  because", f"{reason} ({number:,})") for reason, number in self.not_judged_reasons]
         others = [name for name in self.scorers if name != self.scorer]
         found += [(f"agreement with {name}", _kappa(self.agreement(self.scorer, name))) for name in others]
         found += self._cost_lines()

@@ -12,6 +12,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from closeout.answers.boxed import extract_boxed
@@ -19,7 +20,7 @@ from closeout.answers.contracts import Choice, Json
 from closeout.answers.grading import Grade, GradeMethod, grade
 from closeout.answers.normal_form import parse_number, plain_text, same_unit
 from closeout.answers.reading import shorten
-from closeout.errors import UsageError
+from closeout.errors import RunNotFound, UsageError
 from closeout.evaluate.scores import Attempted, Score
 
 if TYPE_CHECKING:
@@ -251,7 +252,8 @@ Give one sentence of reasoning, then the verdict."""
 class Judge:
     """A model that decides whether an answer is right. Its verdict has a contract: it must be "right" or "wrong".
 
-    A verdict is a run in the journal, so an interrupted evaluation does not ask again.
+    A verdict is a run in the journal, so an interrupted evaluation does not ask again. Only where a judge gave no
+    verdict, the next call of `score` asks again.
 
     Args:
         model: A model's name or a client.
@@ -290,10 +292,22 @@ class Judge:
         }
         task = json.dumps(parts, ensure_ascii=False, indent=0)  # as JSON, so that an answer cannot pose as another part
         digest = hashlib.sha256(f"{self.name}\0{self._instructions}\0{task}".encode()).hexdigest()[:12]
-        run_id = f"{attempt.run_id or 'judge'}.judge-{digest}"
         judge = self.agent.with_gate(attempt.gate)
+        run_id = self._run_id(f"{attempt.run_id or 'judge'}.judge-{digest}")
         outcome = await judge.run_once(task, run_id=run_id, origin={"judge_of": attempt.run_id})
         if outcome.answer is None:
             return Score(0.0, False, f"The judge gave no verdict: {outcome.error or outcome.stop_reason}", judged=False)
         right = outcome.answer == "right"
         return Score(float(right), right, f"{self.name} says {outcome.answer}; see run {run_id}.")
+
+    def _run_id(self, first: str) -> str:
+        """Return the name of the run that asks: a new one after each that ended without a verdict."""
+        store, run_id = self.agent.store(), first
+        for number in count(2):
+            try:
+                if store is None or store.run(run_id).status != "unanswered":
+                    break
+            except RunNotFound:
+                break
+            run_id = f"{first}.{number}"
+        return run_id

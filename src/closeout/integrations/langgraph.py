@@ -15,15 +15,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast, get_type_hints
 
-from langchain_core.messages import AnyMessage, ToolMessage
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.tools import BaseTool, StructuredTool, ToolException
-from langchain_core.tools import tool as langchain_tool
-from langgraph.errors import GraphBubbleUp
-from langgraph.graph.message import add_messages
-from langgraph.prebuilt import ToolNode
-from langgraph.types import Command
 from typing_extensions import TypedDict
+
+try:
+    from langchain_core.messages import AnyMessage, ToolMessage
+    from langchain_core.runnables import Runnable, RunnableConfig
+    from langchain_core.tools import BaseTool, StructuredTool, ToolException
+    from langchain_core.tools import tool as langchain_tool
+    from langgraph.errors import GraphBubbleUp
+    from langgraph.graph.message import add_messages
+    from langgraph.prebuilt import ToolNode
+    from langgraph.types import Command
+except ImportError as error:
+    raise ImportError("LangGraph is not installed: pip install 'closeout[langgraph]'.") from error
 
 from closeout.errors import UsageError
 from closeout.messages import ToolPolicy

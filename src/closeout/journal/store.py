@@ -483,6 +483,12 @@ class Store:
         """Return the latest runs, newest first. A run that a dead process left "running" is "interrupted"."""
         return [self._record(row) for row in self.query(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (min(limit, _ALL),))]
 
+    def run_ids(self, prefix: str, limit: int) -> list[str]:
+        """Return the ids that begin with a text: the id that is the text itself first, then the newest."""
+        text = _storable(prefix)
+        statement = "SELECT run_id FROM runs WHERE substr(run_id, 1, ?)=? ORDER BY run_id=? DESC, id DESC LIMIT ?"
+        return [str(found) for (found,) in self.query(statement, (len(prefix), text, text, limit))]
+
     def each_run(self, before: str = "") -> Iterator[RunRecord]:
         """Iterate over all runs, newest first; with `before`, over those that began earlier than that run."""
         last = self._number(before) if before else _ALL

@@ -43,7 +43,7 @@ from closeout.journal.store import SEQ_BITS, RunRecord, Store
 from closeout.journal.totals import RunTotals
 from closeout.language.text_index import TextIndex, lacks_fts5
 
-__all__ = ["IndexState", "RunHit", "SearchIndex", "parse_query", "texts_of"]
+__all__ = ["IndexState", "RunHit", "SearchIndex", "forget_deleted", "parse_query", "texts_of"]
 
 FILE_NAME = "search.sqlite3"
 FORMAT = 2
@@ -133,6 +133,7 @@ class SearchIndex:
     def _open(self) -> None:
         self._db = _connect(self._path)
         try:
+            self._db.execute("PRAGMA secure_delete=ON")  # the words of a deleted run must not stay in free pages
             with self._transaction():
                 if self._db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
                     for name in ("texts", "runs"):
@@ -221,6 +222,7 @@ class SearchIndex:
         with self._transaction():
             self._db.execute("DELETE FROM runs")
             self._db.execute("INSERT INTO texts(texts) VALUES('delete-all')")
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log held the words too
         runs = self._store.query("SELECT id, run_id, ended FROM runs ORDER BY id DESC")
         return [(run, run_id, ended) for run, run_id, ended in runs], len(runs)
 
@@ -414,6 +416,17 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 # ------------------------------------------------------------------------------------------------ the file
+
+
+def forget_deleted(store: Store) -> None:
+    """Remove the words of deleted runs from the search index of a store, if it has one.
+
+    Raises:
+        JournalError: The index cannot be written.
+    """
+    if _place(store.path).exists():
+        with SearchIndex(store) as index:
+            index.update(0)
 
 
 def _place(journal: Path) -> Path:

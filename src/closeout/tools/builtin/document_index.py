@@ -29,6 +29,7 @@ __all__ = [
     "Passage",
     "Progress",
     "cut",
+    "document_files",
     "query_words",
     "title_of",
 ]
@@ -414,6 +415,12 @@ def _spread(hits: Iterable[Hit], limit: int) -> list[Hit]:
         count = taken[hit.path] = taken.get(hit.path, 0) + 1
         (chosen if count <= PER_DOCUMENT else later).append(hit)
     return (chosen + later)[:limit]
+
+
+def document_files(root: Path) -> Iterator[Path]:
+    """Yield the files below a folder that count as documents."""
+    for path, _ in _walk(root.resolve()):
+        yield root / path
 
 
 def _walk(root: Path) -> Iterator[tuple[str, tuple[int, int]]]:

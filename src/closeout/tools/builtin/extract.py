@@ -10,13 +10,22 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from closeout.errors import ToolError
 from closeout.results.html_text import html_title, main_text
 
-__all__ = ["MAX_FILE_BYTES", "TABLE_SUFFIXES", "decode_text", "extract_text", "is_database_file", "looks_like_text"]
+__all__ = [
+    "MAX_FILE_BYTES",
+    "TABLE_SUFFIXES",
+    "decode_text",
+    "extract_text",
+    "is_database_file",
+    "lacks_reader",
+    "looks_like_text",
+]
 
 MAX_FILE_BYTES = 100_000_000
 # An Office file is a zip archive: the bytes that it may unpack to.
@@ -54,6 +63,12 @@ def extract_text(path: Path) -> str:
         return reader(path)[:MAX_CHARACTERS].replace("\x00", "")
     except OSError as error:
         raise ToolError(f"{path.name} cannot be read: {error.strerror or error}.") from None
+
+
+def lacks_reader(path: Path) -> bool:
+    """Return whether the reader for a file's kind is not installed."""
+    module = _MODULES.get(path.suffix.lower())
+    return module is not None and find_spec(module) is None
 
 
 def is_database_file(path: Path) -> bool:
@@ -256,6 +271,7 @@ def _import(module: str, path: Path, kind: str) -> Any:
         ) from None
 
 
+_MODULES = {".pdf": "pypdf", ".docx": "docx", ".xlsx": "openpyxl", ".xlsm": "openpyxl"}  # of the extra `documents`
 _READERS: dict[str, Callable[[Path], str]] = {
     ".txt": _read_plain, ".md": _read_plain, ".markdown": _read_plain, ".rst": _read_plain, ".json": _read_plain,
     ".jsonl": _read_plain, ".csv": _read_plain, ".tsv": _read_plain, ".html": _read_html, ".htm": _read_html,
