@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, Choice, Json, Number, RunResult, StreamHandler, tool
+from closeout import Agent, Boxed, Choice, Json, Number, RunResult, StreamHandler, Yaml, tool
 from closeout.codec import shared_prefix
 from closeout.errors import (
     ConfigError,
@@ -804,6 +804,13 @@ async def test_an_attempt_whose_answer_was_not_accepted_is_not_reported_as_answe
     result = await Agent(model, answer=Choice(["yes", "no"]), home=False).run("Is it?")
     assert (result.status, result.stop_reason) == ("unanswered", "refused")
     assert "without an accepted answer (refused)" in (result.failure_experience_summary or "")
+
+
+@pytest.mark.parametrize("contract", [Json(), Yaml(), list[int]])
+async def test_text_in_place_of_data_is_not_called_a_refusal(contract: Any) -> None:
+    model = ScriptedClient(lambda request: say("The numbers are one and two."))
+    result = await Agent(model, answer=contract, home=False).run("Which numbers?")
+    assert (result.status, result.stop_reason) == ("unanswered", "no_answer")
 
 
 BROKEN_VALIDATOR = """

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from closeout.answers.contracts import Json, Yaml
 from closeout.answers.dialogue import (
     CUT,
     ClosingDialogue,
@@ -351,9 +352,10 @@ class _Closing:
         stop, error = self._stop, ended.failure
         reason, failure = stop.reason, stop.failure
         if reason in ("answered", "insisted"):
-            # A reply in the form of an answer meant to be one; any other declined.
+            # A reply in the form of an answer meant to be one; any other declined. Text in place of data may be either.
             found = self._agent.answers.read(stop.text)
-            refused = stop.text and (found.kind == "missing" or not found.marked)
+            wants_text = not isinstance(self._plan.contract, Json | Yaml)
+            refused = stop.text and wants_text and (found.kind == "missing" or not found.marked)
             reason, failure = ("refused", Failure("", stop.text)) if refused else ("no_answer", None)
         out_of_time = stop.reason == "max_seconds" and isinstance(error, ModelTimeout)
         if isinstance(error, ModelError) and not out_of_time:
