@@ -70,7 +70,7 @@ check: $(VENV)/.dev docs
 
 docs: $(VENV)/.docs
 	@$(BIN)/zensical build --strict --clean
-	@echo "Open site/index.html"
+	@echo "Open site/index.html; for the search, run python -m http.server -d site and open http://localhost:8000"
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format .

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import logging
+import sys
 from typing import Annotated, Any
 
 import pytest
@@ -25,6 +27,15 @@ from closeout.results.encoding import encode
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tokens import count_tokens
 from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "langgraph", None)
+    for name in [name for name in sys.modules if name.startswith("langgraph.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "closeout.integrations.langgraph")
+    with pytest.raises(ImportError, match=r"pip install 'closeout\[langgraph\]'"):
+        importlib.import_module("closeout.integrations.langgraph")
 
 
 @tool

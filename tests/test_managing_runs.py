@@ -67,6 +67,21 @@ def test_the_beginning_of_an_id_is_enough_if_it_is_unique(home: Path) -> None:
     assert complete_run_id("re") == ["red-10", "red-1"]
 
 
+def test_approve_without_a_run_lists_what_waits() -> None:
+    @tool(approval="always")
+    def pay(amount: int) -> str:
+        """Pay."""
+        return "paid"
+
+    assert here("approve").out == "No run waits for a decision.\n"
+    Agent(ScriptedClient([call("pay", amount=5)]), [pay]).run_sync("Pay 5", run_id="pay-1")
+    listed = here("approve").out
+    assert "pay(amount=5)" in listed
+    assert "closeout approve pay-1 r1" in listed
+    waiting = here("approve", "--json").json
+    assert [(run["run_id"], run["waiting"][0]["id"]) for run in waiting] == [("pay-1", "r1")]
+
+
 def test_exported_runs_are_imported_elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_runs()
     file = tmp_path / "some" / "runs.closeout"

@@ -128,6 +128,27 @@ async def test_the_last_message_can_be_resumed() -> None:
         await session.resume()
 
 
+async def test_a_message_that_is_resumed_after_another_one_was_answered_joins_the_conversation() -> None:
+    down = [True]
+
+    def script(view: RequestView) -> Any:
+        if view.last == "Ox?" and down:
+            return ConnectionError("no server")
+        return talk(view)
+
+    agent = agent_for(script)
+    session = agent.session("zoo")
+    await session.run("Hello")
+    assert (await session.run("Ox?")).status == "failed"
+    assert (await session.run("Next")).answer == "Hello | Next"
+    down.clear()
+    await agent.resume("zoo.2")
+    for each in (session, agent.session("zoo")):
+        assert [message.text for message in each.messages if message.role == "user"] == ["Hello", "Next", "Ox?"]
+    assert (await session.run("Last")).answer == "Hello | Next | Ox? | Last"
+    assert (await agent.session("zoo").run("End")).answer == "Hello | Next | Ox? | Last | End"
+
+
 async def test_a_message_that_waits_for_a_decision_stays_in_the_conversation() -> None:
     refunded: list[int] = []
 

@@ -26,6 +26,11 @@ def test_every_page_is_in_the_navigation_of_zensical_toml_once() -> None:
     assert sorted(pages(nav)) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
+def test_the_command_that_builds_the_site_says_how_its_search_works() -> None:
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\ndocs:")[2].partition("\n\n")[0]
+    assert "http.server -d site" in recipe
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     reference = "\n".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
     documented = set(re.findall(r"^::: closeout\.(\w+)$", reference, re.MULTILINE))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from closeout.answers.formatter import OutputFormatter
     from closeout.answers.reading import AnswerContract, Value
     from closeout.answers.user_checks import Check, CheckFunction
-    from closeout.config import Config
+    from closeout.config import ConfigSource
     from closeout.context.policy import ContextPolicy
     from closeout.dialects.cot import MakeParser
     from closeout.dialects.protocol import Dialect
@@ -132,7 +132,8 @@ class Agent(Generic[Deps, Value]):
         answer: The type of the answer and of `result.value`: `int`, `float`, `bool`, a `Literal` or an enum, a pydantic
             model, a dataclass, `list[int]`; or a contract such as `Number(unit="km")`. Defaults to `str`: any text.
         stream: Request streamed replies even without listeners.
-        config: Settings: a `Config`, a mapping, or the path of a YAML file. Arguments take precedence over them.
+        config: Settings: a `Config`, a mapping, the path of a YAML file, or a list of these, of which a later one
+            overrides an earlier one. Arguments take precedence over them.
         name: The name of the agent in records and traces.
         home: The folder in which runs are recorded. Defaults to `CLOSEOUT_HOME` or the user's data folder; with a
             scripted model, to a temporary folder that is removed when the process ends, unless `CLOSEOUT_HOME` is set.
@@ -189,7 +190,7 @@ class Agent(Generic[Deps, Value]):
         keep_tool_result: int | None = None,
         answer: AnswerContract[Value] | type[Value] | TypeExpression | None = None,
         stream: bool = False,
-        config: Config | Mapping[str, Any] | str | Path | None = None,
+        config: ConfigSource | Sequence[ConfigSource] | None = None,
         *,
         name: str = "agent",
         home: str | Path | bool | None = None,

@@ -43,8 +43,9 @@ class Session(Generic[Value]):
     """A conversation with an agent: `await session.run("…")` knows what was said before.
 
     Each message is a run of its own, named `ID.1`, `ID.2` and so on, which can be listed, resumed and replayed as any
-    other. A run that failed or was cancelled is not part of the conversation. One message is answered at a time,
-    and none while one waits for a decision. The id that a run got by default begins a conversation with that run.
+    other. A run that failed or was cancelled is not part of the conversation until it is resumed. One message is
+    answered at a time, and none while one waits for a decision. The id that a run got by default begins a conversation
+    with that run.
 
     `agent.session(id)` makes one. The same id, also in another process, continues the conversation.
 
@@ -74,7 +75,7 @@ class Session(Generic[Value]):
         self._context_length = context_length
         self._messages = tuple(history)
         self._state: Mapping[str, Any] = {}
-        self._messages_of = ""  # the id of the run that `_messages` and `_state` end with
+        self._messages_of: tuple[str, ...] = ()  # the ids of the runs that `_messages` was read from
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -118,11 +119,14 @@ class Session(Generic[Value]):
         async with self._turn:
             while True:
                 runs = await self._idle_runs()
-                if runs and runs[-1].status == "waiting":
+                waiting = next((record.run_id for record in runs if record.status == "waiting"), "")
+                if waiting:
+                    resume = "session" if waiting == runs[-1].run_id else "agent"
+                    target = "" if resume == "session" else f"{waiting!r}, "
                     raise DecisionRefused(
-                        f"The last message of session {self.id} waits for a decision, and its outcome belongs to the "
-                        f"conversation. Decide it before the next message: session.resume(decisions={{…}}), or "
-                        f"closeout approve {runs[-1].run_id}."
+                        f"A message of session {self.id} waits for a decision, and its outcome belongs to the "
+                        f"conversation. Decide it before the next message: {resume}.resume({target}decisions={{…}}), "
+                        f"or closeout approve {waiting}."
                     )
                 run_id = self._id_after(runs)
                 history = await self._fitting_history()
@@ -155,7 +159,7 @@ class Session(Generic[Value]):
 
     def _keep(self, result: RunResult[Value]) -> RunResult[Value]:
         if result.status in REPLIED:
-            self._messages, self._state, self._messages_of = result.messages, result.state, result.run_id
+            self._messages, self._state, self._messages_of = result.messages, result.state, (result.run_id,)
         return result
 
     async def _idle_runs(self) -> list[RunRecord]:
@@ -164,21 +168,35 @@ class Session(Generic[Value]):
             return []
         while True:
             runs = await self._store.off_loop(lambda: self.runs)
-            if not runs or runs[-1].status != "running":
+            if all(record.status != "running" for record in runs):
                 await self._store.off_loop(self._read, runs)
                 return runs
             await asyncio.sleep(BUSY_SECONDS)
 
     def _read(self, runs: Sequence[RunRecord]) -> None:
-        """Take over what another process, or an earlier one, has said."""
-        last = next((record for record in reversed(runs) if record.status in REPLIED), None)
-        if last is None or last.run_id == self._messages_of or self._store is None:
+        """Take over what another process, or an earlier one, has said.
+
+        The last message that has its reply began with those before it. An earlier one that was interrupted, and got
+        its reply by a resume after that, follows it.
+        """
+        replied = [record for record in runs if record.status in REPLIED]
+        if not replied or self._store is None:
             return
-        rows = self._store.read(last.run_id).rows
-        ended = RunTotals(row.event for row in rows).ended
-        reply = "" if ended is None else ended.closing_text or ended.answer or ""
-        self._messages, self._messages_of = conversation_of(rows, reply), last.run_id
-        self._state = state_of([row.event for row in rows])
+        last = replied[-1]
+        late = [record for record in replied[:-1] if record.ended is not None and record.ended > last.started]
+        parts = tuple(record.run_id for record in (last, *sorted(late, key=lambda record: record.ended or 0.0)))
+        if parts == self._messages_of:
+            return
+        messages: tuple[Message, ...] = ()
+        state: dict[str, Any] = {}
+        for run_id in parts:
+            rows = self._store.read(run_id).rows
+            ended = RunTotals(row.event for row in rows).ended
+            reply = "" if ended is None else ended.closing_text or ended.answer or ""
+            is_last = run_id == last.run_id
+            messages += conversation_of(rows, reply, with_earlier=is_last)
+            state.update(state_of([row.event for row in rows[0 if is_last else 1 :]]))
+        self._messages, self._state, self._messages_of = messages, state, parts
 
     async def _fitting_history(self) -> tuple[Message, ...]:
         """Return the messages; without the oldest ones once they take half of the model's context."""

@@ -236,12 +236,13 @@ def state_of(events: Sequence[Event]) -> dict[str, Any]:
     return state
 
 
-def conversation_of(rows: Sequence[Row], closing_text: str) -> tuple[Message, ...]:
+def conversation_of(rows: Sequence[Row], closing_text: str, *, with_earlier: bool = True) -> tuple[Message, ...]:
     """Return the main agent's conversation as a record holds it, in the form of native tool calls.
 
     Args:
         rows: The record of the run.
         closing_text: The model's last message; left out if it is empty.
+        with_earlier: Begin with the messages that the run began with.
     """
     from closeout.dialects.function_call import FunctionCall
 
@@ -262,7 +263,7 @@ def conversation_of(rows: Sequence[Row], closing_text: str) -> tuple[Message, ..
         "",
         started.question or started.task,
         steps=tuple(steps),
-        earlier=tuple(map(Message.of, json.loads(started.earlier))) if started.earlier else (),
+        earlier=tuple(map(Message.of, json.loads(started.earlier))) if started.earlier and with_earlier else (),
         images=tuple(json.loads(started.images)) if started.images else (),
     )
     messages = FunctionCall().render(view, Capabilities(images=True)).messages
