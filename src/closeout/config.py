@@ -297,7 +297,7 @@ def load_config(
         ConfigError: A key is unknown, a value is not valid, or the source cannot be read.
     """
     variables = os.environ if environment is None else environment
-    sources = source if isinstance(source, list | tuple) else [] if source is None else [source]
+    sources: Sequence[Any] = source if isinstance(source, list | tuple) else [] if source is None else [source]
     tree: dict[str, Any] = {}
     for each in sources:
         _merge(tree, _tree_of(each, variables))
