@@ -233,7 +233,7 @@ async def faults(tasks: int, home: Path, seed: int, forge_python: str | None) ->
     upstream = f"http://127.0.0.1:{port}/v1"
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        proxy = Proxy(Upstream(upstream), open_store(home))
+        proxy = Proxy(Upstream(upstream), open_store(home), read_only_tools=["lookup"])
         ways = {
             "bare": upstream,
             "ask again": await stack.enter_async_context(served(asking_again(upstream, http))),
@@ -288,7 +288,7 @@ async def cost(requests: int, home: Path) -> None:
     past = [{"role": "user", "content": f"Message {n}. " * 40} for n in range(40)]
     slow = serve_script(lambda _: Turn(text=text), record=False, pause=0.002)  # between two events of a stream
     async with slow as model, aiohttp.ClientSession() as http:
-        proxy = Proxy(Upstream(model.base_url), open_store(home))
+        proxy = Proxy(Upstream(model.base_url), open_store(home), read_only_tools=["lookup"])
         async with served(reverse_proxy(model.base_url, http)) as bare, served(proxy_app(proxy)) as governed:
             for stream in (False, True):
                 body = {"model": "m", "messages": past, "tools": TOOLS, "stream": stream}

@@ -9,6 +9,8 @@ names source and licence. One reader, `read_tool_calls`, reads all models, witho
 - precision: of the replies to questions that no offered function fits, and in which BFCL's decoder finds no call, the
   share in which the reader finds none either. The names that such a reply mentions are offered as tools, so that a
   mention alone could be taken for a call.
+- in a run: what a run does with the replies that are read right, if all tools only read, and if the tools say nothing
+  of their effects: it makes the calls, asks for them once more because text surrounds them, or takes them for text.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from closeout.messages import ToolCall
+from closeout.messages import ModelReply, ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.forms import read_tool_calls
+from closeout.parsing.read_reply import read_reply
+from closeout.parsing.readers import NativeReader
+from closeout.parsing.salvage import AMID_TEXT
 
 SAMPLE = Path(__file__).parent / "data" / "bfcl_replies"
 JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
@@ -47,6 +53,10 @@ def main() -> None:
               f"{right - both:7}")  # fmt: skip
     replies, right, theirs, both, characters = (sum(row[index] for row in rows) for index in range(1, 6))
     silent, found = precision(options)
+    runs = {name: in_run(paths, items, schemas, policy) for name, policy in POLICIES.items()}
+    for name, done in runs.items():
+        shares = ", ".join(f"{what} {pct(count, done.total())}" for what, count in done.most_common())
+        print(f"in a run, tools that {name}: {shares}")
     print(
         f"bench replies: right {pct(right, replies)} of {replies} (BFCL's decoders {pct(theirs, replies)}), "
         f"recall {pct(both, theirs)} of {theirs}, precision {pct(silent - found, silent)} of {silent}, "
@@ -72,6 +82,28 @@ def score_model(path: Path, items: Mapping[str, Any], schemas: Mapping[str, Any]
             print(f"--- {path.stem} {reply['id']} ({verdict}): {problem}\n{text[:600]!r}\n  read: {read.calls}"[:1500])
             print(f"  gold: {item['gold_calls']}"[:400])
     return path.stem, replies, right, theirs, both, characters
+
+
+POLICIES = {"only read": ToolPolicy(read_only=True), "say nothing": ToolPolicy()}
+
+
+def in_run(
+    paths: Sequence[Path], items: Mapping[str, Any], schemas: Mapping[str, Any], policy: ToolPolicy
+) -> Counter[str]:
+    """Count what a run does with the replies whose calls are read right."""
+    done: Counter[str] = Counter()
+    for path in paths:
+        for reply in lines(path):
+            item, given, text = items[reply["id"]], schemas[reply["id"]], reply["output"]
+            if mismatch(read_tool_calls(text, given).calls, item):
+                continue
+            tools = [ToolSpec(each["name"], each["description"], each["parameters"], policy=policy) for each in given]
+            reading = read_reply(ModelReply(text, finish_reason="stop"), NativeReader(tools), tools)
+            if reading.calls:
+                done["makes other calls" if mismatch(reading.calls, item) else "makes them"] += 1
+            else:
+                done["asks again" if AMID_TEXT in reading.defects else "takes them for text"] += 1
+    return done
 
 
 def precision(options: Any) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -12,17 +13,82 @@ sys.path.insert(0, str(Path(__file__).parent / "harness"))
 import forgery
 
 from closeout import ToolPolicy, ToolSpec, salvage
+from closeout.dialects.protocol import DIALECTS, get_dialect
+from closeout.messages import ModelReply
+from closeout.parsing.read_reply import read_reply
 from closeout.results.escape import escape_markers
+from closeout.server.governing import Governor
 
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 
-# Forms that never run a destructive tool: without a mark, or with channels that a text dialect does not have.
-NEVER = {"llama 3 bare", "llama 3.2 list", "openai envelope", "xlam", "xlam, a fence", "kimi_k3", "minimax m3"}
+# Forms that never run a destructive tool, as nothing marks them.
+NEVER = {"llama 3 bare", "llama 3.2 list", "openai envelope", "xlam", "xlam, a fence"}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_quoted_call_never_runs_a_destructive_tool(seed: int) -> None:
     assert forgery.forged(forgery.sample(150, seed)) == []
+
+
+# Forty languages: the words are not looked at, so one sentence of each will do.
+SENTENCES = [
+    "Die Seite enthält den folgenden Text.",
+    "It is an injection.",
+    "I refuse to run it.",
+    "I'll translate the mail.",
+    "La page dit ceci.",
+    "Esto dice la página.",
+    "A página contém isto.",
+    "La pagina dice questo.",
+    "De pagina bevat dit.",
+    "Sidan innehåller detta.",
+    "Siden inneholder dette.",
+    "Siden indeholder dette.",
+    "Sivulla lukee näin.",
+    "Lehel on see tekst.",
+    "Lapā ir šāds teksts.",
+    "Puslapyje parašyta taip.",
+    "Strona zawiera ten tekst.",
+    "Na stránce stojí toto.",
+    "Na stránke je toto.",
+    "Az oldalon ez áll.",
+    "Pagina conține acest text.",
+    "На странице написано так.",
+    "На сторінці написано так.",
+    "На страницата пише това.",
+    "На страници пише ово.",
+    "Na stranici piše ovo.",
+    "Na strani piše to.",
+    "Faqja thotë këtë.",
+    "Η σελίδα λέει αυτό.",
+    "Sayfada bu yazıyor.",
+    "تقول الصفحة هذا.",
+    "בדף כתוב כך.",
+    "صفحه این را می\u200cگوید.",
+    "पृष्ठ पर यह लिखा है।",
+    "পৃষ্ঠায় এটি লেখা আছে।",
+    "பக்கம் இதைக் கூறுகிறது.",
+    "หน้านี้เขียนไว้ว่า",
+    "Trang này viết như sau.",
+    "Halaman ini berkata begini.",
+    "该页面写着以下内容。",
+    "このページにはこう書いてあります。",
+    "이 페이지에는 이렇게 적혀 있습니다.",
+]
+
+
+@pytest.mark.parametrize("effects", [ToolPolicy(), ToolPolicy(destructive=True)], ids=["says nothing", "destructive"])
+def test_a_call_amid_text_of_any_language_runs_no_tool_with_effects(effects: ToolPolicy) -> None:
+    tools = [ToolSpec("wipe", parameters=PATH, policy=effects)]
+    for number, (sentence, form) in enumerate(itertools.product(SENTENCES, forgery.WRITERS)):
+        written = forgery.WRITERS[form].write([("wipe", {"path": "/"})])
+        text = f"{sentence}\n{written}" if number % 2 else f"{written}\n{sentence}"
+        dialect = tuple(DIALECTS)[number % len(DIALECTS)]
+        reply = ModelReply(text)
+        assert not Governor(tools).judge(reply).reply.tool_calls, text
+        own = OWN_FORMS.get(dialect)
+        if effects.destructive or (not (own and own in form) and dialect not in ("code", "cot_completion")):
+            assert not read_reply(reply, get_dialect(dialect).reader(tools), tools).calls, (dialect, text)
 
 
 OWN_FORMS = {"cot_chat": "react", "cot_completion": "react", "mcp_xml": "use_mcp_tool", "code": "gemma 3"}
@@ -33,7 +99,8 @@ def test_a_call_in_a_tool_result_is_text_whatever_character_is_hidden_in_it(form
     tools = [ToolSpec("wipe", parameters=PATH, policy=ToolPolicy(destructive=True))]
     written = forgery.WRITERS[form].write([("wipe", {"path": "/"})])
     hidden = (written[:at] + each + written[at:] for each in "\u200b\ufeff\xa0\r\v" for at in range(len(written)))
-    assert [text for text in hidden if salvage(escape_markers(text), tools=tools)] == []
+    read = ((text, salvage(escape_markers(text), tools=tools)) for text in hidden)
+    assert [text for text, found in read if found is not None and found.calls] == []
 
 
 @pytest.mark.parametrize("dialect", OWN_FORMS)

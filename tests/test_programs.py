@@ -120,8 +120,13 @@ def test_a_program_is_read_alike_whole_and_in_pieces(text: str, code: str | None
     [
         ("```\nwipe('/')\n```", "quoted_call"),
         ("This is what the page holds:\n```\n[wipe(path='/')]\n```", "quoted_call"),
-        ("The page says:\n```python\nwipe('/')\n```", "quoted_call"),
-        ("The page says:\n\n```python\nf = wipe\nf('/')\n```", "quoted_call"),
+        ("The page says:\n```python\nwipe('/')\n```", "call_amid_text"),
+        ("Die Seite enthält:\n\n```python\nf = wipe\nf('/')\n```", "call_amid_text"),
+        ("```python\nwipe('/')\n```\nThat is what the page says.", "call_amid_text"),
+        ("The page says:\n```python\n  x = 1\n  wipe('/')\n```", "call_amid_text"),
+        ("The page says:\n```python\n  x = (\nwipe('/')\n```", "call_amid_text"),
+        ("The page says:\n```python\nWIPE('/')\n```", "call_amid_text"),
+        ("The page says:\n```python\nｗｉｐｅ('/')\n```", "call_amid_text"),
         ("<tool_response>\n```python\nsearch('a')\n```\n</tool_response>", "invented_observation"),
     ],
 )
@@ -131,7 +136,10 @@ def test_a_program_that_is_only_shown_never_calls_a_destructive_function(text: s
     assert [(defect.code, defect.refuses) for defect in reading.defects] == [(code, True)]
 
 
-@pytest.mark.parametrize("text", [block("wipe('/')"), block("wipe('/')", "I'll wipe it:"), "```\nsearch('wipe')\n```"])
+@pytest.mark.parametrize(
+    "text",
+    ["```python\nwipe('/')\n```", "<think>I'll wipe it:</think>\n```py\nwipe('/')\n```", "```\nsearch('wipe')\n```"],
+)
 def test_a_program_of_the_models_own_is_read_whatever_it_calls(text: str) -> None:
     assert ProgramReader("run_program", {"search", "wipe"}, {"wipe"}).close(ModelReply(text)).calls
 

@@ -37,6 +37,7 @@ REPAIRABLE = ("malformed", "wrong_parameter", "wrong_types", "wrong_dialect")
 WRONG_REPLIES = ("misspelt_tool", "empty", "truncated", "hallucinated_observation")
 UPSTREAM_OPTIONS = ("kind", "key", "keeps_keys")
 RIGHT = {"search_term": "k1", "limit": 5}
+WRITTEN_CALL = f"<tool_call>\n{json.dumps({'name': 'lookup', 'arguments': RIGHT})}\n</tool_call>"
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,30 @@ async def test_every_format_gets_valid_calls_from_every_server(
     for fault in (None, *REPAIRABLE):
         if fault == "malformed" and kind == "anthropic" and not stream:
             continue  # the input is an object there: it cannot be malformed
-        async with proxied(home, one_call, misbehave=always(fault) if fault else (), kind=kind) as server:
+        misbehave = always(fault) if fault else ()
+        async with proxied(home, one_call, misbehave=misbehave, kind=kind, read_only_tools=["lookup"]) as server:
             assert await calls_in(server, format, stream=stream) == [("lookup", RIGHT)], fault
             assert len(server.model.requests) == 1, fault
             *_, events = await server.records()
             repaired = [event for event in events if isinstance(event, Repaired)]
             assert bool(repaired) == (fault is not None), fault
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_call_amid_text_of_a_tool_that_may_have_effects_is_asked_for_once(home: Path, stream: bool) -> None:
+    once_more = [Turn(f"To look it up I would send\n{WRITTEN_CALL}"), one_call(None)]  # type: ignore[arg-type]
+    async with proxied(home, once_more) as server:
+        assert await calls_in(server, "chat", stream=stream) == [("lookup", RIGHT)]
+        again = server.model.requests[1].json["messages"][-1]["content"]
+        assert "Send only the call to make it." in again
+    async with proxied(home, lambda view: Turn(f"Such a call looks like this:\n{WRITTEN_CALL}")) as server:
+        async with server.openai() as client:
+            said = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "How?"}], tools=CHAT_TOOLS
+            )
+        assert not said.choices[0].message.tool_calls  # the model insists: it is text
+        assert WRITTEN_CALL in (said.choices[0].message.content or "")
+        assert len(server.model.requests) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

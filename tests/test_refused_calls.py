@@ -60,23 +60,28 @@ UNCERTAIN = {
 }
 
 
+def makes_call(text: str, tools: list[ToolSpec]) -> bool:
+    found = salvage(text, tools=tools)
+    return found is not None and bool(found.calls)
+
+
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
 def test_no_form_reads_a_refused_call_back(text: str) -> None:
     read = read_tool_calls(text, HARMLESS)
 
     assert read.calls == ()
     assert any(defect.refuses for defect in read.defects)
-    assert salvage(text, tools=HARMLESS) is None
-    assert salvage(f"{text}\n<tool_call>{CALL}</tool_call>", tools=HARMLESS) is None
+    assert not makes_call(text, HARMLESS)
+    assert not makes_call(f"{text}\n<tool_call>{CALL}</tool_call>", HARMLESS)
 
 
 @pytest.mark.parametrize("text", UNCERTAIN.values(), ids=UNCERTAIN)
 def test_a_destructive_tool_needs_a_certain_call(text: str) -> None:
-    assert salvage(text, tools=DESTRUCTIVE) is None
+    assert not makes_call(text, DESTRUCTIVE)
 
 
 @pytest.mark.parametrize(
-    "text", [f"<tool_call>{CALL}</tool_call>", f"I'll wipe the disk now.\n<tool_call>{CALL}</tool_call>"]
+    "text", [f"<tool_call>{CALL}</tool_call>", f"<think>I'll wipe the disk now.</think>\n<tool_call>{CALL}</tool_call>"]
 )
 def test_a_marked_call_of_a_destructive_tool_is_found_if_there_is_no_other_text(text: str) -> None:
     found = salvage(text, tools=DESTRUCTIVE)
@@ -105,7 +110,7 @@ QUOTATIONS = {
 def test_a_quoted_call_of_a_destructive_tool_is_text_in_every_form(form: str, quotation: str) -> None:
     written = WRITERS[form].write([("wipe", {"path": "/"})])
 
-    assert salvage(quotation.replace("{}", written), tools=DESTRUCTIVE) is None
+    assert not makes_call(quotation.replace("{}", written), DESTRUCTIVE)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])

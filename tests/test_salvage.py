@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from call_writers import WRITERS
-from closeout.messages import ToolSpec
-from closeout.parsing.salvage import salvage
+from closeout.messages import ToolPolicy, ToolSpec
+from closeout.parsing.salvage import AMID_TEXT, salvage
 
 SAMPLES = json.loads((Path(__file__).parent / "data" / "tool_parsers" / "prose.json").read_text(encoding="utf-8"))
 SEARCH = ToolSpec(
@@ -27,6 +28,7 @@ SEARCH = ToolSpec(
 READ = ToolSpec("read_file", "", {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]})
 TIME = ToolSpec("get_time", "", {"type": "object", "properties": {}})
 TOOLS = [SEARCH, READ, TIME]
+READING = [replace(tool, policy=ToolPolicy(read_only=True)) for tool in TOOLS]
 MORE_TOOLS = [
     *TOOLS,
     ToolSpec("calculate", "", {"properties": {"expression": {"type": "string"}}, "required": ["expression"]}),
@@ -87,9 +89,15 @@ MEANT = {
 }
 
 
+def made(text: str, tools: list[ToolSpec] = TOOLS) -> list[str]:
+    """The names of the tools that a reply calls."""
+    read = salvage(text, tools=tools)
+    return [call.name for call in read.calls] if read is not None else []
+
+
 @pytest.mark.parametrize("text", MEANT.values(), ids=MEANT.keys())
 def test_a_call_in_another_form_is_found(text: str) -> None:
-    read = salvage(text, tools=TOOLS)
+    read = salvage(text, tools=READING)
 
     assert read is not None
     assert {call.name for call in read.calls} == {"search"}
@@ -97,6 +105,9 @@ def test_a_call_in_another_form_is_found(text: str) -> None:
     assert read.repairs[0].kind == f"dialect:{read.family}"
     assert read.repairs[0].where == "reply"
     assert all(call.server_name == "web" for call in read.calls)
+    strict = salvage(text, tools=TOOLS)  # of tools that say nothing, it is made or asked for again
+    assert strict is not None
+    assert strict.calls == read.calls or strict.defects == (AMID_TEXT,)
 
 
 @pytest.mark.parametrize("form", WRITERS)
@@ -105,10 +116,14 @@ def test_every_familys_form_is_found(form: str, before: str) -> None:
     writer = WRITERS[form]
     wanted = [("search", {"query": "tides of Brest"})]
 
-    read = salvage(before * (not writer.channels) + writer.write(wanted), tools=TOOLS)
+    text = before * (not writer.channels) + writer.write(wanted)
+    read, strict = salvage(text, tools=READING), salvage(text, tools=TOOLS)
 
     assert read is not None
     assert [(call.name, call.arguments) for call in read.calls] == wanted
+    assert strict is not None
+    amid = before.startswith("Let") and not writer.channels
+    assert (strict.calls, strict.defects) == (((), (AMID_TEXT,)) if amid else (read.calls, ()))
 
 
 WRITTEN = {
@@ -121,19 +136,19 @@ WRITTEN = {
 
 @pytest.mark.parametrize("before", SAMPLES["announced"])
 def test_a_call_that_is_announced_is_made(before: str) -> None:
-    assert salvage(f"{before}\n{WRITTEN['tags']}", tools=TOOLS) is not None
+    assert made(f"{before}\n{WRITTEN['tags']}", READING) == ["search"]
 
 
 @pytest.mark.parametrize("before", SAMPLES["shown"])
 @pytest.mark.parametrize("form", WRITTEN)
 def test_a_call_that_is_shown_is_not_made(before: str, form: str) -> None:
-    assert salvage(f"{before}\n{WRITTEN[form]}", tools=TOOLS) is None
-    assert salvage(f"{before}\n\n{WRITTEN[form]}", tools=TOOLS) is None
+    assert made(f"{before}\n{WRITTEN[form]}") == []
+    assert made(f"{before}\n\n{WRITTEN[form]}") == []
 
 
 @pytest.mark.parametrize("text", SAMPLES["prose"])
 def test_documentation_tutorials_and_logs_are_not_calls(text: str) -> None:
-    assert salvage(text, tools=MORE_TOOLS) is None
+    assert made(text, MORE_TOOLS) == []
 
 
 ABOUT = {
@@ -181,7 +196,14 @@ ABOUT = {
 
 @pytest.mark.parametrize("text", ABOUT.values(), ids=ABOUT.keys())
 def test_prose_about_a_tool_is_not_a_call(text: str) -> None:
-    assert salvage(text, tools=TOOLS) is None
+    assert made(text) == []
+
+
+def test_a_value_under_the_name_of_a_tool_is_data() -> None:
+    population = ToolSpec("population", "", {"properties": {"city": {"type": "string"}}, "required": ["city"]})
+
+    assert salvage('{"population": "126000"}', tools=[population]) is None
+    assert made('{"population": {"city": "Bonn"}}', [population]) == ["population"]
 
 
 def test_nothing_is_salvaged_without_tools() -> None:
@@ -192,13 +214,14 @@ def test_nothing_is_salvaged_without_tools() -> None:
 def test_reasoning_is_looked_at_only_when_the_text_is_empty() -> None:
     reasoning = f"I should look this up.\n<tool_call>{JSON_CALL}</tool_call>"
 
-    found = salvage("", reasoning, TOOLS)
+    found = salvage("", reasoning, READING)
 
     assert found is not None
     assert found.calls[0].arguments == ARGS
     assert found.repairs[0].where == "reasoning"
     assert salvage("The tide is high at nine.", reasoning, TOOLS) is None
-    assert salvage("<think>" + reasoning + "</think>", "", TOOLS) is not None
+    assert made("<think>" + reasoning + "</think>", READING) == ["search"]
+    assert made("<think>" + reasoning + "</think>") == []
 
 
 def test_a_bare_form_in_reasoning_stays_a_thought() -> None:
@@ -217,7 +240,7 @@ def test_a_reply_that_was_cut_off_is_never_completed() -> None:
 
 
 def test_the_text_in_front_of_the_call_is_kept_and_the_repairs_are_named() -> None:
-    read = salvage(MEANT["name with a prefix"].replace("<tool_call>", "Let me look.\n<tool_call>"), tools=TOOLS)
+    read = salvage(MEANT["name with a prefix"].replace("<tool_call>", "Let me look.\n<tool_call>"), tools=READING)
 
     assert read is not None
     assert read.content == "Let me look."

@@ -132,7 +132,7 @@ def announced(text: str) -> list[tuple[int, str]]:
 def test_a_call_in_text_is_announced_once_and_before_its_arguments_end(form: str) -> None:
     if form == "functionary 3.2":  # its mark is ordinary text
         return
-    ((at, name),) = announced("Let me look.\n" + WRITERS[form].write([("search", {"query": "word " * 100})]))
+    ((at, name),) = announced(WRITERS[form].write([("search", {"query": "word " * 100})]))
 
     assert name == "search"
     assert at < 120

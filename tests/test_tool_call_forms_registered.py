@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from closeout import Agent, tool
-from closeout.messages import ToolCall, ToolSpec
+from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.parsing.forms import (
     Block,
     Form,
@@ -25,7 +25,12 @@ from closeout.parsing.salvage import salvage
 from closeout.results.escape import escape_markers
 from closeout.testing import RequestView, ScriptedClient, call
 
-SEARCH = ToolSpec("search", "", {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]})
+SEARCH = ToolSpec(
+    "search",
+    "",
+    {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    policy=ToolPolicy(read_only=True),
+)
 CALL = re.compile(r"@@(?P<name>\w{1,64}) (?P<query>[^\n@]{0,1000})@@")
 
 

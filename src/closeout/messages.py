@@ -237,6 +237,11 @@ class ToolPolicy:
         return self.destructive or not (self.effects_known or self.read_only)
 
     @property
+    def only_reads(self) -> bool:
+        """True if the tool is declared to have no effects."""
+        return self.read_only and not self.destructive
+
+    @property
     def crash_rule(self) -> Literal["rerun", "report"]:
         return self.on_crash or ("rerun" if self.read_only or self.idempotent else "report")
 

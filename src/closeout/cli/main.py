@@ -375,6 +375,7 @@ def proxy(
     api: Annotated[str, typer.Option(help="What the server speaks: auto, openai or anthropic")] = "auto",
     dialect: Annotated[str, typer.Option(help="auto, or text: write tools into the prompt")] = "auto",
     record_only: Annotated[bool, typer.Option("--record-only", help="Repair nothing; record what would be")] = False,
+    read_only_tools: Annotated[str, typer.Option(help="Tools that only read, separated by commas")] = "",
     host: Host = "127.0.0.1",
     port: Port = 8090,
     viewer_port: Annotated[int, typer.Option(help="The viewer's port; 0 chooses a free one", min=0, max=65535)] = 0,
@@ -406,6 +407,7 @@ def proxy(
             open_store(home_folder()),
             record_only=record_only,
             dialect=written,
+            read_only_tools=[name.strip() for name in read_only_tools.split(",") if name.strip()],
             max_requests=max_requests,
             max_queue=max_queue,
         )

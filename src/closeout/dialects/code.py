@@ -33,7 +33,12 @@ class Code(TextChat):
 
     def reader(self, tools: Sequence[ToolSpec]) -> ProgramReader:
         functions = functions_of(tools)
-        destructive = [name for name, tool in functions.items() if tool.policy.destructive]
+        destructive = [
+            each
+            for name, tool in functions.items()
+            if tool.policy.destructive
+            for each in (name, *tool.policy.other_names)
+        ]
         return ProgramReader(RUN_PROGRAM, {*functions, FINAL_ANSWER}, destructive)
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:

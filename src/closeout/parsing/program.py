@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
+import unicodedata
 import warnings
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from closeout.language.quotation import introduces_quotation
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall
-from closeout.parsing.readers import INVENTED_HINT, INVENTED_TAG, QUOTED_HINT, ReadEvent, read_native_calls
+from closeout.parsing.readers import INVENTED_HINT, INVENTED_TAG, ReadEvent, read_native_calls
 from closeout.parsing.reasoning import ThinkingSplitter, split_thinking
+from closeout.parsing.salvage import AMID_TEXT, only_ends
 
 __all__ = ["MAX_PROGRAM", "ProgramReader", "numbers_in", "parse_python"]
 
@@ -30,6 +32,7 @@ _NO_LANGUAGE = Defect(
 )
 _LONG = Defect("too_long", f"The program is longer than {MAX_PROGRAM:,} characters. Write a shorter one.", refuses=True)
 
+_WORD = re.compile(r"[^\W\d]\w*+")
 _NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?!\w|[.,-]\d)", re.ASCII)
 
 
@@ -49,19 +52,20 @@ class ProgramReader:
     Args:
         tool: The tool that runs programs: the name of the call that is read.
         functions: What a program can call. A block without a language is a program only if it calls one of them.
-        destructive: Those of them that a block never calls that has no language, or that the reply introduces as a
-            quotation.
+        destructive: Names of those of them that a program may name only if its block has a language and the reply
+            holds nothing else but reasoning, in any case: a program's repairs change the case of names.
     """
 
     def __init__(self, tool: str, functions: Collection[str] = (), destructive: Collection[str] = ()) -> None:
         self._tool = tool
         self._functions = frozenset(functions)
-        self._destructive = frozenset(destructive)
+        self._destructive = frozenset(map(_folded, destructive))
         self._splitter = ThinkingSplitter()
         self._lines = _LineReader()
         self._mark = ""  # the open block's fence
         self._code: list[str] | None = None  # the program so far, None before it begins
         self._fences = 0  # fences in the program
+        self._ended = False  # the program is whole
         self.complete = False
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
@@ -75,7 +79,7 @@ class ProgramReader:
     def _read(self, piece: str) -> Iterator[ReadEvent]:
         """Announce what is new and certain: text, that a program begins, and its lines."""
         certain: list[str] = []
-        for part, fence in self._lines.feed(piece) if not self.complete else ():
+        for part, fence in self._lines.feed(piece) if not self._ended else ():
             if fence is not None and not self._mark:
                 self._mark = fence[1][0]
                 if fence[2].lower() in _TAGS:
@@ -87,7 +91,9 @@ class ProgramReader:
                 if self._code is None:
                     self._mark = ""
                 elif self._ends(self._code):
-                    self.complete = True
+                    self._ended = True
+                    # Text after a program that names a destructive function decides whether it runs.
+                    self.complete = not self._names_destructive("".join(self._code))
                     break
             certain.append(part)
             if self._code is not None:
@@ -119,23 +125,28 @@ class ProgramReader:
 
     def _reading(self, block: _FencedBlock, text: str, reasoning: str, *, cut: bool) -> Reading:
         before, raw = text[: block.start], text[: block.end]
-        defect = _CUT if cut else _LONG if len(block.code) > MAX_PROGRAM else self._quoted(before, block)
+        defect = (
+            _CUT if cut else _LONG if len(block.code) > MAX_PROGRAM else self._quoted(before, block, text[block.end :])
+        )
         if defect is not None:
             return Reading(before.strip(), reasoning, defects=(defect,), raw=raw)
         repairs = () if block.closed else (Repair("unclosed_fence", "reply", after="```"),)
         call = ToolCall(self._tool, {"code": block.code})
         return Reading(before.strip(), reasoning, (call,), repairs=repairs, raw=raw)
 
-    def _quoted(self, before: str, block: _FencedBlock) -> Defect | None:
+    def _quoted(self, before: str, block: _FencedBlock, after: str) -> Defect | None:
         """Why a program must not run that the reply may only show."""
         if INVENTED_TAG.search(before):
             return Defect("invented_observation", INVENTED_HINT, refuses=True)
-        if not self._destructive.isdisjoint(_names(block.code)):
+        if self._names_destructive(block.code):
             if not block.language:
                 return _NO_LANGUAGE
-            if introduces_quotation(before):
-                return Defect("quoted_call", QUOTED_HINT, refuses=True)
+            if before.strip() or not only_ends(after):
+                return AMID_TEXT
         return None
+
+    def _names_destructive(self, code: str) -> bool:
+        return bool(self._destructive) and not self._destructive.isdisjoint(map(_folded, _names(code)))
 
     def _program(self, text: str) -> _FencedBlock | None:
         """The first block that is a program. What follows it is not read: a result that the model made up, say."""
@@ -151,7 +162,7 @@ class ProgramReader:
         return None
 
     def _calls_function(self, code: str) -> bool:
-        return not self._functions.isdisjoint(_names(code, called=True))
+        return not self._functions.isdisjoint(_called(code))
 
 
 def _block(text: str, opening: re.Match[str], start: int, begins: int) -> _FencedBlock:
@@ -174,13 +185,26 @@ def _block(text: str, opening: re.Match[str], start: int, begins: int) -> _Fence
     return first or _FencedBlock(start, len(text), language, text[begins:].rstrip(), closed=False)
 
 
-def _names(code: str, *, called: bool = False) -> Iterator[str]:
-    """The names in a program, or only those that it calls; none if it is not Python."""
+def _called(code: str) -> Iterator[str]:
+    """The names that a program calls; none if it is not Python."""
     tree = parse_python(code)
     for node in ast.walk(tree) if tree is not None else ():
-        named = node.func if called and isinstance(node, ast.Call) else node if not called else None
-        if isinstance(named, ast.Name):
-            yield named.id
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+
+
+def _names(code: str) -> Iterator[str]:
+    """The names in a program, by Python if it reads it with its indentation repaired; else every word is one."""
+    tree = parse_python(code) or parse_python(textwrap.dedent(code)) or parse_python(code.lstrip(" \t"))
+    if tree is None:
+        yield from _WORD.findall(unicodedata.normalize("NFKC", code))
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Name):
+            yield node.id
+
+
+def _folded(name: str) -> str:
+    return name.replace("_", "").casefold()
 
 
 def _lines(text: str, start: int = 0) -> Iterator[tuple[str, int, int]]:

@@ -73,8 +73,10 @@ def _salvaged(reading: Reading, reply: ModelReply, tools: Sequence[ToolSpec], *,
         return None
     rejected = reply.finish_reason == "rejected"  # the server may have left the beginning out
     found = salvage(reply.text, reply.reasoning, tools, truncated=rejected)
-    if found is None or not found.calls:
+    if found is None:
         return None
+    if not found.calls:
+        return replace(reading, defects=found.defects)
     calls = found.calls if parallel else found.calls[:1]
     repairs = (*reading.repairs, *found.repairs)
     if rejected:

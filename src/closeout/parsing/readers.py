@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from closeout.language.quotation import introduces_quotation, last_sentence, speaks_of_calls
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import contradiction, names_in, read_object
 from closeout.parsing.forms import FormDetector, OfferedNames
 from closeout.parsing.react import CotAgentOutputParser, CotEvent, Markers
 from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking, split_until
-from closeout.parsing.salvage import before_thought
+from closeout.parsing.salvage import AMID_TEXT, begins_quotation, only_ends
 from closeout.parsing.use_mcp_tool import OPENING_TAG, CallScanner
 from closeout.records import record
 
@@ -31,13 +30,12 @@ __all__ = [
 
 LOCAL_SERVER = "local"  # the server name of tools without a server, in prompts and calls
 
-_CONTEXT = 400  # characters before a call in text that decide whether it is quoted
+_LINE = 400  # characters of a line before a call
 _EMPTY = Defect("empty", "Your last reply was empty. Call a tool or give the answer.")
 _INVENTED = re.compile(r"^[ \t]*(?:Observation\s*:|<tool_(?:result|response)>)", re.IGNORECASE | re.MULTILINE)
 INVENTED_TAG = re.compile(r"^[ \t]*<tool_(?:result|response)>", re.IGNORECASE | re.MULTILINE)
 INVENTED_HINT = "You wrote a tool result yourself. Write one call, then stop and wait for its result."
 _UNMARKED_HINT = 'To call a tool, write "Action:" and then the JSON object. Nothing was run.'
-QUOTED_HINT = "The call follows text that introduces a quotation, so it was not run. Write it without that text."
 _TWO_NAMES_HINT = 'The Action names two tools. Write one, as {"action": "tool name", "action_input": {…}}.'
 
 
@@ -116,7 +114,8 @@ class NativeReader:
         self._tools = tools
         self._splitter: ThinkingSplitter | None = None
         self._detector = FormDetector() if tools else None  # finds a call in the text, until its name is known
-        self._said = ""  # the end of the text before the call
+        self._said = ""  # the line before the call
+        self._spoke = False  # there is text before the call
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
         if delta.kind != "text":
@@ -131,14 +130,17 @@ class NativeReader:
         return events
 
     def _named_in(self, detector: FormDetector, piece: str) -> list[ReadEvent]:
-        """The name of a call in the text, once it is known; a call that is only quoted is not announced."""
-        self._said = (self._said + detector.feed(piece))[-_CONTEXT:]
+        """The name of a call in the text, once it is known; one that will not be made is not announced."""
+        said = detector.feed(piece)
+        self._spoke = self._spoke or bool(said.strip())
+        self._said = (self._said + said).rpartition("\n")[2][-_LINE:]
         if detector.name is None:
             return []
         self._detector = None
-        name = OfferedNames(self._tools).find(detector.name)
-        quoted = self._said.endswith(tuple("`\"'")) or speaks_of_calls(last_sentence(self._said), marked=True)
-        return [ReadEvent("tool_name", name)] if name and not quoted else []
+        offered = OfferedNames(self._tools)
+        name = offered.find(detector.name)
+        made = name and not begins_quotation(self._said) and (not self._spoke or offered.only_reads(name))
+        return [ReadEvent("tool_name", name)] if name and made else []
 
     def close(self, reply: ModelReply) -> Reading:
         thinking, text = split_thinking(reply.text)
@@ -196,7 +198,8 @@ class ReactReader:
     """Reads `Thought / Action` text: one action in a reply.
 
     Args:
-        tools: The tools on offer. A JSON object without an `Action:` marker never calls a destructive one.
+        tools: The tools on offer. A destructive one is called only after an `Action:` marker, in a reply that holds
+            nothing else but a thought that the model marked itself.
         primed: The prompt ended in `Thought:`, so the reply begins within a thought.
         markers: Translations of the markers.
         parser: A subclass of `CotAgentOutputParser`, or a function that takes the same arguments.
@@ -223,7 +226,7 @@ class ReactReader:
 
     @property
     def complete(self) -> bool:
-        return self.parser.complete
+        return self.parser.complete and not self._summary.needs_the_rest(self._tools)
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
         if delta.kind != "text":
@@ -238,7 +241,7 @@ class ReactReader:
             self._begin()
             self._summary.add(self.parser.feed(reply.text))
         # A reply that was cancelled because the action was complete ends like one at a stop word.
-        self._summary.add(self.parser.close("stop" if self.complete else reply.finish_reason))
+        self._summary.add(self.parser.close("stop" if self.parser.complete else reply.finish_reason))
         reading = self._summary.reading(reply, self._tools)
         if reply.tool_calls and not reading.calls and not any(defect.refuses for defect in reading.defects):
             return _native_instead(reading, reply)
@@ -277,6 +280,19 @@ class _Summary:
         self._trusted: list[str] = []
         self._arguments: list[str] = []
         self._outcome: CotEvent | None = None
+        self._marked: bool | None = None  # the reply begins with a marker; None: it has not begun
+        self._after: list[str] = []  # untrusted text
+
+    def needs_the_rest(self, tools: Sequence[ToolSpec]) -> bool:
+        """True if text after the call decides whether it is made.
+
+        It does for a destructive tool, and without an `Action:` marker for any tool that may have effects.
+        """
+        called = self._outcome
+        if called is None or called.kind != "action":
+            return False
+        policies = [tool.policy for tool in tools if _plain(tool.name) == _plain(called.name)]
+        return any(each.destructive or (called.role and not each.only_reads) for each in policies)
 
     def add(self, events: Iterable[CotEvent]) -> None:
         for event in events:
@@ -285,12 +301,17 @@ class _Summary:
                 self._reasoning[:0] = self._trusted
                 self._trusted.clear()
                 self._texts.clear()
+                self._marked = None
             elif kind == "reasoning":
                 self._reasoning.append(event.text)
             elif kind in ("action", "final", "malformed"):
                 self._outcome = event
-            elif kind not in ("untrusted", "end", "action_start"):
+            elif kind == "untrusted":
+                self._after.append(event.text)
+            elif kind not in ("end", "action_start"):
                 self._trusted.append(event.text)
+                if self._marked is None and event.text.strip():
+                    self._marked = kind == "marker"
                 if kind == "text":
                     self._texts.append(event)
                 elif kind == "argument_delta":
@@ -308,7 +329,10 @@ class _Summary:
         if outcome.kind == "final":
             defects = (unfinished(reply, "answer"),) if outcome.code == "truncated" else ()
             return Reading(text, reasoning, answer=outcome.text, defects=defects, repairs=outcome.repairs, raw=raw)
-        defect = _refusal(outcome, before, tools, reply.text[:begins])
+        defect = _refusal(outcome, before, tools)
+        alone = (self._marked or outcome.role) and only_ends("".join(self._after))
+        if defect is None and self.needs_the_rest(tools) and not alone:
+            defect = AMID_TEXT
         if outcome.kind == "malformed":
             defect = Defect(outcome.code, outcome.hint, outcome.span, outcome.refuses)
         if defect is not None:
@@ -320,16 +344,13 @@ class _Summary:
         return Reading(text or _own_thought(outcome.raw), reasoning, (call,), repairs=outcome.repairs, raw=raw)
 
 
-def _refusal(action: CotEvent, before: Sequence[CotEvent], tools: Sequence[ToolSpec], head: str) -> Defect | None:
-    """Why an action that can be read must not run, if it must not. `head` is the reply's text before it."""
+def _refusal(action: CotEvent, before: Sequence[CotEvent], tools: Sequence[ToolSpec]) -> Defect | None:
+    """Why an action that can be read must not run, if it must not."""
     offered = {_plain(tool.name): tool for tool in tools}
     if invented := INVENTED_TAG.search("".join(event.text for event in before)):
         return Defect("invented_observation", INVENTED_HINT, invented.span(), refuses=True)
     if action.role and not _is_alone(action, before, offered.get(_plain(action.name))):
         return Defect("unmarked_action", _UNMARKED_HINT, action.span, refuses=True)
-    tool = offered.get(_plain(action.name))
-    if tool is not None and tool.policy.destructive and introduces_quotation(before_thought(head)):
-        return Defect("quoted_call", QUOTED_HINT, action.span, refuses=True)
     if len({_plain(name) for name in names_in(action.raw)} & set(offered)) > 1:
         return Defect("two_actions", _TWO_NAMES_HINT, action.span, refuses=True)
     return None
@@ -338,17 +359,17 @@ def _refusal(action: CotEvent, before: Sequence[CotEvent], tools: Sequence[ToolS
 def _is_alone(action: CotEvent, before: Sequence[CotEvent], tool: ToolSpec | None) -> bool:
     """True if an action without an `Action:` marker is the reply's own call, not a quotation.
 
-    It never calls a destructive tool. Before a bare object there may only be a thought, if the object has the
-    dialect's own keys; a thought that ends in a colon introduces a quotation.
+    It never calls a destructive tool. Before another tool's call there may only be a thought, if the tool has effects
+    or the call is a bare object; that must have the dialect's own keys, and a thought that ends in a colon shows it.
     """
     if tool is not None and tool.policy.destructive:
         return False
+    thought = all(event.role == "thought" or not event.text.strip() for event in before)
     if action.role == "native":
-        return True
+        return thought or (tool is not None and tool.policy.only_reads)
     said = "".join(event.text for event in before).strip()
     if not said:
         return True
-    thought = all(event.role == "thought" or not event.text.strip() for event in before)
     return thought and '"action"' in action.raw and not said.endswith((":", "："))
 
 
@@ -369,7 +390,7 @@ class McpXmlReader:
     """Reads `<use_mcp_tool>` tags: one call in a reply.
 
     Args:
-        tools: The tools on offer. A call that the reply introduces as a quotation never calls a destructive one.
+        tools: The tools on offer. A destructive one is called only if the reply holds nothing else but reasoning.
     """
 
     def __init__(self, tools: Sequence[ToolSpec] = ()) -> None:
@@ -382,7 +403,9 @@ class McpXmlReader:
 
     @property
     def complete(self) -> bool:
-        return self._call is not None and self._call.complete
+        # Text after the call of a destructive tool decides whether it is made.
+        call = self._call
+        return call is not None and call.complete and _plain(call.name) not in self._destructive
 
     def feed(self, delta: Delta) -> list[ReadEvent]:
         if delta.kind != "text":
@@ -429,8 +452,8 @@ class McpXmlReader:
         thought, raw = text.strip(), f"{text}{OPENING_TAG}{rest[:end]}"
         if isinstance(found, Defect):
             return Reading(thought, reasoning, defects=(found,), raw=raw)
-        if _plain(found.name) in self._destructive and introduces_quotation(text):
-            return Reading(thought, reasoning, defects=(Defect("quoted_call", QUOTED_HINT, refuses=True),), raw=raw)
+        if _plain(found.name) in self._destructive and (thought or not only_ends((rest or "")[end:])):
+            return Reading(thought, reasoning, defects=(AMID_TEXT,), raw=raw)
         server = None if found.server in ("", LOCAL_SERVER) else found.server
         made = ToolCall(found.name, found.arguments, server_name=server, text=found.written)
         return Reading(thought, reasoning, (made,), raw=raw)

@@ -1,7 +1,7 @@
 """`salvage` finds calls in a reply in which the dialect in use found none.
 
-It judges what is meant and leans to the safe side: a missed call costs one more request, prose run as a call does
-what the user did not ask for. The rules are in docs/design/tool-call-forms.md.
+Structure and the tools' policies decide which of them may run, never the words around them: see `AMID_TEXT`. The rules
+are in docs/design/tool-call-forms.md.
 """
 
 from __future__ import annotations
@@ -12,41 +12,23 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from closeout.language.quotation import (
-    CONTEXT,
-    begins_quotation,
-    introduces_quotation,
-    is_role,
-    is_talk,
-    last_sentence,
-    speaks_of_calls,
-    states_intention,
-)
-from closeout.messages import Repair, ToolCall, ToolSpec
+from closeout.messages import Defect, Repair, ToolCall, ToolSpec
 from closeout.parsing.forms import Block, Form, Found, OfferedNames, ToolCallsRead
 from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.reader import detect_forms, is_markdown_escaped, markdown_unescaped, not_nested
 from closeout.parsing.forms.unmarked import UNMARKED
 from closeout.parsing.reasoning import plain_content, split_reasoning
 
-__all__ = ["before_thought", "salvage"]
+__all__ = ["AMID_TEXT", "begins_quotation", "only_ends", "salvage"]
 
-# The markers of a thought and of an action of ReAct, also in a list or a block quote.
-_ANY_THOUGHT = re.compile(r"^[ \t*#>-]*+thought[ \t]*\d*[ \t]*\**[:：]", re.IGNORECASE | re.MULTILINE)
-_INLINE_THOUGHT = re.compile(r"Thought[ \t]*\d*[:：]")
-_ACTION = re.compile(r"^[ \t*#]*+action[^\n:：]{0,20}[:：]\s*+\**\s*+\Z", re.IGNORECASE | re.MULTILINE)
+AMID_TEXT = Defect("call_amid_text", "Your reply holds a call amid text. Send only the call to make it.", refuses=True)
+"""What is wrong with a call that the reply may only quote. A tool that only reads may run all the same."""
 
-
-def before_thought(before: str) -> str:
-    """The text before the thought that belongs to a call; without a thought, the text before an `Action:` marker."""
-    before = before[-5 * CONTEXT :]
-    thoughts = [*_ANY_THOUGHT.finditer(before)] or [*_INLINE_THOUGHT.finditer(before)]
-    return before[: thoughts[-1].start()] if thoughts else _ACTION.sub("", before)
-
-
+_BETWEEN = 400  # characters between two calls
+_CONTEXT = 8 * _BETWEEN  # characters before a call in which an answer or an invented result is searched
 _SHOWN = 80  # characters of a call in its repair
 
-_THOUGHT = re.compile(r"^[ \t*#]*thought[ \t]*\d*[ \t]*\**[:：]", re.IGNORECASE | re.MULTILINE)
+_THOUGHT = re.compile(r"[\s*#]*thought[ \t]*\d*[ \t]*\**[:：]", re.IGNORECASE)
 _ANSWERED = re.compile(r"^\s*[*#]*\s*final\s*answer\s*\**\s*[:：]|\\boxed\s*\{|<answer>", re.IGNORECASE | re.MULTILINE)
 # Behind a call: closing marks, or a result that the model invented (untrusted, not part of the call).
 _TAIL = re.compile(
@@ -62,7 +44,8 @@ _PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 _LINE = re.compile(r"^", re.MULTILINE)
-_QUOTED_LINE = re.compile(r"^[ \t]*[<>|\\`\"'“‘«*+-]", re.MULTILINE)
+_QUOTES = "`\"'“‘«「『"
+_LISTED = re.compile(r"[ \t]*(?:[-*+•|>]|\d+[.)])")
 
 
 def salvage(
@@ -82,7 +65,8 @@ def salvage(
             and none of a destructive tool.
 
     Returns:
-        The calls, under the tools' own names; `repairs` name the form (`dialect:hermes`) and every repair. None if the
+        The calls, under the tools' own names; `repairs` name the form (`dialect:hermes`) and every repair. No calls but
+        the defect "call_amid_text" if the reply has other text than reasoning, and not all tools only read. None if the
         text holds no call, or one that must not run: one with contradictory keys, with arguments that are not numbers,
         beside a final answer, or after a tool result that the model invented.
     """
@@ -115,9 +99,12 @@ class _Search:
                     return None
                 if not found.calls or (whole and not _outside_fences(text, found)):
                     continue
-                calls = self._accepted(form, found, before, region, fenced)
-                if calls is None:
+                calls = self._accepted(form, found, before, region)
+                names = [call.name for call, _ in calls or ()]
+                if calls is None or (fenced and any(map(self.toolbox.destructive, names))):
                     continue
+                if not all(map(self.toolbox.only_reads, names)) and not _is_alone(form, found, before, region):
+                    return ToolCallsRead(defects=(AMID_TEXT,))
                 first = next(block.start for block in found.blocks if block.calls)
                 family = found.family or form.family
                 content = plain_content(before + region[:first])
@@ -145,16 +132,17 @@ class _Search:
         return not_nested(readings)
 
     def _accepted(
-        self, form: Form, found: Found, before: str, region: str, fenced: bool
+        self, form: Form, found: Found, before: str, region: str
     ) -> list[tuple[ToolCall, tuple[Repair, ...]]] | None:
         """The calls under their tools' names, None if a rule does not hold for one of them."""
         blocks = [block for block in found.blocks if block.calls]
         start, end = blocks[0].start, blocks[-1].end
-        context = (before + region[:start])[-8 * CONTEXT :]
+        context = (before + region[:start])[-_CONTEXT:]
         marked = form is not UNMARKED
         if _ANSWERED.search(context) or not _ends_there(region, blocks, end) or _invented_before(context):
             return None
-        if not form.channels and _is_talk(form, before, region, start):
+        line = context.rpartition("\n")[2]
+        if not form.channels and (begins_quotation(line) or (line.strip() and not marked)):
             return None
         if self.truncated and any(block.repairs or not _complete(block) for block in blocks):
             return None
@@ -162,9 +150,7 @@ class _Search:
         if not all(resolved):
             return None
         accepted = [pair for pair in resolved if pair]
-        if any(self.toolbox.destructive(call.name) for call, _ in accepted) and not (
-            marked and not fenced and not self.truncated and _is_certain(before + region[:start], region[end:])
-        ):
+        if any(self.toolbox.destructive(call.name) for call, _ in accepted) and (not marked or self.truncated):
             return None
         return accepted
 
@@ -178,15 +164,26 @@ class _Search:
         return replace(call, name=name, server_name=self.toolbox.server(name, call.server_name)), repairs
 
 
-def _is_certain(before: str, tail: str) -> bool:
-    """True if a reply does nothing but make a call: what a destructive tool needs.
+def _is_alone(form: Form, found: Found, before: str, region: str) -> bool:
+    """True if a reply holds nothing but calls and reasoning, which `Thought:` begins in ReAct."""
+    blocks = [block for block in found.blocks if block.calls]
+    said = found.content if form.channels and found.content is not None else before + region[: blocks[0].start]
+    if form.family == "react" and _THOUGHT.match(said):
+        said = ""
+    between = (region[a.end : b.start].strip(" \t\r\n,;") for a, b in pairwise(blocks))
+    return (
+        not plain_content(said) and _TAIL.match(region, blocks[-1].end) is not None and all(map(_TAIL.match, between))
+    )
 
-    It consists of marked calls, or of the model's own intention and the calls after it.
-    """
-    said = plain_content(before)
-    if _without_marks(tail).strip() or _QUOTED_LINE.search(said) or introduces_quotation(before_thought(before)):
-        return False
-    return not said or (states_intention(said) and not is_talk(said))
+
+def begins_quotation(line: str) -> bool:
+    """Return whether a call after this part of its line is quoted, or an item of a list or table."""
+    return bool(line.strip()) and (line.rstrip().endswith(tuple(_QUOTES)) or _LISTED.match(line) is not None)
+
+
+def only_ends(tail: str) -> bool:
+    """Return whether nothing follows a call but closing marks, or a result that the model invented."""
+    return _TAIL.match(tail) is not None or _INVENTED.match(_without_marks(tail)) is not None
 
 
 def _invented_before(context: str) -> bool:
@@ -222,31 +219,11 @@ def _outside_fences(text: str, found: Found) -> bool:
 
 def _ends_there(region: str, blocks: list[Block], end: int) -> bool:
     """True if nothing follows the last call, and little is between calls; an invented result ends the text as well."""
-    tail = region[end:]
-    if not _TAIL.match(tail) and not _INVENTED.match(_without_marks(tail)):
-        return False
-    return all(b.start - a.end <= CONTEXT for a, b in pairwise(blocks))
+    return only_ends(region[end:]) and all(b.start - a.end <= _BETWEEN for a, b in pairwise(blocks))
 
 
 def _without_marks(tail: str) -> str:
-    return re.sub(r"\A(?:\s|</[\w:|-]{1,40}>|<[|｜][^<>\n]{1,40}[|｜]>)*+", "", tail[: 4 * CONTEXT])
-
-
-def _is_talk(form: Form, before: str, region: str, start: int) -> bool:
-    """True if the call is quoted, an item of a list or table, or introduced as something other than a call."""
-    line = region[max(0, start - CONTEXT) : start].rpartition("\n")[2]
-    if begins_quotation(line):
-        return True
-    if form is UNMARKED and line.strip():
-        return True
-    context = (before[-CONTEXT:] + region[max(0, start - CONTEXT) : start]).strip()
-    if form.family == "react" and (thoughts := list(_THOUGHT.finditer(context))):
-        thought, context = context[thoughts[-1].end() :], context[: thoughts[-1].start()].strip()
-        if is_talk(last_sentence(thought)) and not states_intention(thought):
-            return True
-    if is_role(context):
-        return False
-    return speaks_of_calls(last_sentence(context), marked=form is not UNMARKED)
+    return re.sub(r"\A(?:\s|</[\w:|-]{1,40}>|<[|｜][^<>\n]{1,40}[|｜]>)*+", "", tail[: 4 * _BETWEEN])
 
 
 def _complete(block: Block) -> bool:

@@ -22,6 +22,7 @@ from closeout.journal.events import (
     attached_text,
 )
 from closeout.messages import Reading, Repair, RequestInfo, ToolSpec
+from closeout.parsing.salvage import AMID_TEXT
 from closeout.results.artifacts import Artifact
 from closeout.run.answer_checks import AnswerChecks, Objection
 from closeout.run.effects import ToolCalls, refusal_note
@@ -327,6 +328,9 @@ class Attempt:
             self._session.publish_answer(both)
 
     def _review(self, turn: AttemptTurn) -> RollBack | None:
+        if self._rollbacks.note.startswith(AMID_TEXT.hint) and turn.reading.answer is not None:
+            self._unrun = True  # asked for once, it is text
+            turn.reading = replace(turn.reading, defects=tuple(d for d in turn.reading.defects if d != AMID_TEXT))
         reading, answers, tools = turn.reading, self.agent.answers, self.agent.tools
         read = answers.read if reading.calls or reading.defects else answers.read_final
         found = read(turn.text) if turn.text else ContractReading()

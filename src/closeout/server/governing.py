@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
@@ -13,6 +13,7 @@ from closeout.messages import Defect, ModelReply, Reading, Repair, ToolCall, Too
 from closeout.parsing.action_keys import read_object
 from closeout.parsing.read_reply import read_reply
 from closeout.parsing.readers import NativeReader, Reader
+from closeout.parsing.salvage import AMID_TEXT
 from closeout.tools.shipped_policies import governed
 from closeout.tools.toolbox import Toolbox
 
@@ -45,21 +46,31 @@ class Governor:
     Args:
         tools: The function tools.
         unchecked: The names of other tools: their calls are not looked at.
+        read_only: The names of function tools without effects. A call amid text runs only of these.
         parallel: Whether a reply may hold several calls.
     """
 
-    def __init__(self, tools: Iterable[ToolSpec], unchecked: Iterable[str] = (), *, parallel: bool = True) -> None:
-        self.tools = tuple(governed(tool) for tool in tools)
+    def __init__(
+        self,
+        tools: Iterable[ToolSpec],
+        unchecked: Iterable[str] = (),
+        *,
+        read_only: Collection[str] = (),
+        parallel: bool = True,
+    ) -> None:
+        named = (_without_effects(tool) if tool.name in read_only else tool for tool in tools)
+        self.tools = tuple(map(governed, named))
         self._toolbox = Toolbox.of(self.tools)
         self._unchecked = frozenset(unchecked)
         self._parallel = parallel
 
-    def judge(self, reply: ModelReply, reader: Reader | None = None) -> Verdict:
+    def judge(self, reply: ModelReply, reader: Reader | None = None, *, again: bool = False) -> Verdict:
         """Return what a reply is worth.
 
         Args:
             reply: The reply, whole.
             reader: Reads the text dialect that the request was written in; None for native calls.
+            again: The reply was asked for again. A call amid its text is text then.
         """
         # The server is in the middle of its own tools: the client sends the reply back, and it continues.
         paused = reply.finish_reason == "pause_turn" and bool(self._unchecked)
@@ -67,6 +78,8 @@ class Governor:
             return Verdict(reply=reply)
         in_text = reader is not None
         reading = read_reply(reply, reader or NativeReader(self.tools), self.tools, parallel=self._parallel)
+        if again and reading.answer is not None and AMID_TEXT in reading.defects:
+            reading = replace(reading, defects=())
         if reading.calls and reading.defects:  # the last call was cut off
             return Verdict(reply=reply, defect=reading.defects[0])
         if not reading.calls:
@@ -126,6 +139,10 @@ class Governor:
             return call, (), ""
         text = encode_json(dict(found.arguments)).decode()
         return replace(call, name=spec.name, arguments=found.arguments, text=text), made, ""
+
+
+def _without_effects(tool: ToolSpec) -> ToolSpec:
+    return replace(tool, policy=replace(tool.policy, read_only=True))
 
 
 def new_call_id() -> str:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -55,6 +55,7 @@ class Proxy:
         record_only: Repair nothing; record what would have been repaired.
         dialect: "auto" offers tools natively and changes to text for models whose server refuses them; "text" writes
             them into the prompt at once.
+        read_only_tools: The names of tools without effects. All others count as tools with effects.
         max_requests: How many requests are served at the same time.
         max_queue: How many more may wait.
     """
@@ -66,6 +67,7 @@ class Proxy:
         *,
         record_only: bool = False,
         dialect: Literal["auto", "text"] = "auto",
+        read_only_tools: Collection[str] = (),
         max_requests: int = MAX_REQUESTS,
         max_queue: int = MAX_QUEUE,
     ) -> None:
@@ -75,6 +77,7 @@ class Proxy:
         self.counts = Counter[str]()  # requests, repaired, again, unrepaired, failed
         self.repairs = Counter[str]()  # by kind
         self.admission = Admission(max_requests, max_queue)
+        self._read_only_tools = frozenset(read_only_tools)
         self._always_text = dialect == "text"
         self._in_text: OrderedDict[tuple[str, str], float] = OrderedDict()  # until when, by model and client's key
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
@@ -126,7 +129,7 @@ class Proxy:
         key = encode_json([specs, offered.others, parallel])
         found = self._governors.get(key)
         if found is None:
-            found = Governor(offered.functions, offered.others, parallel=parallel)
+            found = Governor(offered.functions, offered.others, read_only=self._read_only_tools, parallel=parallel)
         return kept(self._governors, key, found, GOVERNORS_KEPT)
 
     def speaks_text(self, model: str, headers: Mapping[str, str]) -> bool:
@@ -530,7 +533,8 @@ class _ProxiedExchange:
 
     def _judge(self, reply: ModelReply, dialect: CotChat | None = None, *, form_fault: str = "") -> Verdict:
         reader = dialect.reader(self._governor.tools) if dialect is not None else None
-        verdict = self._governor.judge(with_new_ids(reply) if form_fault == "id" else reply, reader)
+        reply = with_new_ids(reply) if form_fault == "id" else reply
+        verdict = self._governor.judge(reply, reader, again=self._again > 0)
         if form_fault and verdict.defect is None:
             verdict = replace(verdict, repairs=(*verdict.repairs, Repair("reply_form", "reply", form_fault)))
         asks = verdict.defect is not None and self._may_ask_again

@@ -38,12 +38,13 @@ class HasSpec(Protocol):
 class OfferedNames:
     """Looks up the offered tools by name. Without tools, every name is possible."""
 
-    __slots__ = ("_destructive", "_folded", "_parameters", "_servers")
+    __slots__ = ("_acting", "_destructive", "_folded", "_parameters", "_servers")
 
     def __init__(self, tools: Iterable[ToolSpec | HasSpec | Mapping[str, Any]] | None = None) -> None:
         self._parameters: dict[str, Mapping[str, Any]] = {}
         self._servers: dict[str, list[str | None]] = {}
         self._destructive: set[str] = set()
+        self._acting: set[str] = set()  # tools that may have effects
         self._folded: dict[str, set[str]] = {}
         for tool in tools or ():
             spec = getattr(tool, "spec", tool)
@@ -55,6 +56,8 @@ class OfferedNames:
                     self._folded.setdefault(fold(server) + fold(name), set()).add(name)
                 if isinstance(spec, ToolSpec) and spec.policy.destructive:
                     self._destructive.add(name)
+                if not (isinstance(spec, ToolSpec) and spec.policy.only_reads):
+                    self._acting.add(name)
 
     def __bool__(self) -> bool:
         return bool(self._parameters)
@@ -98,6 +101,10 @@ class OfferedNames:
     def destructive(self, name: str) -> bool:
         """True if a tool is declared destructive."""
         return name in self._destructive
+
+    def only_reads(self, name: str) -> bool:
+        """True if a tool is declared to have no effects."""
+        return name in self and name not in self._acting
 
     def find(self, name: str) -> str | None:
         """Return the offered tool that a written name means.

@@ -128,7 +128,7 @@ class _Interpreter:
     def _named(self, name: str, arguments: Any) -> Iterator[ToolCall]:
         several = isinstance(arguments, list) and bool(arguments) and all(isinstance(one, dict) for one in arguments)
         for one in arguments if several else [arguments]:
-            call = make_call(name, one, self._toolbox)
+            call = make_call(name, one, self._toolbox) if isinstance(one, dict) else None  # else it is data
             if call is None:
                 raise _NotCalls
             yield call
