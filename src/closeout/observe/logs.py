@@ -18,6 +18,7 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.RunStarted: ("name", "task_id"),
     ev.RunResumed: ("idle",),
     ev.RunEnded: ("status", "stop_reason", "error", "error_kind"),
+    ev.InstructionsWritten: (),
     ev.AgentStarted: ("name", "model"),
     ev.AgentEnded: ("status",),
     ev.AttemptStarted: ("attempt",),
@@ -48,6 +49,7 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
 _CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.RunStarted: ("task", "files", "ground_truth"),
     ev.RunEnded: ("answer", "summary"),
+    ev.InstructionsWritten: ("text",),
     ev.AgentStarted: ("task",),
     ev.AgentEnded: ("report",),
     ev.AttemptEnded: ("answer", "experience"),
