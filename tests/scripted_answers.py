@@ -8,6 +8,7 @@ from typing import Any
 
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
+from closeout.models.retry import RetryPolicy
 
 Reply = Callable[[str, int], "str | Exception"]
 
@@ -17,6 +18,7 @@ class Scripted(BaseClient):
 
     name = "scripted"
     capabilities = Capabilities(known=True)
+    retry = RetryPolicy(retries=0)
 
     def __init__(self, reply: Reply, *, cost: float | None = 0.01) -> None:
         self._reply, self._cost = reply, cost

@@ -391,7 +391,7 @@ async def test_a_client_with_create_message_runs_an_agent() -> None:
     [(ErrorBox("down"), "ServerFailed"), (None, "ServerFailed"), (ErrorBox("no", BadRequest("no")), "BadRequest")],
 )
 async def test_an_error_box_of_such_a_client_fails_the_run(response: Any, kind: str) -> None:
-    result = await Agent(Vendor(response), home=False).run("What?")
+    result = await Agent(Vendor(response), home=False, config={"llm": {"max_retries": 0}}).run("What?")
     assert (result.status, result.error_kind) == ("failed", kind)
 
 

@@ -107,7 +107,10 @@ class ModelError(CloseoutError):
         status: The HTTP status, or None if there was no response.
         retry_after: Seconds that the server asks to wait, or None.
         usage: What the failed request cost, as far as it is known. The client has charged it already.
+        retried: Whether the client has retried the request as often as it may.
     """
+
+    retried = False
 
     def __init__(
         self,

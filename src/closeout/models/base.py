@@ -22,6 +22,7 @@ from closeout.messages import (
     Usage,
     UsageSum,
 )
+from closeout.models.retry import OnRetry, RetryNote, RetryPolicy
 
 __all__ = [
     "BaseClient",
@@ -45,20 +46,8 @@ __all__ = [
 OMITTED_RESULT = "Tool result is omitted to save tokens."
 
 
-@dataclass(frozen=True, slots=True)
-class RetryNote:
-    """One attempt failed and another follows. Discard the deltas of the failed attempt."""
-
-    attempt: int  # the one that failed, from 1
-    attempts: int  # the highest number of attempts
-    delay: float  # seconds until the next one
-    error: ModelError
-
-
 OnDelta = Callable[[Delta], bool | None]
 """Called with each piece of a streamed reply. If it returns True, the connection is closed."""
-
-OnRetry = Callable[[RetryNote], None]
 
 
 class CreatedMessage(NamedTuple):
@@ -109,30 +98,36 @@ class BaseClient(ABC):
 
     A subclass sets `name` ("openai:gpt-5") and `capabilities`, implements `complete`, and calls `charge` with the
     usage of each request. Everything else uses `complete` and `usage`, so a wrapper overrides only those two.
+
+    Attributes:
+        retry: How often a run repeats a request that failed, if the error may pass and the client has not retried it
+            itself. None: `llm.max_retries` times.
     """
 
     name: str = "model"
     capabilities: Capabilities = Capabilities()
     scripted: bool = False  # whether it only plays a script: its runs do not belong among a user's own
+    retry: RetryPolicy | None = None
     _usage_sum: UsageSum | None = None
 
     @abstractmethod
     async def complete(
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
-        """Send a request and return the reply, after retries.
+        """Send a request and return the reply.
 
         Args:
             request: What to send.
             on_delta: Receives the reply in pieces, if the endpoint can stream. If it returns True, the connection is
                 closed and the incomplete reply has the finish_reason "cut".
-            on_retry: Called before each retry.
+            on_retry: Called before each retry that the client makes itself.
 
         Returns:
             The reply. Its usage includes the failed attempts.
 
         Raises:
-            ModelError: The request failed. Its `usage` is what all attempts cost.
+            ModelError: The request failed. Its `usage` is what all attempts cost. A run retries a TransientModelError,
+                and any exception that is not one of ours.
         """
 
     async def context_length(self) -> int | None:

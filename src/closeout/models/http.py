@@ -79,7 +79,7 @@ class HTTPClient(BaseClient):
         self._secrets = secrets_in(headers)
         self._extra = dict(extra_body or {})
         self._timeout = timeout
-        self._retry = retry or RetryPolicy()
+        self.retry: RetryPolicy = retry or RetryPolicy()
         self._temperature, self._top_p = sampling
         self._max_tokens = max_tokens
         has_own_price = not {model, undated(model)}.isdisjoint(prices or ())
@@ -92,7 +92,7 @@ class HTTPClient(BaseClient):
     ) -> ModelReply:
         reply, spent = await complete_with_retries(
             partial(self._attempt_request, request, on_delta),
-            policy=self._retry,
+            policy=self.retry,
             timeout=self._timeout if request.timeout is None else request.timeout,
             on_retry=on_retry,
         )

@@ -22,6 +22,7 @@ from closeout.models.gguf import ModelFile, read_gguf
 from closeout.models.local_engine import Engine, EngineKey, borrow, give_back
 from closeout.models.local_machine import Speed
 from closeout.models.openai import OpenAIStream, tool_definitions
+from closeout.models.retry import RetryPolicy
 from closeout.models.streaming import ReplyBuilder
 from closeout.models.weights import SHIPPED, find_weights, weights_named
 
@@ -64,6 +65,8 @@ class LocalClient(BaseClient):
         ModelUnavailable: The model is unknown.
         UsageError: `threads` is less than 1.
     """
+
+    retry = RetryPolicy(retries=0)  # the same computation would fail again
 
     def __init__(
         self,

@@ -8,14 +8,26 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from closeout.errors import ModelError, ModelTimeout, ModelUnreachable, TransientModelError
+from closeout.errors import CloseoutError, ModelError, ModelTimeout, ModelUnreachable, TransientModelError
 from closeout.messages import ModelReply, Usage
-from closeout.models.base import OnRetry, RetryNote
 
-__all__ = ["RetryPolicy", "complete_with_retries"]
+__all__ = ["OnRetry", "Retries", "RetryNote", "RetryPolicy", "complete_with_retries"]
 
 _NOTHING = Usage()
 Sleep = Callable[[float], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryNote:
+    """One attempt failed and another follows. Discard the deltas of the failed attempt."""
+
+    attempt: int  # the one that failed, from 1
+    attempts: int  # the highest number of attempts
+    delay: float  # seconds until the next one
+    error: ModelError
+
+
+OnRetry = Callable[[RetryNote], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +65,75 @@ class RetryPolicy:
         return asked + min(backoff, self.first_wait)
 
 
+class Retries:
+    """The attempts of one request: counts them, and waits between them.
+
+    Args:
+        policy: Decides about retries.
+        on_retry: Called before each wait.
+        sleep: For tests.
+        clock: For tests.
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        on_retry: OnRetry | None = None,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spent = _NOTHING  # by the failed attempts
+        self._policy = policy
+        self._on_retry = on_retry
+        self._sleep = sleep
+        self._clock = clock
+        self._end = None if policy.total is None else clock() + policy.total
+        self._number = 1
+
+    async def wait(self, error: Exception) -> None:
+        """Wait for the next attempt after one that failed.
+
+        An exception that is not one of ours is most often a failed connection in a client that does not classify its
+        errors, and is retried as one.
+
+        Raises:
+            Exception: The error, if no attempt follows. The `usage` of a ModelError is then that of all attempts.
+        """
+        if isinstance(error, ModelError):
+            cause = error
+        elif isinstance(error, CloseoutError):
+            raise error
+        else:
+            cause = ModelUnreachable(f"{type(error).__name__}: {error}")
+        if cause.retried:
+            cause.usage = self.spent + cause.usage if cause.usage else self.spent
+            raise error
+        self.spent = self.spent + (cause.usage or Usage(requests=1))
+        cause.usage = self.spent
+        wait = self._policy.wait(self._number, cause, random.random())  # noqa: S311  jitter
+        if wait is None or (self._end is not None and self._clock() + wait >= self._end):
+            cause.retried = True
+            raise error
+        if self._on_retry is not None:
+            self._on_retry(RetryNote(self._number, self._policy.attempts(cause), wait, cause))
+        self._number += 1
+        await self._sleep(wait)
+
+    def time_for(self, timeout: float | None) -> float | None:
+        """Return the seconds that the next attempt may take, of so many.
+
+        Raises:
+            ModelTimeout: The time for all attempts is used up.
+        """
+        if self._end is None:
+            return timeout
+        left = self._end - self._clock()
+        if left <= 0:
+            raise ModelTimeout("The time for all attempts (RetryPolicy.total) is used up.")
+        return left if timeout is None or left < timeout else timeout
+
+
 async def complete_with_retries(
     attempt: Callable[[float | None], Awaitable[ModelReply]],
     *,
@@ -78,28 +159,9 @@ async def complete_with_retries(
     Raises:
         ModelError: The last attempt's error. Its `usage` is that of all attempts.
     """
-    end = None if policy.total is None else clock() + policy.total
-    spent = _NOTHING
-    number = 1
+    retries = Retries(policy, on_retry, sleep=sleep, clock=clock)
     while True:
         try:
-            return await attempt(_shorter(timeout, end, clock)), spent
+            return await attempt(retries.time_for(timeout)), retries.spent
         except ModelError as error:
-            spent = spent + (error.usage or Usage(requests=1))
-            error.usage = spent
-            wait = policy.wait(number, error, random.random())  # noqa: S311  jitter
-            if wait is None or (end is not None and clock() + wait >= end):
-                raise
-            if on_retry is not None:
-                on_retry(RetryNote(number, policy.attempts(error), wait, error))
-        await sleep(wait)
-        number += 1
-
-
-def _shorter(timeout: float | None, end: float | None, clock: Callable[[], float]) -> float | None:
-    if end is None:
-        return timeout
-    left = end - clock()
-    if left <= 0:
-        raise ModelTimeout("The time for all attempts (RetryPolicy.total) is used up.")
-    return left if timeout is None or left < timeout else timeout
+            await retries.wait(error)

@@ -36,8 +36,9 @@ from closeout.journal.recorded import CANCELLED
 from closeout.journal.subscribers import Progress
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
-from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
+from closeout.models.base import BaseClient, OnDelta
 from closeout.models.history_methods import completer
+from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask
 from closeout.results.normal import is_large, json_text
 from closeout.results.tool_output import ToolOutput, ToolTelemetry
@@ -71,9 +72,12 @@ MAX_URL = 2048  # characters of a picture's address in the record of a request; 
 class ModelCalls:
     """Sends one agent's requests to its model. A client may serve many runs; what is charged here is this agent's."""
 
-    def __init__(self, client: BaseClient, scope: Scope, keeper: ContextKeeper) -> None:
+    def __init__(
+        self, client: BaseClient, scope: Scope, keeper: ContextKeeper, *, retry: RetryPolicy | None = None
+    ) -> None:
         self._client = client
         self._complete = completer(client)
+        self._retry = client.retry or retry or RetryPolicy()
         self._journal = scope.journal
         self._agent = scope.path
         self._budget = scope.budget
@@ -179,11 +183,16 @@ class ModelCalls:
             if on_retry is not None:
                 on_retry(note)
 
-        began = time.perf_counter()
+        began, retries = time.perf_counter(), Retries(self._retry, retried)
         seconds = self._budget.seconds_left(closing=not RequestInfo(intent.purpose).may_act)
         try:
             async with asyncio.timeout(seconds):
-                reply = await self._complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
+                while True:
+                    try:
+                        reply = await self._complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
+                        break
+                    except Exception as error:
+                        await retries.wait(error)
         except ModelError as error:
             failed = error
         except TimeoutError:
@@ -197,6 +206,8 @@ class ModelCalls:
                 self._journal.append(lost)
             raise
         else:
+            if retries.spent.requests:
+                reply = replace(reply, usage=retries.spent + reply.usage)
             exchange.reply = reply
             for warning in reply.warnings:
                 if warning not in self._warnings:

@@ -27,6 +27,7 @@ from closeout.messages import (
     Usage,
 )
 from closeout.models.history_methods import owner_of, updated_history
+from closeout.models.retry import RetryPolicy
 from closeout.parsing.read_reply import read_reply, salvaged_form
 from closeout.parsing.readers import Reader
 from closeout.results.tokens import estimate_tokens
@@ -71,7 +72,7 @@ class ModelSession:
     ) -> None:
         self._task = task
         self._answers = answers
-        self.calls = ModelCalls(plan.client, scope, keeper)
+        self.calls = ModelCalls(plan.client, scope, keeper, retry=RetryPolicy(retries=plan.llm.max_retries))
         # Sends the request of a turn. A user's AnswerGenerator may take it over.
         self.ask: Callable[..., Awaitable[ModelReply]] = self.calls.request
         self.dialect: Dialect = plan.first_dialect()

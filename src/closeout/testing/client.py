@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 from closeout.errors import ModelTimeout, PermanentModelError, RateLimited, ServerFailed, StreamDropped
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
+from closeout.models.retry import RetryPolicy
 from closeout.models.streaming import ReplyBuilder
 from closeout.testing.misbehaviour import CONNECTION_FAULTS, MAY_STILL_ACT, Misbehaviour, misbehaviours, spoil
 from closeout.testing.script import RequestView, Script, ScriptItem, Turn, as_deltas, as_turn, one_call_each, write
@@ -180,6 +181,7 @@ class ScriptedClient(BaseClient):
     """
 
     scripted = True
+    retry = RetryPolicy(retries=0)  # its errors are those after the retries
 
     def __init__(
         self,
