@@ -112,9 +112,7 @@ async def test_a_run_repeats_a_request_that_a_client_of_ones_own_failed(failure:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("failure", [None, ErrorBox("overloaded"), TimeoutError("no reply")], ids=repr)
-async def test_a_run_repeats_a_request_that_an_adapted_client_failed(
-    failure: Any, dialect: str, no_wait: None
-) -> None:
+async def test_a_run_repeats_a_request_that_an_adapted_client_failed(failure: Any, dialect: str, no_wait: None) -> None:
     vendor = Vendor(failure, {"text": f"Final Answer: {FOUND}" if dialect == "cot_chat" else FOUND})
     result = await Agent(vendor, [look], dialect=dialect, answer=Boxed(), home=False).run("What?")
     assert (result.answer, len(vendor.asked)) == ("42", 2)
