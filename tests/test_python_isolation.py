@@ -113,6 +113,62 @@ for path in ("/dev/sda", "/dev/mem", "/proc/1/root/etc/passwd", "/proc/sysrq-tri
     assert await run_python.call({"code": code}) == "-1 -1"
 
 
+@bubblewrap
+async def test_a_script_reaches_nothing_of_the_host_but_programs(tmp_path: Path) -> None:
+    """Also if root has started it, who may write the machine's settings and use the sockets of all services."""
+    path = tmp_path / "service.socket"
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(str(path))
+        service.listen()
+        code = f"""
+import os, socket
+for place in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches"):
+    try:
+        os.close(os.open(place, os.O_WRONLY))
+        print("opened", place)
+    except OSError:
+        pass
+try:
+    socket.socket(socket.AF_UNIX).connect({str(path)!r})
+    print("connected")
+except OSError:
+    pass
+places = ("/etc/shadow", "/var", "/srv", "/mnt", {str(Path(__file__).parent)!r})
+print([place for place in places if os.path.exists(place)])
+"""
+        assert await run_python.call({"code": code}) == "[]"
+
+
+@bubblewrap
+async def test_the_memory_of_all_that_a_script_starts_is_limited_together() -> None:
+    code = """
+import subprocess, sys
+eater = "x = bytearray(100_000_000); import time; time.sleep(20)"
+for process in [subprocess.Popen([sys.executable, "-c", eater]) for _ in range(4)]:
+    process.wait()
+"""
+    with pytest.raises(ToolError, match="more than 256 MB together"):
+        await python_tool(memory_mb=256).call({"code": code})
+    shared = """
+import os, time
+x = bytearray(100_000_000)
+for _ in range(4):
+    os.fork() or (time.sleep(0.6), os._exit(0))
+time.sleep(0.7)
+print("fine")
+"""
+    assert await python_tool(memory_mb=256).call({"code": shared}) == "fine"  # one memory, seen five times
+
+
+@bubblewrap
+def test_a_python_that_was_started_through_a_link_below_a_hidden_folder_can_be_isolated(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(sys.prefix)
+    python = tmp_path / "link" / Path(sys.executable).relative_to(sys.prefix)
+    code = "from closeout.tools.builtin.python_isolation import find_isolation; print(find_isolation('bubblewrap'))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("bubblewrap\n", "")
+
+
 @isolated
 async def test_limits_and_signals_are_reported_as_without_isolation() -> None:
     with pytest.raises(ToolError, match=r"longer than 0\.5 s"):

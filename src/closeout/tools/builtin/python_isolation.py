@@ -65,8 +65,8 @@ def _works(kind: Isolation) -> bool:
 def isolated(kind: Isolation, command: Sequence[str], folder: str, *, network: bool) -> list[str]:
     """Return the command that runs a command in an isolation.
 
-    It sees the system's files read-only, nothing of the user's home and of other temporary folders but what Python
-    needs, may write to `folder` only, and sees no other process.
+    It may write to `folder` only and sees no other process. Of the files it can read those of programs and of Python;
+    with sandbox-exec all of the system but homes and temporary folders.
 
     Args:
         kind: What `find_isolation` returned.
@@ -81,20 +81,40 @@ def isolated(kind: Isolation, command: Sequence[str], folder: str, *, network: b
     return list(command)
 
 
+# What programs and libraries are read from. All else is not there: data, and the sockets of the host's services, which
+# a read-only mount would not keep a script from using.
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+_ETC = (
+    *("alternatives", "ca-certificates", "fonts", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
+    *("localtime", "mime.types", "nsswitch.conf", "passwd", "pki", "protocols", "resolv.conf", "services", "ssl"),
+    "timezone",
+)
+
+
 def _bubblewrap(folder: str, *, network: bool) -> Iterator[str]:
-    hidden = [str(path) for path in _hidden()]
     yield from ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
     if network:
         yield "--share-net"
-    yield from ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc")
-    for path in hidden:
-        yield from ("--tmpfs", path)
-    for path in _needed():
-        yield from ("--ro-bind", path, path)
-    yield from ("--bind", folder, folder)
-    for path in hidden:
-        yield from ("--remount-ro", path)
-    yield from ("--chdir", folder)
+    for path in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC)):
+        yield from ("--ro-bind-try", path, path)
+    for source, path in _python():
+        yield from ("--ro-bind", source, path)
+    # Some of /proc/sys is the whole machine's, and root may write it without any capability.
+    yield from ("--dev", "/dev", "--proc", "/proc", "--remount-ro", "/proc")
+    yield from ("--bind", folder, folder, "--remount-ro", "/", "--chdir", folder)
+
+
+def _python() -> Iterator[tuple[str, str]]:
+    """Yield where Python and the script's own code are, and under which paths they are looked for."""
+    links = [Path(sys.executable).absolute()]
+    while links[-1].is_symlink():
+        links.append(links[-1].parent / links[-1].readlink())
+    seen = [*map(Path, _SYSTEM)]
+    for place in (Path(sys.prefix).absolute(), Path(sys.base_prefix), Path(__file__).parent, *links):
+        for shown in (place, place.resolve()):
+            if not any(shown.is_relative_to(other) for other in seen):
+                seen.append(shown)
+                yield str(place.resolve()), str(shown)
 
 
 def _profile(folder: str, *, network: bool) -> str:
@@ -118,7 +138,7 @@ _QUOTED = str.maketrans({'"': '\\"', "\\": "\\\\"})
 
 
 def _hidden() -> list[Path]:
-    """Folders whose contents a script does not see: homes, and where programs keep sockets and scratch files."""
+    """Folders whose contents a script in sandbox-exec does not see: homes, and those of sockets and scratch files."""
     found = [Path.home(), Path(tempfile.gettempdir()), *map(Path, ("/tmp", "/var/tmp", "/run", "/home", "/root"))]  # noqa: S108
     resolved = dict.fromkeys(path.resolve() for path in found if path.is_dir())
     resolved.pop(Path("/"), None)

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,8 +34,10 @@ MAX_OUTPUT_BYTES = 1_000_000  # a script that writes more is stopped
 CLOSING_SECONDS = 1.0
 # Seconds after which the script's own clock ends it, should the program not have done so.
 GRACE_SECONDS = 5.0
+WATCH_SECONDS = 0.2  # between two looks at the memory of a script and of what it started
 LEFTOVER_SECONDS = 60.0  # age of a folder that may be left over
 _PREFIX = "closeout-python-"
+_PSS = re.compile(r"^Pss:\s+(\d+)", re.MULTILINE)  # kB
 # Bytes of any file that the script writes.
 MAX_FILE_BYTES = 100_000_000
 _CHILD = Path(__file__).with_name("python_child.py")
@@ -61,7 +64,7 @@ def python_tool(
 
     Args:
         seconds: Wall-clock time of a script.
-        memory_mb: Memory of its process.
+        memory_mb: Memory of its process; on Linux of it and all that it starts.
         network: Whether it may use the network.
         isolation: What keeps the script from your files and processes: "bubblewrap", "sandbox-exec", or "auto": the one
             that works here. If none does, every call fails. "none" gives scripts your rights.
@@ -164,7 +167,12 @@ async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float, k
         script: Any = transport.get_pipe_transport(0)
         script.write(source)  # the pipe stays open: when it closes, the script ends
         async with asyncio.timeout(seconds):
-            await watched.done
+            while not watched.done.done():
+                await asyncio.wait((watched.done,), timeout=WATCH_SECONDS)
+                if _memory_of(transport.get_pid(), limits["memory_bytes"]) > limits["memory_bytes"]:
+                    most = limits["memory_bytes"] // 2**20
+                    text = f"The script and what it started used more than {most:,} MB together and were stopped."
+                    raise ToolError(f"{text}{watched.printed()}")
     except TimeoutError:
         raise ToolError(f"The script ran longer than {seconds:g} s and was stopped.{watched.printed()}") from None
     finally:
@@ -183,6 +191,31 @@ async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float, k
         return watched.output.text().rstrip() or "The script printed nothing. Use print() to see a result."
     message = ["The script failed.", _why(code_of_exit), watched.errors.text().strip("\n"), watched.printed().strip()]
     raise ToolError("\n".join(part for part in message if part))
+
+
+def _memory_of(pid: int, enough: int) -> int:
+    """Return the bytes of memory that a process and all below it use, about; 0 where Linux's /proc is not.
+
+    Pages that large processes share are counted once. Large is an eighth of `enough`. The limit of the process itself
+    does not count what it starts.
+    """
+    pids = [pid]
+    for parent in pids:  # the list grows
+        with suppress(OSError):
+            for children in Path(f"/proc/{parent}/task").glob("*/children"):
+                pids += map(int, children.read_text().split())
+    return sum(_process_memory(each, enough) for each in pids)
+
+
+def _process_memory(pid: int, enough: int) -> int:
+    try:
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        # To tell shared pages apart takes time, so small processes count with all their pages.
+        if resident * 8 < enough:
+            return resident
+        return int(_PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text())[1]) * 1024  # type: ignore[index]
+    except (OSError, ValueError, TypeError, IndexError):  # it has ended
+        return 0
 
 
 class _Watched(asyncio.SubprocessProtocol):
