@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, Boxed, ErrorBox, tool
-from closeout.errors import BadRequest, RateLimited, ServerFailed
+from closeout import Agent, AnswerGenerator, Boxed, ErrorBox, StreamHandler, ToolExecutor, tool
+from closeout.errors import BadRequest, ContextOverflow, RateLimited, ServerFailed
 from closeout.messages import ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient
 from closeout.models.retry import RetryPolicy
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 
 DIALECTS = ["function_call", "cot_chat", "mcp_xml"]
 AT_ONCE = RetryPolicy(first_wait=0.0)
@@ -145,3 +146,149 @@ async def test_a_client_that_wraps_another_does_not_repeat_its_retries() -> None
 
     client = Wrapper([ServerFailed("down"), FOUND])
     assert (await Agent(client, home=False).run("What?")).stop_reason == "model_failed"
+
+
+# ------------------------------------------------------------------------------------------------ what hooks receive
+
+
+LOOK = {"text": "", "calls": [{"server_name": "tools", "tool_name": "look", "arguments": {"key": "a"}, "id": "c1"}]}
+
+
+async def test_an_adapted_client_receives_the_log_the_agent_and_the_settings_of_its_run() -> None:
+    class Logging(Vendor):
+        async def create_message(self, **options: Any) -> Any:  # type: ignore[override]
+            options["task_log"].log_step("info", f"{options['agent_type']} | Vendor", f"step {options['step_id']}")
+            return await super().create_message(**options)
+
+    clerk = Agent(Logging({"text": r"\boxed{42}"}), answer=Boxed(), home=False).as_tool("clerk", "Finds things.")
+    calls = [{"server_name": "tools", "tool_name": "clerk", "arguments": {"task": "find a"}, "id": "c1"}]
+    boss = Logging(LOOK, {"text": "", "calls": calls}, {"text": FOUND})
+    agent = Agent(boss, [look, clerk], answer=Boxed(), keep_tool_result=3, home=False)
+    result = await agent.run("What is a?")
+    assert result.answer == "42"
+    assert {asked["keep_tool_result"] for asked in boss.asked} == {3}
+    logged = [(step.name, step.message) for step in result.task_log.step_logs if "Vendor" in step.name]
+    assert logged == [
+        ("main | Vendor", "step 1"),
+        ("main | Vendor", "step 2"),
+        ("clerk | Vendor", "step 1"),
+        ("main | Vendor", "step 3"),
+    ]
+
+
+async def test_an_overridden_create_message_receives_them_too_and_results_leave_by_the_runs_own_policy() -> None:
+    class Noting(ScriptedClient):
+        async def create_message(self, **options: Any) -> Any:
+            seen.append((options["step_id"], options["agent_type"], options["keep_tool_result"]))
+            options["task_log"].log_step("info", "Main Agent | Noting", "asked")
+            return await super().create_message(**options)
+
+    seen: list[Any] = []
+    client = Noting([call("look", key="a"), call("look", key="b"), answer("42")])
+    result = await Agent(client, [look], answer=Boxed(), keep_tool_result=1, home=False).run("What is a?")
+    assert (result.answer, seen) == ("42", [(1, "main", 1), (2, "main", 1), (3, "main", 1)])
+    assert [step.name for step in result.task_log.step_logs].count("Main Agent | Noting") == 3
+    assert any(each.text == "a is 42" for each in client.requests[-1].messages), (
+        "few results are too few to break the cached prompt for"
+    )
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["with a stream", "without a stream"])
+async def test_executors_and_generators_receive_the_stream_and_the_log_of_the_run(given: bool) -> None:
+    class Showing(AnswerGenerator):
+        async def handle_llm_call(self, *arguments: Any, **options: Any) -> Any:
+            self.task_log.log_step("info", "Main Agent | Mine", "asks")
+            await self.stream.show_error("asking")
+            return await super().handle_llm_call(*arguments, **options)
+
+    class Telling(ToolExecutor):
+        def fix_tool_call_arguments(self, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            self.task_log.log_step("warning", "Main Agent | Mine", f"fixes {tool_name}")
+            self.stream.send("fixed", {"tool": tool_name})
+            return super().fix_tool_call_arguments(tool_name, arguments)
+
+    events: list[Any] = []
+    client = ScriptedClient([call("look", key="a"), answer("42")])
+    agent = Agent(client, [look], answer=Boxed(), tool_executor=Telling, answer_generator=Showing, home=False)
+    result = await agent.run("What is a?", listeners=[StreamHandler(events.append)] if given else [])
+    assert result.answer == "42"
+    assert [step.message for step in result.task_log.step_logs if step.name == "Main Agent | Mine"] == [
+        "asks",
+        "fixes look",
+        "asks",
+    ]
+    sent = [(event["event"], event["data"]) for event in events]
+    assert sent.count(("show_error", {"error": "asking"})) == 2 * given
+    assert sent.count(("fixed", {"tool": "look"})) == given
+
+
+# ------------------------------------------------------------------------------------------------ should_break
+
+
+async def test_should_break_of_an_adapted_client_ends_the_turns_and_closing_asks_for_the_answer() -> None:
+    vendor = Vendor({**LOOK, "text": "Enough.", "break": True}, {"text": FOUND})
+    result = await Agent(vendor, [look], answer=Boxed(), home=False).run("What is a?")
+    assert (result.answer, len(vendor.asked), result.tool_outputs) == ("42", 2, ())
+
+
+async def test_should_break_with_an_answer_is_the_answer() -> None:
+    vendor = Vendor({**LOOK, "text": FOUND, "break": True})
+    result = await Agent(vendor, [look], answer=Boxed(), home=False).run("What is a?")
+    assert (result.answer, result.stop_reason, result.tool_outputs) == ("42", "answered", ())
+
+
+@pytest.mark.parametrize("hook", ["process_llm_response", "handle_llm_call"])
+async def test_should_break_of_an_override_ends_the_turns(hook: str) -> None:
+    class Hasty(ScriptedClient):
+        def process_llm_response(self, response: Any, message_history: Any, agent_type: str = "main") -> Any:
+            text, should_break, history = super().process_llm_response(response, message_history, agent_type)
+            return text, should_break or hook == "process_llm_response", history
+
+    class Breaking(AnswerGenerator):
+        async def handle_llm_call(self, *arguments: Any, **options: Any) -> Any:
+            text, should_break, calls, history = await super().handle_llm_call(*arguments, **options)
+            return text, should_break or hook == "handle_llm_call", calls, history
+
+    client = Hasty([call("look", key="a"), answer("42")])
+    agent = Agent(client, [look], answer=Boxed(), answer_generator=Breaking, home=False)
+    result = await agent.run("What is a?")
+    assert (result.answer, len(client.requests), result.tool_outputs) == ("42", 2, ())
+    assert "closing turn" in client.requests[-1].messages[-1].text
+
+
+async def test_a_history_method_that_raises_is_a_warning() -> None:
+    class Broken(ScriptedClient):
+        def update_message_history(self, message_history: Any, tool_results: Any) -> Any:
+            raise RuntimeError("a bug of mine")
+
+    result = await Agent(Broken([call("look", key="a"), answer("42")]), [look], answer=Boxed(), home=False).run("?")
+    assert result.answer == "42"
+    assert sum("a bug of mine" in warning for warning in result.warnings) == 1
+
+
+# ------------------------------------------------------------------------------------------------ context overflow
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_context_that_overflows_is_answered_with_another_attempt_that_knows_what_was_found(
+    dialect: str,
+) -> None:
+    def script(view: RequestView) -> Any:
+        if "Earlier attempts" in view.text:
+            return answer("42")
+        if len(view.text) > 9_000:
+            return ContextOverflow("maximum context length is 2000 tokens", status=400)
+        if "closing turn" in view.text or "Failure type" in view.text or "failure" in view.text[-900:].lower():
+            return say("Failure type: incomplete\nWhat happened: the page of Mars was too long.")
+        return Turn("I think. " * 300, calls=[call("look", key=f"k{view.number}")])
+
+    client = ScriptedClient(script)
+    agent = Agent(client, [look], dialect=dialect, answer=Boxed(), context_compress_limit=1, home=False)
+    result = await agent.run("What is a?")
+    assert (result.answer, result.stop_reason, result.attempts) == ("42", "answered", 2)
+
+
+async def test_a_task_that_overflows_the_context_by_itself_is_not_tried_again() -> None:
+    client = ScriptedClient([ContextOverflow("too long", status=400)] * 9)
+    result = await Agent(client, answer=Boxed(), context_compress_limit=3, home=False).run("What is a?")
+    assert (result.stop_reason, result.attempts) == ("context_overflow", 1)

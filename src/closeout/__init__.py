@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         SystemPromptMessage,
         UserPromptMessage,
     )
-    from closeout.compat.stream import StreamHandler
     from closeout.compat.wrapper import UnifiedToolWrapper
     from closeout.config import Config, load_config
     from closeout.context.policy import ContextPolicy, ContextState, Eviction, EvictionPolicy
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
         TurnAccepted,
         TurnRolledBack,
     )
+    from closeout.journal.stream_handler import StreamHandler
     from closeout.journal.subscribers import Progress
     from closeout.journal.task_log import TaskLog
     from closeout.messages import (
@@ -317,7 +317,7 @@ _HOMES = {
     "SmallModel": "strategies.small_model",
     "Step": "messages",
     "Strategy": "run.strategy",
-    "StreamHandler": "compat.stream",
+    "StreamHandler": "journal.stream_handler",
     "SystemPromptMessage": "compat.runners",
     "Tagged": "answers.contracts",
     "TaskLog": "journal.task_log",

@@ -17,6 +17,7 @@ from closeout.records import record
 
 __all__ = [
     "FINISHED",
+    "SHOULD_BREAK",
     "Capabilities",
     "Constraint",
     "Defect",
@@ -451,7 +452,8 @@ class ReplyTokens:
     texts: tuple[str, ...] = ()
 
 
-FINISHED = frozenset({"stop", "tool_calls", "cut"})
+SHOULD_BREAK = "should_break"
+FINISHED = frozenset({"stop", "tool_calls", "cut", SHOULD_BREAK})
 """The finish reasons of a reply that is whole."""
 
 
@@ -461,9 +463,10 @@ class ModelReply:
 
     Attributes:
         tool_calls: Native calls; their `arguments` are still the model's text.
-        finish_reason: "stop", "tool_calls", or "cut": we closed the connection on purpose, having read enough. Any
-            other reply is not finished: "length", "content_filter", "malformed_call", "rejected" (the server could not
-            read what its own model wrote), "missing" (the server gave no reason), or the server's own word.
+        finish_reason: "stop", "tool_calls", "cut" (we closed the connection on purpose, having read enough) or
+            "should_break" (a user's `process_llm_response` or `handle_llm_call` ends the attempt with it). Any other
+            reply is not finished: "length", "content_filter", "malformed_call", "rejected" (the server could not read
+            what its own model wrote), "missing" (the server gave no reason), or the server's own word.
         attached: What the server added to the message or its calls and wants back unchanged: signed or encrypted
             reasoning, unknown fields. `server` names the server; the rest is known only to the client that wrote it.
         warnings: For people: what the server could not do.
@@ -517,6 +520,7 @@ class Reading:
     defects: tuple[Defect, ...] = ()
     repairs: tuple[Repair, ...] = ()
     raw: str = ""  # the trusted part of the reply as written
+    ends: bool = False  # whether the attempt ends with this reply, which is not acted on
     attached: Mapping[str, Any] = field(default_factory=dict)  # see `ModelReply.attached`
 
     def __post_init__(self) -> None:

@@ -81,12 +81,20 @@ class RunRequest:
         is_text: Whether the conversation is one text for a completion endpoint.
         on_delta: Receives the reply in pieces.
         on_retry: Called before each retry.
+        keep_tool_result: The setting of the run. What leaves the context is left out of the messages already.
+        step_id: The number of the turn, from 1.
+        task_log: The log of the run.
+        agent_type: "main", or the name of a sub-agent.
     """
 
     options: Mapping[str, Any]
     is_text: bool
     on_delta: OnDelta | None
     on_retry: OnRetry | None
+    keep_tool_result: int = -1
+    step_id: int = 1
+    task_log: Any = None
+    agent_type: str = "main"
 
 
 # The request that a run sends through an overridden `create_message`, whose parameters have no place for all of it.
@@ -178,12 +186,13 @@ class BaseClient(ABC):
         `keep_tool_result`: -1 sends every tool result, K the last K; older ones are replaced by a short note.
         `task_log`: told of retries through `log_step(level, step_name, message)`. `options`: fields of ModelRequest.
         """
-        history = [Message.of(message) for message in message_history]
+        history, own = [Message.of(message) for message in message_history], run_request.get()
+        if own is not None and keep_tool_result == own.keep_tool_result:
+            keep_tool_result = -1
         shown = _without_old_results(history, keep_tool_result)
         if system_prompt:
             shown = [Message(role="system", content=system_prompt), *shown]
         offer = offered_tools(tool_definitions or ())
-        own = run_request.get()
         if own is not None:
             options, on_delta = {**own.options, **options}, on_delta or own.on_delta
             if own.is_text:
@@ -192,7 +201,7 @@ class BaseClient(ABC):
         def note(retry: RetryNote) -> None:
             if own is not None and own.on_retry is not None:
                 own.on_retry(retry)
-            if task_log is not None:
+            elif task_log is not None:
                 message = f"{retry.error} Retrying in {retry.delay:.1f} s."
                 task_log.log_step("warning", f"{agent_type} | LLM retry | step {step_id}", message)
 

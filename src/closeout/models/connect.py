@@ -11,8 +11,8 @@ from typing import Any
 from closeout.codec import encode_json
 from closeout.config import LLMSettings
 from closeout.errors import ConfigError, ModelError, ModelUnavailable, ServerFailed
-from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, ToolCall, Usage
-from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox
+from closeout.messages import SHOULD_BREAK, Capabilities, Message, ModelReply, ModelRequest, ToolCall, Usage
+from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox, RunRequest, run_request
 from closeout.models.retry import RetryPolicy
 
 __all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model", "read_tool_call", "unboxed"]
@@ -200,6 +200,7 @@ class CreateMessageClient(BaseClient):
             history = [Message(role="user", content=request.prompt)]
         system = history.pop(0).text if history and history[0].role == "system" else ""
         self._requests += 1
+        run = run_request.get() or RunRequest({}, False, on_delta, on_retry, step_id=self._requests)
         usage = Usage(len(encode_json([system, *history])) // 4, requests=1)
         try:
             response, after = await self._call(
@@ -207,20 +208,20 @@ class CreateMessageClient(BaseClient):
                 system_prompt=system,
                 message_history=[{key: message[key] for key in message if key != "attached"} for message in history],
                 tool_definitions=_definitions(request),
-                keep_tool_result=-1,
-                step_id=self._requests,
-                task_log=None,
-                agent_type="main",
+                keep_tool_result=run.keep_tool_result,
+                step_id=run.step_id,
+                task_log=run.task_log,
+                agent_type=run.agent_type,
             )
             response, warnings = unboxed(response, self.name)
             if isinstance(response, ModelReply):
                 reply = response
             else:
-                text, _, after = await self._call("process_llm_response", response, after, "main")
+                text, should_break, after = await self._call("process_llm_response", response, after, run.agent_type)
                 infos = await self._call("extract_tool_calls_info", response, text)
                 calls = tuple(read_tool_call(info) for info in infos or ())
                 usage = replace(usage, output_tokens=(len(text or "") + sum(len(c.text) for c in calls)) // 4 + 1)
-                finish = "tool_calls" if calls else "stop"
+                finish = SHOULD_BREAK if should_break else "tool_calls" if calls else "stop"
                 reply = ModelReply(text or "", tool_calls=calls, finish_reason=finish, usage=usage, model=self.name)
             usage = reply.usage
             return replace(reply, warnings=warnings) if warnings else reply

@@ -3,58 +3,92 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
-from closeout.messages import Message, ModelReply, ModelRequest
+from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RunRequest, run_request
 from closeout.models.connect import CreateMessageClient, read_tool_call, unboxed
 from closeout.overrides import is_overridden
 
-__all__ = ["completer", "owner_of", "updated_history"]
+__all__ = ["asks_by_methods", "complete_by_methods", "owner_of", "updated_history"]
 
 METHODS = ("create_message", "process_llm_response", "extract_tool_calls_info")
 OPTIONS = tuple(field.name for field in fields(ModelRequest) if field.name not in ("messages", "prompt", "tools"))
 
 
-def completer(client: BaseClient) -> Callable[..., Awaitable[ModelReply]]:
-    """Return what sends a run's requests: `complete`, or the methods around it if the client overrides any."""
-    if not any(is_overridden(client, BaseClient, name) for name in METHODS):
-        return client.complete
-    return partial(_complete, client)
+def asks_by_methods(client: BaseClient) -> bool:
+    """Return whether a run's requests go through the message-history methods: the client overrides or adapts one."""
+    return isinstance(client, CreateMessageClient) or any(is_overridden(client, BaseClient, name) for name in METHODS)
 
 
-async def _complete(
-    client: BaseClient, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+async def complete_by_methods(
+    client: BaseClient,
+    request: ModelRequest,
+    *,
+    on_delta: OnDelta | None = None,
+    on_retry: OnRetry | None = None,
+    keep_tool_result: int,
+    step_id: int,
+    task_log: Any,
+    agent_type: str,
 ) -> ModelReply:
+    """Send a request through the message-history methods of a client.
+
+    Args:
+        client: Overrides or adapts one of these methods.
+        request: What to send.
+        on_delta: As for `BaseClient.complete`.
+        on_retry: As for `BaseClient.complete`.
+        keep_tool_result: The setting of the run.
+        step_id: The number of the turn, from 1.
+        task_log: The log of the run.
+        agent_type: "main", or the name of a sub-agent.
+    """
+    run = RunRequest(
+        {name: getattr(request, name) for name in OPTIONS},
+        request.prompt is not None,
+        on_delta,
+        on_retry,
+        keep_tool_result=keep_tool_result,
+        step_id=step_id,
+        task_log=task_log,
+        agent_type=agent_type,
+    )
+    token = run_request.set(run)
+    try:
+        if isinstance(client, CreateMessageClient):
+            return await client.complete(request, on_delta=on_delta, on_retry=on_retry)
+        return await _complete(client, request, run)
+    finally:
+        run_request.reset(token)
+
+
+async def _complete(client: BaseClient, request: ModelRequest, run: RunRequest) -> ModelReply:
     history = [Message(message) for message in request.messages]
     if request.prompt is not None:
         history = [Message(role="user", content=request.prompt)]
     system = history.pop(0).text if history and history[0].role == "system" else ""
-    options = {name: getattr(request, name) for name in OPTIONS}
-    token = run_request.set(RunRequest(options, request.prompt is not None, on_delta, on_retry))
-    try:
-        response, after = await client.create_message(
-            system_prompt=system,
-            message_history=history,
-            tool_definitions=request.tools,
-            keep_tool_result=-1,
-            step_id=0,
-            task_log=None,
-            agent_type="main",
-        )
-    finally:
-        run_request.reset(token)
+    response, after = await client.create_message(
+        system_prompt=system,
+        message_history=history,
+        tool_definitions=request.tools,
+        keep_tool_result=run.keep_tool_result,
+        step_id=run.step_id,
+        task_log=run.task_log,
+        agent_type=run.agent_type,
+    )
     response, warnings = unboxed(response, client.name)
     reply = response if isinstance(response, ModelReply) else ModelReply("", model=client.name)
-    text, _, _ = await _returned(client.process_llm_response(response, after, "main"))
+    text, should_break, _ = await _returned(client.process_llm_response(response, after, run.agent_type))
     infos = await _returned(client.extract_tool_calls_info(response, text))
     if text != reply.text:
         reply = replace(reply, text=text or "")
     if infos != BaseClient.extract_tool_calls_info(client, reply):
         reply = replace(reply, tool_calls=tuple(map(read_tool_call, infos or ())))
+    if should_break and reply.finished:
+        reply = replace(reply, finish_reason=SHOULD_BREAK)
     return replace(reply, warnings=(*reply.warnings, *warnings)) if warnings else reply
 
 

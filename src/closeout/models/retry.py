@@ -98,7 +98,9 @@ class Retries:
         errors, and is retried as one.
 
         Raises:
-            Exception: The error, if no attempt follows. The `usage` of a ModelError is then that of all attempts.
+            ModelError: The error, or ModelUnreachable for an OSError, and no attempt follows. Its `usage` is that of
+                all attempts.
+            Exception: Any other error that was not classified, and no attempt follows.
         """
         if isinstance(error, ModelError):
             cause = error
@@ -106,6 +108,7 @@ class Retries:
             raise error
         else:
             cause = ModelUnreachable(f"{type(error).__name__}: {error}")
+            cause.__cause__ = error
         if cause.retried:
             cause.usage = self.spent + cause.usage if cause.usage else self.spent
             raise error
@@ -114,7 +117,7 @@ class Retries:
         wait = self._policy.wait(self._number, cause, random.random())  # noqa: S311  jitter
         if wait is None or (self._end is not None and self._clock() + wait >= self._end):
             cause.retried = True
-            raise error
+            raise cause if isinstance(error, OSError) else error
         if self._on_retry is not None:
             self._on_retry(RetryNote(self._number, self._policy.attempts(cause), wait, cause))
         self._number += 1

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from closeout.messages import Defect, ModelReply, Reading, Repair, ToolSpec
+from closeout.messages import SHOULD_BREAK, Defect, ModelReply, Reading, Repair, ToolSpec
 from closeout.parsing.readers import Reader, unfinished
 from closeout.parsing.repetition import REPEATING, repeated_tail
 from closeout.parsing.salvage import salvage
@@ -49,7 +49,7 @@ def read_reply(
         start = repeated_tail(reply.text)
         if start >= 0 or repeated_tail(reply.reasoning) >= 0:
             return Reading(reply.text[: max(start, 0)], reply.reasoning, defects=(REPEATING,))
-    reading = replace(reader.close(reply), attached=reply.attached)
+    reading = replace(reader.close(reply), attached=reply.attached, ends=reply.finish_reason == SHOULD_BREAK)
     if reading.calls:
         return reading
     if not (reply.finished or reading.defects):

@@ -242,6 +242,8 @@ class Attempt:
         if self._rollbacks.draft:
             self._complete_draft(turn)
         reading = turn.reading
+        if reading.ends:
+            return Stop(reason="insisted", reading=replace(reading, calls=()))
         if reading.repairs:
             self._record(reading.repairs)
         back = self._review(turn)

@@ -36,7 +36,6 @@ from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.final_format import FinalFormat
 from closeout.run.plan import AgentPlan
 from closeout.run.result import AgentResult, Stop
-from closeout.run.user_generator import run_log
 
 __all__ = ["close_attempt", "fall_back", "with_summary"]
 
@@ -101,9 +100,10 @@ class _Closing:
         self._session = agent.session
         self._listener = agent.session.closing_listener(attempt.turns)
         self._info = RequestInfo("close", attempt.number, attempt.turns)
-        self._may_act = stop.reason == "insisted" and attempt.may_reopen
+        wants_to_end = stop.reading is not None and stop.reading.ends
+        self._may_act = stop.reason == "insisted" and not wants_to_end and attempt.may_reopen
         self._may_shrink = True
-        self._log = run_log(agent.scope, agent.question)
+        self._log = agent.scope.task_log
 
     async def run(self) -> AgentResult | Reading:
         stop, text = self._stop, self._stop.text

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from closeout.journal.subscribers import Progress
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
 from closeout.models.base import BaseClient, OnDelta
-from closeout.models.history_methods import completer
+from closeout.models.history_methods import asks_by_methods, complete_by_methods
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask
 from closeout.results.normal import is_large, json_text
@@ -73,10 +73,25 @@ class ModelCalls:
     """Sends one agent's requests to its model. A client may serve many runs; what is charged here is this agent's."""
 
     def __init__(
-        self, client: BaseClient, scope: Scope, keeper: ContextKeeper, *, retry: RetryPolicy | None = None
+        self,
+        client: BaseClient,
+        scope: Scope,
+        keeper: ContextKeeper,
+        *,
+        retry: RetryPolicy | None = None,
+        keep_tool_result: int = -1,
     ) -> None:
         self._client = client
-        self._complete = completer(client)
+        self._complete: Callable[..., Awaitable[ModelReply]] = client.complete
+        self._by_methods = asks_by_methods(client)
+        if self._by_methods:
+            self._complete = partial(
+                complete_by_methods,
+                client,
+                keep_tool_result=keep_tool_result,
+                task_log=scope.task_log,
+                agent_type=scope.agent_type,
+            )
         self._retry = client.retry or retry or RetryPolicy()
         self._journal = scope.journal
         self._agent = scope.path
@@ -184,12 +199,13 @@ class ModelCalls:
                 on_retry(note)
 
         began, retries = time.perf_counter(), Retries(self._retry, retried)
+        complete = partial(self._complete, step_id=intent.turn + 1) if self._by_methods else self._complete
         seconds = self._budget.seconds_left(closing=not RequestInfo(intent.purpose).may_act)
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     try:
-                        reply = await self._complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
+                        reply = await complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
                         break
                     except Exception as error:
                         await retries.wait(error)

@@ -13,7 +13,9 @@ from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError
 from closeout.journal.events import Noted, RunEnded, RunStarted, ToolsChanged
 from closeout.journal.run_journal import Journal, describe_damage
 from closeout.journal.store import Row, Store
+from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Listener
+from closeout.journal.task_log import TaskLog
 from closeout.journal.totals import RunTotals
 from closeout.messages import Message, ToolSpec
 from closeout.redaction import redact
@@ -132,7 +134,9 @@ async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
     await _orchestrator(await plan.with_instructions(scope), task, scope).run()
 
 
-def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
+def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener] = ()) -> Scope:
+    stream = next((each for each in listeners if isinstance(each, StreamHandler)), None)
+    log: Any = next((each for each in listeners if isinstance(each, TaskLog)), None)
     budget = Budget(plan.limits, lambda: journal.elapsed)
     scope = Scope(
         journal,
@@ -144,6 +148,8 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal) -> Scope:
         deps=plan.deps,
         telemetry=run_telemetry(plan.telemetry, journal),
         state=dict(task.state),
+        stream_handler=stream or StreamHandler(),
+        log=log,
     )
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     return scope
@@ -159,7 +165,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
     totals, subscribers = RunTotals(), journal.subscribers
     totals.attempts = 0
     unsubscribe = [subscribers.subscribe(totals), *(subscribers.subscribe_listener(each) for each in listeners)]
-    scope = _scope(plan, task, journal)
+    scope = _scope(plan, task, journal, listeners)
     orchestrator: Orchestrator | None = None
     try:
         journal.announce()

@@ -34,7 +34,7 @@ from closeout.run.user_generator import UserGenerator
 __all__ = ["Orchestrator"]
 
 # No attempt follows these.
-FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "model_failed", "context_overflow"})
+FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "model_failed"})
 
 
 class Orchestrator:
@@ -71,7 +71,7 @@ class Orchestrator:
             max_reply=plan.llm.max_tokens,
         )
         tool_calls = ToolCalls(scope)
-        executor = plan.executor(tool_calls.publish_progress)
+        executor = plan.executor(tool_calls.publish_progress, scope)
         executor.offer(tools.specs)
         session = ModelSession(plan, scope, task or question, tools, keeper, answers)
         generator = None
@@ -121,7 +121,7 @@ class Orchestrator:
                 stop = await attempt.run()
                 is_last = number == settings.context_compress_limit
                 while True:
-                    is_final = is_last or stop.reason in FINAL_STOPS
+                    is_final = is_last or _ends_run(stop.reason, attempt)
                     closed = await close_attempt(attempt, stop, is_final=is_final)
                     if isinstance(closed, AgentResult):
                         break
@@ -129,7 +129,7 @@ class Orchestrator:
                 result = await attempt.checked(closed)
                 self._result = result
                 journal.append(_ended(attempt, stop, result, agent.scope.path))
-                if result.answer is not None or result.stop_reason in FINAL_STOPS or not result.experience:
+                if result.answer is not None or _ends_run(result.stop_reason, attempt) or not result.experience:
                     break
                 experiences.append(result.experience)
             return result
@@ -144,6 +144,11 @@ class Orchestrator:
         if last is not None and last.answer is not None:
             return replace(last, stop_reason=broken.stop_reason, failure=broken.failure)
         return fall_back(self._agent, broken)
+
+
+def _ends_run(reason: str, attempt: Attempt) -> bool:
+    """Return whether no attempt follows. The context of another one begins empty, but for the task itself."""
+    return reason in FINAL_STOPS or (reason == "context_overflow" and not attempt.turns)
 
 
 def _ended(attempt: Attempt, stop: Stop, result: AgentResult, path: str) -> AttemptEnded:

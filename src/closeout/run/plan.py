@@ -23,7 +23,9 @@ from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
 from closeout.journal.events import InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
+from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Subscribers
+from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import ToolSpec
 from closeout.models.base import BaseClient
 from closeout.models.catalog import find_price
@@ -185,14 +187,19 @@ class AgentPlan:
             compaction=self.settings.compaction,
         )
 
-    def executor(self, on_progress: ToolProgress) -> ToolExecutor:
-        """Make the executor of one agent of one run. `on_progress` receives the progress of its tools."""
+    def executor(self, on_progress: ToolProgress, scope: Scope) -> ToolExecutor:
+        """Make the executor of one agent of one run.
+
+        Args:
+            on_progress: Receives the progress of its tools.
+            scope: The agent's place in the run.
+        """
         arguments: dict[str, Any] = {
             "main_agent_tool_manager": self.manager,
             "sub_agent_tool_managers": {},
             "output_formatter": self.output_formatter,
-            "task_log": None,
-            "stream_handler": None,
+            "task_log": scope.task_log,
+            "stream_handler": scope.stream_handler,
             "max_consecutive_rollbacks": self.settings.max_consecutive_rollbacks,
         }
         options: dict[str, Any] = {
@@ -363,6 +370,8 @@ class Scope:
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
         gate: Admits the run's requests to models, those of sub-agents too. None admits all.
         deps: What the tools get as `RunContext.deps`.
+        stream_handler: The user's, or one that sends nothing.
+        log: The user's TaskLog; None if there is none.
     """
 
     journal: Journal
@@ -379,6 +388,25 @@ class Scope:
     state: dict[str, Any] = field(default_factory=dict)
     gate: RequestGate | None = None
     deps: Any = None
+    stream_handler: StreamHandler = field(default_factory=StreamHandler)
+    log: TaskLog | None = None
+
+    @property
+    def agent_type(self) -> str:
+        """The name that the methods of the message-history interface know the agent by: "main", or a sub-agent's."""
+        return self.path.rpartition(":")[2]
+
+    @property
+    def task_log(self) -> TaskLog:
+        """A log for the hooks of this agent. Its steps become events of the run."""
+        if self.log is not None:
+            return self.log
+
+        def write(step: StepLog) -> None:
+            self.journal.append(Noted(self.path, step.level, step.name, message=step.message, metadata=step.metadata))
+
+        started = self.journal.started
+        return TaskLog(task_id=self.journal.run_id, input=started.task if started is not None else "", writer=write)
 
     @property
     def subscribers(self) -> Subscribers:
@@ -404,6 +432,8 @@ class Scope:
             state=self.state,
             gate=self.gate,
             deps=self.deps,
+            stream_handler=self.stream_handler,
+            log=self.log,
         )
         below.share(self.shared.items())
         return below

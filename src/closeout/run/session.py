@@ -72,7 +72,13 @@ class ModelSession:
     ) -> None:
         self._task = task
         self._answers = answers
-        self.calls = ModelCalls(plan.client, scope, keeper, retry=RetryPolicy(retries=plan.llm.max_retries))
+        self.calls = ModelCalls(
+            plan.client,
+            scope,
+            keeper,
+            retry=RetryPolicy(retries=plan.llm.max_retries),
+            keep_tool_result=plan.settings.keep_tool_result,
+        )
         # Sends the request of a turn. A user's AnswerGenerator may take it over.
         self.ask: Callable[..., Awaitable[ModelReply]] = self.calls.request
         self.dialect: Dialect = plan.first_dialect()
@@ -208,7 +214,14 @@ class ModelSession:
         def is_result(message: Message) -> bool:
             return message.role == "tool" or (message.role == "user" and any(text in message.text for text in shown))
 
-        return updated_history(self._history_owner, messages, is_result)
+        try:
+            return updated_history(self._history_owner, messages, is_result)
+        except Exception as error:
+            owner, self._history_owner = type(self._history_owner).__name__, None
+            self._warn(
+                "Model", f"{owner}.update_message_history raised {type(error).__name__}: {error}. It is not used."
+            )
+            return [*messages]
 
     @property
     def _constrains(self) -> bool:

@@ -13,8 +13,7 @@ from closeout.answers.formatter import using_contract
 from closeout.answers.generator import AnswerGenerator
 from closeout.errors import JournalError, LimitReached
 from closeout.journal.events import Noted
-from closeout.journal.task_log import StepLog, TaskLog
-from closeout.messages import Message, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, Usage
+from closeout.messages import SHOULD_BREAK, Message, ModelReply, ModelRequest, Reading, RequestInfo, ToolCall, Usage
 from closeout.models.base import (
     BaseClient,
     CreatedMessage,
@@ -31,20 +30,11 @@ from closeout.run.plan import AgentPlan, Scope
 from closeout.run.reply_listener import ReplyListener
 from closeout.run.session import ModelSession
 
-__all__ = ["SessionClient", "UserGenerator", "run_log"]
+__all__ = ["SessionClient", "UserGenerator"]
 
 # Overrides that decide on the answer, so they are called too if the model has answered or failed before closing.
 FINAL = ("generate_and_finalize_answer", "generate_final_answer_with_retries")
 FALLBACK = ("handle_no_context_management_fallback", "handle_context_management_no_fallback")
-
-
-def run_log(scope: Scope, question: str) -> TaskLog:
-    """Return a log whose steps become events of the run."""
-
-    def write(step: StepLog) -> None:
-        scope.journal.append(Noted(scope.path, step.level, step.name, message=step.message, metadata=step.metadata))
-
-    return TaskLog(task_id=scope.journal.run_id, input=question, writer=write)
 
 
 @dataclass(slots=True)
@@ -135,6 +125,7 @@ class SessionClient(BaseClient):
         text, should_break, history = super().process_llm_response(response, message_history, agent_type)
         if response is not None and self.asked.request is None:
             text = self._session.answer_or_text(response)
+        should_break = should_break or (response is not None and response.finish_reason == SHOULD_BREAK)
         return ProcessedResponse(text, should_break, history)
 
     def extract_tool_calls_info(self, response: ModelReply | None, text: str = "") -> list[dict[str, Any]]:
@@ -174,13 +165,13 @@ class UserGenerator:
         self._question = question
         self._client = SessionClient(session, report)
         self._one_at_a_time = asyncio.Lock()
-        self._agent_type = scope.path.rpartition(":")[2]
+        self._agent_type = scope.agent_type
         with using_contract(plan.contract):
             self._generator = generator = plan.make_generator(
                 llm_client=self._client,
                 output_formatter=plan.output_formatter,
-                task_log=run_log(scope, question),
-                stream_handler=None,
+                task_log=scope.task_log,
+                stream_handler=scope.stream_handler,
                 cfg=plan,
                 intermediate_boxed_answers=seen,
             )
@@ -237,11 +228,14 @@ class UserGenerator:
 
     def _reply(self, returned: Any, asked: _Asked) -> ModelReply | None:
         """Return the reply with the text and the calls that the method returned; None if there is none."""
-        text, _, infos, _ = returned
+        text, should_break, infos, _ = returned
         text, infos = text or "", _listed(infos)
         reply = asked.reply
         if reply is None:
-            return ModelReply(text, tool_calls=_calls(infos)) if text or infos else None
+            finish = SHOULD_BREAK if should_break else "stop"
+            return ModelReply(text, tool_calls=_calls(infos), finish_reason=finish) if text or infos else None
+        if reply.finished and bool(should_break) != (reply.finish_reason == SHOULD_BREAK):
+            reply = replace(reply, finish_reason=SHOULD_BREAK if should_break else "stop")
         if not text and not infos and (not reply.finished or (isinstance(returned, LLMCallResult) and returned.error)):
             return reply  # the loop knows what to do with a reply that is not finished
         was = self._client.extract_tool_calls_info(reply)
