@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     )
     from closeout.models.anthropic import AnthropicClient
     from closeout.models.base import BaseClient, ErrorBox, ResponseBox
+    from closeout.models.fallback import Fallback
     from closeout.models.openai import OpenAIClient
     from closeout.parsing.forms import ToolCallsRead, read_tool_calls
     from closeout.parsing.json_text import repair_json
@@ -149,6 +150,7 @@ __all__ = [
     "Event",
     "Eviction",
     "EvictionPolicy",
+    "Fallback",
     "FunctionCallAgentRunner",
     "HistoryView",
     "JournalError",
@@ -248,6 +250,7 @@ _HOMES = {
     "AssistantPromptMessage": "compat.runners",
     "BaseAgentRunner": "compat.runners",
     "BaseClient": "models.base",
+    "Fallback": "models.fallback",
     "Boxed": "answers.contracts",
     "CacheOptimizedOutput": "results.output_forms",
     "CallFirst": "run.strategy",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from closeout.journal.store import Store
     from closeout.journal.subscribers import Listener
     from closeout.models.base import BaseClient
+    from closeout.models.fallback import Fallback
     from closeout.results.telemetry import TelemetryCollector
     from closeout.results.tool_output import ToolOutput
     from closeout.run.conversation import Session
@@ -110,8 +111,9 @@ class Agent(Generic[Deps, Value]):
 
     Args:
         model: The name of a model: `"openai:NAME"` (any OpenAI-compatible server, with `base_url`), `"anthropic:NAME"`,
-            or `"local"` (a small model in this process). Or a model client. Defaults to the model in the settings
-            (`llm.provider`, `llm.model_name`).
+            or `"local"` (a small model in this process). Or a model client. Or a list of these, or a `Fallback`: the
+            next one is asked where one cannot answer. Defaults to the model in the settings (`llm.provider`,
+            `llm.model_name`).
         tools: The tools that the model may call: functions, `@tool` functions, `Tool` objects, other agents
             (`agent.as_tool(…)`), LangChain tools, and names of built-in tools such as `"calculate"`. Or a
             `ToolManager`.
@@ -178,7 +180,7 @@ class Agent(Generic[Deps, Value]):
 
     def __init__(
         self,
-        model: str | BaseClient | None = None,
+        model: str | BaseClient | Fallback | Sequence[str | BaseClient] | None = None,
         tools: Sequence[Callable[..., Any] | Tool[..., Any] | AnyTool | str] | ToolManager = (),
         mcp_servers: Sequence[str | Mapping[str, Any]] | Mapping[str, Any] = (),
         dialect: str | Dialect | None = None,

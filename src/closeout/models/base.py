@@ -145,6 +145,16 @@ class BaseClient(ABC):
         """
         return self.capabilities.max_context
 
+    def for_run(self) -> BaseClient:
+        """Return the client for one agent's run. A client that keeps something of a run returns one for it alone."""
+        return self
+
+    def recall(self, reply: ModelReply) -> None:  # noqa: B027  most clients keep nothing
+        """Take note of a reply that a resumed run read from its record."""
+
+    def rolled_back(self, times: int) -> None:  # noqa: B027
+        """Take note of how many replies in a row were rolled back before the next request; 0: the last one was not."""
+
     async def aclose(self) -> None:  # noqa: B027  most clients hold nothing
         """Release the client's resources. May be called twice."""
 

@@ -13,6 +13,7 @@ from closeout.config import LLMSettings
 from closeout.errors import ConfigError, ModelError, ModelUnavailable, ServerFailed
 from closeout.messages import SHOULD_BREAK, Capabilities, Message, ModelReply, ModelRequest, ToolCall, Usage
 from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox, RunRequest, run_request
+from closeout.models.fallback import Fallback, FallbackClient
 from closeout.models.retry import RetryPolicy
 
 __all__ = ["PROVIDERS", "CreateMessageClient", "connect", "named_model", "read_tool_call", "unboxed"]
@@ -34,8 +35,8 @@ def connect(
     """Return the client for a model. No request is sent.
 
     Args:
-        model: A name, a client, or an object with `create_message`, which is wrapped in a CreateMessageClient. None
-            takes the name from the settings.
+        model: A name, a client, or an object with `create_message`, which is wrapped in a CreateMessageClient; a
+            Fallback, a list of these, or names with commas between them. None takes the name from the settings.
         base_url: The server's address. By default from the settings, then from `OPENAI_BASE_URL` or
             `ANTHROPIC_BASE_URL`.
         api_key: The server's key. By default from the settings, then from `OPENAI_API_KEY` or `ANTHROPIC_API_KEY`.
@@ -47,6 +48,12 @@ def connect(
     """
     if isinstance(model, BaseClient):
         return model
+    if isinstance(model, str) and "," in model:
+        model = [name.strip() for name in model.split(",")]
+    if isinstance(model, list | tuple):
+        model = Fallback(model)
+    if isinstance(model, Fallback):
+        return _fallback(model, base_url, api_key, settings or LLMSettings(), environment)
     if model is not None and not isinstance(model, str):
         return _wrapped(model)
     settings = settings or LLMSettings()
@@ -71,6 +78,37 @@ def connect(
     known: dict[str, Any] = {key: value for key, value in stated.items() if value is not None}
     client.capabilities = replace(client.capabilities, **known)
     return client
+
+
+def _fallback(
+    rules: Fallback,
+    base_url: str | None,
+    api_key: str | None,
+    settings: LLMSettings,
+    environment: Mapping[str, str] | None,
+) -> FallbackClient:
+    """Return the client for several models. Address and key are those of the first one's vendor."""
+    entries: list[dict[str, Any]] = [
+        dict(entry) if isinstance(entry, Mapping) else {"model": entry} for entry in rules.models
+    ]
+    vendor = _vendor(entries[0].get("model"))
+    clients = []
+    for entry in entries:
+        if unknown := entry.keys() - {"model", "base_url", "api_key"}:
+            raise ConfigError(f"A model of a Fallback has model, base_url and api_key, got {', '.join(unknown)}.")
+        own: dict[str, Any] = {"max_retries": 0}  # the next model is asked at once
+        url, key = entry.get("base_url"), entry.get("api_key")
+        if _vendor(entry.get("model")) == vendor:
+            url, key = url or base_url, key or api_key
+        else:
+            own |= {"base_url": None, "api_key": None}
+        llm = settings.model_copy(update=own)
+        clients.append(connect(entry.get("model"), url, key, llm, environment=environment))
+    return FallbackClient(clients, rules, RetryPolicy(retries=settings.max_retries))
+
+
+def _vendor(model: object) -> str:
+    return model.partition(":")[0] if isinstance(model, str) else ""
 
 
 def named_model(settings: LLMSettings) -> str | None:

@@ -81,7 +81,9 @@ class ModelCalls:
         retry: RetryPolicy | None = None,
         keep_tool_result: int = -1,
     ) -> None:
+        client = client.for_run()
         self._client = client
+        self.rolled_back = client.rolled_back
         self._complete: Callable[..., Awaitable[ModelReply]] = client.complete
         self._by_methods = asks_by_methods(client)
         if self._by_methods:
@@ -150,6 +152,8 @@ class ModelCalls:
         if outcome.tokens:
             tokens = load_tokens(outcome.tokens, self._tokens)
             self._tokens = (*tokens.prompt, *tokens.ids)
+        if exchange.reply is None:
+            self._client.recall(outcome.reply())
         reply = exchange.reply or outcome.reply()
         self._charge(reply.usage, outcome.ms)
         if intent.call == 0 and reply.usage.cost_usd is None and budget.limits_cost:

@@ -109,6 +109,7 @@ class ModelSession:
         Raises:
             ModelError: The request failed.
         """
+        self.calls.rolled_back(rollbacks.consecutive)
         while True:
             request = self.render(history, info.note, draft=rollbacks.draft, withheld=rollbacks.withheld)
             listener = self._new_listener(info.turn) if self._streams else None
