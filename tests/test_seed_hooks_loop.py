@@ -6,12 +6,14 @@ that it is the class that acts.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from closeout import Agent, AnswerGenerator, Boxed, ErrorBox, StreamHandler, ToolExecutor, tool
+from closeout import Agent, AnswerGenerator, Boxed, ErrorBox, StreamHandler, TaskLog, ToolExecutor, UsageError, tool
 from closeout.errors import BadRequest, ContextOverflow, RateLimited, ServerFailed
 from closeout.messages import ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient
@@ -292,3 +294,166 @@ async def test_a_task_that_overflows_the_context_by_itself_is_not_tried_again() 
     client = ScriptedClient([ContextOverflow("too long", status=400)] * 9)
     result = await Agent(client, answer=Boxed(), context_compress_limit=3, home=False).run("What is a?")
     assert (result.stop_reason, result.attempts) == ("context_overflow", 1)
+
+
+# ------------------------------------------------------------------------------------------------ StreamHandler
+
+
+class Front(StreamHandler):
+    """Overrides every method with the parameters that it has; each waits, as one that writes to a socket does."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.called: list[Any] = []
+        super().__init__(self.sent.append)
+
+    async def _note(self, *call: Any) -> None:
+        await asyncio.sleep(0)
+        self.called.append(call)
+
+    async def start_workflow(self, user_input: str) -> str:
+        await self._note("start_workflow", user_input)
+        await super().start_workflow(user_input)
+        return "w1"
+
+    async def end_workflow(self, workflow_id: str) -> None:
+        await self._note("end_workflow", workflow_id)
+
+    async def start_agent(self, agent_name: str, display_name: str | None = None) -> str:
+        await self._note("start_agent", agent_name)
+        return f"the {agent_name}"
+
+    async def end_agent(self, agent_name: str, agent_id: str) -> None:
+        await self._note("end_agent", agent_id)
+
+    async def start_llm(self, agent_name: str, display_name: str | None = None) -> None:
+        await self._note("start_llm", agent_name)
+
+    async def end_llm(self, agent_name: str) -> None:
+        await self._note("end_llm", agent_name)
+        await super().end_llm(agent_name)
+
+    async def message(self, message_id: str, delta_content: str) -> None:
+        await self._note("message", delta_content)
+
+    async def tool_call(
+        self, tool_name: str, payload: Any, streaming: bool = False, tool_call_id: str | None = None
+    ) -> str:
+        await self._note("tool_call", tool_name, payload)
+        return tool_call_id or ""
+
+    async def show_error(self, error: str) -> None:
+        await self._note("show_error", error)
+        await super().show_error(f"Sorry: {error}")
+
+
+async def test_a_run_calls_the_overridden_methods_of_a_stream_handler_in_order() -> None:
+    @tool(read_only=True)
+    def broken(key: str) -> str:
+        """Look up a key."""
+        raise RuntimeError("out of order")
+
+    front = Front()
+    client = ScriptedClient([call("broken", key="a"), answer("42")])
+    result = await Agent(client, [broken], answer=Boxed(), home=False).run("What is a?", listeners=[front])
+    assert result.answer == "42"
+    names = [name for name, *_ in front.called if name != "message"]
+    assert names == [
+        "start_workflow", "start_agent", "start_llm", "end_llm", "tool_call", "tool_call",
+        "start_llm", "end_llm", "end_agent", "end_workflow",
+    ]  # fmt: skip
+    assert front.called[0] == ("start_workflow", "What is a?")
+    started, ended = (payload for name, *_, payload in front.called if name == "tool_call")
+    assert started == {"key": "a"}
+    assert "out of order" in ended["error"]
+    assert front.called[-2:] == [("end_agent", "the main"), ("end_workflow", "w1")]
+    assert "42" in "".join(text for name, text, *_ in front.called if name == "message")
+    workflow, *others = (event["data"] for event in front.sent if event["event"] in ("start_of_workflow", "end_of_llm"))
+    assert workflow["run_id"] == result.run_id, "what the method does not name is sent too"
+    assert [data["usage"]["requests"] for data in others] == [1, 1]
+
+
+async def test_an_override_of_show_error_is_called_and_one_that_raises_loses_no_event() -> None:
+    class Broken(Front):
+        async def start_llm(self, agent_name: str, display_name: str | None = None) -> None:
+            raise RuntimeError("a bug of mine")
+
+    front = Broken()
+    result = await Agent(Flaky([BadRequest("no")]), home=False).run("What?", listeners=[front])
+    assert result.status == "failed"
+    assert [event["data"]["error"] for event in front.sent if event["event"] == "show_error"] == ["Sorry: no"]
+    assert [event["event"] for event in front.sent].count("start_of_llm") == 1
+
+
+async def test_an_override_of_update_receives_the_events_that_have_no_method_of_their_own() -> None:
+    class Upper(StreamHandler):
+        async def update(self, event_type: str, data: Any) -> None:
+            await super().update(event_type.upper(), data)
+
+    sent: list[Any] = []
+    client = ScriptedClient([call("look", key="a"), answer("42")])
+    await Agent(client, [look], answer=Boxed(), home=False).run("What is a?", listeners=[Upper(sent.append)])
+    assert {"START_OF_WORKFLOW", "TOOL_CALL", "END_OF_WORKFLOW"} <= {event["event"] for event in sent}
+    assert all(event["event"].isupper() for event in sent)
+
+
+async def test_one_handler_streams_the_runs_of_a_map_a_session_and_a_resumed_run(tmp_path: Path) -> None:
+    class Names(StreamHandler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[str] = []
+
+        async def start_workflow(self, user_input: str) -> str:
+            self.asked.append(user_input)
+            return await super().start_workflow(user_input)
+
+    names = Names()
+    client = ScriptedClient(lambda view: answer("42"))
+    agent = Agent(client, answer=Boxed(), home=tmp_path)
+    assert [each.answer async for each in agent.map(["one", "two"], limit=1, listeners=[names])] == ["42", "42"]
+    await agent.session("s").run("three", listeners=[names])
+    await Agent(Flaky([BadRequest("no")]), answer=Boxed(), home=tmp_path).run("four", run_id="r")
+    await agent.resume("r", listeners=[names], despite_changes=True)
+    assert names.asked == ["one", "two", "three", "four"]
+
+
+# ------------------------------------------------------------------------------------------------ TaskLog
+
+
+class Counting(TaskLog):
+    """Adds a prefix to every step, and counts."""
+
+    count = 0
+
+    def log_step(self, level: str, step_name: str, message: str, metadata: Any = None) -> Any:
+        Counting.count += 1
+        return super().log_step(level, f"[mine] {step_name}", message, metadata)
+
+
+async def test_a_task_log_of_ones_own_logs_a_run_and_is_the_log_of_its_hooks(tmp_path: Path) -> None:
+    class Telling(ToolExecutor):
+        def fix_tool_call_arguments(self, tool_name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            assert type(self.task_log) is Counting
+            self.task_log.log_step("info", "Main Agent | Mine", f"fixes {tool_name}")
+            return super().fix_tool_call_arguments(tool_name, arguments)
+
+    written: list[Any] = []
+    log, client = Counting(writer=written.append), ScriptedClient([call("look", key="a"), answer("42")])
+    agent = Agent(client, [look], answer=Boxed(), tool_executor=Telling, home=False)
+    result = await agent.run("What is a?", listeners=[log])
+    names = [step.name for step in log.step_logs]
+    assert names.count("[mine] Main Agent | Mine") == 1
+    assert all(name.startswith("[mine] ") for name in names)
+    assert len(names) == Counting.count == len(written)
+    assert (log.status, log.final_boxed_answer, log.tool_calls[0]["result"]) == ("answered", "42", "a is 42")
+    assert log.usage == result.task_log.usage
+    assert [step.message for step in result.task_log.step_logs] == [step.message for step in log.step_logs]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("stream_handler", "listeners="), ("task_log", "listeners="), ("orchestrator", "tool_executor=")]
+)
+def test_an_agent_says_where_an_object_belongs_that_it_does_not_take(name: str, hint: str) -> None:
+    arguments: Any = {name: object()}
+    with pytest.raises(UsageError, match=hint):
+        Agent(ScriptedClient([]), **arguments)

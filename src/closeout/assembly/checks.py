@@ -79,6 +79,9 @@ ELSEWHERE = {
     "fallback": "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",
     "hooks": "Pass listeners= to run(…) to watch, or tool_executor=, check=, context= or strategy= to decide; "
     "see docs/extending.md.",
+    "stream_handler": "Pass listeners=[MyStreamHandler(queue)] to run(…).",
+    "task_log": "Pass listeners=[MyTaskLog()] to run(…). The log of a run is also result.task_log.",
+    "orchestrator": "The loop calls what you pass: strategy=, dialect=, context=, tool_executor=, answer_generator=.",
     "verbose": "Pass listeners=[print] to run(…).",
 }
 

@@ -1,4 +1,4 @@
-"""Other systems' names and shapes over these packages: runners, wrapped tools, the live stream as dicts.
+"""Other systems' names and shapes over these packages: runners and wrapped tools.
 
 Nothing below imports this package; what a run calls are objects that users pass in.
 """

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from closeout.journal.events import (
@@ -28,10 +32,18 @@ from closeout.journal.events import (
 from closeout.journal.recorded import CANCELLED
 from closeout.journal.story import AgentStory, CallStory, Change, Story, TurnStory
 from closeout.journal.subscribers import Progress, RunInfo
+from closeout.overrides import is_overridden
 
 __all__ = ["StreamHandler"]
 
 _Put = Callable[[dict[str, Any]], Any]
+
+logger = logging.getLogger("closeout")
+
+LAST_SECONDS = 10.0  # Seconds that the overridden methods may take after the end of a run.
+
+# The event of a run that an overridden method is called with, which the method itself sends.
+_event: ContextVar[tuple[str, Mapping[str, Any]] | None] = ContextVar("closeout_stream_event", default=None)
 
 
 class StreamHandler:
@@ -44,6 +56,10 @@ class StreamHandler:
     delta), tool_call (also as it is written, and with its result), tool_progress, show_error, discard (ignore a
     message). Call the methods yourself, or pass the handler as a listener (`agent.run(…, listeners=[handler])`): it
     then sends whole runs, several at once too, each with a workflow_id that all its events carry.
+
+    A run calls every method that a subclass overrides, in the order of its events, instead of sending them: an override
+    sends what it passes to `super()`. An override of `update` receives all events that have no overridden method. One
+    that raises does not disturb the run, and its event is sent as it is.
     """
 
     def __init__(self, stream_queue: Any = None) -> None:
@@ -59,6 +75,11 @@ class StreamHandler:
         except Exception:  # a failing queue must not end the run
             self.dropped += 1
 
+    def _send_own(self, event_type: str, data: Mapping[str, Any]) -> None:
+        """Send an event of a method. In a run, it keeps what else is known of it."""
+        about = _event.get()
+        self.send(event_type, {**about[1], **data} if about is not None and about[0] == event_type else data)
+
     @staticmethod
     def sse(event: Mapping[str, Any]) -> str:
         """Return one event in the format of text/event-stream."""
@@ -71,32 +92,34 @@ class StreamHandler:
 
     async def start_workflow(self, user_input: str) -> str:
         """Returns the workflow's id."""
-        workflow_id = str(uuid.uuid4())
+        about = _event.get()
+        workflow_id = str(uuid.uuid4() if about is None else about[1]["workflow_id"])
         content = [{"role": "user", "content": user_input}]
-        self.send("start_of_workflow", {"workflow_id": workflow_id, "input": content})
+        self._send_own("start_of_workflow", {"workflow_id": workflow_id, "input": content})
         return workflow_id
 
     async def end_workflow(self, workflow_id: str) -> None:
-        self.send("end_of_workflow", {"workflow_id": workflow_id})
+        self._send_own("end_of_workflow", {"workflow_id": workflow_id})
 
     async def start_agent(self, agent_name: str, display_name: str | None = None) -> str:
         """Returns the agent's id."""
-        agent_id = str(uuid.uuid4())
+        about = _event.get()
+        agent_id = str(uuid.uuid4() if about is None else about[1].get("agent_id"))
         data = {"agent_name": agent_name, "display_name": display_name or agent_name, "agent_id": agent_id}
-        self.send("start_of_agent", data)
+        self._send_own("start_of_agent", data)
         return agent_id
 
     async def end_agent(self, agent_name: str, agent_id: str) -> None:
-        self.send("end_of_agent", {"agent_name": agent_name, "agent_id": agent_id})
+        self._send_own("end_of_agent", {"agent_name": agent_name, "agent_id": agent_id})
 
     async def start_llm(self, agent_name: str, display_name: str | None = None) -> None:
-        self.send("start_of_llm", {"agent_name": agent_name, "display_name": display_name or agent_name})
+        self._send_own("start_of_llm", {"agent_name": agent_name, "display_name": display_name or agent_name})
 
     async def end_llm(self, agent_name: str) -> None:
-        self.send("end_of_llm", {"agent_name": agent_name})
+        self._send_own("end_of_llm", {"agent_name": agent_name})
 
     async def message(self, message_id: str, delta_content: str) -> None:
-        self.send("message", {"message_id": message_id, "delta": {"content": delta_content}})
+        self._send_own("message", {"message_id": message_id, "delta": {"content": delta_content}})
 
     async def tool_call(
         self, tool_name: str, payload: Mapping[str, Any], streaming: bool = False, tool_call_id: str | None = None
@@ -105,18 +128,104 @@ class StreamHandler:
         call_id = tool_call_id or str(uuid.uuid4())
         if streaming:
             for key, value in payload.items():
-                self.send("tool_call", _call(call_id, tool_name, delta_input={key: value}))
+                self._send_own("tool_call", _call(call_id, tool_name, delta_input={key: value}))
         else:
-            self.send("tool_call", _call(call_id, tool_name, tool_input=dict(payload)))
+            self._send_own("tool_call", _call(call_id, tool_name, tool_input=dict(payload)))
         return call_id
 
     async def show_error(self, error: str) -> None:
         """An error for people to see. The stream continues."""
-        self.send("show_error", {"error": error})
+        self._send_own("show_error", {"error": error})
 
     def for_run(self, run: RunInfo) -> _StreamedRun:
         """The callback that sends the events of one run."""
         return _StreamedRun(self, run)
+
+
+def _tool_call_arguments(data: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return the arguments of `tool_call` for a call that begins or has ended; None for a piece of a call."""
+    if "ok" in data:
+        payload = {"result" if data["ok"] else "error": data["result"]}
+    elif "tool_input" in data:
+        payload = json.loads(data["tool_input"])
+    else:
+        return None
+    return (
+        data["tool_name"],
+        payload if isinstance(payload, dict) else {"arguments": payload},
+        False,
+        data["tool_call_id"],
+    )
+
+
+# The method of each event, and its arguments.
+_METHODS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...] | None]]] = {
+    "start_of_workflow": ("start_workflow", lambda data: (data["input"][0]["content"],)),
+    "end_of_workflow": ("end_workflow", lambda data: (data["workflow_id"],)),
+    "start_of_agent": ("start_agent", lambda data: (data["agent_name"], data["display_name"])),
+    "end_of_agent": ("end_agent", lambda data: (data["agent_name"], data["agent_id"])),
+    "start_of_llm": ("start_llm", lambda data: (data["agent_name"],)),
+    "end_of_llm": ("end_llm", lambda data: (data["agent_name"],)),
+    "message": ("message", lambda data: (data["message_id"], data["delta"]["content"])),
+    "tool_call": ("tool_call", _tool_call_arguments),
+    "show_error": ("show_error", lambda data: (data["error"],)),
+}
+
+
+class _Overrides:
+    """Calls the overridden methods of a handler, one after the other, beside the run.
+
+    Args:
+        handler: The handler.
+        names: The names of its overridden methods.
+    """
+
+    def __init__(self, handler: StreamHandler, names: frozenset[str]) -> None:
+        self._handler = handler
+        self._names = names
+        self._waiting: deque[tuple[str, Mapping[str, Any]]] = deque()
+        self._ids: dict[str, str] = {}  # of workflows and agents, that the methods replaced
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, event_type: str, data: Mapping[str, Any]) -> None:
+        """Pass an event to its method, after all earlier ones."""
+        self._waiting.append((event_type, data))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def finish(self) -> None:
+        """Wait for the methods, but not long."""
+        if self._task is None or (await asyncio.wait([self._task], timeout=LAST_SECONDS))[0]:
+            return
+        self._task.cancel()
+        logger.warning("%.120r did not receive all events: its methods take too long.", self._handler)
+
+    async def _work(self) -> None:
+        while self._waiting:
+            event_type, data = self._waiting.popleft()
+            data = {key: self._ids.get(data[key], data[key]) if key.endswith("_id") else data[key] for key in data}
+            token = _event.set((event_type, data))
+            try:
+                await self._call(event_type, data)
+            except Exception:  # a failing method must not end the run
+                logger.warning("%.120r raised an exception at %s.", self._handler, event_type, exc_info=True)
+                self._handler.send(event_type, data)
+            finally:
+                _event.reset(token)
+
+    async def _call(self, event_type: str, data: Mapping[str, Any]) -> None:
+        handler = self._handler
+        name, arguments_of = _METHODS.get(event_type, ("", lambda _: None))
+        arguments = arguments_of(data) if name in self._names else None
+        if arguments is not None:
+            returned = await getattr(handler, name)(*arguments)
+            id_of = {"start_workflow": "workflow_id", "start_agent": "agent_id"}.get(name)
+            if id_of is not None and isinstance(returned, str):
+                self._ids[data[id_of]] = returned
+        elif "update" in self._names:
+            await handler.update(event_type, data)
+        else:
+            handler.send(event_type, data)
 
 
 class _StreamedRun:
@@ -129,9 +238,17 @@ class _StreamedRun:
         self._story = Story()
         self._agents: dict[str, str] = {}  # the ids of those that have started and not ended
         self._written: dict[str, list[int]] = {}  # of each agent, the indexes of its reply's calls in their order
+        names = ("update", *(name for name, _ in _METHODS.values()))
+        own = frozenset(name for name in names if is_overridden(handler, StreamHandler, name))
+        self._overrides = _Overrides(handler, own) if own else None
+        self._send = handler.send if self._overrides is None else self._overrides.add
 
     def send(self, event_type: str, data: Mapping[str, Any]) -> None:
-        self._handler.send(event_type, {"workflow_id": self._workflow, **data})
+        self._send(event_type, {"workflow_id": self._workflow, **data})
+
+    def close(self) -> Awaitable[None] | None:
+        """Return what waits for the overridden methods, if there are any."""
+        return None if self._overrides is None else self._overrides.finish()
 
     def __call__(self, event: Event | Progress) -> None:
         if isinstance(event, Progress):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
-from inspect import iscoroutinefunction
+from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from closeout.journal.events import Event, RunStarted
@@ -64,7 +64,8 @@ Callback: TypeAlias = Callable[[Event | Progress], Any]
 class RunListener(Protocol):
     """A listener that keeps state for each run: `for_run` returns the callback for one.
 
-    If that callback has a `close` method, it is called when the run is over, however it ended.
+    If that callback has a `close` method, it is called when the run is over, however it ended, and what it returns is
+    awaited if it can be.
     """
 
     def for_run(self, run: RunInfo, /) -> Callback: ...
@@ -99,18 +100,19 @@ class Subscribers:
 
         return unsubscribe
 
-    def subscribe_listener(self, listener: Listener) -> Callable[[], None]:
+    def subscribe_listener(self, listener: Listener) -> Callable[[], Awaitable[object] | None]:
         """Subscribe a listener that the user passed. If it raises, it is reported and unsubscribed; the run continues.
 
         Returns:
-            A function that ends the subscription and closes the listener's callback.
+            A function that ends the subscription and closes the listener's callback. Await what it returns, if that is
+            not None.
         """
         guarded = _Guarded(listener, self)
         unsubscribe = self.subscribe(guarded)
 
-        def leave() -> None:
+        def leave() -> Awaitable[object] | None:
             unsubscribe()
-            guarded.close()
+            return guarded.close()
 
         return leave
 
@@ -156,9 +158,11 @@ class _Guarded:
             self._callback = None
             self._subscribers.report(self._listener, error)
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[object] | None:
         if self._close is not None:
             try:
-                self._close()
+                closed = self._close()
+                return closed if isawaitable(closed) else None
             except Exception:  # the run is over: there is no record to note the failure in
                 logger.warning("%.120r raised an exception when it was closed.", self._listener, exc_info=True)
+        return None

@@ -32,6 +32,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.store import Row
 from closeout.journal.story import CallStory, Story
+from closeout.journal.subscribers import Progress, RunInfo
 from closeout.journal.totals import RunTotals
 
 __all__ = ["StepLog", "TaskLog"]
@@ -58,6 +59,9 @@ class TaskLog:
     grading; the model never sees it. `usage` holds the tokens, requests and cost of the run, with its sub-agents.
     `tool_calls` holds a record for each call that ran: agent, handle, server_name, tool_name, arguments, result or
     error, and duration_ms. `writer`, if set, is called with each step.
+
+    As a listener (`agent.run(…, listeners=[MyTaskLog()])`), it logs one run while it happens: each step goes through
+    `log_step`. Clients, executors and generators of the run then have it as their `task_log`.
     """
 
     status: str = "running"
@@ -119,17 +123,21 @@ class TaskLog:
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Self:
         """Return the log of a journal's rows."""
-        log, totals, story = cls(start_time=""), RunTotals(), Story()
-        calls: dict[CallStory, ToolStarted] = {}
+        log = cls(start_time="")
+        summary = _TaskTotals(log)
         for row in rows:
-            totals(row.event)
-            log._take(_iso(row.time), row.event)
-            call = story.feed(row.event).call
-            if call is not None and call.started is not None:
-                calls[call] = call.started
-        log.tool_calls = [_call_record(started) | _outcome(call.finished) for call, started in calls.items()]
-        log.usage = {**usage_record(totals.usage), "total_tokens": totals.usage.total_tokens}
+            at = _iso(row.time)
+            summary.take(at, row.event)
+            described = _describe(row.event)
+            if described is not None:
+                level, name, message, metadata = described
+                log.step_logs.append(StepLog(level, name, message, at, metadata))
+        summary.finish()
         return log
+
+    def for_run(self, run: RunInfo) -> Callable[[Event | Progress], None]:
+        """Return the callback that logs the events of one run."""
+        return _LoggedRun(self, run)
 
     def _take(self, at: str, event: Event) -> None:
         self.start_time = self.start_time or at
@@ -140,10 +148,66 @@ class TaskLog:
             self.end_time = at
         elif isinstance(event, RunResumed):
             self.status, self.end_time = "running", ""
-        described = _describe(event)
+
+
+class _TaskTotals:
+    """Sets what a log holds beside its steps, from the events of a run."""
+
+    def __init__(self, log: TaskLog) -> None:
+        self._log = log
+        self._totals = RunTotals()
+        self._story = Story()
+        self._calls: dict[CallStory, ToolStarted] = {}
+
+    def take(self, at: str, event: Event) -> None:
+        self._totals(event)
+        self._log._take(at, event)
+        call = self._story.feed(event).call
+        if call is not None and call.started is not None:
+            self._calls[call] = call.started
+
+    def finish(self) -> None:
+        log, usage = self._log, self._totals.usage
+        log.tool_calls = [_call_record(started) | _outcome(call.finished) for call, started in self._calls.items()]
+        log.usage = {**usage_record(usage), "total_tokens": usage.total_tokens}
+
+
+class _LoggedRun:
+    """Logs the events of one run, and records the steps that hooks of the run log themselves."""
+
+    def __init__(self, log: TaskLog, run: RunInfo) -> None:
+        self._log = log
+        self._run = run
+        self._totals_of_run = _TaskTotals(log)
+        self._writer, log.writer = log.writer, self._write
+        self._logging = False  # an event of the run, which is recorded already
+        self._recording = False  # a step, which is logged already
+
+    def __call__(self, event: Event | Progress) -> None:
+        if isinstance(event, Progress):
+            return
+        self._totals_of_run.take(_iso(time.time()), event)
+        described = None if self._recording else _describe(event)
         if described is not None:
-            level, name, message, metadata = described
-            self.step_logs.append(StepLog(level, name, message, at, metadata))
+            self._logging = True
+            try:
+                self._log.log_step(*described)
+            finally:
+                self._logging = False
+
+    def _write(self, step: StepLog) -> None:
+        if self._writer is not None:
+            self._writer(step)
+        if not self._logging:
+            self._recording = True
+            try:
+                self._run.add(Noted("main", step.level, step.name, message=step.message, metadata=step.metadata))
+            finally:
+                self._recording = False
+
+    def close(self) -> None:
+        self._totals_of_run.finish()
+        self._log.writer = self._writer
 
 
 def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:

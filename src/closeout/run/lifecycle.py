@@ -136,7 +136,7 @@ async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
 
 def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener] = ()) -> Scope:
     stream = next((each for each in listeners if isinstance(each, StreamHandler)), None)
-    log: Any = next((each for each in listeners if isinstance(each, TaskLog)), None)
+    log = next((each for each in listeners if isinstance(each, TaskLog)), None)
     budget = Budget(plan.limits, lambda: journal.elapsed)
     scope = Scope(
         journal,
@@ -189,8 +189,9 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         journal.abandon()
         raise
     finally:
-        for leave in unsubscribe:
-            leave()
+        for closing in [leave() for leave in unsubscribe]:
+            if closing is not None:
+                await closing
     return _run_result(task, result, scope, totals)
 
 
