@@ -162,6 +162,14 @@ async def test_a_run_that_has_spent_its_share_continues_with_the_next_model() ->
     assert (result.answer, requests) == ("42", [3, 1])
 
 
+async def test_a_model_that_refused_is_asked_again_only_if_no_other_can_answer() -> None:
+    filtered = ModelReply("I will", finish_reason="content_filter")
+    first = Named([filtered, answer("42")], "a")
+    second = Named([call("lookup", key="k1"), ServerFailed("down")], "b")
+    result, requests = await asked(Fallback([first, second]))
+    assert (result.answer, requests) == ("42", [2, 2])
+
+
 @pytest.mark.parametrize(("malformed", "requests"), [(2, [2, 1]), (None, [4, 0])])
 async def test_malformed_replies_lead_to_the_next_model_if_asked_to(malformed: int | None, requests: list[int]) -> None:
     broken = ModelReply("I will", finish_reason="length")

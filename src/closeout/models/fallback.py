@@ -137,6 +137,7 @@ class FallbackClient(BaseClient):
         self._retry = retry
         self._breakers = [_breaker_of(client) for client in clients]
         self._first = 0  # the model that this run prefers now
+        self._spare: list[int] = []  # models that it left for their replies: asked again only if no other can answer
         self._cost = [0.0] * len(self.clients)  # of this run, by model
 
     def for_run(self) -> Self:
@@ -175,10 +176,12 @@ class FallbackClient(BaseClient):
     def rolled_back(self, times: int) -> None:
         every = self._rules.malformed
         if every is not None and times and times % every == 0:
-            self._leave(self._first)
+            self._leave(self._first, spare=True)
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, number: int, *, spare: bool = False) -> None:
         """Continue the run with the models after this one."""
+        if spare and number not in self._spare:
+            self._spare.append(number)
         self._first = min(max(self._first, number + 1), len(self.clients) - 1)
 
     # -------------------------------------------------------------------------------------------- requests
@@ -205,7 +208,7 @@ class FallbackClient(BaseClient):
         spent, errors, warnings = Usage(), list[ModelError](), list[str]()
         chosen = self._chosen()
         for place, number in enumerate(chosen):
-            following = self._labels[chosen[place + 1]] if place + 1 < len(chosen) else ""
+            following = self._label_at(chosen, place + 1)
             client, asked, breaker = self.clients[number], self._labels[number], self._breakers[number]
             limit = self._rules.seconds if following and "time" in self._rules.on else None
             began = breaker.begin()
@@ -225,6 +228,9 @@ class FallbackClient(BaseClient):
                     raise error from None
                 if isinstance(error, TransientModelError):
                     breaker.fail(error, began)
+                    if not following:
+                        chosen += [spare for spare in self._spare if spare not in chosen]
+                        following = self._label_at(chosen, place + 1)
                 errors.append(error)
                 why: ModelError = error
             else:
@@ -237,7 +243,7 @@ class FallbackClient(BaseClient):
                 spent = spent + reply.usage
                 condition, why = "refusal", PermanentModelError("The reply was refused.")
             if condition in ("refusal", "context"):
-                self._leave(number)
+                self._leave(number, spare=condition == "refusal")
             if following:
                 warnings.append(f"{following} was asked instead of {asked} ({condition}).")
                 if on_retry is not None:
@@ -245,6 +251,9 @@ class FallbackClient(BaseClient):
         last = next((error for error in errors if isinstance(error, TransientModelError)), errors[-1])
         last.usage = spent
         raise last
+
+    def _label_at(self, chosen: Sequence[int], place: int) -> str:
+        return self._labels[chosen[place]] if place < len(chosen) else ""
 
     def _chosen(self) -> list[int]:
         """Return the numbers of the models to ask, in order: at least one."""
