@@ -188,7 +188,8 @@ class Display:
             case ModelRequested():
                 self._requested(event, change)
             case ModelRetried():
-                self._print(event, f"! {event.reason} Retrying in {event.wait:.1f} s.", "yellow")
+                wait = f" Retrying in {event.wait:.1f} s." if event.wait else ""
+                self._print(event, f"! {event.reason}{wait}", "yellow")
             case ModelFailed():
                 if not (self._brief and event.kind == CANCELLED):
                     self._failure = event.error  # if no request follows, the command prints it at the end
