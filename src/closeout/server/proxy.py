@@ -192,14 +192,15 @@ class _ProxiedExchange:
         self._proxy = proxy
         self._request = request
         self._form = form
-        self._body = body
+        # In record-only mode the client's own words are sent.
+        self._body, self._mended = (body, []) if proxy.record_only else form.mended(body)
         self._model = str(body.get("model") or "")
         self._streams = bool(body.get("stream"))
         self._has_choices = body.get("n") not in (None, 1)  # they pass unchanged: some may be valid, others not
         self._offered = form.tools(body)
         self._governor = proxy.governor(self._offered, parallel=form.parallel(body))
         self._writes_text = bool(self._offered.functions) and proxy.speaks_text(self._model, request.headers)
-        self._messages = form.messages(body)
+        self._messages = form.messages(self._body)
         self._writer: Writer = form.writer(body)
         self._out: web.StreamResponse | None = None  # once the response has begun
         self._shown: list[str] = []  # text of the current reply that the client got, in pieces
@@ -209,6 +210,8 @@ class _ProxiedExchange:
         self._rejected = 0  # times in a row that the server could not read its model's call
         notes = {"format": form.path, "upstream": proxy.upstream.base, "record_only": proxy.record_only}
         self._record = ProxyRecord(proxy.store, self._model, self._messages, notes)
+        self._record.repaired(self._mended)
+        proxy.repairs.update(repair.kind for repair in self._mended)
 
     @property
     def _governs(self) -> bool:
@@ -251,7 +254,7 @@ class _ProxiedExchange:
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
         """Pass the request on as it is. Returns None if the model must get its tools as text."""
         endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
-        data = await self._request.read()
+        data = encode_json(self._body) if self._mended else await self._request.read()
         # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
         cut: tuple[_Received, Verdict] | None = None
         while True:

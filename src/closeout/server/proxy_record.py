@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from closeout.errors import Failure, JournalError, ModelError
@@ -23,7 +23,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.run_journal import Journal, new_run_id
 from closeout.journal.store import Store
-from closeout.messages import Message, ModelReply, Usage
+from closeout.messages import Message, ModelReply, Repair, Usage
 from closeout.server.governing import Verdict, arguments_object, arguments_text
 
 __all__ = ["KIND", "ProxyRecord"]
@@ -75,6 +75,12 @@ class ProxyRecord:
         failure = Failure.of(error)
         self._events.append(ModelFailed.of("main", self._calls - 1, failure, usage=error.usage, ms=self._ms()))
 
+    def repaired(self, repairs: Iterable[Repair]) -> None:
+        """Note repairs."""
+        for repair in repairs:
+            event = Repaired("main", 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)
+            self._events.append(event)
+
     def judged(self, verdict: Verdict, *, again: bool, applied: bool = True) -> None:
         """Note what was found in a reply.
 
@@ -83,9 +89,7 @@ class ProxyRecord:
             again: Whether it is asked for again.
             applied: Whether the verdict changes what the client gets.
         """
-        for repair in verdict.repairs:
-            event = Repaired("main", 0, repair.kind, where=repair.where, before=repair.before, after=repair.after)
-            self._events.append(event)
+        self.repaired(verdict.repairs)
         defect = verdict.defect
         if defect is not None and again:
             self._events.append(TurnRolledBack("main", 0, 0, reason=defect.code, detail=defect.hint, change="hint"))

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from closeout.codec import encode_json
-from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolSpec
 from closeout.models.anthropic import AnthropicStream, read_message
 from closeout.models.streaming import ReplyBuilder, StreamReader
+from closeout.server.formats.client_history import repair_blocks
 from closeout.server.formats.format import FormCheck, NativeFormat, RequestTools, Writer
 from closeout.server.formats.shared_fields import (
     list_of_objects,
@@ -47,6 +48,10 @@ class AnthropicMessages(NativeFormat):
     def parallel(self, body: Mapping[str, Any]) -> bool:
         choice = body.get("tool_choice")
         return not (isinstance(choice, dict) and choice.get("disable_parallel_tool_use"))
+
+    def mended(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[Repair]]:
+        messages, repairs = repair_blocks(list_of_objects(body.get("messages"), "messages"))
+        return ({**body, "messages": messages}, repairs) if repairs else (body, [])
 
     def messages(self, body: Mapping[str, Any]) -> list[Message]:
         system = body.get("system")

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolCall, ToolSpec
 from closeout.models.openai import OpenAIStream, read_completion
 from closeout.models.streaming import ReplyBuilder, StreamReader
+from closeout.server.formats.client_history import repair_chat
 from closeout.server.formats.format import FormCheck, NativeFormat, RequestTools, Writer
 from closeout.server.formats.shared_fields import (
     list_of_objects,
@@ -42,6 +43,10 @@ class ChatCompletions(NativeFormat):
                     yield None, str((custom if isinstance(custom, dict) else tool).get("name") or "")
 
         return offered_tools(each())
+
+    def mended(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[Repair]]:
+        messages, repairs = repair_chat(list_of_objects(body.get("messages"), "messages"))
+        return ({**body, "messages": messages}, repairs) if repairs else (body, [])
 
     def messages(self, body: Mapping[str, Any]) -> list[Message]:
         return [Message(message) for message in list_of_objects(body.get("messages"), "messages")]

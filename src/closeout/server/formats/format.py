@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from closeout.messages import Message, ModelReply, ModelRequest, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolSpec
 from closeout.models.streaming import ReplyBuilder, StreamReader
 from closeout.server.upstream import UpstreamKind
 
@@ -87,6 +87,10 @@ class Format(ABC):
     @abstractmethod
     def tools(self, body: Mapping[str, Any]) -> RequestTools:
         """Return the tools of a request."""
+
+    @abstractmethod
+    def mended(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[Repair]]:
+        """Return a request whose conversation every server accepts, the same one if it is valid, and its repairs."""
 
     @abstractmethod
     def messages(self, body: Mapping[str, Any]) -> list[Message]:

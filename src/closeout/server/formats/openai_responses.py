@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from closeout.messages import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
+from closeout.messages import Message, ModelReply, ModelRequest, Repair, ToolCall, ToolSpec
 from closeout.server.api_errors import ApiError
+from closeout.server.formats.client_history import repair_chat
 from closeout.server.formats.format import Format, RequestTools, Writer
 from closeout.server.formats.shared_fields import (
     list_of_objects,
@@ -44,7 +45,13 @@ class Responses(Format):
 
         return offered_tools(each())
 
+    def mended(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[Repair]]:
+        return body, repair_chat(self._conversation(body))[1]
+
     def messages(self, body: Mapping[str, Any]) -> list[Message]:
+        return list(map(Message, repair_chat(self._conversation(body))[0]))
+
+    def _conversation(self, body: Mapping[str, Any]) -> list[Message]:
         for name in ("previous_response_id", "background", "conversation"):
             if body.get(name):
                 raise ApiError(

@@ -1,0 +1,206 @@
+"""The proxy repairs the calls and results in a client's history, and leaves a valid history as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from closeout.journal.events import Repaired
+from closeout.server.formats.client_history import MALFORMED, NO_RESULT, repair_blocks, repair_chat
+from closeout.testing import answer
+from test_proxy import CHAT_TOOLS, MESSAGE_TOOLS, proxied
+
+ASKED = {"role": "user", "content": "What is k1?"}
+
+
+def calls(*made: tuple[Any, Any]) -> dict[str, Any]:
+    """A message with calls of these ids and arguments."""
+    found = [{"id": i, "type": "function", "function": {"name": "lookup", "arguments": a}} for i, a in made]
+    return {"role": "assistant", "content": None, "tool_calls": found}
+
+
+def result(call_id: Any, text: str = "5") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def problems(messages: Sequence[Any]) -> list[str]:
+    """What a strict server finds wrong with a conversation, written from the vendors' documentation."""
+    found, seen, waiting = [], set(), list[str]()
+    for message in messages:
+        if message["role"] == "tool":
+            if message.get("tool_call_id") not in waiting:
+                found.append(f"a result of no call: {message}")
+            else:
+                waiting.remove(message["tool_call_id"])
+            continue
+        found += [f"a call without a result: {each}" for each in waiting]
+        waiting = []
+        for call in message.get("tool_calls") or ():
+            if not isinstance(call["id"], str) or not call["id"] or call["id"] in seen:
+                found.append(f"the id {call['id']!r}")
+            seen.add(call["id"])
+            waiting.append(call["id"])
+            try:
+                fine = isinstance(json.loads(call["function"]["arguments"]), dict)
+            except (ValueError, TypeError):
+                fine = False
+            if not fine:
+                found.append(f"the arguments {call['function']['arguments']!r}")
+    return [*found, *(f"a call without a result: {each}" for each in waiting)]
+
+
+POISON = {
+    "broken arguments": ([ASKED, calls(("a", "{'search_term': 'k1',")), result("a")], {"history_arguments"}),
+    "arguments that are no JSON": ([ASKED, calls(("a", "k1 please")), result("a")], {"history_arguments"}),
+    "arguments as an object": ([ASKED, calls(("a", {"search_term": "k1"})), result("a")], {"history_arguments"}),
+    "no arguments": ([ASKED, calls(("a", "")), result("a")], {"history_arguments"}),
+    "a call without a result": ([ASKED, calls(("a", "{}"), ("b", "{}")), result("b"), ASKED], {"history_result"}),
+    "a call at the end": ([ASKED, calls(("a", "{}"))], {"history_result"}),
+    "a result of no call": ([result("z"), ASKED, calls(("a", "{}")), result("a"), result("x")], {"history_orphan"}),
+    "an id twice in a turn": ([ASKED, calls(("a", "{}"), ("a", "{}")), result("a"), result("a", "6")], {"history_id"}),
+    "an earlier id": ([ASKED, calls(("a", "{}")), result("a"), calls(("a", "{}")), result("a")], {"history_id"}),
+    "no ids": ([ASKED, calls((None, "{}"), ("", "{}")), result(None), result("", "6")], {"history_id"}),
+    "a late result": ([ASKED, calls(("a", "{}")), ASKED, result("a")], {"history_order"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_a_poisoned_history_becomes_valid_and_the_repair_has_a_name(poison: str) -> None:
+    messages, kinds = POISON[poison]
+    assert problems(messages)
+    found, repairs = repair_chat(messages)
+    assert problems(found) == []
+    assert {repair.kind for repair in repairs} == kinds
+    assert [each["content"] for each in found if each["role"] == "user"] == [
+        each["content"] for each in messages if each["role"] == "user"
+    ]
+
+
+def test_what_the_model_wrote_is_kept_where_it_can_be_read_and_quoted_where_not() -> None:
+    def arguments(given: Any) -> Any:
+        (_, call, _), _ = repair_chat([ASKED, calls(("a", given)), result("a")])
+        return json.loads(call["tool_calls"][0]["function"]["arguments"])
+
+    assert arguments("{'search_term': '温度',") == {"search_term": "温度"}
+    assert arguments("k1 please") == {MALFORMED: "k1 please"}
+    assert arguments("[1, 2]") == {MALFORMED: "[1, 2]"}
+
+
+def test_results_of_calls_with_one_id_keep_their_order() -> None:
+    found, _ = repair_chat([ASKED, calls(("a", '{"n": 1}'), ("a", '{"n": 2}')), result("a", "1"), result("a", "2")])
+    said = {each["tool_call_id"]: each["content"] for each in found[2:]}
+    assert [said[call["id"]] for call in found[1]["tool_calls"]] == ["1", "2"]
+
+
+ARGUMENTS = st.sampled_from(["{}", '{"a": 1}', "{'a': 1", "", None, {"a": 1}, "nothing", "[]", '{"a": "\ud83d"}'])
+IDS = st.sampled_from(["a", "b", "c", "", None, 5])
+MESSAGES = st.one_of(
+    st.just(ASKED),
+    st.builds(lambda made: calls(*made), st.lists(st.tuples(IDS, ARGUMENTS), max_size=3)),
+    st.builds(result, IDS),
+    st.just({"role": "assistant", "content": "Well."}),
+)
+
+
+@given(st.lists(MESSAGES, max_size=8))
+def test_every_history_becomes_valid_and_a_valid_one_stays_as_it_is(messages: list[Any]) -> None:
+    found, repairs = repair_chat(messages)
+    assert problems(found) == []
+    assert (found == messages) == (not repairs) == (not problems(messages))
+    assert repair_chat(found) == (found, [])
+
+
+@given(st.lists(MESSAGES, max_size=6), MESSAGES)
+def test_a_longer_history_begins_with_the_same_bytes(messages: list[Any], more: Any) -> None:
+    closed = [*messages, {"role": "assistant", "content": "Well."}]
+    found, _ = repair_chat(closed)
+    longer, _ = repair_chat([*closed, ASKED, more])
+    assert longer[: len(found)] == found
+
+
+# ------------------------------------------------------------------------------------------------ Anthropic's Messages
+
+
+def uses(*made: tuple[Any, Any]) -> dict[str, Any]:
+    content = [{"type": "tool_use", "id": i, "name": "lookup", "input": a} for i, a in made]
+    return {"role": "assistant", "content": [{"type": "text", "text": "I look."}, *content]}
+
+
+def results(*ids: Any, text: str = "") -> dict[str, Any]:
+    blocks: list[Any] = [{"type": "tool_result", "tool_use_id": each, "content": "5"} for each in ids]
+    return {"role": "user", "content": [*([{"type": "text", "text": text}] if text else []), *blocks]}
+
+
+BLOCKS = {
+    "input as a text": ([ASKED, uses(("a", '{"x": 1}')), results("a")], {"history_arguments"}),
+    "a call without a result": (
+        [ASKED, uses(("a", {}), ("b", {})), results("b", text="And?")],
+        {"history_result", "history_order"},
+    ),
+    "a text instead of a result": ([ASKED, uses(("a", {})), {"role": "user", "content": "And?"}], {"history_result"}),
+    "a call at the end": ([ASKED, uses(("a", {}))], {"history_result"}),
+    "a result of no call": ([ASKED, uses(("a", {})), results("a", "z")], {"history_orphan"}),
+    "nothing but a result of no call": ([results("z"), uses(("a", {})), results("a")], {"history_orphan"}),
+    "an id twice": ([ASKED, uses(("a", {})), results("a"), uses(("a", {})), results("a")], {"history_id"}),
+    "text before the result": ([ASKED, uses(("a", {})), results("a", text="Here.")], {"history_order"}),
+}
+
+
+@pytest.mark.parametrize("poison", BLOCKS)
+def test_blocks_of_calls_and_results_are_repaired(poison: str) -> None:
+    messages, kinds = BLOCKS[poison]
+    found, repairs = repair_blocks(messages)
+    assert {repair.kind for repair in repairs} == kinds
+    for number, message in enumerate(found):
+        if message["role"] == "assistant":
+            made = [block for block in message["content"] if block["type"] == "tool_use"]
+            assert all(isinstance(block["input"], dict) for block in made)
+            answered = [block.get("tool_use_id") for block in found[number + 1]["content"][: len(made)]]
+            assert sorted(answered) == sorted(block["id"] for block in made)
+    every = [block["id"] for message in found if message["role"] == "assistant" for block in message["content"][1:]]
+    assert len(every) == len(set(every))
+    assert repair_blocks(found) == (found, [])
+
+
+# ------------------------------------------------------------------------------------------------ the proxy
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_the_upstream_server_gets_a_valid_history_and_the_record_says_so(home: Path, kind: Any) -> None:
+    path = "chat/completions" if kind == "openai" else "messages"
+    poisoned = POISON["broken arguments"][0] if kind == "openai" else BLOCKS["a call without a result"][0]
+    tools = CHAT_TOOLS if kind == "openai" else MESSAGE_TOOLS
+    body = {"model": "m", "max_tokens": 50, "messages": poisoned, "tools": tools}
+    async with proxied(home, lambda view: answer("5"), kind=kind) as server:
+        headers = {"Authorization": "Bearer k"}
+        async with server.http.post(f"{server.url}/v1/{path}", json=body, headers=headers) as response:
+            assert response.status == 200
+        repair = repair_chat if kind == "openai" else repair_blocks
+        assert server.model.requests[0].json["messages"] == repair(poisoned)[0]
+        ((*_, events),) = [await server.records()]
+        assert any(isinstance(event, Repaired) and event.kind.startswith("history_") for event in events)
+    async with proxied(home, lambda view: answer("5"), kind=kind, record_only=True) as server:
+        await (await server.http.post(f"{server.url}/v1/{path}", json=body, headers=headers)).read()
+        assert server.model.requests[0].json["messages"] == poisoned
+
+
+async def test_a_translated_history_is_repaired_too(home: Path) -> None:
+    items = [
+        {"role": "user", "content": "What is k1?"},
+        {"type": "function_call", "call_id": "a", "name": "lookup", "arguments": "{'search_term':"},
+        {"type": "function_call_output", "call_id": "z", "output": "5"},
+        {"role": "user", "content": "And?"},
+    ]
+    async with proxied(home, lambda view: answer("5")) as server:
+        body = {"model": "m", "input": items}
+        async with server.http.post(f"{server.url}/v1/responses", json=body) as response:
+            assert response.status == 200
+        sent = server.model.requests[0].json["messages"]
+        assert problems(sent) == []
+        assert NO_RESULT in str(sent)
