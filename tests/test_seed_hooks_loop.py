@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from closeout import Agent, AnswerGenerator, Boxed, ErrorBox, StreamHandler, TaskLog, ToolExecutor, UsageError, tool
+from closeout import (
+    Agent,
+    AnswerGenerator,
+    Boxed,
+    ErrorBox,
+    OutputFormatter,
+    StreamHandler,
+    TaskLog,
+    ToolExecutor,
+    UsageError,
+    tool,
+)
 from closeout.errors import BadRequest, ContextOverflow, RateLimited, ServerFailed
 from closeout.messages import ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient
@@ -457,3 +468,43 @@ def test_an_agent_says_where_an_object_belongs_that_it_does_not_take(name: str, 
     arguments: Any = {name: object()}
     with pytest.raises(UsageError, match=hint):
         Agent(ScriptedClient([]), **arguments)
+
+
+# ------------------------------------------------------------------------------------------------ the record
+
+
+@pytest.mark.parametrize("hook", ["formatter", "generator", "client"])
+@pytest.mark.parametrize("script", [[answer("42")], [say("no")] * 9], ids=["answered", "unanswered"])
+async def test_the_line_of_usage_that_a_hook_returns_is_in_the_record(hook: str, script: list[Any]) -> None:
+    class Formatter(OutputFormatter):
+        def format_final_summary_and_log(self, final_answer_text: str, client: Any = None) -> Any:
+            return (*super().format_final_summary_and_log(final_answer_text, client)[:2], "7 tokens")
+
+    class Generator(AnswerGenerator):
+        async def generate_and_finalize_answer(self, **options: Any) -> Any:
+            summary, boxed, experience, _, history = await super().generate_and_finalize_answer(**options)
+            return summary or "none", boxed, experience, "7 tokens", history
+
+    class Client(ScriptedClient):
+        def format_token_usage_summary(self) -> Any:
+            return ["7 tokens"], "7 tokens"
+
+    hooks: dict[str, Any] = {
+        "formatter": {"output_formatter": Formatter()},
+        "generator": {"answer_generator": Generator},
+        "client": {},
+    }[hook]
+    client = Client(script) if hook == "client" else ScriptedClient(script)
+    result = await Agent(client, answer=Boxed(), home=False, **hooks).run("What is a?")
+    assert [step.message for step in result.task_log.step_logs if step.name == "Main Agent | Usage"] == ["7 tokens"]
+
+
+@pytest.mark.parametrize("generator", [AnswerGenerator, type("Mine", (AnswerGenerator,), {})])
+async def test_the_closing_steps_of_a_sub_agent_are_logged_under_its_name(generator: Any) -> None:
+    closing = [call("look", key="a"), answer("42")]
+    clerk = Agent(ScriptedClient(closing), [look], answer=Boxed(), max_turns=1, answer_generator=generator, home=False)
+    client = ScriptedClient([call("clerk", task="find a"), answer("42")])
+    result = await Agent(client, [clerk.as_tool("clerk", "Finds things.")], answer=Boxed(), home=False).run("What?")
+    names = {step.name for step in result.task_log.step_logs}
+    assert "clerk | Final Answer" in names
+    assert not [name for name in names if name.startswith("Main Agent | Final Answer")]

@@ -24,7 +24,6 @@ from closeout.messages import Capabilities, Constraint, ModelReply
 from closeout.parsing.read_reply import invents_result
 
 __all__ = [
-    "ANSWER_STEP",
     "ClosingDialogue",
     "ClosingRequest",
     "Dialogue",
@@ -36,9 +35,7 @@ __all__ = [
 ]
 
 TURNS_SPENT = "Task incomplete - reached maximum turns. Will retry with failure experience."
-ANSWER_STEP = "Main Agent | Final Answer"
 CUT = ("length", "cut")  # finish reasons of a reply that ends at a limit
-SUMMARY_STEP = "Main Agent | Failure Summary"
 
 History = list[dict[str, Any]]
 
@@ -272,6 +269,18 @@ class ClosingDialogue:
     seen: Sequence[Any] = field(default=())
     selection: str = "last"
 
+    @property
+    def _who(self) -> str:
+        return "Main Agent" if self.agent_type == "main" else self.agent_type
+
+    @property
+    def _answer_step(self) -> str:
+        return f"{self._who} | Final Answer"
+
+    @property
+    def _summary_step(self) -> str:
+        return f"{self._who} | Failure Summary"
+
     def close(self, base: History, *, turns_spent: bool, another_follows: bool) -> Dialogue[FinalizedAnswer]:
         """Ask for the answer, or for experience if asking for an answer would get a guess.
 
@@ -297,7 +306,7 @@ class ClosingDialogue:
         """Ask for the form that a reply lacks. Returns that reply with the form added."""
         hint = problem_of(text, self.contract.read(text)).hint
         note = _user(f"{hint} {self.contract.finishing()}")
-        request = ClosingRequest(base=base, added=(note,), purpose=ANSWER_STEP, step=self.turns + 1, draft=text)
+        request = ClosingRequest(base=base, added=(note,), purpose=self._answer_step, step=self.turns + 1, draft=text)
         call, _ = yield request
         return request.complete(call.response_text or "")
 
@@ -312,7 +321,7 @@ class ClosingDialogue:
         for attempt in range(self.retries):
             request = replace(
                 request,
-                purpose=f"{ANSWER_STEP} (attempt {attempt + 1}/{self.retries})",
+                purpose=f"{self._answer_step} (attempt {attempt + 1}/{self.retries})",
                 step=self.turns + 1 + attempt,
                 # The first reply may reason freely; a later one is held to the form if the server can do that.
                 constraint=self.constraint if attempt else None,
@@ -325,14 +334,14 @@ class ClosingDialogue:
                 summary, usage_log = formatted.summary_text, formatted.log_string
                 reading = self.contract.read(text)
                 if formatted.answer is not None and not _is_spoiled(text, reading, call):
-                    self.log("info", ANSWER_STEP, f"Boxed answer found on attempt {attempt + 1}")
+                    self.log("info", self._answer_step, f"Boxed answer found on attempt {attempt + 1}")
                     history = [*base, _user(prompt), _reply_message(call)]
                     return FinalAnswer(text, summary, formatted.answer, usage_log, history, reading=reading)
             failure = call.error
             transient_failures = transient_failures + 1 if isinstance(failure, TransientModelError) else 0
             # The transport has already retried transient failures; permanent ones would only repeat.
             if isinstance(failure, PermanentModelError | LimitReached) or transient_failures > 1:
-                self.log("error", ANSWER_STEP, f"Giving up on the final answer: {failure}")
+                self.log("error", self._answer_step, f"Giving up on the final answer: {failure}")
                 break
             request = self._next_request(prompt, request, call, attempt)
             self.on_refused(request.draft)
@@ -352,12 +361,12 @@ class ClosingDialogue:
     def _next_request(self, prompt: str, last: ClosingRequest, call: LLMCallResult, attempt: int) -> ClosingRequest:
         """Return what to ask after a reply that was not accepted; it differs from the last request."""
         if call.error is not None:
-            self.log("warning", ANSWER_STEP, f"Failed to generate answer on attempt {attempt + 1}")
+            self.log("warning", self._answer_step, f"Failed to generate answer on attempt {attempt + 1}")
             return last
         text = call.response_text or ""
         called_tools = has_tool_calls(call.tool_calls_info)
         problem = problem_of(text, self.contract.read(text), called_tools=called_tools, cut=call.cut)
-        self.log("warning", ANSWER_STEP, f"No answer on attempt {attempt + 1} ({problem.kind})")
+        self.log("warning", self._answer_step, f"No answer on attempt {attempt + 1} ({problem.kind})")
         if problem.finishable and not last.draft:
             reply, note = {"role": "assistant", "content": text}, f"{problem.hint} {self.contract.finishing()}"
             return replace(last, added=(_user(prompt), reply, _user(note)), draft=text)
@@ -365,7 +374,7 @@ class ClosingDialogue:
 
     def ask_experience(self, base: History) -> Dialogue[str | None]:
         """Ask for an account of a failed attempt. Returns None if the model writes none."""
-        self.log("info", SUMMARY_STEP, "Generating failure experience summary for potential retry...")
+        self.log("info", self._summary_step, "Generating failure experience summary for potential retry...")
         base = list(base)
         # The model would answer results or an instruction at the end instead. The task itself always stays.
         if len(base) > 1 and base[-1].get("role") == "user":
@@ -373,7 +382,7 @@ class ClosingDialogue:
         request = ClosingRequest(
             base=base,
             added=(_user(FAILURE_SUMMARY_PROMPT), {"role": "assistant", "content": FAILURE_SUMMARY_ASSISTANT_PREFIX}),
-            purpose="Main Agent | Failure Experience Summary",
+            purpose=f"{self._who} | Failure Experience Summary",
             step=self.turns + 10,
             shown=False,
         )
@@ -382,12 +391,12 @@ class ClosingDialogue:
             call, _ = yield replace(request, base=base, added=request.added[:1])
         account = extract_failure_experience_summary(call.response_text or "")
         if not account:
-            self.log("warning", SUMMARY_STEP, "Failed to generate failure experience summary")
+            self.log("warning", self._summary_step, "Failed to generate failure experience summary")
             return None
         if not account.lower().lstrip("#*> ").startswith("failure type"):
             account = f"{FAILURE_SUMMARY_ASSISTANT_PREFIX} {account}"
         preview = account if len(account) <= 500 else account[:500] + "..."
-        self.log("info", SUMMARY_STEP, f"Generated failure experience summary:\n{preview}")
+        self.log("info", self._summary_step, f"Generated failure experience summary:\n{preview}")
         return account
 
     # ------------------------------------------------------------------------------------------- fallbacks
@@ -398,7 +407,7 @@ class ClosingDialogue:
         if answer_of(chosen.final_boxed_answer) is None and self.seen:
             earlier = select_answer(self.seen, "vote" if self.selection == "vote" else "last").answer
             if earlier is not None:
-                step = f"{ANSWER_STEP} (No Context Management)"
+                step = f"{self._answer_step} (No Context Management)"
                 self.log("info", step, f"Using intermediate boxed answer as fallback: {earlier}")
                 return chosen._replace(final_boxed_answer=earlier)
         return chosen
@@ -407,25 +416,25 @@ class ClosingDialogue:
         """Return the answer of an attempt that another one follows: no guess, a missing answer stays missing."""
         chosen = self._checked(text, summary, boxed)
         if answer_of(chosen.final_boxed_answer) is None:
-            step = f"{ANSWER_STEP} (Context Management Mode)"
+            step = f"{self._answer_step} (Context Management Mode)"
             self.log("info", step, "No valid boxed answer found; no intermediate fallback, another attempt follows.")
         return chosen
 
     def _checked(self, text: str | None, summary: str, boxed: str | None) -> FallbackAnswer:
         if not text:
-            self.log("error", ANSWER_STEP, "Unable to generate final answer after all retries")
+            self.log("error", self._answer_step, "Unable to generate final answer after all retries")
             return FallbackAnswer(NO_ANSWER, NO_ANSWER, FORMAT_ERROR_MESSAGE)
-        self.log("info", ANSWER_STEP, f"Final answer content:\n\n{text}")
+        self.log("info", self._answer_step, f"Final answer content:\n\n{text}")
         return FallbackAnswer(text, summary, boxed or FORMAT_ERROR_MESSAGE)
 
     def note_turns_spent(self) -> None:
         """Log that no answer is asked for."""
-        step = f"{ANSWER_STEP} (Context Management Mode)"
+        step = f"{self._answer_step} (Context Management Mode)"
         self.log("info", step, "Reached max turns. Skipping answer generation to avoid blind guessing.")
 
     def note_final_retry(self) -> None:
         """Log that no attempt follows."""
-        step = f"{ANSWER_STEP} (Final Retry)"
+        step = f"{self._answer_step} (Final Retry)"
         self.log("info", step, "This is the final retry. Using intermediate fallback if available.")
 
 

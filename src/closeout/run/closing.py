@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,11 +24,12 @@ from closeout.answers.dialogue import (
 )
 from closeout.answers.experience import experience_from
 from closeout.answers.formatter import FORMAT_ERROR_MESSAGE
-from closeout.answers.generator import max_final_answer_retries
+from closeout.answers.generator import AnswerGenerator, max_final_answer_retries
 from closeout.answers.reading import ContractReading
 from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
-from closeout.errors import ContextOverflow, Failure, LimitReached, ModelError, ModelTimeout
+from closeout.errors import ContextOverflow, Failure, JournalError, LimitReached, ModelError, ModelTimeout
+from closeout.journal.events import Noted
 from closeout.journal.run_journal import Journal
 from closeout.messages import Message, ModelReply, ModelRequest, Reading, RequestInfo, Usage
 from closeout.models.base import RetryNote, assistant_message, tool_call_infos
@@ -79,12 +81,17 @@ def with_summary(plan: AgentPlan, result: AgentResult, usage: Usage, journal: Jo
         plan: The main agent.
         result: How it ended. A summary that was written when its answer was accepted is kept.
         usage: What the run used.
-        journal: Records a formatter that raises; the summary is then the default one.
+        journal: Records a formatter that raises, whose summary is then the default one, and the line of usage that an
+            overridden method has written.
     """
-    if result.summary:
-        return result
-    formatted = FinalFormat(plan, journal, "main", lambda: usage).format(result.text)
-    return replace(result, summary=formatted.summary_text)
+    final_format = FinalFormat(plan, journal, "main", lambda: usage)
+    if not result.summary:
+        formatted = final_format.format(result.text)
+        result = replace(result, summary=formatted.summary_text, usage_log=result.usage_log or formatted.log_string)
+    if result.usage_log and (final_format.states_usage or plan.make_generator is not AnswerGenerator):
+        with suppress(JournalError):  # the summary is not lost with it
+            journal.append(Noted("main", "info", "Main Agent | Usage", message=result.usage_log))
+    return result
 
 
 class _Closing:
@@ -135,7 +142,7 @@ class _Closing:
         settled = FinalAnswer(accepted.text, accepted.summary, accepted.answer, log, history, reading=reading)
         ended = await self._ask_generator(history, settled)
         if ended is None or (isinstance(ended, AgentResult) and ended.answer == accepted.answer):
-            return accepted if ended is None else replace(accepted, summary=ended.summary)
+            return accepted if ended is None else replace(accepted, summary=ended.summary, usage_log=ended.usage_log)
         return ended
 
     def _may_stand(self, text: str) -> bool:
@@ -155,7 +162,12 @@ class _Closing:
             return None
         value = found.value if answer == found.text else self._agent.answers.value_of(answer)
         result = AgentResult(
-            answer=answer, stop_reason="answered", value=value, text=text, summary=formatted.summary_text
+            answer=answer,
+            stop_reason="answered",
+            value=value,
+            text=text,
+            summary=formatted.summary_text,
+            usage_log=formatted.log_string,
         )
         return self._selected(answer, result)
 
@@ -318,6 +330,7 @@ class _Closing:
             value=self._value_of(answer, ended.value),
             text=ended.text,
             summary=ended.final_summary,
+            usage_log=ended.usage_log,
             failure=self._stop.failure if reason == "model_failed" else None,
         )
         return self._selected(answer, result)
@@ -367,6 +380,7 @@ class _Closing:
             answer=None,
             stop_reason=reason,
             text=ended.text or stop.text,
+            usage_log=ended.usage_log,
             experience=experience_from(account, self._attempt.call_facts(), reason=reason, reply=stop.text),
             failure=failure,
         )

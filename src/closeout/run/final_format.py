@@ -32,6 +32,11 @@ class UsageReport:
     def usage(self) -> Usage:
         return self._usage()
 
+    @property
+    def is_own(self) -> bool:
+        """True if the client has a `format_token_usage_summary` of its own."""
+        return self._owner is not None
+
     def format_token_usage_summary(self) -> UsageSummary:
         if self._owner is not None:
             return UsageSummary(*self._owner.format_token_usage_summary())
@@ -63,6 +68,11 @@ class FinalFormat:
         self._path = path
         self._decides = is_overridden(self._formatter, OutputFormatter, "format_final_summary_and_log")
         self._accepted: tuple[str, FormattedAnswer] | None = None
+
+    @property
+    def states_usage(self) -> bool:
+        """True if a user's formatter or client words the line of usage."""
+        return self._decides or self.client.is_own
 
     def format(self, text: str) -> FormattedAnswer:
         """Return the summary and the answer of a closing text; the default ones if the formatter fails."""

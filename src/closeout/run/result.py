@@ -64,6 +64,7 @@ class AgentResult:
         value: The answer in the contract's own type.
         text: The model's closing text.
         summary: The summary for people, with its three sections; empty until it is written.
+        usage_log: The usage on one line, as the formatter or the generator states it.
         experience: What the next attempt can learn from this one.
         failure: What failed.
         candidates: Other answers seen, best first, each with its share of the vote.
@@ -75,6 +76,7 @@ class AgentResult:
     value: Any = None
     text: str = ""
     summary: str = ""
+    usage_log: str = ""
     experience: FailureExperience | None = None
     failure: Failure | None = None
     candidates: tuple[tuple[str, float], ...] = ()
