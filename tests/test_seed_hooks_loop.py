@@ -269,6 +269,15 @@ async def test_should_break_of_an_override_ends_the_turns(hook: str) -> None:
     assert "closing turn" in client.requests[-1].messages[-1].text
 
 
+async def test_a_resumed_run_ends_its_turns_where_the_recorded_one_did(tmp_path: Path) -> None:
+    failing = Vendor({**LOOK, "text": "Enough.", "break": True}, *[ErrorBox("no key", BadRequest("no key"))] * 3)
+    options: dict[str, Any] = {"tools": [look], "answer": Boxed(), "home": tmp_path}
+    assert (await Agent(failing, **options).run("What is a?", run_id="r")).answer is None
+    vendor = Vendor({"text": FOUND})
+    result = await Agent(vendor, **options).resume("r")
+    assert (result.answer, len(vendor.asked), result.tool_outputs) == ("42", 1, ())
+
+
 async def test_a_history_method_that_raises_is_a_warning() -> None:
     class Broken(ScriptedClient):
         def update_message_history(self, message_history: Any, tool_results: Any) -> Any:
@@ -394,6 +403,16 @@ async def test_an_override_of_show_error_is_called_and_one_that_raises_loses_no_
     assert result.status == "failed"
     assert [event["data"]["error"] for event in front.sent if event["event"] == "show_error"] == ["Sorry: no"]
     assert [event["event"] for event in front.sent].count("start_of_llm") == 1
+
+
+async def test_a_run_does_not_wait_for_an_override_that_never_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(StreamHandler):
+        async def end_llm(self, agent_name: str) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("closeout.journal.stream_handler.LAST_SECONDS", 0.01)
+    agent = Agent(ScriptedClient([answer("42")]), answer=Boxed(), home=False)
+    assert (await agent.run("What is a?", listeners=[Stuck()])).answer == "42"
 
 
 async def test_an_override_of_update_receives_the_events_that_have_no_method_of_their_own() -> None:
