@@ -170,6 +170,20 @@ async def test_a_model_that_refused_is_asked_again_only_if_no_other_can_answer()
     assert (result.answer, requests) == ("42", [2, 2])
 
 
+async def test_each_model_has_its_own_timeout() -> None:
+    seen = []
+
+    class Timed(Named):
+        async def complete(self, request: Any, **options: Any) -> ModelReply:
+            seen.append(request.timeout)
+            return await super().complete(request, **options)
+
+    first, second = ServerFailed("down"), answer("42")
+    await asked(Fallback([Timed([first], "a"), Timed([second], "b")]))
+    await asked(Fallback([Timed([first], "a"), Timed([second], "b")], seconds=5))
+    assert seen == [None, None, 5, None]
+
+
 @pytest.mark.parametrize(("malformed", "requests"), [(2, [2, 1]), (None, [4, 0])])
 async def test_malformed_replies_lead_to_the_next_model_if_asked_to(malformed: int | None, requests: list[int]) -> None:
     broken = ModelReply("I will", finish_reason="length")

@@ -140,8 +140,9 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     model = options.model or model_in(config)
     if options.web and api_key is None:
         _check_search(config)
-    if model.startswith("local:"):
-        _check_weights(model)
+    for name in map(str.strip, model.split(",")):
+        if name.startswith("local:"):
+            _check_weights(name)
     client = connect(model, options.base_url, api_key, config.llm)
     agent = Agent(
         client,

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from closeout.codec import encode_json
@@ -48,7 +49,7 @@ def connect(
     """
     if isinstance(model, BaseClient):
         return model
-    if isinstance(model, str) and "," in model:
+    if isinstance(model, str) and "," in model and not Path(model).is_file():
         model = [name.strip() for name in model.split(",")]
     if isinstance(model, list | tuple):
         model = Fallback(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -190,7 +189,7 @@ class FallbackClient(BaseClient):
         self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
     ) -> ModelReply:
         reply, spent = await complete_with_retries(
-            partial(self._ask_in_turn, request, on_delta, on_retry),
+            lambda _: self._ask_in_turn(request, on_delta, on_retry),  # each client has a timeout of its own
             policy=self._retry,
             timeout=request.timeout,
             on_retry=on_retry,
@@ -198,7 +197,7 @@ class FallbackClient(BaseClient):
         return replace(reply, usage=spent + reply.usage) if spent.requests else reply
 
     async def _ask_in_turn(
-        self, request: ModelRequest, on_delta: OnDelta | None, on_retry: OnRetry | None, timeout: float | None
+        self, request: ModelRequest, on_delta: OnDelta | None, on_retry: OnRetry | None
     ) -> ModelReply:
         """Ask one model after the other until one answers.
 
@@ -214,7 +213,7 @@ class FallbackClient(BaseClient):
             began = breaker.begin()
             try:
                 reply = await client.complete(
-                    replace(request, timeout=_least(request.timeout, timeout, limit)),
+                    request if limit is None else replace(request, timeout=min(limit, request.timeout or limit)),
                     on_delta=on_delta,
                     on_retry=on_retry,
                 )
@@ -261,7 +260,8 @@ class FallbackClient(BaseClient):
         while cap is not None and self._first < last and self._cost[self._first] >= cap:
             self._leave(self._first)
         left, now = range(self._first, last + 1), time.monotonic()
-        return [n for n in left if self._breakers[n].until <= now] or [min(left, key=lambda n: self._breakers[n].until)]
+        closed = [number for number in left if self._breakers[number].until <= now]
+        return closed or sorted(left, key=lambda number: self._breakers[number].until)
 
 
 def _labels(clients: Sequence[BaseClient]) -> list[str]:
@@ -303,7 +303,3 @@ def _condition(error: ModelError) -> str:
 def _note(error: ModelError, place: int, number: int, asked: str, following: str) -> RetryNote:
     text = f"{asked}: {error} Asking {following}."
     return RetryNote(place + 1, number, 0.0, type(error)(text, status=error.status, retry_after=error.retry_after))
-
-
-def _least(*seconds: float | None) -> float | None:
-    return min((each for each in seconds if each is not None), default=None)
