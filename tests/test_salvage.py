@@ -274,3 +274,12 @@ def test_any_text_is_survived_and_only_known_tools_come_back(text: str, truncate
     read = salvage(text, text, TOOLS, truncated=truncated)
 
     assert read is None or {call.name for call in read.calls} <= {"search", "read_file", "get_time"}
+
+
+def test_a_call_without_what_a_strict_schema_lets_be_null_is_still_a_call() -> None:
+    optional = {"limit": {"type": ["integer", "null"]}, "lang": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+    schema = {"type": "object", "properties": {"query": {"type": "string"}, **optional}}
+    strict = ToolSpec("search", "", {**schema, "required": ["query", "limit", "lang"], "additionalProperties": False})
+    for text in ('```json\n{"name": "search", "arguments": {"query": "x"}}\n```', 'search(query="x")'):
+        assert made(text, [strict]) == ["search"], text
+        assert made(text.replace("query", "limit"), [strict]) == [], text

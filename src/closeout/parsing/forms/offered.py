@@ -150,11 +150,25 @@ class OfferedNames:
         return name
 
     def fits(self, name: str, arguments: Mapping[str, Any]) -> bool:
-        """True if arguments include what a tool requires and nothing that it does not declare."""
+        """True if arguments include what a tool requires and nothing that it does not declare.
+
+        What may be null is required by strict schemas only, where all is, so it may be missing from a call.
+        """
         properties = self.properties(name)
-        return all(key in arguments for key in self.required(name)) and (
+        return all(key in arguments or _may_be_null(properties.get(key)) for key in self.required(name)) and (
             not properties or all(key in properties for key in arguments)
         )
+
+
+def _may_be_null(schema: object) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, choices = schema.get("type"), schema.get("anyOf")
+    return (
+        kinds == "null"
+        or (isinstance(kinds, list) and "null" in kinds)
+        or (isinstance(choices, list) and any(map(_may_be_null, choices)))
+    )
 
 
 def _described(tool: object) -> Iterator[tuple[str, Mapping[str, Any], str | None]]:
