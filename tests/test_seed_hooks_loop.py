@@ -480,6 +480,15 @@ async def test_a_task_log_of_ones_own_logs_a_run_and_is_the_log_of_its_hooks(tmp
     assert [step.message for step in result.task_log.step_logs] == [step.message for step in log.step_logs]
 
 
+async def test_a_task_log_logs_one_run_at_a_time() -> None:
+    agent, log = Agent(ScriptedClient(lambda view: answer("42")), answer=Boxed(), home=False), TaskLog()
+    first, second = await asyncio.gather(*(agent.run(task, listeners=[log]) for task in ("one", "two")))
+    assert (log.input, first.warnings) == ("one", ())
+    assert "Pass each run a TaskLog of its own." in second.warnings[0]
+    await agent.run("three", listeners=[log])
+    assert (log.input, log.writer) == ("three", None)
+
+
 @pytest.mark.parametrize(
     ("name", "hint"), [("stream_handler", "listeners="), ("task_log", "listeners="), ("orchestrator", "tool_executor=")]
 )

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from closeout.errors import UsageError
 from closeout.journal.events import (
     AttemptEnded,
     AttemptStarted,
@@ -60,8 +61,8 @@ class TaskLog:
     `tool_calls` holds a record for each call that ran: agent, handle, server_name, tool_name, arguments, result or
     error, and duration_ms. `writer`, if set, is called with each step.
 
-    As a listener (`agent.run(…, listeners=[MyTaskLog()])`), it logs one run while it happens: each step goes through
-    `log_step`. Clients, executors and generators of the run then have it as their `task_log`.
+    As a listener (`agent.run(…, listeners=[MyTaskLog()])`), it logs a run while it happens, one at a time: each step
+    goes through `log_step`. Clients, executors and generators of the run then have it as their `task_log`.
     """
 
     status: str = "running"
@@ -136,8 +137,19 @@ class TaskLog:
         return log
 
     def for_run(self, run: RunInfo) -> Callable[[Event | Progress], None]:
-        """Return the callback that logs the events of one run."""
+        """Return the callback that logs the events of one run.
+
+        Raises:
+            UsageError: It logs another run at the moment.
+        """
+        if self.logs_run():
+            raise UsageError("A TaskLog logs one run at a time. Pass each run a TaskLog of its own.")
         return _LoggedRun(self, run)
+
+    def logs_run(self, run_id: str = "") -> bool:
+        """Return whether the log is a listener of a run now: of any, or of the one named."""
+        logged = getattr(self.writer, "__self__", None)
+        return isinstance(logged, _LoggedRun) and run_id in ("", logged.run_id)
 
     def _take(self, at: str, event: Event) -> None:
         self.start_time = self.start_time or at
@@ -176,6 +188,7 @@ class _LoggedRun:
     """Logs the events of one run, and records the steps that hooks of the run log themselves."""
 
     def __init__(self, log: TaskLog, run: RunInfo) -> None:
+        self.run_id = run.run_id
         self._log = log
         self._run = run
         self._totals_of_run = _TaskTotals(log)

@@ -136,7 +136,7 @@ async def execute_on(plan: AgentPlan, task: Task, journal: Journal) -> None:
 
 def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener] = ()) -> Scope:
     stream = next((each for each in listeners if isinstance(each, StreamHandler)), None)
-    log = next((each for each in listeners if isinstance(each, TaskLog)), None)
+    log = next((each for each in listeners if isinstance(each, TaskLog) and each.logs_run(journal.run_id)), None)
     budget = Budget(plan.limits, lambda: journal.elapsed)
     scope = Scope(
         journal,
