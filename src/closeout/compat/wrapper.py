@@ -130,11 +130,8 @@ class _Calls:
     def failed(self, meter: CallMeter, failure: Exception, arguments: Any) -> WrappedOutput:
         meter.stop()
         message = str(failure)
-        output = ToolOutput(
-            summary=f"Error: {message}",
-            observation=f"Observation: Error - {escape_markers(message)}",
-            response_format=self.response_format,
-        )
+        observation = f"Observation: Error - {escape_markers(message)}"
+        output = ToolOutput(summary=f"Error: {message}", response_format=self.response_format).with_written(observation)
         code = type(failure).__name__
         return self.finished(output, meter, arguments, None, success=False, error_code=code, error_message=message)
 
@@ -151,7 +148,8 @@ class _Calls:
             **fields,
         )
         output.telemetry = joined_telemetry(output.telemetry, measured)
-        output.observation = output.observation or format_observation(output)
+        if not output.observation:
+            output = output.with_written(format_observation(output))
         if self.collector is not None:
             self.collector.record(output.telemetry)
         return WrappedOutput(output, None if issubclass(type(whole), ToolOutput) else whole)

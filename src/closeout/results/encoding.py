@@ -28,6 +28,7 @@ __all__ = [
     "encode_normal",
     "find_encoding",
     "register_encoding",
+    "without_marks",
     "write_cut",
 ]
 
@@ -287,14 +288,15 @@ def write_cut(cut: Cut, format: str, *, note: bool = True) -> str:  # noqa: A002
     """Write a cut value. Only the JSON forms have a place for marks inside; others get a line (`note`)."""
     if format in ("json", "columns", "raw"):
         return find_encoding(format).write(cut.value)
-    text = find_encoding(format).write(_without_marks(cut.value))
+    text = find_encoding(format).write(without_marks(cut.value))
     return f"{text}\n# not shown: {describe_missing(cut)}" if note and cut.elisions else text
 
 
-def _without_marks(value: Any) -> Any:
+def without_marks(value: Any) -> Any:
+    """Return a cut value without the marks of what is missing, for a form that has no place for them."""
     if type(value) is dict:
-        return {key: _without_marks(item) for key, item in value.items()}
-    return [_without_marks(item) for item in value if type(item) is not More] if type(value) is list else value
+        return {key: without_marks(item) for key, item in value.items()}
+    return [without_marks(item) for item in value if type(item) is not More] if type(value) is list else value
 
 
 def _made(

@@ -24,9 +24,9 @@ def safe_yaml_form(output: ToolOutput) -> str:
 def xml_form(output: ToolOutput) -> str:
     """`<tool_result name="…">` with summary, data and token count, XML-escaped. Latency is shown in DETAILED only."""
     telemetry = output.telemetry
-    latency = f' latency="{telemetry.latency_ms:.2f}"' if output.response_format == "detailed" else ""
+    latency_ms = telemetry.latency_ms if output.response_format == "detailed" else 0.0
     result = normalise(output.result)
-    return tool_result_text(telemetry.tool_name, result, output.summary, telemetry.output_tokens, latency)
+    return tool_result_text(telemetry.tool_name, result, output.summary, telemetry.output_tokens, latency_ms)
 
 
 class CacheOptimizedOutput:

@@ -27,7 +27,7 @@ from closeout.results.budgets import (
     describe_missing,
     largest_fit,
 )
-from closeout.results.encoding import HOPELESS, cut_format, encode_normal, find_encoding, write_cut
+from closeout.results.encoding import HOPELESS, cut_format, encode_normal, find_encoding, without_marks, write_cut
 from closeout.results.escape import escape_markers
 from closeout.results.html_text import plain_text
 from closeout.results.normal import (
@@ -40,7 +40,8 @@ from closeout.results.normal import (
     without_surrogates,
 )
 from closeout.results.summary import summarise
-from closeout.results.tokens import TokenCount, count, estimate_tokens
+from closeout.results.text_encodings import tool_result_text
+from closeout.results.tokens import TokenCount, count, count_tokens, estimate_tokens
 
 __all__ = ["Presented", "limit_of", "present"]
 
@@ -70,6 +71,7 @@ def present(
     value: Any,
     *,
     tool_name: str = "",
+    latency_ms: float = 0.0,
     policy: ToolPolicy = _DEFAULT_POLICY,
     budget: int | None = None,
     handle: str = "",
@@ -84,7 +86,8 @@ def present(
 
     Args:
         value: The result, in any Python type.
-        tool_name: For errors.
+        tool_name: For errors, and for the form "tool_result".
+        latency_ms: For the form "tool_result".
         policy: The tool's format, own budget, and what to leave out.
         budget: Tokens, unless the policy has its own; default 4,000, and never over 100,000 characters.
         handle: The name under which the whole result is stored.
@@ -104,7 +107,7 @@ def present(
         return _of_bytes(found)
     if policy.drop_keys or policy.drop_nulls or policy.html_to_text or policy.round_floats is not None:
         shown = _reduced(_parsed(shown), policy)
-    budgeted = _Budgeted(limit_of(policy, budget), handle, model)
+    budgeted = _Budgeted(limit_of(policy, budget), handle, model, tool_name, latency_ms)
     if isinstance(shown, str) and policy.format in ("auto", "text"):
         return budgeted.of_text(shown)
     return budgeted.of_value(shown, policy.format)
@@ -123,6 +126,8 @@ class _Budgeted:
     limit: int
     handle: str
     model: str | None
+    tool_name: str
+    latency_ms: float
 
     def of_text(self, source: str) -> Presented:
         if len(source) <= min(64 * self.limit, TOOL_RESULT_MAX_LENGTH):
@@ -152,7 +157,7 @@ class _Budgeted:
             plain = compact_json(value)
         if form != "auto" or len(plain) <= HOPELESS * self.limit:
             name, written = self.written(value, plain, form)
-            text = escape_markers(written)
+            text = written if name == "tool_result" else escape_markers(written)
             if name == "json" and self.surely_fits(text):
                 return Presented(text, estimate_tokens(text, sample_over=SAMPLE_OVER), format=name)
             counted = count(text, self.model)
@@ -164,10 +169,14 @@ class _Budgeted:
     def cut(self, cutter: ValueCutter, shape: str, plain: str = "") -> Presented:
         """The value of a cutter as much as fits; `plain` is the whole as JSON, if it was written."""
 
+        summary = summarise(cutter.value) if shape == "tool_result" else ""
+
         def build(length: int) -> tuple[str, str]:
             cut = cutter.cut(length)
             missing = describe_missing(cut)
             closing = self.closing(missing, cut.elisions[0] if cut.elisions else None)
+            if shape == "tool_result":
+                return f"{self.as_tool_result(without_marks(cut.value), summary)}\n{closing}", missing
             return f"{escape_markers(without_surrogates(write_cut(cut, shape, note=False)))}\n{closing}", missing
 
         return self.largest(build, plain, shape, size=cutter.size(cutter.value))
@@ -176,11 +185,18 @@ class _Budgeted:
         """The value in the policy's form, or in JSON where that form cannot hold it."""
         if form == "json" or (form == "auto" and len(plain) <= SMALL):
             return "json", plain
+        if form == "tool_result":
+            return form, self.as_tool_result(value, summarise(value))
         try:
             encoded = encode_normal(value, form, None, model=self.model)
         except EncodingError:
             return "json", plain
         return encoded.format, without_surrogates(str(encoded))
+
+    def as_tool_result(self, value: Any, summary: str) -> str:
+        """The value in the form "tool_result". Text in it is escaped, our own tags are not."""
+        tokens = count_tokens(compact_json(value), self.model)
+        return tool_result_text(self.tool_name, value, summary, tokens, self.latency_ms)
 
     def largest(self, build: Callable[[int], tuple[str, str]], whole: str, form: str, *, size: int = 0) -> Presented:
         """The largest cut that fits with its escapes and its closing line."""

@@ -33,27 +33,36 @@ def _cpu_and_memory() -> tuple[float, int]:
 class CallMeter:
     """Measures one call: created when it begins, notified when each try begins and ends, read at the end.
 
-    CPU time is the calling thread's: exact for a tool that runs in it, an upper bound for one that awaits.
+    CPU time is that of the thread the tool runs in: the one that is passed to `note_cpu_time`, else the calling
+    thread's, which is an upper bound for a tool that awaits.
     """
 
-    __slots__ = ("_begun", "_cpu", "_memory", "_tried", "cpu_percent", "latency_ms", "memory_mb", "timestamp")
+    __slots__ = (
+        "_begun", "_cpu", "_memory", "_thread_cpu", "_tried", "cpu_percent", "latency_ms", "memory_mb", "timestamp",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.timestamp = datetime.now(UTC).isoformat()
         self.latency_ms = self.cpu_percent = self.memory_mb = 0.0
         self._cpu, self._memory = _cpu_and_memory()
+        self._thread_cpu: float | None = None
         self._begun = self._tried = time.perf_counter()
 
     def start(self) -> None:
         """Begin a try of the tool; the first begins with the meter."""
         self._tried = time.perf_counter()
+        self._thread_cpu = None
         self._cpu, _ = _cpu_and_memory()
+
+    def note_cpu_time(self, seconds: float) -> None:
+        """Note the seconds of CPU that the current try took in another thread."""
+        self._thread_cpu = seconds
 
     def stop(self) -> None:
         """End the try: measure latency, CPU and memory."""
         elapsed = time.perf_counter() - self._tried
         cpu, memory = _cpu_and_memory()
-        cpu -= self._cpu
+        cpu = cpu - self._cpu if self._thread_cpu is None else self._thread_cpu
         self.latency_ms = elapsed * 1000
         self.cpu_percent = min(100.0 * cpu / elapsed, 100.0) if elapsed > 0 and cpu > 0 else 0.0
         self.memory_mb = (memory - self._memory) / _RSS_PER_MB

@@ -11,6 +11,7 @@ import re
 from typing import Any, NamedTuple
 
 from closeout.results.budgets import More
+from closeout.results.escape import escape_markers
 from closeout.results.normal import (
     MAX_DEPTH,
     SURROGATE,
@@ -212,7 +213,8 @@ def escape_xml(text: str) -> str:
 
 def _xml_element(value: Any, name: str) -> str:
     """Return one element. A string is its text; other types are named in `type`: number, bool, null, list, object, and
-    json for a string that XML cannot hold. A key that is not an XML name is the `key` of an `entry` element.
+    json for a string that XML cannot hold. A key that is no XML name, or the name of a tag that models know, is the
+    `key` of an `entry` element.
     """
     parts: list[str] = []
     _element(name, "", value, parts)
@@ -244,7 +246,7 @@ def _element(name: str, key: str, value: Any, parts: list[str]) -> None:
 
 
 def _tag(key: str) -> tuple[str, str]:
-    if _XML_NAME.fullmatch(key) and key != "entry":
+    if _XML_NAME.fullmatch(key) and key != "entry" and escape_markers(f"<{key}>") == f"<{key}>":
         return key, ""
     if _NOT_XML.search(key):
         return "entry", f' json="{escape_xml(json.dumps(key))}"'
@@ -375,7 +377,7 @@ def write_safe_yaml(value: Any) -> str:
 
 def write_tool_result(value: Any) -> str:
     """The XML form of a normal value, with its own summary and token count, for no named tool."""
-    return tool_result_text("", value, summarise(value), count_tokens(compact_json(value)), "")
+    return tool_result_text("", value, summarise(value), count_tokens(compact_json(value)))
 
 
 def compact_text(result: Any, summary: str, tokens: int, error_code: str) -> str:
@@ -409,14 +411,14 @@ def safe_yaml_text(result: Any, summary: str, tokens: int) -> str:
     return str(text).removesuffix("\n")
 
 
-def tool_result_text(tool_name: str, result: Any, summary: str, tokens: int, latency: str) -> str:
-    """Return `<tool_result name="…">` with summary, data and metadata, XML-escaped; `latency` is an attribute or ""."""
+def tool_result_text(tool_name: str, result: Any, summary: str, tokens: int, latency_ms: float = 0.0) -> str:
+    """Return `<tool_result name="…">` with summary, data and metadata, XML-escaped; nothing in it forges a marker."""
     return XML_FORMAT.format(
         tool_name=escape_attribute(tool_name),
-        summary=escape_xml(summary),
-        result=_xml_element(result, "data"),
+        summary=escape_markers(escape_xml(summary)),
+        result=escape_markers(_xml_element(result, "data")),
         tokens=tokens,
-        latency=latency,
+        latency=f' latency="{latency_ms:.2f}"' if latency_ms else "",
     )
 
 

@@ -43,8 +43,8 @@ class ToolTelemetry(BaseModel):
     """The cost of one tool call. For people and systems; a model sees it only in a DETAILED observation.
 
     `latency_ms` is the tool's own time in its last try; `duration_ms` the whole call, with retries, waiting and
-    writing the result. `memory_mb` is what the process' peak memory grew by, `cpu_percent` the CPU time of the calling
-    thread over `latency_ms`. `timestamp` is ISO 8601 with its zone, the start of the call.
+    writing the result. `memory_mb` is what the process' peak memory grew by, `cpu_percent` the CPU time of the thread
+    that the tool ran in over `latency_ms`. `timestamp` is ISO 8601 with its zone, the start of the call.
     """
 
     tool_name: str = ""
@@ -82,6 +82,7 @@ class ToolTelemetry(BaseModel):
 class ToolOutput(BaseModel):
     """The one shape of every tool result.
 
+    An `observation` that a tool passes is what the model is shown. Otherwise it is written from the other fields.
     `model_dump` and `model_dump_json` are the model's side: `telemetry` and `metadata` are never in them. `to_record`
     is the whole, `lean_record` as much of it as tells it from a blank one; `from_record` reads both. `result` may be
     any Python value; in JSON it is written as `results.normal.normalise` defines.
@@ -117,20 +118,30 @@ class ToolOutput(BaseModel):
         """The name under which the whole result is stored, for `read_result`; "" where it is not."""
         return str(self.metadata.get("handle", ""))
 
+    @property
+    def own_observation(self) -> str:
+        """The observation that the tool wrote itself, without its label; "" if it was written for it."""
+        return self.observation.removeprefix(_LABEL) if "observation" in self.model_fields_set else ""
+
+    def with_written(self, observation: str, **fields: Any) -> Self:
+        """Return a copy with an observation that the tool did not write itself, and with other fields."""
+        copy = self.model_copy(update={"observation": observation, **fields})
+        copy.__pydantic_fields_set__.discard("observation")
+        return copy
+
     @classmethod
     def of(cls, result: Any, summary: str, telemetry: ToolTelemetry) -> Self:
         """Return the output of a tool that returned a plain value."""
-        return unvalidated(
-            cls, _BLANK, result=result, summary=summary, observation=observation_of(summary), telemetry=telemetry,
-            metadata={},
-        )  # fmt: skip
+        written = {**_BLANK, "observation": observation_of(summary)}
+        return unvalidated(cls, written, result=result, summary=summary, telemetry=telemetry, metadata={})
 
     def to_record(self) -> dict[str, Any]:
         """Everything as a JSON-able dict: the fields' names, `telemetry` and `metadata` too, values normalised."""
         return {"result": normalise(self.result), **self._record()}
 
     def _record(self) -> dict[str, Any]:
-        return {
+        own = {"own_observation": True} if self.own_observation else {}
+        return own | {
             "summary": self.summary,
             "observation": self.observation,
             "response_format": str(self.response_format),
@@ -147,7 +158,7 @@ class ToolOutput(BaseModel):
         if "response_format" in self.model_fields_set:  # whether it was chosen decides what the model is shown
             kept.add("response_format")
         whole = {"result": self.result, **self._record()}
-        record = {name: value for name, value in whole.items() if name in kept or value != _BLANK_RECORD[name]}
+        record = {name: value for name, value in whole.items() if name in kept or value != _BLANK_RECORD.get(name)}
         measured = whole["telemetry"].items()
         record["telemetry"] = {name: value for name, value in measured if value != BLANK_TELEMETRY[name]}
         return record
@@ -155,7 +166,10 @@ class ToolOutput(BaseModel):
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The output that a record is of. Fields that are missing get their defaults, unknown ones are ignored."""
-        return cls.model_validate(dict(record))
+        output = cls.model_validate(dict(record))
+        if not record.get("own_observation"):
+            output.__pydantic_fields_set__.discard("observation")
+        return output
 
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -175,6 +189,7 @@ def unvalidated(kind: type[_M], blank: Mapping[str, Any], **fields: Any) -> _M:
     return made
 
 
+_LABEL = "Observation: "
 _NO_POLICY = ToolPolicy()
 BLANK_TELEMETRY = dict(ToolTelemetry())
 _BLANK = dict(ToolOutput())
@@ -222,27 +237,27 @@ def format_observation(output: ToolOutput) -> str:
         status = "Success" if output.telemetry.success else "Failed"
         return f"Observation: {summary}\n\nResult Type: {type(output.result).__name__}\nStatus: {status}\n"
     if output.response_format is ResponseFormat.DETAILED:
-        return _detailed(output, summary)
+        return _LABEL + _detailed(output, output.telemetry.output_tokens)
     result = output.result
     return f"Observation: {escape_markers(result if isinstance(result, str) else compact_json(normalise(result)))}"
 
 
 def observation_of(text: str) -> str:
     """A text as a ReAct observation."""
-    return f"Observation: {escape_markers(text)}"
+    return f"{_LABEL}{escape_markers(text)}"
 
 
-def _detailed(output: ToolOutput, summary: str) -> str:
+def _detailed(output: ToolOutput, tokens: int = 0) -> str:
     telemetry = output.telemetry
     result = json.dumps(normalise(output.result), ensure_ascii=False, indent=2)
     # The traceback is for people only.
     metadata = {key: value for key, value in output.metadata.items() if key != "traceback"}
     return (
-        f"Observation: {summary}\n\n"
+        f"{escape_markers(output.summary)}\n\n"
         f"Tool: {telemetry.tool_name}\n"
         f"Execution ID: {telemetry.execution_id}\n"
         f"Latency: {telemetry.latency_ms:.2f}ms\n"
-        f"Tokens: {telemetry.output_tokens}\n\n"
+        f"Tokens: {tokens}\n\n"
         f"Result: {escape_markers(result)}\n\n"
         f"Metadata: {escape_markers(str(metadata))}\n"
     )
@@ -271,27 +286,41 @@ def present_output(
 
     An output without a response format of its own shows its result as `present` does. CONCISE shows the summary and
     the handle that reads the result; STANDARD the summary, type, status and result; DETAILED everything; RAW the bare
-    result. The other arguments are those of `present`.
+    result. An observation of the tool's own takes the place of all but the result: an output without a response format
+    is then CONCISE. The other arguments are those of `present`.
     """
-    show = partial(present, tool_name=tool_name, budget=budget, handle=handle, model=model, is_normal=is_normal)
+    show = partial(
+        present,
+        tool_name=tool_name or output.telemetry.tool_name,
+        latency_ms=output.telemetry.latency_ms,
+        budget=budget,
+        handle=handle,
+        model=model,
+        is_normal=is_normal,
+    )
+    own = output.own_observation
     if not output.telemetry.success:
-        return show(f"Error: {output.telemetry.error_message or output.summary}", policy=policy)
-    form = output.response_format if "response_format" in output.model_fields_set else None
-    if form is None or output.result is None:
-        return show(output.summary if output.result is None and output.summary else output.result, policy=policy)
+        return show(own or f"Error: {output.telemetry.error_message or output.summary}", policy=policy)
+    form = output.response_format if own or "response_format" in output.model_fields_set else None
+    if output.result is None:
+        return show(own or output.summary or None, policy=policy)
+    if form is None:
+        return show(output.result, policy=policy)
     if form is ResponseFormat.RAW:
         return show(output.result if isinstance(output.result, str) else compact_json(normalise(output.result)))
     if form is ResponseFormat.CONCISE:
-        named = output.model_copy(update={"metadata": {"handle": handle or output.handle}})
-        text = format_observation(named).removeprefix("Observation: ")
-        if output.summary == output.result:  # the summary is the whole result
+        named = output.model_copy(
+            update={"summary": own or output.summary, "metadata": {"handle": handle or output.handle}}
+        )
+        text = format_observation(named).removeprefix(_LABEL)
+        if output.summary == output.result and not own:  # the summary is the whole result
             text = escape_markers(output.summary)
         whole = count_tokens(compact_json(normalise(output.result)), model)
         shown = present(text, budget=budget, model=model)
         return replace(shown, saved_tokens=max(whole - shown.tokens, 0), missing="the result")
-    head = format_observation(output).removeprefix("Observation: ")
-    if form is ResponseFormat.DETAILED:
-        return show(head)
+    if form is ResponseFormat.DETAILED and not own:
+        return show(_detailed(output, show(_detailed(output)).tokens))
+    head = f"{escape_markers(own)}\n" if own else format_observation(output).removeprefix(_LABEL)
     rest = max(limit_of(policy, budget) - count_tokens(head, model) - 4, 1)
     data = show(output.result, policy=replace(policy, budget_tokens=None), budget=rest)
     text = without_surrogates(f"{head}\n{data.text}")

@@ -424,8 +424,8 @@ class ToolExecutor:
             model=self.model,
             is_normal=True,
         )
-        own, own_problem = self._observed(output, plan.handle)
-        presented = own or (await run_in_thread(show) if is_large(output.result) else show())
+        presented = await run_in_thread(show) if is_large(output.result) else show()
+        presented, own_problem = self._observed(output, plan.handle, presented)
         text, tokens, warning = self._formatted(tool_result, presented, plan.handle)
         if plan.note:
             text, tokens = f"{plan.note}\n{text}", tokens + count_tokens(plan.note, self.model)
@@ -492,11 +492,12 @@ class ToolExecutor:
         """True if a subclass may ask for a rollback of the same result again and again."""
         return self._overrides("should_rollback_result") or self._overrides("is_google_search_empty_result")
 
-    def _observed(self, output: ToolOutput, handle: str) -> tuple[Presented | None, str]:
-        """The result as `format_observation` writes it, None without one, and a warning if it failed."""
+    def _observed(self, output: ToolOutput, handle: str, presented: Presented) -> tuple[Presented, str]:
+        """The result as `format_observation` writes it, and a warning if it failed; without one as it is presented."""
         if self.format_observation is None:
-            return None, ""
+            return presented, ""
         try:
+            output.telemetry.count_tokens(0, presented.tokens)
             text: Any = self.format_observation(
                 output.model_copy(update={"metadata": {**output.metadata, "handle": handle}})
             )
@@ -507,7 +508,7 @@ class ToolExecutor:
         except Exception as error:
             logger.exception("format_observation failed.")
             problem = f"raised {type(error).__name__}: {error}"
-        return None, f"format_observation {problem}. The result is shown as it is by default."
+        return presented, f"format_observation {problem}. The result is shown as it is by default."
 
     def _formatted(self, tool_result: dict[str, Any], presented: Presented, handle: str) -> tuple[str, int, str]:
         """The text that the model is shown, its tokens, and a warning if that is not what a formatter returned."""
@@ -850,8 +851,7 @@ def _post_processed(spec: ToolSpec, output: ToolOutput, before: Any, after: Any)
     result = normalise(after["result"])
     summary = summarise(result)
     telemetry = output.telemetry.model_copy(update={"success": True, "error_code": None, "error_message": None})
-    changed = {"result": result, "summary": summary, "observation": observation_of(summary), "telemetry": telemetry}
-    return output.model_copy(update=changed)
+    return output.with_written(observation_of(summary), result=result, summary=summary, telemetry=telemetry)
 
 
 def _as_object(arguments: Any) -> Mapping[str, Any]:

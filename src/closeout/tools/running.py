@@ -17,7 +17,7 @@ from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
 from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, format_observation, observation_of
 from closeout.tools.calls import Progress, extensible_timeout
-from closeout.tools.threads import run_in_thread
+from closeout.tools.threads import note_cpu_time, run_in_thread
 
 __all__ = ["ToolSource", "failed_output", "images_of", "run_tool", "succeeded"]
 
@@ -82,7 +82,11 @@ async def run_tool(
         try:
             async with deadline:
                 extra = (report,) if getattr(source, "takes_progress", False) else ()
-                value = await source.call(spec, _own(arguments), *extra)
+                measuring = note_cpu_time.set(meter.note_cpu_time)
+                try:
+                    value = await source.call(spec, _own(arguments), *extra)
+                finally:
+                    note_cpu_time.reset(measuring)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -119,7 +123,7 @@ def failed_output(
     failure: dict[str, Any] = {"success": False, "error_code": code, "error_message": message}
     telemetry = (meter or CallMeter()).telemetry(tool_name, retry_count=retry_count, **failure)
     observation = observation_of(f"Error - {message}")
-    return ToolOutput(summary=f"Error: {message}", observation=observation, telemetry=telemetry)
+    return ToolOutput(summary=f"Error: {message}", telemetry=telemetry).with_written(observation)
 
 
 def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:
@@ -166,7 +170,8 @@ def succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries
         output = ToolOutput.of(result, summarise(result), telemetry)
     if spec.policy.response_format is not None and "response_format" not in output.model_fields_set:
         output.response_format = ResponseFormat(spec.policy.response_format)
-        output.observation = format_observation(output)
+        if not output.own_observation:
+            output = output.with_written(format_observation(output))
     return output
 
 

@@ -11,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from closeout.errors import ToolError
 
-__all__ = ["run_in_thread"]
+__all__ = ["note_cpu_time", "run_in_thread"]
 
 MAX_THREADS = 256  # more calls than this at one time wait for a thread
 IDLE_SECONDS = 10.0  # a thread that had nothing to do for so long ends
+
+# Receives the seconds of CPU that a function took in its thread; 0 before it begins.
+note_cpu_time: ContextVar[Callable[[float], None] | None] = ContextVar("closeout_cpu_time", default=None)
 
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
@@ -106,6 +111,16 @@ async def run_in_thread(function: Callable[[], Any]) -> Any:
     """Call a function in a daemon thread, with the caller's context variables. Returns or raises what it does."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
-    context = copy_context()
-    _pool.submit((lambda: context.run(function), loop, future))
+    context, note = copy_context(), note_cpu_time.get()
+    job = partial(context.run, function) if note is None else partial(_measured, context, function, note)
+    _pool.submit((job, loop, future))
     return await future
+
+
+def _measured(context: Context, function: Callable[[], Any], note: Callable[[float], None]) -> Any:
+    note(0.0)
+    began = time.thread_time()
+    try:
+        return context.run(function)
+    finally:
+        note(time.thread_time() - began)
