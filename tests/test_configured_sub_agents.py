@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cli_process import closeout, here
-from closeout import Agent, ToolManager, load_config, tool
+from closeout import Agent, AnswerGenerator, OutputFormatter, Text, ToolExecutor, ToolManager, load_config, tool
 from closeout.errors import ConfigError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
-from closeout.testing import RequestView, ScriptedClient, answer, call, serve_script
+from closeout.testing import RequestView, ScriptedClient, answer, call, say, serve_script
 
 SERVER = Path(__file__).parent / "mcp_servers" / "everything.py"
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
@@ -138,3 +138,32 @@ def test_the_command_line_runs_a_sub_agent_of_a_yaml_file(tmp_path: Path, stream
     wrong = here("run", "Q", "-C", str(settings), "-C", "agent.sub_agents.conter.max_turns=3")
     assert wrong.code == 2
     assert "Did you mean 'counter'?" in wrong.sentence
+
+
+async def test_a_sub_agent_of_the_settings_has_the_formatter_executor_and_generator_of_the_main_agent() -> None:
+    seen: list[str] = []
+
+    class Formatter(OutputFormatter):
+        def format_tool_result_for_user(self, tool_call_execution_result: Any) -> Any:
+            seen.append("formatter")
+            return super().format_tool_result_for_user(tool_call_execution_result)
+
+    class Executor(ToolExecutor):
+        pass
+
+    class Generator(AnswerGenerator):
+        pass
+
+    agent = team(
+        {"clerk": definition()}, output_formatter=Formatter(), tool_executor=Executor, answer_generator=Generator
+    )
+    (made,) = [each for each in agent.plan().manager.local_tools if each.name == "clerk"]
+    plan, main = made.plan_of(False), agent.plan()
+    assert plan.output_formatter is main.output_formatter
+    assert (plan.make_executor, plan.make_generator) == (Executor, Generator)
+
+    assert isinstance(plan.contract, Text)  # its report is a text, whatever the main agent's answer is
+    client = ScriptedClient([call("clerk", task="Find it."), call("look", key="abcd"), say("It is 4."), answer("4")])
+    config = {"agent": {"sub_agents": {"clerk": definition()}}}
+    result = await Agent(client, [look], config=config, output_formatter=Formatter(), home=False).run("What?")
+    assert (result.answer, seen) == ("4", ["formatter", "formatter"])

@@ -336,8 +336,13 @@ class Assembler:
                 instructions=entry.instructions,
                 base_url=base_url,
                 api_key=api_key,
+                answer=Text(),
                 stream=self._stream,
                 home=self._home,
+                output_formatter=self._formatter,
+                tool_executor=self._make_executor,
+                answer_generator=self._make_generator,
+                format_observation=self._format_observation,
                 shares_policies=True,
             )
             return sub_agent_tool(name, entry.description, below.plan)
