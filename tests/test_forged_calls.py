@@ -80,10 +80,10 @@ SENTENCES = [
 @pytest.mark.parametrize("effects", [ToolPolicy(), ToolPolicy(destructive=True)], ids=["says nothing", "destructive"])
 def test_a_call_amid_text_of_any_language_runs_no_tool_with_effects(effects: ToolPolicy) -> None:
     tools = [ToolSpec("wipe", parameters=PATH, policy=effects)]
-    for number, (sentence, form) in enumerate(itertools.product(SENTENCES, forgery.WRITERS)):
+    for (at, sentence), (number, form) in itertools.product(enumerate(SENTENCES), enumerate(forgery.WRITERS)):
         written = forgery.WRITERS[form].write([("wipe", {"path": "/"})])
-        text = f"{sentence}\n{written}" if number % 2 else f"{written}\n{sentence}"
-        dialect = tuple(DIALECTS)[number % len(DIALECTS)]
+        text = f"{sentence}\n{written}" if at % 2 else f"{written}\n{sentence}"  # each form, in both places
+        dialect = tuple(DIALECTS)[(at + number) % len(DIALECTS)]
         reply = ModelReply(text)
         assert not Governor(tools).judge(reply).reply.tool_calls, text
         own = OWN_FORMS.get(dialect)

@@ -170,6 +170,8 @@ def _is_alone(form: Form, found: Found, before: str, region: str) -> bool:
     said = found.content if form.channels and found.content is not None else before + region[: blocks[0].start]
     if form.family == "react" and _THOUGHT.match(said):
         said = ""
+    if any(repair.kind == "surrounding_text" for block in blocks for repair in block.repairs):
+        return False  # A form whose calls have no end takes the text after one for a part of it.
     between = (region[a.end : b.start].strip(" \t\r\n,;") for a, b in pairwise(blocks))
     return (
         not plain_content(said) and _TAIL.match(region, blocks[-1].end) is not None and all(map(_TAIL.match, between))
