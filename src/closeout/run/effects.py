@@ -170,7 +170,9 @@ class ModelCalls:
         budget = self._budget
         if not budget.limited:
             return ""
-        return budget.forbids(self._keeper.tokens_of(size) + added + budget.last.output_tokens)
+        tokens = self._keeper.tokens_of(size)
+        # The estimate is made by the length of earlier prompts: it may be a little too low.
+        return budget.forbids(tokens + tokens // 50 + added + budget.last.output_tokens)
 
     async def _send_admitted(
         self, gate: RequestGate, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
