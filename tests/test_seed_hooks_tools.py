@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +16,10 @@ from closeout import (
     Agent,
     OutputFormatter,
     ResponseFormat,
+    RunContext,
     RunResult,
     ToolExecutor,
+    ToolManager,
     ToolOutput,
     ToolTelemetry,
     UnifiedToolWrapper,
@@ -454,3 +457,124 @@ async def test_a_synchronous_tool_that_waits_uses_no_processor_time() -> None:
     result, _ = await asked(None, call("idle"), tools=[idle])
     task.cancel()
     assert cpu_milliseconds(result) < 15
+
+
+# ------------------------------------------------------------------------------------ ToolManager.execute_tool_call
+
+
+class Watched(ToolManager):
+    """A manager that notes each call, changes one result and refuses one tool."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.calls: list[tuple[str, str, Any]] = []
+
+    async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Any) -> dict[str, Any]:
+        self.calls.append((server_name, tool_name, dict(arguments)))
+        if tool_name == "forbidden":
+            return {"server_name": server_name, "tool_name": tool_name, "error": "not today"}
+        made = await super().execute_tool_call(server_name, tool_name, arguments)
+        return {**made, "result": f"<{made['result']}>"} if tool_name == "changed" else made
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_managers_own_execute_tool_call_makes_the_calls_of_a_run(dialect: str) -> None:
+    def changed(key: str) -> str:
+        """Give a value."""
+        return f"value of {key}"
+
+    def kept() -> ToolOutput:
+        """Give an output."""
+        return ToolOutput(result={"n": 1}, summary="one", state_update={"n": 1})
+
+    def forbidden() -> str:
+        """Never called."""
+        raise AssertionError
+
+    manager = Watched(map(tool, [changed, kept, forbidden]))
+    script = [call("changed", key="a"), call("kept"), call("forbidden"), answer("done")]
+    result = await Agent(ScriptedClient(script), manager, dialect=dialect, home=False).run("What?")
+    assert result.answer == "done"
+    assert manager.calls == [("local", "changed", {"key": "a"}), ("local", "kept", {}), ("local", "forbidden", {})]
+    first, second, third = result.tool_outputs
+    assert first.result == "<value of a>"
+    assert (second.summary, result.state) == ("one", {"n": 1})  # what passes through keeps its whole output
+    assert (third.telemetry.success, third.telemetry.error_message) == (False, "not today")
+
+
+async def test_a_tools_exception_passes_an_override_that_only_watches(home: Path) -> None:
+    tries: list[int] = []
+
+    @tool(read_only=True, retries=2)
+    def flaky() -> str:
+        """Fail at first."""
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionError("reset")
+        return "fine"
+
+    @tool(read_only=True, timeout=None)
+    async def ask(context: RunContext) -> str:
+        """Ask a person."""
+        return await context.ask("Which?")
+
+    manager = Watched([flaky, ask])
+    agent = Agent(ScriptedClient([call("flaky"), call("ask"), answer("done")]), manager)
+    result = await agent.run("What?", run_id="r")
+    assert (result.status, len(tries)) == ("waiting", 3)
+    (waiting,) = result.waiting
+    assert (await agent.resume("r", decisions={waiting.id: "this"})).answer == "done"
+
+
+async def test_what_an_override_returns_must_have_a_result_or_an_error() -> None:
+    class Silent(ToolManager):
+        async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Any) -> Any:
+            return None
+
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    result = await Agent(ScriptedClient([call("look"), answer("done")]), Silent([tool(look)]), home=False).run("What?")
+    (output,) = result.tool_outputs
+    assert "execute_tool_call must return a dict with 'result' or 'error'" in output.telemetry.error_message
+
+
+class SeedManager:
+    """A manager with the two methods that the original systems call."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    async def get_all_tool_definitions(self) -> list[dict[str, Any]]:
+        schema = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
+        named = {"name": "look", "description": "Look up a key.", "schema": schema}
+        return [{"name": "shelf", "tools": [named]}, {"name": "attic", "tools": [named]}]
+
+    async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Any) -> dict[str, Any]:
+        self.calls.append((server_name, tool_name, arguments))
+        named = {"server_name": server_name, "tool_name": tool_name}
+        return {**named, "error": "gone"} if server_name == "attic" else {**named, "result": f"{server_name} has 42"}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_manager_of_the_original_shape_is_an_agents_tools(home: Path, dialect: str) -> None:
+    manager = SeedManager()
+    script = [call("look", key="a"), call("attic-look", key="b"), answer("done")]
+    agent = Agent(ScriptedClient(script), manager, dialect=dialect)  # type: ignore[arg-type]
+    result = await agent.run("What?")
+    assert result.answer == "done"
+    assert manager.calls == [("shelf", "look", {"key": "a"}), ("attic", "look", {"key": "b"})]
+    first, second = result.tool_outputs
+    assert (first.result, second.telemetry.error_message) == ("shelf has 42", "gone")
+    replayed = await agent.resume(result.run_id)
+    assert (replayed.answer, len(manager.calls)) == ("done", 2)
+
+
+async def test_calls_of_mcp_tools_go_through_a_managers_own_execute_tool_call() -> None:
+    manager = Watched(mcp_servers={"shelf": {"command": sys.executable, "args": [str(SERVER)]}})
+    client = ScriptedClient([call("add", a=2, b=3), answer("done")])
+    result = await Agent(client, manager, home=False).run("What?")
+    assert manager.calls == [("shelf", "add", {"a": 2, "b": 3})]
+    assert "5" in shown(client)
+    assert result.tool_outputs[0].telemetry.success

@@ -116,7 +116,7 @@ class Agent(Generic[Deps, Value]):
             `llm.model_name`).
         tools: The tools that the model may call: functions, `@tool` functions, `Tool` objects, other agents
             (`agent.as_tool(…)`), LangChain tools, and names of built-in tools such as `"calculate"`. Or a
-            `ToolManager`.
+            `ToolManager`, or a manager of another system with `get_all_tool_definitions` and `execute_tool_call`.
         mcp_servers: The MCP servers whose tools the model may call: commands (`"python server.py"`), URLs, or mappings
             with `command`/`args`/`env` or `url`/`headers`. Or a mapping of names to these, such as the usual
             `mcpServers` JSON.

@@ -46,6 +46,7 @@ from closeout.run.subagents import PageModel, as_tool, read_result_tool, sub_age
 from closeout.strategies.small_model import SmallModel
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
 from closeout.tools.executor import ToolExecutor
+from closeout.tools.foreign import AdaptedManager, is_foreign_manager
 from closeout.tools.manager import AnyTool, ToolManager
 from closeout.tools.mcp_config import read_servers
 from closeout.tools.tool import ModelTool, Tool
@@ -248,6 +249,8 @@ class Assembler:
         if self._runs_programs:
             require_sandbox()
             programs.append(program_tool)
+        if is_foreign_manager(tools):
+            tools = AdaptedManager(tools)
         if isinstance(tools, ToolManager):
             if servers:
                 raise UsageError("With tools=ToolManager(…), pass its servers as ToolManager(mcp_servers=…).")

@@ -1,15 +1,20 @@
-"""Tools of other libraries as tools: LangChain's, and those of an MCP server written in Python. Neither is imported."""
+"""Tools of other libraries as tools: LangChain's, and those of an MCP server written in Python. Neither is imported.
+
+Also managers with the two methods of the original systems.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
-from closeout.errors import ToolDefinitionError
+from closeout.errors import ToolDefinitionError, ToolError
+from closeout.tools.manager import LOCAL, ToolManager
 from closeout.tools.tool import Tool
 
-__all__ = ["foreign_tool"]
+__all__ = ["AdaptedManager", "foreign_tool", "is_foreign_manager"]
 
 
 def foreign_tool(something: Any) -> Tool[..., Any] | None:
@@ -58,3 +63,51 @@ def _mcp_tool(wrapped: Any) -> Tool[..., Any]:
 
 def _valid(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+
+
+def is_foreign_manager(something: Any) -> bool:
+    """Return whether something is not a `ToolManager` and has its two methods for a message history."""
+    methods = (getattr(something, name, None) for name in ("get_all_tool_definitions", "execute_tool_call"))
+    return not isinstance(something, ToolManager | type) and all(map(callable, methods))
+
+
+class AdaptedManager(ToolManager):
+    """A manager of another system: its definitions are asked for when it is first opened.
+
+    Args:
+        manager: Has `await get_all_tool_definitions()`, which returns `[{"name": server, "tools": [{"name",
+            "description", "schema"}]}]`, and `await execute_tool_call(server_name, tool_name, arguments)`, which
+            returns a dict with "result" or "error".
+    """
+
+    def __init__(self, manager: Any) -> None:
+        super().__init__()
+        self._manager = manager
+        self._is_listed = False
+
+    async def __aenter__(self) -> Self:
+        if not self._is_listed:
+            definitions = await self._manager.get_all_tool_definitions()
+            taken = {spec.name for spec in self.specs()}
+            for server in definitions:
+                for each in server.get("tools") or ():
+                    made = self._tool(str(server.get("name") or LOCAL), each, taken)
+                    taken.add(made.name)
+                    self.add(made)
+            self._is_listed = True
+        return await super().__aenter__()
+
+    def _tool(self, server: str, definition: Mapping[str, Any], taken: set[str]) -> Tool[..., Any]:
+        name = _valid(str(definition["name"]))
+        return Tool(
+            partial(self._execute, server, str(definition["name"])),
+            name=_valid(f"{server}-{name}") if name in taken else name,
+            description=str(definition.get("description") or ""),
+            parameters=dict(definition.get("schema") or {"type": "object", "properties": {}}),
+        )
+
+    async def _execute(self, server: str, name: str, /, **arguments: Any) -> Any:
+        returned = await self._manager.execute_tool_call(server_name=server, tool_name=name, arguments=arguments)
+        if returned.get("error"):
+            raise ToolError(str(returned["error"]))
+        return returned.get("result")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,8 +13,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
-from closeout.errors import ToolDefinitionError, ToolError, UsageError
+from closeout.errors import Suspended, ToolDefinitionError, ToolError, UsageError
 from closeout.messages import ToolSpec
+from closeout.overrides import is_overridden
 from closeout.tools.calls import Progress
 from closeout.tools.mcp_client import McpServer, McpServerFailed, ServerOffer, require_mcp
 from closeout.tools.mcp_config import McpEntry, read_servers
@@ -64,6 +66,22 @@ class _Route:
     spec: ToolSpec
     name: str
     home: AnyTool | McpServer
+
+
+@dataclass(slots=True)
+class _MadeCall:
+    """What `execute_tool_call` did for a run, before its dict left out what the run needs."""
+
+    manager: ToolManager
+    progress: Progress | None = None
+    value: Any = None
+    result: Any = None
+    failure: BaseException | None = None
+    error: str = ""
+    passed_on: bool = False  # by `super().execute_tool_call`: the next call is the tool's own
+
+
+_made_call: ContextVar[_MadeCall | None] = ContextVar("closeout_made_call", default=None)
 
 
 class ToolManager:
@@ -253,18 +271,45 @@ class ToolManager:
         route = self._routes.get(spec.name) or self._search.get(spec.name)
         if route is None:
             raise ToolError(f"Unknown tool: {spec.name}.")
+        if is_overridden(self, ToolManager, "execute_tool_call"):
+            asked = _made_call.get()
+            if asked is None or not asked.passed_on:
+                return await self._call_by_override(route, arguments, progress)
+            asked.passed_on = False  # of this call: the tool may make others
+            progress = asked.progress
         if not isinstance(route.home, McpServer):
             with reporting_to(progress):
                 return await route.home.call(arguments)
         result = await route.home.call(route.name, arguments, route.spec.policy, progress)
         return result.value if result.is_plain else result.output()
 
+    async def _call_by_override(self, route: _Route, arguments: Mapping[str, Any], progress: Progress | None) -> Any:
+        """Have a subclass's `execute_tool_call` make a call. What it passes on from `super()` keeps its whole value."""
+        made = _MadeCall(self, progress)
+        token = _made_call.set(made)
+        try:
+            returned = await self.execute_tool_call(route.spec.server_name or LOCAL, route.name, arguments)
+        finally:
+            _made_call.reset(token)
+        if not isinstance(returned, Mapping) or not ("error" in returned or "result" in returned):
+            raise ToolError(f"{type(self).__name__}.execute_tool_call must return a dict with 'result' or 'error'.")
+        if returned.get("error"):
+            if made.failure is not None and returned["error"] == made.error:
+                raise made.failure
+            raise ToolError(str(returned["error"]))
+        result = returned.get("result")
+        return made.value if made.value is not None and result is made.result else result
+
     async def execute_tool_call(self, server_name: str, tool_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return `{"server_name", "tool_name", "result"}`, or "error" instead of "result". Raises only cancellation.
 
-        The server name of a local tool is "local" or empty. Opens the servers if they are not open.
+        The server name of a local tool is "local" or empty. Opens the servers if they are not open. A run calls the
+        method of a subclass that overrides it, for each call.
         """
         named: dict[str, Any] = {"server_name": server_name, "tool_name": tool_name}
+        asked = _made_call.get()
+        made = asked if asked is not None and asked.manager is self else _MadeCall(self)
+        token = _made_call.set(made)
         try:
             route = self._find(server_name, tool_name)
             if route is None and self._servers:
@@ -272,11 +317,19 @@ class ToolManager:
                 route = self._find(server_name, tool_name)
             if route is None:
                 return {**named, "error": f"Unknown tool: {tool_name} on server {server_name}. {self._listed()}"}
-            return {**named, "result": _result(await self.call(route.spec, arguments))}
+            made.passed_on = True
+            made.value = await self.call(route.spec, arguments)
+            made.result = _result(made.value)
+            return {**named, "result": made.result}
+        except Suspended:
+            raise
         except (Exception, SystemExit) as error:
             message = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
             prefix = f"Error executing tool {tool_name}"  # servers on the reference classes write it themselves
-            return {**named, "error": message if message.startswith(prefix) else f"{prefix}: {message}"}
+            made.failure, made.error = error, message if message.startswith(prefix) else f"{prefix}: {message}"
+            return {**named, "error": made.error}
+        finally:
+            _made_call.reset(token)
 
     def _find(self, server_name: str | None, tool_name: str) -> _Route | None:
         """A tool by its server's name for it, or by the name it is offered under."""
