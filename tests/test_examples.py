@@ -186,3 +186,39 @@ def test_the_graph_revises_a_draft_and_continues_from_the_record(tmp_path: Path)
         assert (asked, len(server.requests)) == (4, 4)
     assert (first.returncode, first.stdout, first.stderr) == (0, "With water, a lock lifts ships.\n", "2 drafts\n")
     assert again.stdout == first.stdout
+
+
+def test_an_agent_of_miroflow_runs_with_its_settings_and_classes(tmp_path: Path) -> None:
+    def script(view: RequestView) -> Turn:
+        if view.question == "Find the year.":
+            return answer("1914") if "[end of the result]" in view.text else call("read_page", name="panama-canal.md")
+        if "1914" in view.text:
+            return answer("1914")
+        return call("agent-browsing", task="Find the year.") if "panama" in view.text else call("list_pages")
+
+    done = run(script, "ported/miroflow.py", "When was it opened?", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1914" in done.stdout.partition("Extracted Result")[2]
+    assert "agent-browsing | Closing" in done.stdout
+    assert "main | Closing" in done.stdout
+
+
+def test_a_runner_of_dify_reads_translated_markers(tmp_path: Path) -> None:
+    def script(view: RequestView) -> Turn:
+        if "1914" in view.text.partition("巴拿马运河是哪一年")[2]:
+            return say("思考：找到了。\n最终答案：1914 年")
+        return say('思考：先查找。\n行动：{"action": "search", "action_input": {"query": "Ancon"}}')
+
+    done = run(script, "ported/dify.py", "巴拿马运河是哪一年开通的？", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *_, answered = done.stdout.splitlines()
+    assert first.startswith("1. 先查找。 search {'query': 'Ancon'}")
+    assert answered == "1914 年"
+
+
+def test_tools_of_ba_agent_are_called_and_counted(tmp_path: Path) -> None:
+    turns = iter([call("query_sales"), call("total", product="bookshelf"), call("forecast", product="x"), say("90")])
+    done = run(lambda view: next(turns), "ported/ba_agent.py", "Which sold best?", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("90\n")
+    assert "calls: 3" in done.stdout
