@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from closeout.tools.executor import DEMO_SCRAPE_MAX_LENGTH, ToolExecutor
     from closeout.tools.manager import ToolManager
     from closeout.tools.run_context import RunContext
+    from closeout.tools.secrets import Secret
     from closeout.tools.tool import Tool, tool
 
 __version__ = "0.1.0"
@@ -188,6 +189,7 @@ __all__ = [
     "RunResult",
     "RunStarted",
     "RunStream",
+    "Secret",
     "Session",
     "SmallModel",
     "Step",
@@ -310,6 +312,7 @@ _HOMES = {
     "ResponseFormat": "results.tool_output",
     "ResumeRefused": "errors",
     "RunContext": "tools.run_context",
+    "Secret": "tools.secrets",
     "RunEnded": "journal.events",
     "RunExists": "errors",
     "RunNotFound": "errors",

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from closeout.run.waiting import Decisions
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.run_context import RunContext
+    from closeout.tools.secrets import Secret
     from closeout.tools.tool import Tool
 
     Deps = TypeVarWithDefault("Deps", contravariant=True, default=None)
@@ -159,6 +160,7 @@ class Agent(Generic[Deps, Value]):
             list of these.
         deps_type: The type of the `deps` that each run is given for the tools: a database handle, the user, a tenant.
             Tools take them as `context.deps`, with a parameter `context: RunContext[THE_TYPE]`.
+        secrets: Each a `Secret`, whose value enters the calls that name it; the model sees the name only.
         code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
             as functions, in a sandbox. Needs the extra `code`.
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
@@ -206,6 +208,7 @@ class Agent(Generic[Deps, Value]):
         strategy: Strategy | None = None,
         check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
         deps_type: type[Deps] | None = None,
+        secrets: Sequence[Secret] = (),
         code_mode: bool = False,
         max_tokens: int | None = None,
         max_seconds: float | None = None,
@@ -253,6 +256,7 @@ class Agent(Generic[Deps, Value]):
             check=check,
             code_mode=code_mode,
             deps_type=deps_type,
+            secrets=secrets,
         )
 
     def with_tools(self, names: Iterable[str]) -> Agent[Deps, Value]:

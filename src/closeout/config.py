@@ -208,6 +208,15 @@ class PythonSettings(_Section):
 _Approval = Literal["destructive", "always", "never"]
 
 
+class SecretSettings(_Section):
+    """One secret: see `Secret`."""
+
+    value: str | None = Field(None, repr=False, description="${VAR}; by default the variable of its name in capitals")
+    tools: list[str] = Field(description='who may have it: "tool", "server" or "server/tool"')
+    hosts: list[str] = Field([], description="the only hosts that it may be sent to")
+    description: str = Field("", description="what it is for, told to the model")
+
+
 class ToolSettings(_Section):
     """Tools in addition to those that the code passes."""
 
@@ -223,6 +232,7 @@ class ToolSettings(_Section):
         "auto", description="let the model search for tools; auto: if their definitions exceed tools.search_budget"
     )
     search_budget: int = Field(8000, ge=0, description="tokens of tool definitions that every request may carry")
+    secrets: dict[str, SecretSettings] = Field({}, description="values that calls name as secret:NAME")
     ask: AskSettings = AskSettings()
     python: PythonSettings = PythonSettings()
     allow_private_addresses: bool = False

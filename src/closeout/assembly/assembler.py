@@ -49,6 +49,7 @@ from closeout.tools.executor import ToolExecutor
 from closeout.tools.foreign import AdaptedManager, is_foreign_manager
 from closeout.tools.manager import AnyTool, ToolManager
 from closeout.tools.mcp_config import read_servers
+from closeout.tools.secrets import Secret, Secrets
 from closeout.tools.tool import ModelTool, Tool
 
 __all__ = ["Assembler"]
@@ -88,6 +89,7 @@ class Assembler:
         check: Any = None,
         code_mode: bool = False,
         deps_type: Any = None,
+        secrets: Any = (),
         shares_policies: bool = False,
     ) -> None:
         self.config = config
@@ -117,12 +119,15 @@ class Assembler:
         self.client = connect(model, base_url, api_key, config.llm)
         self._check_dialect()
         self._runs_programs = code_mode or getattr(self._dialect, "name", self._dialect) == "code"
+        self._secrets = secrets if isinstance(secrets, Secrets) else self._make_secrets(secrets)
         self.manager = self._make_manager(tools, mcp_servers)
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         check_sub_agents(config.agent.sub_agents, self.manager)
         check_deps_types(deps_type, self.manager.local_tools)
         self._plan: AgentPlan | None = None
         self._folder: Path | None = None  # the folder that `home` resolved to on first use
+        if self._secrets and not self.manager.has_servers:  # otherwise its tools are known when a run begins
+            self.plan().check_secrets()
 
     def only(self, names: Iterable[str]) -> Assembler:
         """Return the same with only some of the tools, and those that Closeout adds itself.
@@ -224,6 +229,7 @@ class Assembler:
             checks=self._checks,
             search_budget=self._search_budget(),
             deps_type=self._deps_type,
+            secrets=self._secrets,
         )
 
     def _own_strategy(self) -> Strategy | None:
@@ -276,6 +282,11 @@ class Assembler:
             approval=self.config.tools.approval,
             shares_policies=self._shares_policies,
         )
+
+    def _make_secrets(self, given: Any) -> Secrets:
+        settings = self.config.tools.secrets.items()
+        configured = (Secret(name, each.value, **each.model_dump(exclude={"value"})) for name, each in settings)
+        return Secrets((*configured, *check_list("secrets", given, "[Secret('crm_token', tools=['look_up'])]")))
 
     def _adopt_programs(self) -> bool:
         """Add the tool that runs programs if the client prefers them and they are of use, and return True if so.
@@ -346,6 +357,7 @@ class Assembler:
                 tool_executor=self._make_executor,
                 answer_generator=self._make_generator,
                 format_observation=self._format_observation,
+                secrets=self._secrets,
                 shares_policies=True,
             )
             return sub_agent_tool(name, entry.description, below.plan)

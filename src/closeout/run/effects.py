@@ -49,6 +49,7 @@ from closeout.run.waiting import call_digest, decide, question_digest
 from closeout.tools.calls import CallOutcome
 from closeout.tools.executor import PlannedCall, ToolExecutor
 from closeout.tools.run_context import BudgetLeft, RunContext, context_factory
+from closeout.tools.secrets import Secrets
 from closeout.tools.threads import run_in_thread
 
 __all__ = ["ModelCalls", "ToolCalls", "as_decided", "refusal_note", "refused_calls"]
@@ -306,7 +307,7 @@ class ToolCalls:
         )
         self._scope.subscribers.publish(progress)
 
-    def _context(self, handle: str, spec: ToolSpec) -> RunContext[Any]:
+    def _context(self, handle: str, spec: ToolSpec, secrets: Secrets) -> RunContext[Any]:
         """Return what a tool may know of the run."""
         scope, budget = self._scope, self._scope.budget
         return RunContext(
@@ -322,8 +323,8 @@ class ToolCalls:
                 cost_usd=budget.cost_left,
                 seconds=budget.seconds_left(closing=False),
             ),
-            logger=_tool_logger(scope, handle, spec.name),
-            asker=partial(self._ask, handle, spec, count()),
+            logger=_tool_logger(scope, handle, spec.name, secrets),
+            asker=partial(self._ask, handle, spec, count(), secrets),
         )
 
     async def _ask(
@@ -331,6 +332,7 @@ class ToolCalls:
         handle: str,
         spec: ToolSpec,
         numbers: Iterator[int],
+        secrets: Secrets,
         question: str,
         options: Sequence[str],
         *,
@@ -341,7 +343,7 @@ class ToolCalls:
         if spec.policy.crash_rule != "rerun":
             raise ToolError(f"{spec.name} asks a person, so it must be read_only or declared on_crash='rerun'.")
         number = next(numbers)
-        arguments = {"question": question, "options": list(options)}
+        arguments = secrets.hide({"question": question, "options": list(options)})
         request = DecisionRequested(
             self._scope.path,
             f"{handle}.{number + 1}" if number else handle,
@@ -349,7 +351,7 @@ class ToolCalls:
             name=spec.name,
             arguments=_json_text(arguments),
             digest=question_digest(spec, arguments),
-            default=None if max_wait is None else default,
+            default=None if max_wait is None else secrets.hide(default),
             expires=None if max_wait is None else time.time() + max_wait,
         )
         made = await decide(self._scope, request)
@@ -404,7 +406,7 @@ class ToolCalls:
             began = time.perf_counter()
             seconds = self._seconds_left(spec)
             token = enter((scope, handle))
-            context = context_factory.set(partial(self._context, handle, spec))
+            context = context_factory.set(partial(self._context, handle, spec, executor.secrets))
             try:
                 async with asyncio.timeout(seconds) as deadline:
                     output = executor.post_process(plan, await executor.start(plan))
@@ -539,8 +541,9 @@ def as_decided(made: DecisionMade, call: ToolCall, spec: ToolSpec) -> ToolCall |
 class _JournalHandler(logging.Handler):
     """Writes a tool's log records into the journal, on the event loop, as tools may log from threads."""
 
-    def __init__(self, scope: Scope, handle: str, name: str) -> None:
+    def __init__(self, scope: Scope, handle: str, name: str, secrets: Secrets) -> None:
         super().__init__()
+        self._secrets = secrets
         self._scope = scope
         self._handle = handle
         self._name_of_tool = name
@@ -553,7 +556,7 @@ class _JournalHandler(logging.Handler):
             self._scope.path,
             level,
             f"Tool {self._name_of_tool}",
-            message=self.format(record),
+            message=self._secrets.hide(self.format(record)),
             metadata={"handle": self._handle},
         )
         if threading.get_ident() == self._thread:
@@ -567,11 +570,12 @@ class _JournalHandler(logging.Handler):
             self._scope.journal.append(noted)
 
 
-def _tool_logger(scope: Scope, handle: str, name: str) -> logging.Logger:
+def _tool_logger(scope: Scope, handle: str, name: str, secrets: Secrets) -> logging.Logger:
     """Return a logger of one call, which is not registered: calls are many."""
     logger = logging.Logger(f"closeout.tools.{name}", logging.DEBUG)
-    logger.parent = logging.getLogger("closeout.tools")
-    logger.addHandler(_JournalHandler(scope, handle, name))
+    if not secrets:  # the handlers of the process would write a record as it is
+        logger.parent = logging.getLogger("closeout.tools")
+    logger.addHandler(_JournalHandler(scope, handle, name, secrets))
     return logger
 
 

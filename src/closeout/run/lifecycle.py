@@ -171,6 +171,7 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
         journal.announce()
         try:
             _note_problems(plan, task, journal)
+            plan.check_secrets()
             orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
             result = await orchestrator.run()
         except Suspended as suspended:

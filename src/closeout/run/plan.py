@@ -19,6 +19,7 @@ from closeout.answers.user_checks import Check
 from closeout.config import AgentSettings, Config, LLMSettings, SubAgentSettings, load_config
 from closeout.context.policy import ContextPolicy, EvictionPolicy, best_batch
 from closeout.dialects.cot import MakeParser
+from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
 from closeout.journal.events import InstructionsWritten, Noted
@@ -40,6 +41,8 @@ from closeout.run.strategy import Strategy
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 from closeout.tools.run_context import RunContext
+from closeout.tools.secrets import NO_SECRETS, Secrets
+from closeout.tools.tool import ModelTool
 
 __all__ = [
     "MAX_DEPTH",
@@ -119,6 +122,7 @@ class AgentPlan:
     gate: RequestGate | None = None  # admits the requests to models
     deps_type: Any = None
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
+    secrets: Secrets = NO_SECRETS
 
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
@@ -208,6 +212,7 @@ class AgentPlan:
             "model": self.client.name.rpartition(":")[2],
             "on_progress": on_progress,
             "format_observation": self.format_observation,
+            "secrets": self.secrets,
         }
         if self.make_executor is ToolExecutor:
             return ToolExecutor(**arguments, **options)
@@ -230,8 +235,24 @@ class AgentPlan:
         return tuple(self.manager.specs())
 
     def full_instructions(self) -> str:
-        """Return the agent's instructions followed by how the answer is to be written."""
-        return "\n\n".join(part for part in (self.instructions.strip(), self.contract.instruction()) if part)
+        """Return the agent's instructions, the names of its secrets, and how the answer is to be written."""
+        parts = (self.instructions.strip(), self.secrets.instruction(), self.contract.instruction())
+        return "\n\n".join(filter(None, parts))
+
+    def check_secrets(self) -> None:
+        """Check the names of the tools that may have secrets. The manager must be open.
+
+        Raises:
+            UsageError: A name matches no tool, or one that records what it is given.
+        """
+        if not self.secrets:
+            return
+        records = [
+            each.spec.name
+            for each in self.manager.local_tools
+            if isinstance(each, ModelTool) or getattr(each, "plan_of", None) or each.spec.name == RUN_PROGRAM
+        ]
+        self.secrets.check(self.manager.specs(), refused=records, complete=not self.manager.shares_policies)
 
     async def with_instructions(self, scope: Scope) -> AgentPlan:
         """Return the plan with the instructions that its function writes, or wrote when the recorded run began.

@@ -147,6 +147,7 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
         below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name))
         async with plan.manager:
             note_problems(plan.manager, below.journal, below.path)
+            plan.check_secrets()
             agent = Orchestrator(await plan.with_instructions(below), below, task)
             result = await agent.run()
         report = report_of(agent.attempt, result)

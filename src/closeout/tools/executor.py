@@ -34,6 +34,7 @@ from closeout.tools.calls import CallMemory, CallOutcome, DuplicateCheck, Status
 from closeout.tools.judge import has_no_organic_results, judge, says_tool_failed, shorten_text
 from closeout.tools.manager import LOCAL
 from closeout.tools.running import ToolSource, failed_output, images_of, run_tool, succeeded
+from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.shipped_policies import DEMO_SCRAPE_MAX_LENGTH
 from closeout.tools.threads import run_in_thread
 from closeout.tools.toolbox import Toolbox
@@ -110,6 +111,7 @@ class ToolExecutor:
         model: The model whose tokens are counted.
         on_progress: Called with a call's handle and the progress that its tool reports: done, total, message.
         format_observation: Writes what the model is shown of an output, in place of `present_output`.
+        secrets: Enter the arguments of calls when they are made.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class ToolExecutor:
         model: str | None = None,
         on_progress: Callable[[str, float, float | None, str], None] | None = None,
         format_observation: Callable[[ToolOutput], str] | None = None,
+        secrets: Secrets = NO_SECRETS,
     ) -> None:
         self.main_agent_tool_manager = main_agent_tool_manager
         self.sub_agent_tool_managers = dict(sub_agent_tool_managers or {})
@@ -140,6 +143,7 @@ class ToolExecutor:
         self.model = model
         self.on_progress = on_progress
         self.format_observation = format_observation
+        self.secrets = secrets
         self._toolbox = Toolbox(main_agent_tool_manager)
         self._toolboxes = {name: Toolbox(manager) for name, manager in self.sub_agent_tool_managers.items()}
         self._memory = CallMemory()
@@ -296,11 +300,17 @@ class ToolExecutor:
         source = self._toolbox_of(plan.agent).source
         assert source is not None
         assert not isinstance(plan.call.arguments, str)
-        progress = None if self.on_progress is None else partial(self.on_progress, plan.handle)
+        progress = None if self.on_progress is None else partial(self._report, plan.handle)
         run = partial(run_tool, source, plan.tool, retry_delay=self.retry_delay, progress=progress)
+        if self.secrets:
+            run = partial(run, secrets=self.secrets)
         if self._overrides("execute_single_tool_call"):
             return self._start_by_override(plan, _GovernedManager(source, plan.tool, run))
         return run(plan.call.arguments)
+
+    def _report(self, handle: str, done: float, total: float | None, message: str) -> None:
+        assert self.on_progress is not None
+        self.on_progress(handle, done, total, self.secrets.hide(message))
 
     async def _start_by_override(self, plan: PlannedCall, manager: _GovernedManager) -> ToolOutput:
         """Make a call by an override of `execute_single_tool_call`, which also post-processes its result."""

@@ -148,6 +148,16 @@ class ToolManager:
         )
 
     @property
+    def has_servers(self) -> bool:
+        """True if tools of MCP servers are known only after `open`."""
+        return bool(self._servers)
+
+    @property
+    def shares_policies(self) -> bool:
+        """True if names in policies may be of other managers' tools."""
+        return self._shares_policies
+
+    @property
     def local_tools(self) -> tuple[Any, ...]:
         """The tools that were passed in code, not those of servers."""
         return tuple(route.home for route in self._local.values())

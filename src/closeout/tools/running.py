@@ -17,6 +17,7 @@ from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
 from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, format_observation, observation_of
 from closeout.tools.calls import Progress, extensible_timeout
+from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.threads import note_cpu_time, run_in_thread
 
 __all__ = ["ToolSource", "failed_output", "images_of", "run_tool", "succeeded"]
@@ -60,6 +61,7 @@ async def run_tool(
     *,
     retry_delay: float,
     progress: Progress | None = None,
+    secrets: Secrets = NO_SECRETS,
 ) -> ToolOutput:
     """Call a tool. Raises only cancellation and `Suspended`: a failure is in the output's telemetry.
 
@@ -71,6 +73,8 @@ async def run_tool(
         arguments: Arguments that fit the tool's schema.
         retry_delay: Seconds before the first retry; doubled for each later one.
         progress: Receives the progress that the tool reports, which also extends its deadline.
+        secrets: Their values take the place of their names in the arguments, and their names that of the values in
+            the output.
 
     Returns:
         The output. Its result is normalised: values that JSON can hold.
@@ -84,7 +88,8 @@ async def run_tool(
                 extra = (report,) if getattr(source, "takes_progress", False) else ()
                 measuring = note_cpu_time.set(meter.note_cpu_time)
                 try:
-                    value = await source.call(spec, _own(arguments), *extra)
+                    given = await secrets.fill(spec, arguments) if secrets else arguments
+                    value = await source.call(spec, _own(given), *extra)
                 finally:
                     note_cpu_time.reset(measuring)
         except asyncio.CancelledError as error:
@@ -102,7 +107,8 @@ async def run_tool(
             meter.stop()
             value, result = _bare_result(value)
             result = await run_in_thread(partial(normalise, result)) if is_large(result) else normalise(result)
-            return succeeded(spec, value, result, meter, number)
+            output = succeeded(spec, value, result, meter, number)
+            return await _hidden(output, secrets) if secrets else output
         meter.stop()
         if number + 1 < tries and not isinstance(failure, _PERMANENT):
             await asyncio.sleep(min(retry_delay * 2**number, _MAX_DELAY))
@@ -112,8 +118,28 @@ async def run_tool(
     output = failed_output(spec.name, _message(failure), type(failure).__name__, meter, retry_count=number)
     if not isinstance(failure, _EXPECTED):
         output.metadata["traceback"] = redact("".join(traceback.format_exception(failure, limit=-TRACEBACK_FRAMES)))
-        logger.debug("Tool %s raised an exception.", spec.name, exc_info=failure)
-    return output
+        if not secrets:  # the exception's own text may hold one
+            logger.debug("Tool %s raised an exception.", spec.name, exc_info=failure)
+    return await _hidden(output, secrets) if secrets else output
+
+
+async def _hidden(output: ToolOutput, secrets: Secrets) -> ToolOutput:
+    """Return the output with the names of secrets in place of their values, wherever a tool may have put them."""
+
+    def hidden() -> ToolOutput:
+        texts = ("summary", "observation", "checkpoint")
+        fields = {name: secrets.hide(getattr(output, name)) for name in texts}
+        fields |= {
+            name: secrets.hide(normalise(getattr(output, name))) for name in ("result", "metadata", "state_update")
+        }
+        telemetry = output.telemetry
+        words = {name: secrets.hide(value) for name, value in telemetry.__dict__.items()}
+        fields["telemetry"] = telemetry.model_copy(update=words)
+        changed = output.model_copy(update=fields)
+        changed.__pydantic_fields_set__.intersection_update(output.model_fields_set)
+        return changed
+
+    return await run_in_thread(hidden) if is_large(output.result) else hidden()
 
 
 def failed_output(

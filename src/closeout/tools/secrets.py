@@ -1,0 +1,303 @@
+"""Secrets that the model names and never sees: a value enters a call's arguments, and leaves its result.
+
+The model writes `secret:NAME`. What is recorded, shown or judged holds the name; only the tool gets the value.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import isawaitable
+from typing import Any
+from urllib.parse import quote, quote_plus, urlsplit
+
+from closeout.errors import ConfigError, ToolError, UsageError
+from closeout.messages import ToolSpec
+from closeout.redaction import SHORTEST
+from closeout.tools.run_context import RunContext
+
+__all__ = ["NO_SECRETS", "Secret", "SecretRefused", "Secrets"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_MARK = re.compile(r"(?<![\w:])secret:([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
+_HOST = re.compile(r"(?:\*\.)?[\w-]+(?:\.[\w-]+)*|\[[0-9A-Fa-f:.]+\]")
+# A text that some library may take for an address: with a scheme, or a host with a dot or a port before the path.
+_SCHEME = re.compile(r"(?<![a-z0-9+.-])(?=([a-z][a-z0-9+.-]*:[/\\]{2}[^\s\"'<>]*))", re.IGNORECASE)
+_BARE_HOST = re.compile(r"[/\\]*[^\s/\\?#]*[^\s/\\?#.][.:][^\s/\\?#.][^\s]*")
+
+Value = str | Callable[[RunContext[Any]], str | Awaitable[str]]
+
+
+class SecretRefused(ToolError):
+    """A call names a secret that it may not have. The text says why."""
+
+
+class Secret:
+    """A value that the model may use by its name, `secret:NAME`, and never sees.
+
+    Usage:
+
+    ```python
+    token = Secret("crm_token", tools=["find_customer"], hosts=["api.crm.example"])
+    agent = Agent("openai:gpt-5", tools=[find_customer], secrets=[token])
+    ```
+
+    Args:
+        name: The name: letters, digits and _.
+        value: The value, of 8 characters or more. Or a function of the `RunContext`, also an asynchronous one, that
+            returns it for a call: the token of the run's user, for example. Defaults to the environment variable of
+            the name in capitals, such as CRM_TOKEN.
+        tools: The tools that may have it: "tool", "server" (all tools of an MCP server) or "server/tool".
+        hosts: If any, every address in a call's arguments must be on one of these hosts, and there must be one.
+            "*.crm.example" stands for every host below crm.example.
+        description: What it is for, told to the model.
+
+    Raises:
+        ConfigError: The environment has no such variable.
+        UsageError: Another argument is not valid.
+    """
+
+    __slots__ = ("_value", "description", "hosts", "name", "tools")
+
+    def __init__(
+        self,
+        name: str,
+        value: Value | None = None,
+        *,
+        tools: Sequence[str],
+        hosts: Sequence[str] = (),
+        description: str = "",
+    ) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UsageError(f"The name of a secret has letters, digits and _ only, got {name!r:.80}.")
+        if isinstance(tools, str) or not all(isinstance(each, str) and each for each in tools) or not tools:
+            raise UsageError(f"The secret {name} needs the names of the tools that may have it: tools=['look_up'].")
+        if isinstance(hosts, str) or not all(isinstance(each, str) and _HOST.fullmatch(each) for each in hosts):
+            raise UsageError(f"hosts of the secret {name} must be a list of hosts: hosts=['api.crm.example'].")
+        if value is None:
+            variable = name.upper()
+            value = os.environ.get(variable)
+            if value is None:
+                raise ConfigError(
+                    f"The secret {name} has no value: set the environment variable {variable}, or pass "
+                    f"Secret({name!r}, value)."
+                )
+        self.name = name
+        self.tools = tuple(tools)
+        self.hosts = tuple(each.lower() for each in hosts)
+        self.description = description
+        self._value: Value = value if callable(value) else _checked(name, value)
+
+    def __repr__(self) -> str:
+        return f"Secret({self.name!r}, tools={list(self.tools)!r})"
+
+    @property
+    def constant(self) -> str | None:
+        """The value, None if a function returns it."""
+        return self._value if isinstance(self._value, str) else None
+
+    async def value(self) -> str:
+        """Return the value for the call that is being made."""
+        if isinstance(self._value, str):
+            return self._value
+        found = self._value(RunContext.current())
+        return _checked(self.name, await found if isawaitable(found) else found)
+
+    def refuses(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
+        """Return why a call may not have the value, for the model; empty if it may."""
+        if not self.names(spec):
+            return f"{spec.name} may not have secret:{self.name}. These may: {', '.join(self.tools)}."
+        if not self.hosts:
+            return ""
+        addresses = [each for text in _texts(arguments) for each in _addresses(text)]
+        if wrong := next((each for each in addresses if not self._is_on_host(each)), None):
+            return f"secret:{self.name} may be sent to {', '.join(self.hosts)} only, not to {wrong!r:.120}."
+        if not addresses:
+            return f"secret:{self.name} may be sent to {', '.join(self.hosts)} only, and the call names no address."
+        return ""
+
+    def names(self, spec: ToolSpec) -> bool:
+        """Return whether a tool is among those that may have the value."""
+        own = {spec.name, spec.server_name, f"{spec.server_name}/{spec.name}"}
+        return not own.isdisjoint(self.tools)
+
+    def _is_on_host(self, address: str) -> bool:
+        # Libraries disagree about a backslash and about characters that cannot be seen.
+        if "\\" in address or not address.isascii() or not address.isprintable():
+            return False
+        try:
+            host = (urlsplit(address if _SCHEME.match(address) else f"//{address.lstrip('/')}").hostname or "").lower()
+        except ValueError:
+            return False
+        host = f"[{host}]" if ":" in host else host.removesuffix(".")
+        return any(host == each or (each[:2] == "*." and host.endswith(each[1:])) for each in self.hosts)
+
+
+class Secrets:
+    """The secrets of an agent.
+
+    Args:
+        secrets: They have different names.
+
+    Raises:
+        UsageError: Two have the same name, or one is something else.
+    """
+
+    def __init__(self, secrets: Iterable[Secret] = ()) -> None:
+        self._by_name: dict[str, Secret] = {}
+        self._forms: dict[str, str] = {}  # every way to write a value → its name
+        self._pattern: re.Pattern[str] | None = None
+        for each in secrets:
+            if not isinstance(each, Secret):
+                raise UsageError(
+                    f"secrets must be Secret objects, got {type(each).__name__}. Pass Secret('crm_token', …)."
+                )
+            if each.name in self._by_name:
+                raise UsageError(f"Two secrets are named {each.name!r}. Give one another name.")
+            self._by_name[each.name] = each
+            if each.constant is not None:
+                self._hide(each.name, each.constant)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    def __iter__(self) -> Iterator[Secret]:
+        return iter(self._by_name.values())
+
+    def instruction(self) -> str:
+        """Return what the model has to know of the secrets, empty if there are none."""
+        lines = [
+            f"- secret:{each.name} for {', '.join(each.tools)}{f': {each.description}' if each.description else ''}"
+            for each in self
+        ]
+        head = "Write the name of a secret where a call needs its value, which is put in when the call is made:"
+        return "\n".join((head, *lines)) if lines else ""
+
+    def check(self, specs: Iterable[ToolSpec], *, refused: Iterable[str] = (), complete: bool = True) -> None:
+        """Check the names of the tools that may have secrets.
+
+        Args:
+            specs: The tools of the agent.
+            refused: Tools that record or send on what they are given.
+            complete: Each name must be of one of the tools.
+
+        Raises:
+            UsageError: A name matches no tool, or one of those that may have no secret.
+        """
+        specs, refused = tuple(specs), set(refused)
+        known = {name for spec in specs for name in (spec.name, spec.server_name, f"{spec.server_name}/{spec.name}")}
+        for each in self:
+            if complete and (wrong := next((name for name in each.tools if name not in known), None)):
+                raise UsageError(
+                    f"The secret {each.name} names the tool {wrong!r}, which does not exist. There are: "
+                    f"{', '.join(sorted(spec.name for spec in specs)) or 'none'}."
+                )
+            if wrong := next((name for name in each.tools if name in refused), None):
+                raise UsageError(
+                    f"The secret {each.name} may not be given to {wrong}, because what it is given is recorded: it is "
+                    "an agent, runs programs, or asks a model. Give the secret to the tools that it calls."
+                )
+
+    async def fill(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a call with the values of the secrets that they name.
+
+        Raises:
+            SecretRefused: The tool, or the address that is called, may not have one of them.
+        """
+        named = {name for text in _texts(arguments) for name in _MARK.findall(text) if name in self._by_name}
+        values: dict[str, str] = {}
+        for name in sorted(named):
+            secret = self._by_name[name]
+            if refusal := secret.refuses(spec, arguments):
+                raise SecretRefused(refusal)
+            values[name] = await secret.value()
+            self._hide(name, values[name])
+        return _filled(arguments, values) if values else arguments
+
+    def hide(self, value: Any) -> Any:
+        """Return a value in which names stand for the values of secrets, also for encoded ones.
+
+        Args:
+            value: A text, or lists and mappings of texts. Other values are returned as they are.
+        """
+        pattern = self._pattern
+        if pattern is None:
+            return value
+        if isinstance(value, str):
+            return pattern.sub(lambda found: f"secret:{self._forms[found[0]]}", value)
+        if isinstance(value, Mapping):
+            return {self.hide(key): self.hide(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hide(item) for item in value]
+        return value
+
+    def _hide(self, name: str, value: str) -> None:
+        new = dict.fromkeys(_written(value), name)
+        if new.keys() - self._forms.keys():
+            self._forms |= new
+            longest_first = sorted(self._forms, key=len, reverse=True)
+            self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+
+NO_SECRETS = Secrets()
+
+
+def _checked(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) < SHORTEST:
+        raise UsageError(f"The value of the secret {name} must be a text of {SHORTEST} characters or more.")
+    return value
+
+
+def _written(value: str) -> Iterator[str]:
+    """The ways in which a tool, a server or an error may write a value."""
+    data = value.encode("utf-8", "surrogatepass")
+    yield value
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield repr(value)[1:-1]
+    yield repr(data)[2:-1]
+    yield html.escape(value)
+    yield quote(value, safe="", errors="surrogatepass")
+    yield quote(value, errors="surrogatepass")
+    yield quote_plus(value, errors="surrogatepass")
+    yield data.hex()
+    yield data.hex().upper()
+    for before in range(3):  # Base64 of a longer text depends on where in it the value begins
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            whole = encode(b"\0" * before + data).decode()
+            first, after = (0, 2, 3)[before], (before + len(data)) % 3
+            yield whole[first:] if not after else whole[first : -4 + after]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in arguments, the names of fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _addresses(text: str) -> Iterator[str]:
+    """What a library may take for an address in a text."""
+    found = _SCHEME.findall(text)
+    yield from found
+    bare = _MARK.sub("", text).strip()
+    if not found and _BARE_HOST.fullmatch(bare):
+        yield bare
+
+
+def _filled(value: Any, values: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return _MARK.sub(lambda found: values.get(found[1], found[0]), value)
+    if isinstance(value, Mapping):
+        return {key: _filled(item, values) for key, item in value.items()}
+    return [_filled(item, values) for item in value] if isinstance(value, list | tuple) else value
