@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from closeout.journal.ledger import close_ledgers
 from closeout.journal.store import close_stores
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     yield folder
     close_stores()
+    close_ledgers()
 
 
 @pytest.fixture

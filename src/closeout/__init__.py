@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from closeout.journal.stream_handler import StreamHandler
     from closeout.journal.subscribers import Progress
     from closeout.journal.task_log import TaskLog
+    from closeout.journal.usage_totals import UsageTotal, usage_totals
     from closeout.messages import (
         Capabilities,
         Delta,
@@ -218,6 +219,7 @@ __all__ = [
     "UnifiedToolWrapper",
     "Usage",
     "UsageError",
+    "UsageTotal",
     "UserPromptMessage",
     "Yaml",
     "count_tokens",
@@ -234,6 +236,7 @@ __all__ = [
     "repair_json",
     "salvage",
     "tool",
+    "usage_totals",
 ]
 
 # Name → the module it lives in.
@@ -347,6 +350,7 @@ _HOMES = {
     "UnifiedToolWrapper": "compat.wrapper",
     "Usage": "messages",
     "UsageError": "errors",
+    "UsageTotal": "journal.usage_totals",
     "UserPromptMessage": "compat.runners",
     "Yaml": "answers.contracts",
     "count_tokens": "results.tokens",
@@ -363,6 +367,7 @@ _HOMES = {
     "repair_json": "parsing.json_text",
     "salvage": "parsing.salvage",
     "tool": "tools.tool",
+    "usage_totals": "journal.usage_totals",
 }
 
 

@@ -64,6 +64,7 @@ class RunSettings(TypedDict, total=False):
     max_tokens: int
     max_seconds: float
     max_cost: float
+    budget: Mapping[str, str | list[str]]
     temperature: float
 
 
@@ -166,6 +167,8 @@ class Agent(Generic[Deps, Value]):
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
         max_seconds: The maximum duration of a run in seconds.
         max_cost: The maximum cost of a run in US dollars.
+        budget: Limits over all runs in the home, by key: `{"team": "100 USD/month", "user:ann": ["5 USD/day",
+            "60 requests/minute or wait"]}`. A run that reaches one stops with the answer it has, or waits.
         temperature: The sampling temperature.
         unknown: Refused. The error names the argument to use for that of another framework.
 
@@ -213,6 +216,7 @@ class Agent(Generic[Deps, Value]):
         max_tokens: int | None = None,
         max_seconds: float | None = None,
         max_cost: float | None = None,
+        budget: Mapping[str, str | list[str]] | None = None,
         temperature: float | None = None,
         **unknown: Never,
     ) -> None:
@@ -228,6 +232,7 @@ class Agent(Generic[Deps, Value]):
             "agent.keep_tool_result": keep_tool_result,
             "agent.max_seconds": max_seconds,
             "agent.max_cost": max_cost,
+            "agent.budget": budget,
             "llm.max_tokens": max_tokens,
             "llm.temperature": temperature,
         }
@@ -297,21 +302,6 @@ class Agent(Generic[Deps, Value]):
         agent._assembler = self._assembler.bound(deps)
         return agent
 
-    def with_answer(self, answer: Any) -> Agent[Deps, Any]:
-        """Return this agent with another type of its answers. The two share everything else.
-
-        Args:
-            answer: As for `Agent(answer=…)`: a type, a contract or a JSON Schema.
-
-        Raises:
-            UsageError: It is something else.
-        """
-        from copy import copy
-
-        agent = copy(self)
-        agent._assembler = self._assembler.answering(answer)
-        return agent
-
     def with_gate(self, gate: RequestGate | None) -> Agent[Deps, Value]:
         """Return this agent with a gate that admits its requests to models. The two share everything else.
 
@@ -354,7 +344,8 @@ class Agent(Generic[Deps, Value]):
             listeners: Callables that receive each journal event and each piece of progress, such as a `StreamHandler`.
             state: The state that the run begins with: JSON values by name, which tools read as `RunContext.state`.
             deps: Dependencies for the tools, of the agent's `deps_type`.
-            settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost` or `temperature` for this run.
+            settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost`, `budget` or `temperature` for this run. The
+                keys of `budget` pay beside those of the agent.
 
         Returns:
             The result, also if the run failed: see `result.status`.

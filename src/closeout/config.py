@@ -112,6 +112,9 @@ class AgentSettings(_Section):
     max_tokens: int | None = Field(None, ge=1, description="input and output tokens of the run")
     max_cost: float | None = Field(None, gt=0, description="US dollars that the run may cost")
     max_seconds: float | None = Field(None, gt=0, description="seconds that the run may take")
+    budget: dict[str, str | list[str]] = Field(
+        {}, description="limits over all runs by key: team → 100 USD/month, or a list of limits"
+    )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="constrained decoding, if the server supports it"
     )
@@ -122,6 +125,15 @@ class AgentSettings(_Section):
     low_water: float = Field(0.5, gt=0, le=1, description="share of the context that eviction leaves")
     main_agent: AgentLimits = AgentLimits()
     sub_agents: dict[str, SubAgentSettings] = {}
+
+    @field_validator("budget")
+    @classmethod
+    def _budget(cls, budget: dict[str, str | list[str]]) -> dict[str, str | list[str]]:
+        if budget:
+            from closeout.budget_limits import read_limits
+
+            read_limits(budget)
+        return budget
 
 
 class LLMSettings(_Section):

@@ -48,6 +48,7 @@ __all__ = [
     "AuthenticationFailed",
     "BadRequest",
     "BrokenDependency",
+    "BudgetReached",
     "CloseoutError",
     "ConfigError",
     "ContextOverflow",
@@ -182,12 +183,19 @@ class LimitReached(CloseoutError):
     """A budget of the run is used up.
 
     Attributes:
-        limit: The stop reason: max_turns, max_tokens, max_cost or max_seconds.
+        limit: The stop reason: max_turns, max_tokens, max_cost, max_seconds or budget.
     """
 
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class BudgetReached(LimitReached):
+    """A budget that the run shares with others has no room for another request."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("budget", message)
 
 
 class McpServerUnavailable(CloseoutError):
@@ -289,6 +297,10 @@ class Failure:
         if self.exception is not None:
             return self.exception
         kind = error_type(self.kind)
+        if kind is BudgetReached:
+            return BudgetReached(self.message)
+        if kind is LimitReached:  # a request is refused in time only by the run's end
+            return LimitReached("max_seconds", self.message)
         if kind is None or not issubclass(kind, ModelError):
             kind = PermanentModelError if self.permanent else ModelError
         return kind(self.message, status=self.status, usage=usage)

@@ -55,7 +55,7 @@ FAMILIAR = {
     "max_turns": ("max_steps", "max_iterations", "max_iter", "recursion_limit", "max_loops", "turns"),
     "max_tokens": ("max_output_tokens", "max_completion_tokens", "max_new_tokens"),
     "max_seconds": ("timeout", "max_time", "max_execution_time", "time_limit", "deadline"),
-    "max_cost": ("budget", "max_budget", "cost_limit", "max_price"),
+    "max_cost": ("max_budget", "cost_limit", "max_price"),
     "base_url": ("url", "api_base", "endpoint", "base_uri", "openai_api_base"),
     "api_key": ("key", "token", "openai_api_key"),
     "stream": ("streaming",),

@@ -370,6 +370,21 @@ def serve(
 
 @app.command()
 @guarded
+def usage(
+    by: Annotated[str, typer.Option(help="Groups, separated by commas: day, key, model, agent")] = "day,model",
+    since: Annotated[str, typer.Option(help="The first day, such as 2026-11-01 (UTC)")] = "",
+    until: Annotated[str, typer.Option(help="The last day")] = "",
+    budgets: Annotated[bool, typer.Option("--budgets", help="What the keys of budgets have spent instead")] = False,
+    json: Json = False,
+) -> int:
+    """Show the tokens and the cost of the recorded runs."""
+    from closeout.cli.usage_tables import print_budgets, print_usage
+
+    return print_budgets(as_json=json) if budgets else print_usage(by, since, until, as_json=json)
+
+
+@app.command()
+@guarded
 def proxy(
     upstream: Annotated[str, typer.Option(help="The model server, such as http://localhost:8000/v1")],
     api: Annotated[str, typer.Option(help="What the server speaks: auto, openai or anthropic")] = "auto",

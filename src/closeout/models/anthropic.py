@@ -120,6 +120,7 @@ class AnthropicClient(HTTPClient):
             json_schema=own_host, images=True, known=True, max_context=known_context(model) if own_host else None
         )
         self._messages = transport.Endpoint(f"{base}/v1/messages", sent)
+        self.max_reply = max_tokens or DEFAULT_MAX_TOKENS
         self._most_tokens: int | None = None  # the model's own limit, known from its refusal
         self._cache = cache
 

@@ -22,6 +22,7 @@ from closeout.messages import (
     Usage,
     UsageSum,
 )
+from closeout.models.catalog import Price
 from closeout.models.retry import OnRetry, RetryNote, RetryPolicy
 
 __all__ = [
@@ -110,12 +111,16 @@ class BaseClient(ABC):
     Attributes:
         retry: How often a run repeats a request that failed, if the error may pass and the client has not retried it
             itself. None: `llm.max_retries` times.
+        price: The highest price of a request; None if unknown. Budgets reserve by it.
+        max_reply: The most tokens that a reply has if the request does not say; None if unknown.
     """
 
     name: str = "model"
     capabilities: Capabilities = Capabilities()
     scripted: bool = False  # whether it only plays a script: its runs do not belong among a user's own
     retry: RetryPolicy | None = None
+    price: Price | None = None
+    max_reply: int | None = None
     _usage_sum: UsageSum | None = None
 
     @abstractmethod

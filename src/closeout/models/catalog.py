@@ -50,18 +50,25 @@ PRICES: Mapping[str, Price] = {
 }
 
 
-def find_price(model: str, prices: Mapping[str, Price | Sequence[float]] | None = None) -> Price | None:
+def find_price(
+    model: str,
+    prices: Mapping[str, Price | Sequence[float]] | None = None,
+    *,
+    known: Mapping[str, Price] = PRICES,
+) -> Price | None:
     """Return the price of a model, found by its name with or without the date at its end ("gpt-4o-2024-08-06").
 
     Args:
         model: The model's name.
-        prices: Input, output, cache read and cache write per million tokens by model; overrides the known prices.
+        prices: Input, output, cache read and cache write per million tokens by model; overrides the known prices. The
+            name "*" stands for every model without a price.
+        known: The prices of well-known models.
     """
-    for name in (model, undated(model)):
-        for known in (prices or {}, PRICES):
-            found = known.get(name)
-            if found is not None:
-                return found if isinstance(found, Price) else Price(*found)
+    stated = prices or {}
+    names = model, undated(model)
+    for found in (*(table.get(name) for name in names for table in (stated, known)), stated.get("*")):
+        if found is not None:
+            return found if isinstance(found, Price) else Price(*found)
     return None
 
 

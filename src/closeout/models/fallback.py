@@ -21,6 +21,7 @@ from closeout.errors import (
 )
 from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry, RetryNote
+from closeout.models.catalog import Price
 from closeout.models.retry import RetryPolicy, complete_with_retries
 
 __all__ = ["CONDITIONS", "Fallback", "FallbackClient"]
@@ -132,6 +133,9 @@ class FallbackClient(BaseClient):
         self._labels = _labels(self.clients)
         self.name = " | ".join(self._labels)
         self.scripted = all(client.scripted for client in clients)
+        self.price = _highest([client.price for client in clients])
+        replies = [client.max_reply for client in clients]
+        self.max_reply = None if None in replies else max(each for each in replies if each is not None)
         self._rules = rules
         self._retry = retry
         self._breakers = [_breaker_of(client) for client in clients]
@@ -262,6 +266,15 @@ class FallbackClient(BaseClient):
         left, now = range(self._first, last + 1), time.monotonic()
         closed = [number for number in left if self._breakers[number].until <= now]
         return closed or sorted(left, key=lambda number: self._breakers[number].until)
+
+
+def _highest(prices: Sequence[Price | None]) -> Price | None:
+    """Return a price that none of several exceeds, None if one is unknown."""
+    known = [price for price in prices if price is not None]
+    if len(known) < len(prices):
+        return None
+    inputs = [max(each.input, each.cache_read or 0.0, each.cache_write or 0.0) for each in known]
+    return Price(max(inputs), max(each.output for each in known))
 
 
 def _labels(clients: Sequence[BaseClient]) -> list[str]:

@@ -16,7 +16,7 @@ from closeout.errors import ContextOverflow, ModelError, ModelTimeout, ModelUnre
 from closeout.messages import Constraint, ModelReply, ModelRequest, ToolSpec, Usage
 from closeout.models import transport
 from closeout.models.base import BaseClient, OnDelta, OnRetry
-from closeout.models.catalog import Price, find_price, undated
+from closeout.models.catalog import PRICES, Price, find_price
 from closeout.models.http_errors import (
     error_from_body,
     error_from_response,
@@ -81,9 +81,8 @@ class HTTPClient(BaseClient):
         self._timeout = timeout
         self.retry: RetryPolicy = retry or RetryPolicy()
         self._temperature, self._top_p = sampling
-        self._max_tokens = max_tokens
-        has_own_price = not {model, undated(model)}.isdisjoint(prices or ())
-        self._price = find_price(model, prices) if own_host or has_own_price else None
+        self._max_tokens = self.max_reply = max_tokens
+        self.price = find_price(model, prices, known=PRICES if own_host else {})
         self._dropped: set[str] = set()  # parameters that this server has refused
         self._tools: dict[int, tuple[bytes, tuple[ToolSpec, ...]]] = {}
 
@@ -267,7 +266,7 @@ class HTTPClient(BaseClient):
         return reply if usage is reply.usage else replace(reply, usage=usage)
 
     def _priced(self, usage: Usage) -> Usage:
-        return self._price.of(usage) if self._price is not None and usage.cost_usd is None else usage
+        return self.price.of(usage) if self.price is not None and usage.cost_usd is None else usage
 
     def _sampling_of(self, request: ModelRequest) -> dict[str, Any]:
         """Return the sampling parameters of the request, or else of the client."""

@@ -18,6 +18,7 @@ from closeout.codec import decode_json, encode_json
 from closeout.errors import BadRequest, ContextOverflow, ModelError, ModelTimeout, ServerFailed, UsageError
 from closeout.messages import Capabilities, Constraint, Delta, Message, ModelReply, ModelRequest, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
+from closeout.models.catalog import Price
 from closeout.models.gguf import ModelFile, read_gguf
 from closeout.models.local_engine import Engine, EngineKey, borrow, give_back
 from closeout.models.local_machine import Speed
@@ -66,6 +67,7 @@ class LocalClient(BaseClient):
         UsageError: `threads` is less than 1.
     """
 
+    price = Price(0.0, 0.0)
     retry = RetryPolicy(retries=0)  # the same computation would fail again
 
     def __init__(
@@ -107,6 +109,7 @@ class LocalClient(BaseClient):
             preferred_dialect="function_call" if tools else "code" if small else "cot_completion",
         )
         self._defaults = {"temperature": temperature or 0.0, "max_tokens": max_tokens or DEFAULT_REPLY}
+        self.max_reply = max_tokens or DEFAULT_REPLY
         if top_p is not None:
             self._defaults["top_p"] = top_p
         self._pull = pull

@@ -13,12 +13,21 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic_core import to_json
 
 from closeout.context.keeper import ContextKeeper, PromptSize, message_size
-from closeout.errors import Failure, JournalError, LimitReached, ModelError, ModelTimeout, ToolError
+from closeout.errors import (
+    BudgetReached,
+    CloseoutError,
+    Failure,
+    JournalError,
+    LimitReached,
+    ModelError,
+    ModelTimeout,
+    ToolError,
+)
 from closeout.journal.events import (
     REFUSED_CALL,
     DecisionMade,
@@ -52,6 +61,9 @@ from closeout.tools.run_context import BudgetLeft, RunContext, context_factory
 from closeout.tools.secrets import Secrets
 from closeout.tools.threads import run_in_thread
 
+if TYPE_CHECKING:
+    from closeout.run.reserves import PromptBound, Reserves
+
 __all__ = ["ModelCalls", "ToolCalls", "as_decided", "refusal_note", "refused_calls"]
 
 UNPRICED = (
@@ -64,6 +76,8 @@ INTERRUPTED = (
 )
 OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and the rest is needed to answer."
 
+
+_Send: TypeAlias = "Callable[[_Exchange, ModelRequested, OnRetry | None], Awaitable[ModelReplied | ModelFailed]]"
 
 MAX_URL = 2048  # characters of a picture's address in the record of a request; longer ones contain the picture
 
@@ -102,6 +116,8 @@ class ModelCalls:
         self._keeper = keeper
         self._record_prompts = scope.record_prompts
         self._gate = scope.gate
+        self._reserves = scope.reserves
+        self._bound: PromptBound | None = None  # of this agent's prompts, once a budget needs it
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
         self._warnings: set[str] = set()  # each is noted once
@@ -139,7 +155,9 @@ class ModelCalls:
         budget.request_pending = True
         try:
             gate = self._gate
-            send = self._send_request if gate is None else partial(self._send_admitted, gate)
+            send: _Send = self._send_request if gate is None else partial(self._send_admitted, gate)
+            if self._reserves is not None:
+                send = partial(self._send_reserved, self._reserves, send)
             outcome = await self._journal.effect(
                 intent, partial(send, exchange, intent, on_retry), failed=self._charge_lost
             )
@@ -192,6 +210,49 @@ class ModelCalls:
         finally:
             gate.leave(outcome)
         return outcome
+
+    async def _send_reserved(
+        self, reserves: Reserves, send: _Send, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
+    ) -> ModelReplied | ModelFailed:
+        """Send a request within the budgets of the run: its largest cost is reserved first, and settled after."""
+        if self._bound is None:
+            self._bound = reserves.prompt_bound(self._client)
+        closing = not RequestInfo(intent.purpose).may_act
+
+        def note(text: str) -> None:
+            self._journal.append(Noted(self._agent, "warning", "Budget", message=text))
+
+        try:
+            exchange.request, held = await reserves.hold(
+                self._client,
+                exchange.request,
+                self._bound.tokens(exchange.request),
+                closing=closing,
+                seconds_left=lambda: self._budget.seconds_left(closing=closing),
+                note=note,
+            )
+        except LimitReached as error:
+            return self._refused(exchange, intent, error)
+
+        def retried(failed: RetryNote) -> None:
+            held.retried(failed.error)
+            if on_retry is not None:
+                on_retry(failed)
+
+        outcome = None
+        try:
+            outcome = await send(exchange, intent, retried)
+        except BudgetReached as error:  # no room for another attempt
+            outcome = self._refused(exchange, intent, error)
+        finally:
+            held.settle(outcome, exchange.error)
+        if exchange.reply is not None:
+            self._bound.learn(exchange.request, exchange.reply.usage)
+        return outcome
+
+    def _refused(self, exchange: _Exchange, intent: ModelRequested, error: LimitReached) -> ModelFailed:
+        exchange.error = error
+        return ModelFailed.of(self._agent, intent.call, Failure.of(error), usage=None, ms=0.0)
 
     async def _send_request(
         self, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
@@ -282,7 +343,7 @@ class _Exchange:
         self.on_delta = on_delta
         self.listener = on_delta if isinstance(on_delta, ReplyListener) else None
         self.reply: ModelReply | None = None
-        self.error: ModelError | None = None
+        self.error: CloseoutError | None = None
 
 
 # ------------------------------------------------------------------------------------------------ tool calls

@@ -34,7 +34,7 @@ from closeout.run.user_generator import UserGenerator
 __all__ = ["Orchestrator"]
 
 # No attempt follows these.
-FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "model_failed"})
+FINAL_STOPS = frozenset({"max_tokens", "max_cost", "max_seconds", "budget", "model_failed"})
 
 
 class Orchestrator:

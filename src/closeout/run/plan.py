@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, isawaitable, signature
-from typing import Any, TypeAlias, TypeVar, get_origin
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_origin
 
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
@@ -44,6 +45,9 @@ from closeout.tools.run_context import RunContext
 from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.tool import ModelTool
 
+if TYPE_CHECKING:
+    from closeout.run.reserves import Reserves
+
 __all__ = [
     "MAX_DEPTH",
     "OVERRIDES",
@@ -68,6 +72,7 @@ OVERRIDES = {
     "max_tokens": "llm.max_tokens",
     "max_cost": "agent.max_cost",
     "max_seconds": "agent.max_seconds",
+    "budget": "agent.budget",
     "temperature": "llm.temperature",
 }
 
@@ -120,6 +125,7 @@ class AgentPlan:
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
     gate: RequestGate | None = None  # admits the requests to models
+    home: Callable[[], Path | None] = lambda: None  # the folder of the runs, whose ledger keeps the budgets
     deps_type: Any = None
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
     secrets: Secrets = NO_SECRETS
@@ -138,7 +144,10 @@ class AgentPlan:
             hint = f"Did you mean {near[0]}?" if near else f"A run may set {', '.join(OVERRIDES)}."
             raise UsageError(f"A run has no setting {unknown!r}. {hint} Everything else is set on the Agent.")
         own = Config(agent=self.settings, llm=self.llm)
-        config = load_config(own, values={OVERRIDES[name]: value for name, value in given.items()})
+        values = {OVERRIDES[name]: value for name, value in given.items()}
+        if isinstance(budget := given.get("budget"), Mapping):  # a run's keys pay beside the agent's
+            values["agent.budget"] = {**self.settings.budget, **budget}
+        config = load_config(own, values=values)
         limits = Limits.of(config.agent)
         return replace(self, settings=config.agent, llm=config.llm, limits=limits, overrides=given)
 
@@ -390,6 +399,7 @@ class Scope:
         telemetry: Collects the tool calls of the run.
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
         gate: Admits the run's requests to models, those of sub-agents too. None admits all.
+        reserves: The budgets that the run's requests are charged to, those of sub-agents too. None: it has none.
         deps: What the tools get as `RunContext.deps`.
         stream_handler: The user's, or one that sends nothing.
         log: The user's TaskLog; None if there is none.
@@ -408,6 +418,7 @@ class Scope:
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
     state: dict[str, Any] = field(default_factory=dict)
     gate: RequestGate | None = None
+    reserves: Reserves | None = None
     deps: Any = None
     stream_handler: StreamHandler = field(default_factory=StreamHandler)
     log: TaskLog | None = None
@@ -452,6 +463,7 @@ class Scope:
             telemetry=self.telemetry,
             state=self.state,
             gate=self.gate,
+            reserves=self.reserves,
             deps=self.deps,
             stream_handler=self.stream_handler,
             log=self.log,

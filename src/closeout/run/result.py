@@ -91,8 +91,8 @@ class RunResult(Generic[Value]):
         answer: The answer as text, as its contract reads it, or None.
         status: "answered", "unanswered", "failed", "cancelled", or "waiting": the run is suspended until what is in
             `waiting` is decided; `Agent.resume` then continues it.
-        stop_reason: "answered", or what ended the run: max_turns, max_tokens, max_cost, max_seconds, rollbacks, loop,
-            refused, no_answer, check_failed, context_overflow, model_failed, journal_failed, failed, cancelled,
+        stop_reason: "answered", or what ended the run: max_turns, max_tokens, max_cost, max_seconds, budget, rollbacks,
+            loop, refused, no_answer, check_failed, context_overflow, model_failed, journal_failed, failed, cancelled,
             waiting.
         run_id: The run's id in the journal.
         value: The answer as the contract's own type (a number, an object); None without an answer.

@@ -90,7 +90,7 @@ class AgentHost:
         self._executing: set[str] = set()
         self._timers: set[asyncio.Task[None]] = set()  # resume waiting runs when their default answers take effect
         self._failures: dict[str, str] = {}  # why a run could not be executed
-        self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
+        self._streamed: set[str] = set()  # runs that a client follows as a stream
         self._recorder = ReplyRecorder(self._streams_text)
 
     # ------------------------------------------------------------------------------------------ lifetime
@@ -154,7 +154,7 @@ class AgentHost:
 
     def _streams_text(self, run: RunInfo) -> bool:
         """Return whether a client follows a run as a stream, and the whole of a reply is the answer."""
-        return run.run_id in self._streamed
+        return run.run_id in self._streamed and isinstance(self.agent.plan().contract, Text)
 
     def _is_own(self, rows: Sequence[Row]) -> bool:
         started = rows[0].event if rows else None
@@ -184,18 +184,12 @@ class AgentHost:
         self._tasks[run_id] = asyncio.Future()  # type: ignore[assignment]  # takes its place in the queue
         try:
             origin = {**self._origin, ORIGIN: {"agent": self.name, **(notes or {})}}
-            agent = self._agent_for(notes or {})
-            await agent.submit(task, history=history, run_id=run_id, origin=origin)
+            await self.agent.submit(task, history=history, run_id=run_id, origin=origin)
         except BaseException:
             del self._tasks[run_id]
             raise
         self._launch(run_id, streamed=bool((notes or {}).get("stream")))
         return run_id
-
-    def _agent_for(self, notes: Mapping[str, Any]) -> Agent[Any, Any]:
-        """Return the agent, with the form of the answer that the client of a run asked for."""
-        schema = notes.get("schema")
-        return self.agent if schema is None else self.agent.with_answer(schema)
 
     def _check_room(self) -> None:
         if self.stopping:
@@ -224,12 +218,7 @@ class AgentHost:
                 if self.stopping:
                     return  # it waits in the journal
                 self._executing.add(run_id)
-                started = (await asyncio.to_thread(self._first_rows, run_id))[0].event
-                assert isinstance(started, RunStarted)
-                agent = self._agent_for(started.origin[ORIGIN])
-                if not isinstance(agent.plan().contract, Text):
-                    self._streamed.discard(run_id)
-                result = await agent.resume(run_id, listeners=[self._wakeups[run_id], self._recorder])
+                result = await self.agent.resume(run_id, listeners=[self._wakeups[run_id], self._recorder])
             self.ended[result.status] += 1
             self.usage += result.usage
             self._resume_on_default(run_id, result.waiting)

@@ -28,7 +28,7 @@ from closeout.server.usage import responses_usage
 __all__ = ["Outcome", "ResponseId", "ResponseState"]
 
 PREFIX = "resp_"
-LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds")
+LIMITS = ("max_turns", "max_tokens", "max_cost", "max_seconds", "budget")
 
 
 class ResponseId(NamedTuple):

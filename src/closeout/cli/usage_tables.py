@@ -1,0 +1,90 @@
+"""`closeout usage`: what the recorded runs have used, and what the budgets have left."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from closeout.budget_limits import NANO
+from closeout.cli.terminal import Cell, Column, fit_table, make_console, print_json, say_error, width_of
+from closeout.config import home_folder
+from closeout.journal.ledger import spent_by_day
+from closeout.journal.usage_totals import UsageTotal, usage_totals
+
+__all__ = ["print_budgets", "print_usage"]
+
+NUMBERS = ("requests", "input", "from cache", "output", "cost")
+
+
+def print_usage(by: str, since: str, until: str, *, as_json: bool) -> int:
+    """Show the usage of all runs in groups. Return the exit code."""
+    groups = tuple(part.strip() for part in by.split(",") if part.strip())
+    totals = usage_totals(by=groups, since=since, until=until)
+    if as_json:
+        print_json([_json(total) for total in totals])
+        return 0
+    rows: list[list[Cell]] = [[*((name, "") for name in total.group.values()), *_numbers(total)] for total in totals]
+    return _show([*(Column(name, least=10) for name in groups), *(Column(name, right=True) for name in NUMBERS)], rows)
+
+
+def print_budgets(*, as_json: bool) -> int:
+    """Show what the keys of budgets have spent, by day. Return the exit code."""
+    spent = spent_by_day(home_folder())
+    found = [
+        {
+            "day": datetime.fromtimestamp(each.day, UTC).date().isoformat(),
+            "key": each.key,
+            "requests": each.spent.requests,
+            "tokens": each.spent.tokens,
+            "cost_usd": each.spent.usd / NANO,
+            "reserved_usd": each.reserved.usd / NANO,
+        }
+        for each in spent
+    ]
+    if as_json:
+        print_json(found)
+        return 0
+    columns = [Column("day"), Column("key", least=10)]
+    columns += [Column(name, right=True) for name in ("requests", "tokens", "cost", "reserved")]
+    rows: list[list[Cell]] = [
+        [
+            (str(each["day"]), ""),
+            (str(each["key"]), ""),
+            (f"{each['requests']:,}", ""),
+            (f"{each['tokens']:,}", ""),
+            (f"${each['cost_usd']:.4f}", ""),
+            (f"${each['reserved_usd']:.4f}", ""),
+        ]
+        for each in found
+    ]
+    return _show(columns, rows)
+
+
+def _show(columns: list[Column], rows: list[list[Cell]]) -> int:
+    if not rows:
+        say_error("Nothing was used. `closeout run` records runs here.")
+        return 0
+    console = make_console()
+    for line in fit_table(columns, rows, width_of(console)):
+        console.print(line)
+    return 0
+
+
+def _json(total: UsageTotal) -> dict[str, object]:
+    usage = total.usage
+    return {
+        **total.group,
+        "requests": usage.requests,
+        "input_tokens": usage.input_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "output_tokens": usage.output_tokens,
+        "cost_usd": usage.cost_usd,
+        "unpriced_requests": total.unpriced,
+    }
+
+
+def _numbers(total: UsageTotal) -> list[Cell]:
+    usage = total.usage
+    cost = f"${usage.cost_usd or 0.0:.4f}" + (f" + {total.unpriced:,} unpriced" if total.unpriced else "")
+    numbers = (usage.requests, usage.input_tokens, usage.cache_read_tokens, usage.output_tokens)
+    return [*((f"{number:,}", "") for number in numbers), (cost, "")]

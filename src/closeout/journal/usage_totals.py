@@ -1,0 +1,110 @@
+"""The usage of all runs in a home, summed by day, budget key, model or agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from closeout.config import home_folder
+from closeout.errors import UsageError
+from closeout.journal.events import AgentStarted, ModelFailed, ModelReplied, RunStarted
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import RunRecord, Store
+from closeout.messages import Usage, UsageSum
+
+__all__ = ["GROUPS", "UsageTotal", "usage_totals"]
+
+GROUPS = ("day", "key", "model", "agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageTotal:
+    """The usage of one group of requests.
+
+    Attributes:
+        group: What the requests have in common: the day (UTC, "2026-11-24"), the key of a budget (empty: the run had
+            none), the model, the agent's name.
+        usage: Tokens, requests, and the cost of the requests whose price is known.
+        unpriced: How many requests have no known price.
+    """
+
+    group: Mapping[str, str]
+    usage: Usage
+    unpriced: int = 0
+
+
+def usage_totals(
+    home: str | Path | None = None,
+    *,
+    by: Sequence[str] = ("day", "model"),
+    since: str = "",
+    until: str = "",
+) -> list[UsageTotal]:
+    """Return the usage of all recorded runs, in groups: failed, cancelled and rolled-back requests included.
+
+    Args:
+        home: The folder of the runs. Defaults to `CLOSEOUT_HOME` or the user's data folder.
+        by: What the groups have in common: "day", "key", "model", "agent". A request of a run with several budget keys
+            counts for each of them.
+        since: The first day, "2026-11-01" (UTC).
+        until: The last day.
+
+    Raises:
+        UsageError: A group or a day is not valid.
+        JournalError: The runs cannot be read.
+    """
+    if unknown := [name for name in by if name not in GROUPS]:
+        raise UsageError(f"Usage has no group {unknown[0]!r}. Choose from {', '.join(GROUPS)}.")
+    first, last = _day("since", since), _day("until", until)
+    sums: dict[tuple[str, ...], tuple[UsageSum, list[int]]] = {}
+    with open_to_read(home_folder() if home is None else Path(home)) as store:
+        for run in store.each_run():
+            if first and run.ended is not None and _date(run.ended) < first:
+                continue
+            for found, usage in _requests(store, run, with_keys="key" in by):
+                if (first and found["day"] < first) or (last and found["day"] > last):
+                    continue
+                total, unpriced = sums.setdefault(tuple(found[name] for name in by), (UsageSum(), [0]))
+                if usage.cost_usd is None:
+                    unpriced[0] += usage.requests
+                    usage = replace(usage, cost_usd=0.0)
+                total.add(usage)
+    return [
+        UsageTotal(group=dict(zip(by, group, strict=True)), usage=total.total, unpriced=unpriced)
+        for group, (total, [unpriced]) in sorted(sums.items())
+    ]
+
+
+def _requests(store: Store, run: RunRecord, *, with_keys: bool) -> Iterator[tuple[dict[str, str], Usage]]:
+    """Yield the groups and the usage of each request of a run, once for each of its keys."""
+    keys: Sequence[str] = ("",)
+    models, names = {"main": run.model}, {"main": ""}
+    for row in store.rows(run.run_id):
+        event = row.event
+        if isinstance(event, RunStarted):
+            names["main"] = event.name
+            keys = sorted(event.settings.get("budget") or ()) if with_keys else keys
+        elif isinstance(event, AgentStarted):
+            models[event.agent], names[event.agent] = event.model, event.name
+        elif isinstance(event, ModelReplied | ModelFailed) and event.usage:
+            path = event.agent
+            if isinstance(event, ModelReplied) and event.model:
+                models[path] = event.model
+            model, name = models.get(path, run.model), names.get(path) or path.rpartition(":")[2]
+            for key in keys or ("",):
+                yield {"day": _date(row.time), "key": key, "model": model, "agent": name}, Usage(**event.usage)
+
+
+def _date(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).date().isoformat()
+
+
+def _day(name: str, text: str) -> str:
+    if not text:
+        return ""
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").date().isoformat()
+    except ValueError:
+        raise UsageError(f"{name} must be a day such as 2026-11-24, got {text!r:.40}.") from None

@@ -1,0 +1,280 @@
+"""Keeps a run's requests within the budgets of their keys: each is reserved at its largest cost, and settled after."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from closeout.budget_limits import NANO, BudgetLimit, read_limits
+from closeout.codec import encode_json
+from closeout.errors import BudgetReached, LimitReached, ModelUnreachable, UsageError
+from closeout.journal.events import ModelFailed, ModelReplied
+from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger
+from closeout.messages import Message, ModelRequest, Usage
+from closeout.models.base import BaseClient
+from closeout.models.catalog import Price, find_price
+from closeout.models.fallback import FallbackClient
+from closeout.run.limits import CLOSING_TOKENS
+
+__all__ = ["Held", "PromptBound", "Reserves", "open_reserves"]
+
+# A token is at least one byte of the prompt. What a server adds itself: marks around messages, its own text on tools.
+TOKENS_OF_REQUEST = 1000
+TOKENS_OF_MESSAGE = 16
+TOKENS_OF_PICTURE = 50_000  # more than any vendor's documentation counts for one
+FIRST_POLL, LONGEST_POLL = 0.01, 0.25  # seconds between looks at requests under way
+LONGEST_SLEEP = 30.0  # of a wait for the next period: the clock may be set meanwhile
+
+
+def open_reserves(
+    budget: Mapping[str, str | list[str]], home: Path | None, prices: Mapping[str, Sequence[float]]
+) -> Reserves:
+    """Return the budgets of a run.
+
+    Args:
+        budget: The limits by key.
+        home: The folder whose ledger they are kept in.
+        prices: The prices that the settings state.
+
+    Raises:
+        UsageError: The runs are kept in memory.
+    """
+    if home is None:
+        raise UsageError(
+            "A budget is kept in the agent's home, and home=False keeps runs in memory. Pass a home, or use max_cost."
+        )
+    return Reserves(open_ledger(home), read_limits(budget), prices)
+
+
+class PromptBound:
+    """The most tokens that the prompts of one agent can have, by their bytes and by what the server has counted."""
+
+    def __init__(self, *, learns: bool = True) -> None:
+        self._learns = learns  # False: the models that answer may count differently
+        self._sent: Sequence[Message] = ()
+        self._tools: object = ()
+        self._counted = 0  # tokens of the last prompt, as its server counted them
+
+    def tokens(self, request: ModelRequest) -> int:
+        """Return the most tokens that the prompt of a request can have."""
+        if request.prompt is not None:
+            return len(request.prompt.encode("utf-8", "surrogatepass")) + TOKENS_OF_REQUEST
+        sent, messages = self._sent, request.messages
+        if self._counted and self._tools == request.tools and list(messages[: len(sent)]) == list(sent):
+            return self._counted + TOKENS_OF_MESSAGE + sum(map(_tokens, messages[len(sent) :]))
+        tools = [[tool.name, tool.description, tool.parameters] for tool in request.tools]
+        return TOKENS_OF_REQUEST + len(encode_json(tools)) + sum(map(_tokens, messages))
+
+    def learn(self, request: ModelRequest, usage: Usage) -> None:
+        """Take note of what the server counted."""
+        if self._learns:
+            self._sent, self._tools, self._counted = request.messages, request.tools, usage.input_tokens
+
+
+def _tokens(message: Message) -> int:
+    content = message.get("content")
+    pictures = sum(isinstance(part, dict) and "image_url" in part for part in content) if type(content) is list else 0
+    return len(encode_json(message)) + TOKENS_OF_MESSAGE + pictures * TOKENS_OF_PICTURE
+
+
+@dataclass(frozen=True, slots=True)
+class _Quote:
+    """The largest cost of one request."""
+
+    price: Price
+    prompt: int
+    reply: int
+
+    @property
+    def amount(self) -> Amount:
+        return Amount(self._input + math.ceil(self.reply * self.price.output * NANO / 1e6), self.prompt + self.reply)
+
+    @property
+    def _input(self) -> int:
+        dearest = max(self.price.input, self.price.cache_read or 0.0, self.price.cache_write or 0.0)
+        return math.ceil(self.prompt * dearest * NANO / 1e6)
+
+    def within(self, refusal: Refusal) -> _Quote | None:
+        """Return the quote with a reply that the rest of a limit allows, None if that is too short for an answer."""
+        left, unit = refusal.left, refusal.limit.unit
+        if unit == "requests":
+            return None
+        if unit == "USD":
+            reply = int((left - self._input) / (self.price.output * NANO / 1e6)) if self.price.output else 0
+        else:
+            reply = left - self.prompt
+        return replace(self, reply=reply) if CLOSING_TOKENS <= reply < self.reply else None
+
+
+class Reserves:
+    """The budgets that the requests of a run and of its sub-agents are charged to.
+
+    Args:
+        ledger: The ledger of the home.
+        limits: The limits of all keys.
+        prices: The prices that the settings state.
+    """
+
+    def __init__(
+        self, ledger: Ledger, limits: Sequence[BudgetLimit], prices: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
+        self._ledger = ledger
+        self._limits = limits
+        self._prices = prices or {}
+        self._counts_cost = any(limit.unit == "USD" for limit in limits)
+
+    async def hold(
+        self,
+        client: BaseClient,
+        request: ModelRequest,
+        prompt: int,
+        *,
+        closing: bool,
+        seconds_left: Callable[[], float | None],
+        note: Callable[[str], object],
+    ) -> tuple[ModelRequest, Held]:
+        """Reserve the largest cost of a request, and wait for it if its limits say so.
+
+        Args:
+            client: The model.
+            request: What is to be sent.
+            prompt: The most tokens that its prompt can have.
+            closing: Whether it asks for the answer: its reply may be cut to what the budget has left.
+            seconds_left: Returns the rest of the run's time.
+            note: Called with the reason for a wait.
+
+        Returns:
+            The request as it may be sent, and the reservation.
+
+        Raises:
+            BudgetReached: A limit is reached, and the run is to stop then.
+            LimitReached: The run's time ends before the next period.
+            UsageError: The price of the model is unknown, or the length of its replies.
+        """
+        price = self._price(client)
+        quote = self._quote(client, request, prompt, price)
+        poll, noted = FIRST_POLL, False
+        while True:
+            found = self._ledger.reserve(self._limits, quote.amount)
+            if isinstance(found, str):
+                if quote.reply != (request.max_tokens or client.max_reply):
+                    request = replace(request, max_tokens=quote.reply)
+                return request, Held(self, found, quote, price)
+            seconds = poll = min(poll * 2, LONGEST_POLL)
+            if not found.pending:
+                shorter = quote.within(found) if closing else None
+                if shorter is not None:
+                    quote = shorter
+                    continue
+                self._refuse_hopeless(found, quote)
+                if not noted:
+                    noted = True
+                    note(f"The budget of {found.limit.key} ({found.limit}) is reached. Waiting for the next period.")
+                seconds = min(max(found.until - self._ledger.now(), FIRST_POLL), LONGEST_SLEEP)
+            left = seconds_left()
+            if left is not None and left < seconds:
+                raise LimitReached("max_seconds", f"The run's time is over before {found.limit.key} has budget again.")
+            await asyncio.sleep(seconds)
+
+    def prompt_bound(self, client: BaseClient) -> PromptBound:
+        """Return what bounds the prompts that an agent sends to a client."""
+        return PromptBound(learns=not isinstance(client, FallbackClient))
+
+    def reserve(self, quote: _Quote) -> str:
+        """Reserve one more attempt of a request whose last one may have cost something."""
+        found = self._ledger.reserve(self._limits, quote.amount)
+        if isinstance(found, str):
+            return found
+        raise _reached(found)
+
+    def settle(self, request: str, amount: Amount | None) -> None:
+        """Replace a reservation by what the request cost; None: by all that was reserved."""
+        self._ledger.settle(request, amount)
+
+    def _refuse_hopeless(self, refusal: Refusal, quote: _Quote) -> None:
+        """Raise BudgetReached unless the request may be sent in the next period."""
+        limit = refusal.limit
+        asked = quote.amount.of(limit.unit)
+        if asked > limit.amount:
+            raise BudgetReached(
+                f"One request may cost up to {replace(limit, amount=asked, period='')}, which is more than the budget "
+                f"of {limit.key} ({limit}). Set a lower max_tokens, or a higher budget."
+            )
+        if not limit.waits:
+            raise _reached(refusal)
+
+    def _price(self, client: BaseClient) -> Price:
+        price = client.price or find_price(client.name.partition(":")[2] or client.name, self._prices, known={})
+        if price is None and self._counts_cost:
+            raise UsageError(
+                f"The price of {client.name} is unknown, so a budget in USD cannot be kept. State it as "
+                "llm.prices={MODEL: [INPUT, OUTPUT]}, in dollars per million tokens, or with the name '*' for every "
+                "model without a price."
+            )
+        return price or Price(0.0, 0.0)
+
+    def _quote(self, client: BaseClient, request: ModelRequest, prompt: int, price: Price) -> _Quote:
+        context = client.capabilities.max_context
+        if context is not None:
+            prompt = min(prompt, context)
+        reply = request.max_tokens or client.max_reply or context
+        if reply is None:
+            if any(limit.unit != "requests" for limit in self._limits):
+                raise UsageError(
+                    f"A budget needs to know how long a reply of {client.name} can be. Pass max_tokens=4096."
+                )
+            reply = 0
+        return _Quote(price, prompt, reply)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What is reserved for one request, with the attempts that were made for it."""
+
+    reserves: Reserves
+    current: str
+    quote: _Quote
+    price: Price
+
+    def retried(self, error: Exception) -> None:
+        """Reserve the request again if the attempt that failed may have cost something.
+
+        Raises:
+            BudgetReached: It does not fit again.
+        """
+        if _is_free(error):
+            return
+        self.reserves.settle(self.current, None)
+        self.current = ""
+        self.current = self.reserves.reserve(self.quote)
+
+    def settle(self, outcome: ModelReplied | ModelFailed | None, error: Exception | None) -> None:
+        """Settle the request: at the usage of its reply, or at all that was reserved if nobody knows what it cost."""
+        if not self.current:
+            return
+        amount: Amount | None = None
+        if isinstance(outcome, ModelReplied) and outcome.usage and outcome.finish_reason != "cut":
+            amount = self._amount(Usage(**outcome.usage))
+        elif isinstance(outcome, ModelFailed) and error is not None and _is_free(error):
+            amount = Amount()
+        self.reserves.settle(self.current, amount)
+
+    def _amount(self, usage: Usage) -> Amount:
+        cost = usage.cost_usd if usage.cost_usd is not None else self.price.of(usage).cost_usd
+        return Amount(math.ceil((cost or 0.0) * NANO), usage.total_tokens, 1)
+
+
+def _is_free(error: Exception) -> bool:
+    """Return whether a failed request costs nothing: the server was not reached, or it refused with a status."""
+    usage = getattr(error, "usage", None)
+    written = usage is not None and usage.output_tokens
+    refused = getattr(error, "status", None) is not None and not written
+    return isinstance(error, ModelUnreachable) or refused
+
+
+def _reached(refusal: Refusal) -> BudgetReached:
+    limit = refusal.limit
+    return BudgetReached(f"The budget of {limit.key} ({limit}) has no room for another request.")

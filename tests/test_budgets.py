@@ -1,0 +1,351 @@
+"""Budgets over runs: each request is reserved at its largest cost; no limit is exceeded, whoever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_process import here
+from closeout import Agent, ConfigError, UsageError, tool, usage_totals
+from closeout.budget_limits import NANO, BudgetLimit, read_limits
+from closeout.journal.events import Noted
+from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger, spent_by_day
+from closeout.messages import Usage
+from closeout.run.lifecycle import replay_run
+from closeout.testing import RequestView, ScriptedClient, Turn, always, answer, call, serve_script
+from raw_server import chat, http, raw_server
+
+PRICE = {"*": [1.0, 10.0]}  # dollars per million tokens
+
+
+@tool(read_only=True)
+def look_up(name: str) -> str:
+    """Look up a number."""
+    return f"{name}: 7"
+
+
+def limit(text: str, key: str = "team") -> BudgetLimit:
+    return read_limits({key: text})[0]
+
+
+class Clock:
+    now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(home: Path, clock: Clock) -> Any:
+    made = Ledger(home, clock)
+    yield made
+    made.close()
+
+
+def refused(ledger: Ledger, limits: Sequence[BudgetLimit], amount: Amount) -> Refusal:
+    found = ledger.reserve(limits, amount)
+    assert isinstance(found, Refusal)
+    return found
+
+
+def spend(ledger: Ledger, limits: Sequence[BudgetLimit], amount: Amount) -> None:
+    found = ledger.reserve(limits, amount)
+    assert isinstance(found, str)
+    ledger.settle(found)
+
+
+def dollars(amount: float) -> Amount:
+    return Amount(int(amount * NANO), 0)
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+def test_a_limit_has_an_amount_a_unit_and_a_period() -> None:
+    found = read_limits({"team": "100 USD/month", "user:ann": ["0.5 usd / day", "60 requests/minute or wait"]})
+    assert [str(each) for each in found] == ["100 USD/month", "0.5 USD/day", "60 requests/minute"]
+    assert [each.waits for each in found] == [False, False, True]
+    assert str(limit("1000000 tokens")) == "1,000,000 tokens"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["5 EUR/day", "5 USD/week", "-5 USD/day", "0 USD/day", "1.5 requests/minute", "5 USD or wait", "", 5, []]
+)
+def test_an_invalid_limit_is_refused_when_the_agent_is_made(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="budget"):
+        Agent(ScriptedClient([answer("1")]), budget={"team": wrong})
+
+
+# ------------------------------------------------------------------------------------------------ the ledger
+
+
+def test_a_reservation_counts_until_it_is_settled(ledger: Ledger) -> None:
+    cap = [limit("1 USD/day")]
+    first = ledger.reserve(cap, dollars(0.75))
+    assert isinstance(first, str)
+    assert refused(ledger, cap, dollars(0.5)).pending, "it fits if the first one turns out to be cheaper"
+    ledger.settle(first, dollars(0.25))
+    spend(ledger, cap, dollars(0.5))
+    found = refused(ledger, cap, dollars(0.5))
+    assert (found.pending, found.left) == (False, 0.25 * NANO)
+
+
+def test_a_period_begins_anew_and_a_month_sums_its_days(ledger: Ledger, clock: Clock) -> None:
+    limits = [limit("2 requests/minute"), limit("3 requests/month")]
+    for _ in range(2):
+        spend(ledger, limits, Amount())
+    assert refused(ledger, limits, Amount()).until == limits[0].window(clock.now)[1]
+    clock.now += 86400
+    spend(ledger, limits, Amount())
+    assert refused(ledger, limits, Amount()).limit.period == "month"
+
+
+def test_every_key_pays_and_any_can_refuse(ledger: Ledger) -> None:
+    ann, bob = read_limits({"user:ann": "1 USD/day", "team": "1.5 USD/day"}), read_limits({"team": "1.5 USD/day"})
+    spend(ledger, ann, dollars(1))
+    assert refused(ledger, ann, dollars(0.5)).limit.key == "user:ann"
+    spend(ledger, bob, dollars(0.5))
+    assert refused(ledger, bob, dollars(0.1)).limit.key == "team"
+
+
+def test_what_a_killed_process_had_reserved_counts_as_spent(home: Path, ledger: Ledger) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from closeout.journal.ledger import Amount, open_ledger; from closeout.budget_limits import read_limits\n"
+        f"open_ledger(Path(sys.argv[1])).reserve(read_limits({{'team': '1 USD'}}), Amount({NANO // 2}, 0))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(home)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not refused(ledger, [limit("1 USD")], dollars(0.75)).pending, "nobody will settle it for less"
+    assert [(each.spent, each.reserved.requests) for each in spent_by_day(home)] == [(dollars(0.5), 0)]
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+def agent_of(script: Any, **options: Any) -> Agent[Any, str]:
+    config = {"llm": {"prices": PRICE, "max_tokens": 1000}}
+    return Agent(ScriptedClient(script), config=config, tools=[look_up], **options)
+
+
+def spent_in(home: Path) -> dict[str, Amount]:
+    found = {each.key: each.spent for each in spent_by_day(home)}
+    assert all(not each.reserved.requests for each in spent_by_day(home)), "nothing is left reserved"
+    return found
+
+
+async def test_a_run_pays_for_its_keys_and_those_of_the_agent(home: Path) -> None:
+    agent = agent_of([answer("42")], budget={"team": "1 USD/day"})
+    result = await agent.run("How many?", budget={"user:ann": "5 USD/day"})
+    assert result.answer == "42"
+    found = spent_in(home)
+    assert found.keys() == {"team", "user:ann"}
+    tokens = result.usage.input_tokens + 10 * result.usage.output_tokens
+    assert found["team"] == found["user:ann"] == Amount(tokens * NANO // 10**6, result.usage.total_tokens)
+
+
+def looks_up_until_closing(view: RequestView) -> Any:
+    if view.body.get("tool_choice") == "none":
+        return Turn(answer="7", usage=Usage(200, 10, requests=1))
+    return Turn(calls=[call("look_up", name=f"place {view.number}")], usage=Usage(200, 100, requests=1))
+
+
+async def test_a_run_that_reaches_its_budget_stops_with_an_answer(home: Path) -> None:
+    config = {"llm": {"prices": PRICE, "max_tokens": 1000}}
+    async with serve_script(looks_up_until_closing) as server:
+        agent = Agent("openai:m", [look_up], base_url=server.base_url, config=config, budget={"team": "0.03 USD/day"})
+        result = await agent.run("How many?")
+        requests = len(server.requests)
+    assert (result.stop_reason, result.answer) == ("budget", "7")
+    assert requests == result.usage.requests > 3
+    usd = spent_in(home)["team"].usd
+    assert 0.03 * NANO - 0.014 * NANO < usd <= 0.03 * NANO
+
+
+async def test_an_unknown_price_is_refused_before_anything_is_sent() -> None:
+    asked = ScriptedClient([answer("1")])
+    result = await Agent(asked, budget={"team": "1 USD"}, config={"llm": {"max_tokens": 100}}).run("How many?")
+    assert result.failure is not None
+    assert (result.status, result.usage.requests) == ("failed", 0)
+    assert "llm.prices={MODEL: [INPUT, OUTPUT]}" in result.failure.message
+    counted = await Agent(asked, budget={"team": "5 requests"}).run("How many?")
+    assert counted.answer == "1", "requests are counted without a price"
+
+
+async def test_a_budget_without_a_home_is_refused() -> None:
+    with pytest.raises(UsageError, match="home"):
+        await agent_of([answer("1")], budget={"team": "1 USD"}, home=False).run("How many?")
+
+
+async def test_a_run_waits_for_the_next_period_if_the_limit_says_so(
+    home: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_ledger(home), "now", clock)
+
+    def pass_a_minute(event: Any) -> None:
+        if isinstance(event, Noted) and "Waiting for the next period" in event.message:
+            clock.now += 60
+
+    agent = agent_of([call("look_up", name="Bern"), answer("7")], budget={"team": "1 requests/minute or wait"})
+    result = await agent.run("How many?", listeners=[pass_a_minute])
+    assert (result.answer, clock.now) == ("7", Clock.now + 60)
+
+
+async def test_a_sub_agent_pays_for_the_keys_of_its_parent(home: Path) -> None:
+    below = Agent(ScriptedClient([answer("8")]), config={"llm": {"prices": PRICE, "max_tokens": 1000}})
+    agent = Agent(
+        ScriptedClient([call("ask", task="Count."), answer("8")]),
+        [below.as_tool("ask", "Counts.")],
+        config={"llm": {"prices": PRICE, "max_tokens": 1000}},
+        budget={"team": "1 USD"},
+    )
+    result = await agent.run("How many?")
+    assert result.answer == "8"
+    assert spent_in(home)["team"].requests == result.usage.requests == 3
+
+
+async def test_map_and_sessions_pay_and_a_resumed_run_keeps_its_keys(home: Path) -> None:
+    agent = agent_of([answer("1")])
+    tasks = [{"task": f"Task {number}", "budget": {f"user:{number}": "1 USD/day"}} for number in range(3)]
+    assert len([result async for result in agent.map(tasks, key="sweep", budget={"all": "9 USD"})]) == 3
+    found = spent_in(home)
+    assert found.keys() == {"user:0", "user:1", "user:2"}, "a task's own argument replaces that of all"
+    await agent.session("ann").run("Hello", budget={"user:ann": "1 USD/day"})
+    run_id = await agent.submit("Later", budget={"user:bob": "1 USD/day"})
+    await agent.resume(run_id)
+    assert {"user:ann", "user:bob"} < spent_in(home).keys()
+
+
+async def test_a_cancelled_request_counts_at_its_largest_cost(home: Path) -> None:
+    started = asyncio.Event()
+
+    def hang(view: RequestView) -> Any:
+        started.set()
+        return answer("1")
+
+    async with serve_script(hang, misbehave=[always("hang")]) as server:
+        agent = Agent(
+            "openai:m",
+            base_url=server.base_url,
+            config={"llm": {"prices": PRICE, "max_tokens": 1000}},
+            budget={"team": "1 USD"},
+        )
+        running = asyncio.ensure_future(agent.run("How many?"))
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert spent_in(home)["team"].usd > 1000 * 10 * NANO // 10**6
+
+
+async def test_a_replay_touches_no_budget(home: Path) -> None:
+    agent = agent_of([answer("1")], budget={"team": "2 requests"})
+    first = await agent.run("How many?")
+    before = spent_in(home)
+    store = agent.store()
+    assert store is not None
+    await replay_run(agent.plan(), first.run_id, store.read(first.run_id).rows)
+    assert spent_in(home) == before
+
+
+def test_a_run_without_a_budget_loads_and_writes_nothing(home: Path) -> None:
+    script = (
+        "import sys; from closeout import Agent; from closeout.testing import ScriptedClient, answer\n"
+        "print(Agent(ScriptedClient([answer('1')])).run_sync('How many?').answer)\n"
+        "print([name for name in sys.modules if 'ledger' in name or 'reserves' in name or 'budget_limits' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.split("\n")[:2] == ["1", "[]"]
+    assert not list(home.glob("budgets*"))
+
+
+# ------------------------------------------------------------------------------------------------ totals
+
+# The `usage` objects of the vendors' guides to prompt caching and reasoning.
+OPENAI_USAGE = [
+    {
+        "prompt_tokens": 2006,
+        "completion_tokens": 300,
+        "total_tokens": 2306,
+        "prompt_tokens_details": {"cached_tokens": 1920},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    },
+    {
+        "prompt_tokens": 75,
+        "completion_tokens": 1186,
+        "total_tokens": 1261,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 1024},
+    },
+]
+ANTHROPIC_USAGE = [
+    {"input_tokens": 21, "cache_creation_input_tokens": 188_086, "cache_read_input_tokens": 0, "output_tokens": 393},
+    {"input_tokens": 21, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 188_086, "output_tokens": 393},
+]
+
+
+def anthropic_reply(usage: dict[str, int]) -> bytes:
+    body = {"type": "message", "role": "assistant", "model": "claude-sonnet-5", "stop_reason": "end_turn"}
+    return http({**body, "content": [{"type": "text", "text": "42"}], "usage": usage})
+
+
+async def test_cached_and_reasoning_tokens_are_charged_as_the_vendors_document(home: Path) -> None:
+    prices = {"gpt-5": [1.25, 10.0, 0.125], "claude-sonnet-5": [3.0, 15.0, 0.3, 3.75]}
+    config = {"llm": {"prices": prices, "max_tokens": 2000}}
+    budget = {"team": "9 USD/day"}
+    async with raw_server(
+        *(http({**chat("42"), "model": "gpt-5", "usage": usage}) for usage in OPENAI_USAGE)
+    ) as openai:
+        agent = Agent("openai:gpt-5", base_url=f"{openai.url}/v1", config=config, budget=budget, name="a")
+        await agent.run_many(["How many?"] * 2)
+    async with raw_server(*map(anthropic_reply, ANTHROPIC_USAGE)) as anthropic:
+        agent = Agent("anthropic:claude-sonnet-5", base_url=anthropic.url, config=config, budget=budget, name="b")
+        await agent.run_many(["How many?"] * 2)
+    cost_a = (86 + 75) * 1.25 + 1920 * 0.125 + (300 + 1186) * 10  # reasoning is part of the output
+    cost_b = 2 * 21 * 3 + 188_086 * (3.75 + 0.3) + 2 * 393 * 15
+    first, second = usage_totals(by=["agent", "model", "key"])
+    assert first.group == {"agent": "a", "model": "gpt-5", "key": "team"}
+    read = first.usage
+    assert (read.input_tokens, read.output_tokens, read.cache_read_tokens) == (2006 + 75, 300 + 1186, 1920)
+    assert read.cost_usd == pytest.approx(cost_a / 1e6)
+    assert second.group == {"agent": "b", "model": "claude-sonnet-5", "key": "team"}
+    assert second.usage.input_tokens == 2 * (21 + 188_086)
+    assert second.usage.cost_usd == pytest.approx(cost_b / 1e6)
+    assert spent_in(home)["team"].usd == pytest.approx((cost_a + cost_b) * NANO / 1e6, abs=10)
+    (today,) = usage_totals(by=["day"])
+    assert usage_totals(by=["day"], since=today.group["day"]) == [today]
+    assert usage_totals(until="2001-01-01") == []
+    with pytest.raises(UsageError, match="Choose from day, key, model, agent"):
+        usage_totals(by=["user"])
+
+
+def test_the_command_shows_usage_and_budgets() -> None:
+    used = (
+        agent_of([answer("1")], home=True, budget={"user:ann": "1 USD/day"}, name="clerk").run_sync("How many?").usage
+    )
+    (found,) = here("usage", "--by", "agent,key", "--json").json
+    assert (found["agent"], found["key"], found["input_tokens"]) == ("clerk", "user:ann", used.input_tokens)
+    (kept,) = here("usage", "--budgets", "--json").json
+    assert (kept["key"], kept["tokens"], kept["reserved_usd"]) == ("user:ann", used.total_tokens, 0)
+    assert "1 unpriced" in here("usage").out
+    assert "user:ann" in here("usage", "--budgets").out
+
+
+def test_killed_processes_never_exceed_a_budget(tmp_path: Path) -> None:
+    bench = Path(__file__).parents[1] / "bench" / "budgets.py"
+    small = ["--runs", "50", "--processes", "2", "--kills", "2", "--cap", "0.15"]
+    done = subprocess.run([sys.executable, str(bench), *small], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("ok: 50 runs, 2 processes, 2 kills"), done.stdout
