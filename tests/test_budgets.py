@@ -15,12 +15,15 @@ import pytest
 from cli_process import here
 from closeout import Agent, ConfigError, UsageError, tool, usage_totals
 from closeout.budget_limits import NANO, BudgetLimit, read_limits
+from closeout.evaluate import evaluate
 from closeout.journal.events import Noted
 from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger, spent_by_day
 from closeout.messages import Usage
 from closeout.run.lifecycle import replay_run
+from closeout.server.host import AgentHost
 from closeout.testing import RequestView, ScriptedClient, Turn, always, answer, call, serve_script
 from raw_server import chat, http, raw_server
+from serving import serving
 
 PRICE = {"*": [1.0, 10.0]}  # dollars per million tokens
 
@@ -342,6 +345,37 @@ def test_the_command_shows_usage_and_budgets() -> None:
     assert (kept["key"], kept["tokens"], kept["reserved_usd"]) == ("user:ann", used.total_tokens, 0)
     assert "1 unpriced" in here("usage").out
     assert "user:ann" in here("usage", "--budgets").out
+
+
+async def test_a_served_agent_limits_each_user_that_requests_name(home: Path) -> None:
+    agent = agent_of([answer("42")], home=True)
+    asked = {"model": "agent", "messages": [{"role": "user", "content": "How many?"}]}
+    async with serving(agent, user_budget="1 requests/day") as served:
+        users: list[dict[str, Any]] = [{"user": "ann"}, {"user": "ann"}, {"safety_identifier": "bob"}, {}]
+        for user in users:
+            async with served.http.post(f"{served.base_url}/chat/completions", json={**asked, **user}) as response:
+                await response.read()
+        async with served.http.post(f"{served.base_url}/chat/completions", json={**asked, "user": 5}) as response:
+            assert response.status == 400
+        async with served.http.post(
+            f"{served.base_url}/responses", json={"input": "How many?", "user": "cy"}
+        ) as response:
+            await response.read()
+    assert {key: spent.requests for key, spent in spent_in(home).items()} == {
+        "user:ann": 1,
+        "user:bob": 1,
+        "user:cy": 1,
+        "user:unnamed": 1,
+    }
+    with pytest.raises(UsageError, match="5 EUR"):
+        AgentHost(agent, user_budget="5 EUR")
+
+
+async def test_an_evaluation_pays_too(home: Path) -> None:
+    agent = agent_of([answer("42")], home=True, budget={"sweep": "2 requests"})
+    report = await evaluate(agent, [{"id": n, "question": f"How many {n}?", "answer": "42"} for n in range(4)])
+    assert spent_in(home)["sweep"].requests == 2
+    assert sum(map(report.value_of, report.trials)) == 2, "trials without budget are not answered"
 
 
 def test_killed_processes_never_exceed_a_budget(tmp_path: Path) -> None:

@@ -320,6 +320,9 @@ def serve(
     max_runs: Annotated[int, typer.Option(help="Runs at the same time", min=1)] = 16,
     max_queue: Annotated[int, typer.Option(help="Runs that may wait", min=0)] = 256,
     drain: Annotated[float, typer.Option(help="Seconds that runs may continue after Ctrl-C or SIGTERM", min=0)] = 10.0,
+    user_budget: Annotated[
+        list[str] | None, typer.Option(help="What each user may spend, such as '5 USD/day'; may be repeated")
+    ] = None,
     as_mcp: Annotated[bool, typer.Option("--mcp", help="Offer the agent as an MCP tool on stdin and stdout")] = False,
     description: Annotated[str | None, typer.Option(help="With --mcp: what the tool is for")] = None,
 ) -> int:
@@ -348,6 +351,7 @@ def serve(
             max_queue=max_queue,
             origin=servers.origin_of(agent, options),
             drain_seconds=drain,
+            user_budget=user_budget,
         )
 
         def ready(url: str) -> None:

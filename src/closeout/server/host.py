@@ -26,12 +26,13 @@ from closeout.server.reply_text import ReplyRecorder
 from closeout.server.response_view import RESPONSE_NOTE
 
 if TYPE_CHECKING:
-    from closeout.agent import Agent
+    from closeout.agent import Agent, RunSettings
 
 __all__ = ["AgentHost", "ServedRun"]
 
 log = logging.getLogger("closeout.server")
 
+UNNAMED = "unnamed"  # the user of a request that names none
 ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
 MAX_RESUMES = 3  # in a row without progress: such a run may be what kills the server
 MAX_SCANNED = 100_000  # runs that are looked at for interrupted ones at start-up
@@ -60,6 +61,7 @@ class AgentHost:
         max_queue: How many more may wait.
         origin: Notes for the person who resumes a run by hand.
         drain_seconds: How long running runs may continue when the host is left, before they are interrupted.
+        user_budget: The limits of each user that requests name, such as "5 USD/day"; those that name none share one.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class AgentHost:
         max_queue: int = 256,
         origin: Mapping[str, Any] | None = None,
         drain_seconds: float = 10.0,
+        user_budget: str | list[str] | None = None,
     ) -> None:
         store = agent.store()
         if store is None:
@@ -84,6 +87,8 @@ class AgentHost:
         self._origin = dict(origin or {})
         self._max_runs, self._max_active = max_runs, max_runs + max_queue
         self._drain_seconds = drain_seconds
+        self._user_budget = user_budget
+        self._budget_of("")  # refuses a limit that is not valid
         self._slots = asyncio.Semaphore(max_runs)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakeups: dict[str, Wakeup] = {}
@@ -184,12 +189,21 @@ class AgentHost:
         self._tasks[run_id] = asyncio.Future()  # type: ignore[assignment]  # takes its place in the queue
         try:
             origin = {**self._origin, ORIGIN: {"agent": self.name, **(notes or {})}}
-            await self.agent.submit(task, history=history, run_id=run_id, origin=origin)
+            budget = self._budget_of(str((notes or {}).get("user") or ""))
+            await self.agent.submit(task, history=history, run_id=run_id, origin=origin, **budget)
         except BaseException:
             del self._tasks[run_id]
             raise
         self._launch(run_id, streamed=bool((notes or {}).get("stream")))
         return run_id
+
+    def _budget_of(self, user: str) -> RunSettings:
+        """Return the setting of a run that limits what its user may spend."""
+        if self._user_budget is None:
+            return {}
+        found: RunSettings = {"budget": {f"user:{user or UNNAMED}": self._user_budget}}
+        self.agent.plan().overridden(found)
+        return found
 
     def _check_room(self) -> None:
         if self.stopping:

@@ -16,8 +16,10 @@ __all__ = [
     "chat_conversation",
     "decisions_in",
     "response_conversation",
+    "user_of",
 ]
 
+MAX_USER = 128  # characters
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # Items of an earlier response that a client sends back: the server's own activity, which its answer has taken up.
@@ -145,6 +147,17 @@ def decisions_in(
         text = "The run continues with the approvals alone. Send the message when it has answered."
         raise ApiError(400, text, param="input")
     return made
+
+
+def user_of(body: Mapping[str, Any]) -> str:
+    """Return the user that a request names, as OpenAI's clients do; empty if it names none."""
+    name = "safety_identifier" if body.get("safety_identifier") is not None else "user"
+    user = body.get(name)
+    if user is None:
+        return ""
+    if not isinstance(user, str) or len(user) > MAX_USER or not user.isprintable():
+        raise ApiError(400, f"{name} must be a text of at most {MAX_USER} printable characters.", param=name)
+    return user.strip()
 
 
 def _words(given: Any) -> str:

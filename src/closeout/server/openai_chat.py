@@ -15,7 +15,7 @@ from closeout.journal.story import Story
 from closeout.journal.totals import RunTotals
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.host import AgentHost
-from closeout.server.messages_in import chat_conversation
+from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.reply_text import ReplyText
 from closeout.server.response_state import Outcome
 from closeout.server.responses import check_form, check_model, check_tools, run_headers
@@ -55,7 +55,7 @@ class _Chat:
         if body.get("n", 1) != 1:
             raise ApiError(400, "This agent gives one answer: leave out n.", param="n")
         conversation = chat_conversation(body.get("messages"))
-        notes = {"api": "chat", "stream": bool(body.get("stream"))}
+        notes = {"api": "chat", "stream": bool(body.get("stream")), "user": user_of(body)}
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
         try:
             if body.get("stream"):

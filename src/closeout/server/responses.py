@@ -14,7 +14,7 @@ from closeout.journal.store import Row
 from closeout.run.result import conversation_of
 from closeout.server.api_errors import ApiError, json_body
 from closeout.server.host import AgentHost
-from closeout.server.messages_in import approval_responses, decisions_in, response_conversation
+from closeout.server.messages_in import approval_responses, decisions_in, response_conversation, user_of
 from closeout.server.response_state import ResponseId
 from closeout.server.response_view import ResponseView
 from closeout.server.sse import event_bytes, send_events
@@ -75,6 +75,7 @@ class _ResponsesRoutes:
             "api": "responses",
             "background": bool(body.get("background")),
             "stream": bool(body.get("stream")),
+            "user": user_of(body),
             "metadata": _metadata(body.get("metadata")),
             "instructions": body.get("instructions"),
             "previous_response_id": body.get("previous_response_id"),

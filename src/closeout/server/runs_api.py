@@ -14,7 +14,7 @@ from closeout.journal.totals import RunTotals
 from closeout.run.waiting import pending_decisions
 from closeout.server.api_errors import ApiError, json_body
 from closeout.server.host import AgentHost
-from closeout.server.messages_in import chat_conversation
+from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.responses import run_headers
 from closeout.server.sse import event_bytes, send_events
 
@@ -39,8 +39,8 @@ class _Runs:
 
     async def create(self, request: web.Request) -> web.Response:
         body = await json_body(request)
-        if unknown := body.keys() - {"task", "history"}:
-            raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send task and history.")
+        if unknown := body.keys() - {"task", "history", "user"}:
+            raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send task, history and user.")
         task = body.get("task")
         if not isinstance(task, str):
             raise ApiError(400, 'task must be a text: {"task": "How far is the Moon?"}.', param="task")
@@ -48,7 +48,7 @@ class _Runs:
         if not isinstance(history, list):
             raise ApiError(400, "history must be a list of messages.", param="history")
         conversation = chat_conversation([*history, {"role": "user", "content": task}])
-        notes = {"api": "runs"}
+        notes = {"api": "runs", "user": user_of(body)}
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
         return await self._run(run_id, status=202)
 
