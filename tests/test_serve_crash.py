@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from cli_process import COMMAND, environment, here
-from closeout import Agent
+from closeout import Agent, ToolManager
 from closeout.journal.events import TurnAccepted
 from closeout.testing import RequestView, ScriptedClient, ScriptedServer, Turn, answer, call, once, serve_script
 
@@ -150,3 +150,38 @@ async def test_an_agent_is_offered_as_an_mcp_tool(tmp_path: Path) -> None:
     (called,) = [row.event for row in result.read_rows() if isinstance(row.event, TurnAccepted)]
     assert "111111" in called.returns[0]["text"]
     assert "run_id" in called.returns[0]["text"]
+
+
+async def test_an_mcp_client_sees_progress_and_whether_calls_may_destroy(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    (tmp_path / "careful.py").write_text(CAREFUL)
+    said: list[str] = []
+    env = {**environment(), "PYTHONPATH": str(tmp_path)}
+    for name, destructive in (("looks", False), ("pays", True), ("delegates", True)):
+        command = {"command": sys.executable, "args": ["-m", "closeout", "serve", f"careful:{name}", "--mcp"]}
+        async with ToolManager(mcp_servers={name: {**command, "env": env}}) as manager:
+            (spec,) = manager.specs()
+            assert spec.policy.destructive is destructive
+            if name == "looks":
+                await manager.call(spec, {"task": "Look."}, lambda done, total, text: said.append(text))
+    assert said == ["1: look"]
+
+
+CAREFUL = """
+from closeout import Agent, tool
+from closeout.testing import ScriptedClient, answer, call
+
+@tool(read_only=True)
+async def look() -> str:
+    import asyncio
+    await asyncio.sleep(0.2)
+    return "seen"
+
+@tool(approval="always")
+def pay() -> str:
+    return "paid"
+
+looks = Agent(ScriptedClient([call("look"), answer("done")]), [look], home=False)
+pays = Agent(ScriptedClient([answer("done")]), [pay], home=False)
+delegates = Agent(ScriptedClient([answer("done")]), [pays.as_tool("payer", "Pay.")], home=False)
+"""

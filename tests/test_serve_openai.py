@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from closeout import Agent, Boxed, tool
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
@@ -140,7 +142,12 @@ async def test_a_run_without_an_answer_is_an_error_that_is_not_repeated() -> Non
     [
         ({"model": "gpt-5"}, openai.NotFoundError, "Use 'helper'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "its own tools"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "form of this agent's answer"),
+        ({"response_format": {"type": "xml"}}, openai.BadRequestError, "must be text, json_object, or json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
+            openai.BadRequestError,
+            "The schema of response_format cannot be used",
+        ),
         ({"n": 2}, openai.BadRequestError, "one answer"),
         ({"messages": []}, openai.BadRequestError, "at least one message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, openai.BadRequestError, "must be the user's"),
@@ -331,7 +338,7 @@ async def test_limits_make_a_response_incomplete_and_failures_make_it_fail() -> 
         ({"input": 5}, "at least one item"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "calls its own tools"),
         ({"metadata": {"a": 1}}, "metadata"),
-        ({"text": {"format": {"type": "json_object"}}}, "form of this agent's answer"),
+        ({"text": {"format": {"type": "json_schema"}}}, "json_schema with a schema"),
         ({"previous_response_id": 5}, "previous_response_id"),
         ({"instructions": ["x"]}, "instructions"),
         ({"tools": [{"type": "web_search"}]}, "its own tools"),
@@ -371,3 +378,80 @@ def test_the_synchronous_client_works_too() -> None:
             return await asyncio.to_thread(ask)
 
     assert asyncio.run(serve_and_ask()) == ["42"] * 3
+
+
+# ------------------------------------------------------------------------------------------------ forms and items
+
+
+class City(BaseModel):
+    """What the client wants."""
+
+    name: str
+    people: int
+
+
+def as_city(view: RequestView) -> Turn:
+    """Answer in words first; then, told what is wrong, in JSON."""
+    return answer('{"name": "Bern", "people": 134794}' if "JSON" in view.text.split("Bern?")[-1] else "Bern has many.")
+
+
+async def test_a_client_chooses_the_form_of_the_answer() -> None:
+    messages: Any = [{"role": "user", "content": "Bern?"}]
+    async with a_client(Agent(ScriptedClient(as_city), name="helper")) as (client, served):
+        chat = await client.chat.completions.parse(model="helper", messages=messages, response_format=City)
+        assert chat.choices[0].message.parsed == City(name="Bern", people=134794)
+        response = await client.responses.parse(model="helper", input="Bern?", text_format=City)
+        assert response.output_parsed == City(name="Bern", people=134794)
+        async with client.chat.completions.stream(model="helper", messages=messages, response_format=City) as stream:
+            streamed = await stream.get_final_completion()
+        assert streamed.choices[0].message.parsed == City(name="Bern", people=134794)
+        free = await client.chat.completions.create(model="helper", messages=messages, response_format={"type": "text"})
+        assert free.choices[0].message.content == "Bern has many."
+        assert len(served.host.store.runs()) == 4
+
+
+async def test_an_agent_with_a_form_of_its_own_takes_no_other() -> None:
+    async with a_client(Agent(ScriptedClient([answer("\\boxed{1}")]), answer=Boxed(), name="helper")) as (client, _):
+        with pytest.raises(openai.BadRequestError, match="have a form of their own"):
+            await client.responses.parse(model="helper", input="Bern?", text_format=City)
+
+
+async def test_a_run_with_a_form_of_its_client_survives_the_server(tmp_path: Path) -> None:
+    gate = Gate()
+    asked: list[str] = []
+
+    def play(view: RequestView) -> Turn:
+        asked.append(view.text)
+        return answer('{"name": "Bern", "people": 1}') if "open" in view.text else call("wait_for_it")
+
+    def agent() -> Agent[Any]:
+        return Agent(ScriptedClient(play), gate.agent().plan().manager.local_tools[:1], name="helper", home=tmp_path)
+
+    form: Any = {"format": {"type": "json_schema", "name": "city", "schema": City.model_json_schema()}}
+    async with a_client(agent(), drain_seconds=0.0) as (client, _):
+        begun = await client.responses.create(model="helper", input="Bern?", text=form, background=True)
+        await gate.entered.wait()
+    gate.opened.set()
+    async with a_client(agent()) as (client, _):
+        async for event in await client.responses.retrieve(begun.id, stream=True):
+            ended = event
+    assert ended.type == WHOLE
+    assert ended.response.output_text == '{"name":"Bern","people":1}'
+
+
+async def test_the_messages_that_a_response_answers_are_listed() -> None:
+    async with a_client() as (client, _):
+        first = await client.responses.create(model="helper", input="What is k1?", instructions="Be brief.")
+        second = await client.responses.create(model="helper", input="What is k2?", previous_response_id=first.id)
+        items = [item async for item in client.responses.input_items.list(first.id, order="asc")]
+        assert [(item.role, item.content[0].text) for item in items] == [
+            ("system", "Be brief."),
+            ("user", "What is k1?"),
+        ]
+        newest = [item async for item in client.responses.input_items.list(second.id, limit=1)]
+        assert newest[0].content[0].text == "What is k2?"
+        assert len({item.id for item in newest}) == len(newest) > 2
+        with pytest.raises(openai.BadRequestError, match="limit must be"):
+            await client.responses.input_items.list(second.id, limit=0)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.input_items.list("resp_nothing")

@@ -65,6 +65,21 @@ async def test_runs_are_filtered_and_searched(client: TestClient, home: Path) ->
     assert (run["hit"]["seq"], run["hit"]["kind"]) == (0, "task")
 
 
+async def test_the_list_says_why_a_run_has_no_answer(client: TestClient, home: Path) -> None:
+    ends = {
+        "failed": ev.RunEnded("main", "failed", "error", error="HTTP 401: no such key", error_kind="ModelError"),
+        "unanswered": ev.RunEnded("main", "unanswered", "max_turns"),
+        "answered": ev.RunEnded("main", "answered", "answered", answer="4"),
+    }
+    write_runs(home, ((name, [ev.RunStarted("main", "Add."), end]) for name, end in ends.items()))
+    runs = (await get(client, "runs"))["runs"]
+    assert {run["run_id"]: run["reason"] for run in runs} == {
+        "failed": "HTTP 401: no such key",
+        "unanswered": "max_turns",
+        "answered": "",
+    }
+
+
 async def test_an_empty_home_has_no_runs_and_a_run_made_later_is_listed(client: TestClient, home: Path) -> None:
     assert (await get(client, "runs"))["runs"] == []
     write_runs(home, [("one", short_run(1))])

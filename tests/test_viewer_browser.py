@@ -17,9 +17,9 @@ from closeout.journal import events as ev
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import open_store
 from closeout.messages import ModelReply, Usage
-from closeout.testing import ScriptedClient, Turn, call, say
+from closeout.testing import ScriptedClient, Turn, answer, call, say
 from many_runs import short_run, write_runs
-from viewer_pages import Viewer, run_apart, texts
+from viewer_pages import Viewer, check_looks, run_apart, texts
 
 
 @tool(read_only=True)
@@ -34,7 +34,18 @@ async def fetch(url: str) -> str:
     raise ValueError("HTTP 503, try another mirror")
 
 
-def recorded(home: Path, answer: str = "82") -> str:
+def returned(*results: str) -> ev.TurnAccepted:
+    """A turn of the main agent in which a tool returned these texts."""
+    calls = tuple(
+        {"id": f"c{n}", "name": "f", "arguments": {}, "server_name": None, "text": ""} for n in range(len(results))
+    )
+    shown = tuple(
+        {"call": n, "text": text, "handle": f"r{n}", "ok": True, "tokens": 1} for n, text in enumerate(results)
+    )
+    return ev.TurnAccepted("main", 0, 0, calls=calls, returns=shown)
+
+
+def recorded(home: Path, answer: str = "82", instructions: str = "") -> str:
     """A run with a repair, a rollback, a failed call and a sub-agent."""
     helper = Agent(
         ScriptedClient([call("search", query="Panama"), say("It opened in \\boxed{1914}.")]), tools=[search], home=False
@@ -47,7 +58,9 @@ def recorded(home: Path, answer: str = "82") -> str:
         Turn(f"1914 - 1832 = {answer}. The answer is \\boxed{{{answer}}}."),
     ]
     tools = [search, fetch, helper.as_tool(name="research", description="Ask a researcher.")]
-    agent = Agent(ScriptedClient(script, name="openai:m"), tools=tools, home=home, answer=Number())
+    agent = Agent(
+        ScriptedClient(script, name="openai:m"), tools=tools, home=home, answer=Number(), instructions=instructions
+    )
     return run_apart(agent, "How many years passed between the two openings?")
 
 
@@ -108,8 +121,8 @@ def test_a_run_shows_its_repair_its_rollback_its_failure_and_its_sub_agent(viewe
     run_id = recorded(home)
     page = viewer.open(f"#/run/{run_id}")
     page.wait_for_selector(".item.answer")
-    assert texts(page, ".repair .before") == ['"3"']
-    assert texts(page, ".repair .after") == ["3"]
+    assert texts(page, ".repair .before pre") == ['"3"']
+    assert texts(page, ".repair .after pre") == ["3"]
     assert texts(page, ".repair del") == ['"', '"']
     (rollback,) = texts(page, ".rollback")
     assert "no_action" in rollback
@@ -147,10 +160,71 @@ def test_extra_requests_are_shown_in_their_turn_by_their_purpose(viewer: Viewer,
     )
     assert turn.locator(".says").inner_text() == "I search."
     assert "found" in turn.locator(".call .result").inner_text()
-    assert turn.locator(".repair .after").inner_text() == "canal"
+    assert turn.locator(".repair .after pre").inner_text() == "canal"
     assert page.locator(".bar").count() == 2
     turn.locator(".extra >> text=prompt").click()
     page.wait_for_selector(".prompt-head >> text=weigh")
+
+
+def test_repairs_and_failed_calls_are_counted_alike_and_each_is_shown_as_before_and_after(
+    viewer: Viewer, home: Path
+) -> None:
+    """If the record of a repair names only its place, the reply is shown, and the call that was read from it."""
+
+    def script(request: Any) -> Turn:
+        broken = '<tool_call>{"name": "search", "arguments": {"query": "canal",}}</tool_call>'
+        pair = Turn(calls=[call("fetch", url="a"), call("fetch", url="b")])
+        return [say(broken), pair, answer("1832")][sum(each["role"] == "assistant" for each in request.messages)]
+
+    run_id = run_apart(Agent(ScriptedClient(script), tools=[search, fetch], home=home), "When?")
+    page = viewer.open(f"#/run/{run_id}")
+    page.wait_for_selector(".item.answer")
+    before, after = (texts(page, f".repair:has-text('trailing_comma') .{side} pre") for side in ("before", "after"))
+    assert before == ['<tool_call>{"name": "search", "arguments": {"query": "canal",}}</tool_call>']
+    assert after == ['search {"query":"canal"}']
+    repairs = page.locator(".repair").count()
+    assert texts(page, ".jump-repair b") == texts(page, ".tile:has-text('Repairs') dd") == [str(repairs)]
+    assert texts(page, ".jump-failure b") == ["2"]
+    assert "2 failed" in page.locator(".tile:has-text('Calls')").inner_text()
+
+
+def test_a_json_result_is_indented_and_a_list_of_flat_objects_is_a_table(viewer: Viewer, home: Path) -> None:
+    flat, nested = '[{"year":1832,"id":12345678901234567890},{"year":1.50,"open":true}]', '{"locks":[{"n":1}],"a":"b"}'
+    write_runs(
+        home,
+        [
+            (
+                "one",
+                [
+                    ev.RunStarted("main", "Find it"),
+                    returned(flat, nested, "[1832]", "[plain"),
+                    ev.RunEnded("main", "answered", "answered"),
+                ],
+            )
+        ],
+    )
+    page = viewer.open("#/run/one")
+    rows = page.locator(".result table tr").all_inner_texts()
+    assert rows == ["year\tid\topen", "1832\t12345678901234567890\t", "1.50\t\ttrue"]
+    assert texts(page, ".result:not(:has(table)) .text") == [
+        json.dumps(json.loads(nested), indent=2),
+        "[\n  1832\n]",
+        "[plain",
+    ]
+
+
+def test_a_fork_says_where_it_begins_and_leads_to_its_run(viewer: Viewer, home: Path) -> None:
+    first = run_apart(
+        Agent(ScriptedClient([call("search", query="a"), answer("1")]), tools=[search], home=home), "When?"
+    )
+    agent = Agent(ScriptedClient([call("search", query="b"), answer("2")]), tools=[search], home=home)
+    with ThreadPoolExecutor(1) as pool:
+        fork = pool.submit(asyncio.run, agent.fork(first, at=2)).result()
+    page = viewer.open(f"#/run/{fork.run_id}")
+    page.wait_for_selector(".item.answer")
+    assert texts(page, ".item-name") == ["Task", "Turn 1", "Forked here", "Turn 2", "Turn 3", "Answer"]
+    page.click(".item.forked >> text=Forked from")
+    page.wait_for_selector(f".run-head >> text={first}")
 
 
 def test_a_link_leads_to_an_event_and_keys_go_about(viewer: Viewer, home: Path) -> None:
@@ -294,7 +368,7 @@ def test_a_request_is_shown_as_the_model_saw_it_with_the_reason_why_the_prefix_b
 
 
 def test_two_runs_are_compared_at_the_first_step_that_differs(viewer: Viewer, home: Path) -> None:
-    first, second = recorded(home), recorded(home, answer="83")
+    first, second = recorded(home), recorded(home, answer="83", instructions="Count the years.")
     page = viewer.open()
     page.wait_for_selector(".run-row >> nth=1")
     page.check(".choose >> nth=0")
@@ -302,6 +376,9 @@ def test_two_runs_are_compared_at_the_first_step_that_differs(viewer: Viewer, ho
     page.click("text=Compare these two runs")
     page.wait_for_selector("text=The first difference is at step 5 of 6.")
     assert "83" in page.locator(".first-difference").text_content()
+    assert texts(page, ".compare-settings .line") == ["The agents differ: instructions"]
+    page.click("text=The first prompts")
+    page.wait_for_selector(".compare-settings >> text=Count the years.")
     page.goto(viewer.address + f"#/compare/{first}")
     page.click(f".compare-choice a[href*='{second}']")
     page.wait_for_selector(".first-difference")
@@ -351,8 +428,11 @@ def hostile_run() -> list[ev.Event]:
     calls = (
         {"id": text, "name": text, "arguments": json.dumps({text: text, "__proto__": HOSTILE}), "server_name": None},
     )
-    shown = ({"call": 0, "text": text, "handle": "r1", "ok": False, "tokens": 3, "images": ({"url": HOSTILE[9]},)},)
-    made = ({"id": "c", "name": text, "arguments": {text: text}, "server_name": None, "text": text},)
+    result = {"call": 0, "text": text, "handle": "r1", "ok": False, "tokens": 3, "images": ({"url": HOSTILE[9]},)}
+    table = json.dumps([{text: text, "__proto__": text}])
+    shown = (result, {**result, "call": 1, "handle": "r2", "text": table})
+    made = ({"id": "c", "name": text, "arguments": {text: text}, "server_name": None, "text": text},) * 2
+    question = json.dumps({"question": text, "options": HOSTILE})
     added = tuple({"role": role, "content": text, "tool_call_id": text} for role in ("system", HOSTILE[0], "tool"))
     return [
         ev.RunStarted("main", text, question=text + "?", name=text, earlier=text, files=(text,)),
@@ -363,6 +443,8 @@ def hostile_run() -> list[ev.Event]:
         ev.ToolStarted("main", "r1", text, arguments=json.dumps({text: text})),
         ev.ToolFinished("main", "r1", text, ok=False, record=json.dumps({"summary": text, "result": text}), note=text),
         ev.Repaired("main", 0, text, where=text, before=text, after=text + "!"),
+        ev.Repaired("main", 0, text),
+        ev.DecisionRequested("main", "r1", "question", name=text, arguments=question, digest="", reason=text),
         ev.TurnAccepted("main", 0, 0, text=text, raw=text, calls=made, returns=shown),
         ev.ModelRequested("main", 1, messages=3, kept=3, note=text),
         ev.TurnRolledBack("main", 0, 1, reason=text, detail=text, change=text),
@@ -435,15 +517,23 @@ def test_a_run_that_is_not_there_is_an_error_that_says_so(viewer: Viewer, home: 
     viewer.expect_status(404)
 
 
-@pytest.mark.parametrize("width", [400, 1200, 2000])
-def test_no_page_is_wider_than_the_screen(viewer: Viewer, home: Path, width: int) -> None:
-    first, second = recorded(home), recorded(home)
-    write_runs(home, [("wide", [ev.RunStarted("main", "w" * 900), ev.ModelReplied("main", 0, "x" * 900)])])
-    page = viewer.open(viewport={"width": width, "height": 800}, color_scheme="dark")
-    for path in ("", f"#/run/{first}", "#/run/wide", f"#/run/{first}/prompts", f"#/compare/{first}/{second}"):
+@pytest.mark.parametrize(("width", "colours"), [(320, "light"), (320, "dark"), (2000, "dark")])
+def test_every_page_fits_its_window_and_can_be_read(viewer: Viewer, home: Path, width: int, colours: str) -> None:
+    first, second = recorded(home), recorded(home, answer="83", instructions="Count.")
+    wide = [
+        ev.RunStarted("main", "w" * 900),
+        ev.ModelReplied("main", 0, "x" * 900),
+        returned(json.dumps([{"n" * 300: "y" * 900}] * 2)),
+        ev.RunEnded("main", "failed", "error", error="e" * 900),
+    ]
+    write_runs(home, [("wide", wide)])
+    page = viewer.open(viewport={"width": width, "height": 800}, color_scheme=colours)
+    paths = ("", f"#/run/{first}", "#/run/wide", f"#/run/{first}/prompts", f"#/compare/{first}/{second}")
+    for path in (*paths, f"#/compare/{first}", "#/run/none"):
         page.goto(viewer.address + path)
-        page.wait_for_selector("main > div:not(.loading)")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.wait_for_selector("main > :not(.loading)")
+        check_looks(page)
+    viewer.expect_status(404)
 
 
 def test_the_language_and_the_colours_are_chosen_and_remembered(viewer: Viewer, home: Path) -> None:

@@ -191,6 +191,9 @@ def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer:
     run_id = run_apart(bank.agent, "Pay.")
     page = viewer.open(f"#/run/{run_id}")
     page.wait_for_selector("text=This run waits for 4 decisions")
+    assert texts(page, ".call .state") == ["waits for approval"] * 3 + ["waits for an answer"]
+    assert texts(page, ".call .question .says") == ["Which account?"]
+    assert texts(page, ".item.decision .item-name") == ["Approval needed"] * 3 + ["Question to a person"]
     of = lambda name: page.locator(f".request[data-id='{name}']")  # noqa: E731
     assert all(code in of("r3").inner_text() for code in ("U+202E", "U+3164", "U+2800", "U+E0101"))
     assert "\u202e" not in of("r3").inner_text()

@@ -18,7 +18,7 @@ from closeout.evaluate.trials import Finished, TrialStore
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, say
 from many_trials import write_evaluation
 from test_viewer_browser import HOSTILE
-from viewer_pages import Viewer, texts
+from viewer_pages import Viewer, check_looks, texts
 from viewer_server import get
 
 SIGNS = {"right": "✓", "wrong": "✗", "unanswered": "–", "failed": "!", "running": "●", "unfinished": "·"}
@@ -84,6 +84,24 @@ async def test_what_is_not_there_is_refused(client: TestClient, home: Path, path
     assert said in (await response.json())["error"]["message"]
 
 
+async def test_trials_are_in_the_list_of_runs_only_if_they_are_searched_for(client: TestClient, home: Path) -> None:
+    agent = Agent(ScriptedClient([answer("4")]), answer=Number(), home=home)
+    run = await agent.run("Two and two?")
+    await evaluate(
+        Agent(ScriptedClient([answer("5")]), answer=Number(), home=home),
+        [{"id": "t", "question": "Three and two?", "answer": ["5", "five"]}],
+        scorer="exact",
+        name="sums",
+    )
+    found = await get(client, "runs")
+    assert ([each["run_id"] for each in found["runs"]], found["evaluations"]) == ([run.run_id], ["sums"])
+    (trial,) = (await get(client, "runs?text=three"))["runs"]
+    verdicts = await get(client, f"runs/{trial['run_id']}/trial")
+    assert verdicts["expected"] == '["5","five"]'
+    assert [(each["scorer"], each["correct"]) for each in verdicts["scores"]] == [("exact", True)]
+    assert await get(client, f"runs/{run.run_id}/trial") is None
+
+
 # ------------------------------------------------------------------------------------------------ the pages
 
 
@@ -119,6 +137,10 @@ def test_the_matrix_leads_to_a_trial_s_run_and_back(viewer: Viewer, home: Path) 
     page.locator("a.cell.wrong").nth(1).click()
     page.wait_for_selector(".item.answer")
     assert texts(page, ".item.answer .final") == ["5"]
+    page.wait_for_selector(".verdict-wrong")
+    verdict = page.locator(".verdict").inner_text()
+    assert all(part in verdict for part in ("Expected answer", "4", "wrong", "Scorer: exact", "'5' is not '4'."))
+    check_looks(page)
     page.click("text=Evaluation sums")
     page.wait_for_selector(".matrix-row >> nth=2")
 
@@ -176,15 +198,15 @@ def test_of_ten_thousand_trials_each_can_be_reached_though_few_are_in_the_page(v
     page.wait_for_selector(".evaluation-row")
 
 
-@pytest.mark.parametrize("width", [400, 1200, 2000])
-def test_no_evaluation_is_wider_than_the_screen_or_part_of_the_page(viewer: Viewer, home: Path, width: int) -> None:
+@pytest.mark.parametrize(("width", "colours"), [(320, "light"), (320, "dark"), (2000, "dark")])
+def test_every_evaluation_fits_its_window_and_can_be_read(viewer: Viewer, home: Path, width: int, colours: str) -> None:
     hostile = "\n".join(HOSTILE).replace("\0", "").replace("\ud83d", "").replace("{", "").replace("}", "")
     write_evaluation(home, "hostile", tasks=3, epochs=40, questions=hostile + "w" * 500 + " {}")
-    page = viewer.open(viewport={"width": width, "height": 800}, color_scheme="dark")
-    for path in ("#/evaluations", "#/evaluation/hostile"):
+    page = viewer.open(viewport={"width": width, "height": 800}, color_scheme=colours)
+    for path in ("#/evaluations", "#/evaluation/hostile", "#/evaluation/hostile?show=wrong"):
         page.goto(viewer.address + path)
         page.wait_for_selector(".matrix-row, .evaluation-row")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        check_looks(page)
         inside = "document.querySelectorAll('main script, main img, main svg, [onerror], [onload]').length"
         assert page.evaluate(inside) == 0
 

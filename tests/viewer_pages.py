@@ -15,6 +15,38 @@ from aiohttp import web
 from closeout import Agent
 from viewer_server import find_chromium, serve_viewer, viewer_app
 
+# The texts of a page whose contrast with what is behind them is below 4.5, the least that WCAG 2 (AA) allows.
+FAINT_TEXTS = """() => {
+  const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const colourOf = (css) => {
+    context.clearRect(0, 0, 1, 1);
+    context.fillStyle = css;
+    context.fillRect(0, 0, 1, 1);
+    const [red, green, blue, alpha] = context.getImageData(0, 0, 1, 1).data;
+    return { rgb: [red, green, blue], alpha: alpha / 255 };
+  };
+  const over = ({ rgb, alpha }, under) => rgb.map((value, at) => value * alpha + under[at] * (1 - alpha));
+  const luminance = (rgb) => rgb.map((value) => value / 255)
+    .map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+  const faint = new Set();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    const exempt = element.closest("noscript, script, option, :disabled, [aria-hidden=true]");
+    if (exempt || !walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const around = [];
+    for (let each = element; each; each = each.parentElement) around.unshift(getComputedStyle(each));
+    const behind = around.reduce((under, style) => over(colourOf(style.backgroundColor), under), [255, 255, 255]);
+    const ink = colourOf(getComputedStyle(element).color);
+    ink.alpha *= around.reduce((product, style) => product * Number(style.opacity), 1);
+    const [dark, light] = [luminance(over(ink, behind)), luminance(behind)].sort((a, b) => a - b);
+    const contrast = (light + 0.05) / (dark + 0.05);
+    if (contrast < 4.5) faint.add(`${element.className || element.tagName} ${contrast.toFixed(2)}`);
+  }
+  return [...faint];
+}"""
+
 
 @contextmanager
 def open_chromium() -> Iterator[Any]:
@@ -83,6 +115,15 @@ def run_apart(agent: Agent[Any], task: str) -> str:
     """Run an agent in a thread of its own: Playwright's event loop runs in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(agent.run_sync, task).result().run_id
+
+
+def check_looks(page: Any) -> None:
+    """Check that a page is no wider than its window, has one first heading, and that every text is readable."""
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, page.url
+    assert page.locator("h1").count() == 1, page.url
+    assert page.evaluate(FAINT_TEXTS) == [], page.url
 
 
 def texts(page: Any, selector: str) -> list[str]:

@@ -302,6 +302,21 @@ class Agent(Generic[Deps, Value]):
         agent._assembler = self._assembler.bound(deps)
         return agent
 
+    def with_answer(self, answer: Any) -> Agent[Deps, Any]:
+        """Return this agent with another type of its answers. The two share everything else.
+
+        Args:
+            answer: As for `Agent(answer=…)`: a type, a contract or a JSON Schema.
+
+        Raises:
+            UsageError: It is something else.
+        """
+        from copy import copy
+
+        agent = copy(self)
+        agent._assembler = self._assembler.answering(answer)
+        return agent
+
     def with_gate(self, gate: RequestGate | None) -> Agent[Deps, Value]:
         """Return this agent with a gate that admits its requests to models. The two share everything else.
 

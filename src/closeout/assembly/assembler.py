@@ -155,6 +155,17 @@ class Assembler:
         other._plan = plan
         return other
 
+    def answering(self, answer: Any) -> Assembler:
+        """Return the same with another contract of the answers.
+
+        Raises:
+            UsageError: It is not one.
+        """
+        plan = self.plan()
+        other = copy(self)
+        other._plan = replace(plan, contract=extracted_by(plan.output_formatter, contract_of(answer)))
+        return other
+
     def gated(self, gate: RequestGate | None) -> Assembler:
         """Return the same with a gate for the requests to models."""
         plan = replace(self.plan(), gate=gate)

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,20 +85,29 @@ def log_warnings() -> None:
 
 def serve_mcp(source: str | None, options: RunOptions, *, name: str | None, description: str | None) -> int:
     """Offer an agent as an MCP tool on stdin and stdout. Return the exit code."""
+    from closeout.journal.events import Event, ToolStarted
+    from closeout.journal.subscribers import Progress
+    from closeout.run.subagents import may_destroy
     from closeout.tools.mcp_server import serve_tools
+    from closeout.tools.run_context import RunContext
     from closeout.tools.tool import tool
 
     agent = load_agent(source, options)
     tool_name = re.sub(r"\W+", "_", name or name_of(agent, source)).strip("_") or "agent"
 
-    @tool(name=tool_name, description=description or DESCRIPTION, timeout=None)
     async def ask(task: str) -> dict[str, Any]:
         """Run the agent.
 
         Args:
             task: What it should find out or do, with everything that it needs to know.
         """
-        result = await agent.run(task)
+        calls, context = count(1), RunContext.current()
+
+        def report(event: Event | Progress) -> None:
+            if isinstance(event, ToolStarted):
+                context.progress(next(calls), message=event.name)
+
+        result = await agent.run(task, listeners=[report])
         if result.answer is None:
             reason = result.error or f"No answer was found ({result.stop_reason})."
             raise ToolError(f"{reason} Its run is {result.run_id}.")
@@ -105,7 +115,11 @@ def serve_mcp(source: str | None, options: RunOptions, *, name: str | None, desc
 
     async def serve() -> None:
         async with agent:
-            await serve_tools([ask], name=tool_name)
+            destructive = may_destroy(agent.plan())
+            as_tool = tool(
+                name=tool_name, description=description or DESCRIPTION, timeout=None, destructive=destructive
+            )
+            await serve_tools([as_tool(ask)], name=tool_name)
 
     asyncio.run(serve())
     return OK

@@ -542,6 +542,18 @@ class TrialStore:
             scores.setdefault(trial, {})[scorer] = StoredScore(value, bool(correct), bool(judged), reason)
         return [_trial(row, scores.get(row[0], {})) for row in self._query(_SELECT_TRIALS)]
 
+    def trial(self, run_id: str) -> tuple[EvalTask, Trial] | None:
+        """Return the trial of this run and its task, or None."""
+        rows = self._query(_SELECT_TRIALS.replace(" ORDER BY", " WHERE run_id=? ORDER BY"), (run_id,))
+        if not rows:
+            return None
+        found = self._query("SELECT * FROM scores WHERE trial=?", (rows[0][0],))
+        scores = {
+            name: StoredScore(value, bool(right), bool(judged), why) for _, name, value, right, judged, why in found
+        }
+        ((body,),) = self._query("SELECT body FROM tasks WHERE id=?", (rows[0][1],))
+        return EvalTask.of(json.loads(body)), _trial(rows[0], scores)
+
     def finished(self) -> Iterator[tuple[int, Attempted]]:
         """Yield the trials that have ended, with their numbers, as scorers see them."""
         tasks = {task.id: task for task in self.tasks()}

@@ -51,9 +51,11 @@ _REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?,?)"
 _INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
+_UNDER_NONE = "NOT EXISTS (SELECT 1 FROM json_each(?) WHERE run_id>value||'.' AND run_id<value||'/')"
 _SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # of format 2
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
+_SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 _DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
 _REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # to a body, by its hash
 _ALL = 2**63 - 1  # SQLite's largest number
@@ -489,10 +491,17 @@ class Store:
         statement = "SELECT run_id FROM runs WHERE substr(run_id, 1, ?)=? ORDER BY run_id=? DESC, id DESC LIMIT ?"
         return [str(found) for (found,) in self.query(statement, (len(prefix), text, text, limit))]
 
-    def each_run(self, before: str = "") -> Iterator[RunRecord]:
-        """Iterate over all runs, newest first; with `before`, over those that began earlier than that run."""
-        last = self._number(before) if before else _ALL
-        while found := self.query(f"{_SELECT_RUN} WHERE id<? ORDER BY id DESC LIMIT 500", (last,)):
+    def each_run(self, before: str = "", *, not_under: Sequence[str] = ()) -> Iterator[RunRecord]:
+        """Iterate over all runs, newest first.
+
+        Args:
+            before: Only the runs that began earlier than this one.
+            not_under: Leave out the runs named `NAME.…` for each of these names.
+        """
+        last, names = self._number(before) if before else _ALL, to_json(list(not_under)).decode()
+        while found := self.query(
+            f"{_SELECT_RUN} WHERE id<? AND {_UNDER_NONE} ORDER BY id DESC LIMIT 500", (last, names)
+        ):
             yield from map(self._record, found)
             last = found[-1][0]
 
@@ -564,6 +573,13 @@ class Store:
                     return rows[:limit]
             place += 1
         return rows
+
+    def last_event(self, run_id: str) -> Event | None:
+        """Return the last event of a run, or None. Raises RunNotFound, JournalError."""
+        number = self._number(run_id)
+        self._flush_run(number)
+        found = self.query(_SELECT_LAST, (number << SEQ_BITS, number + 1 << SEQ_BITS))
+        return self._events(found[0][0], 0.0)[-1][1] if found else None
 
     def _flush_run(self, number: int) -> None:
         """Wait until what has been put of a run is committed."""

@@ -14,6 +14,7 @@ from closeout.journal.events import (
     AnswerSeen,
     AttemptStarted,
     Compacted,
+    DecisionRequested,
     Event,
     Evicted,
     ModelFailed,
@@ -81,6 +82,7 @@ class CallStory:
         handle: Its name in its agent; empty until it starts or is refused.
         name: The tool, as it is called; until then as the model wrote it.
         arguments: The arguments, JSON text or a value, likewise.
+        decision: The decision of a person that it needs.
         shown: Its result as the model sees it, an item of `TurnAccepted.returns`.
         agents: The sub-agents that it started.
     """
@@ -90,6 +92,7 @@ class CallStory:
     handle: str = ""
     name: str = ""
     arguments: Any = None
+    decision: DecisionRequested | None = None
     started: ToolStarted | None = None
     finished: ToolFinished | None = None
     shown: Mapping[str, Any] | None = None
@@ -217,6 +220,8 @@ class Story:
                 return Change(agent, turn)
             case TurnAccepted():
                 return self._accepted(agent, event)
+            case DecisionRequested():
+                self._decision_requested(agent, event)
             case TurnRolledBack():
                 turn = self._current(agent, event.turn)
                 turn.rolled_back = event
@@ -224,10 +229,8 @@ class Story:
                 return Change(agent, turn)
             case RunStarted():
                 self.started = event
-            case RunEnded():
-                self.ended = event
-            case RunResumed():
-                self.ended = None
+            case RunEnded() | RunResumed():
+                self.ended = event if isinstance(event, RunEnded) else None
             case AttemptStarted():
                 agent.attempt, agent.turn = event.attempt, None
                 agent.causes.append(event)
@@ -308,6 +311,15 @@ class Story:
         call = agent.running[event.handle] = _call(turn, event.index, event.handle)
         call.name, call.arguments, call.started = event.name, event.arguments, event
         return Change(agent, turn, call=call)
+
+    def _decision_requested(self, agent: AgentStory, event: DecisionRequested) -> None:
+        if agent.turn is None:
+            return
+        # A call that needs approval has not started, so its place in the reply is not recorded.
+        alike = (call for call in agent.turn.proposed.values() if call.name == event.name and call.decision is None)
+        call = agent.turn.handles.get(event.request) or next(alike, None)
+        if call is not None:
+            call.decision = event
 
     def _tool_finished(self, agent: AgentStory, event: ToolFinished) -> Change:
         call = agent.running.pop(event.handle, None) or _call(self._current(agent), 0, event.handle)

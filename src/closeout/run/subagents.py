@@ -37,6 +37,7 @@ __all__ = [
     "SubAgentTool",
     "as_tool",
     "clients_of",
+    "may_destroy",
     "read_result_tool",
     "report_of",
     "sub_agent_tool",
@@ -121,6 +122,17 @@ def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:
         elif isinstance(each, ModelTool) and isinstance(each.ask, PageModel) and each.ask.client not in found:
             found.append(each.ask.client)
     return found
+
+
+def may_destroy(plan: AgentPlan, depth: int = MAX_DEPTH) -> bool:
+    """Return whether an agent, or one below it, has a tool that is destructive or whose calls a person must approve.
+
+    The servers of agents below need not be running: what their tools do is unknown, so they count as destructive.
+    """
+    if any(spec.policy.destructive or spec.policy.approval not in (None, "never") for spec in plan.manager.specs()):
+        return True
+    below = [each.plan_of(False) for each in plan.manager.local_tools if isinstance(each, SubAgentTool)]
+    return any(each.manager.has_servers or depth < 1 or may_destroy(each, depth - 1) for each in below)
 
 
 def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentPlan]) -> Tool[..., Any]:

@@ -95,7 +95,7 @@ class AgentHost:
         self._executing: set[str] = set()
         self._timers: set[asyncio.Task[None]] = set()  # resume waiting runs when their default answers take effect
         self._failures: dict[str, str] = {}  # why a run could not be executed
-        self._streamed: set[str] = set()  # runs that a client follows as a stream
+        self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
         self._recorder = ReplyRecorder(self._streams_text)
 
     # ------------------------------------------------------------------------------------------ lifetime
@@ -159,7 +159,7 @@ class AgentHost:
 
     def _streams_text(self, run: RunInfo) -> bool:
         """Return whether a client follows a run as a stream, and the whole of a reply is the answer."""
-        return run.run_id in self._streamed and isinstance(self.agent.plan().contract, Text)
+        return run.run_id in self._streamed
 
     def _is_own(self, rows: Sequence[Row]) -> bool:
         started = rows[0].event if rows else None
@@ -190,7 +190,8 @@ class AgentHost:
         try:
             origin = {**self._origin, ORIGIN: {"agent": self.name, **(notes or {})}}
             budget = self._budget_of(str((notes or {}).get("user") or ""))
-            await self.agent.submit(task, history=history, run_id=run_id, origin=origin, **budget)
+            agent = self._agent_for(notes or {})
+            await agent.submit(task, history=history, run_id=run_id, origin=origin, **budget)
         except BaseException:
             del self._tasks[run_id]
             raise
@@ -204,6 +205,11 @@ class AgentHost:
         found: RunSettings = {"budget": {f"user:{user or UNNAMED}": self._user_budget}}
         self.agent.plan().overridden(found)
         return found
+
+    def _agent_for(self, notes: Mapping[str, Any]) -> Agent[Any, Any]:
+        """Return the agent, with the form of the answer that the client of a run asked for."""
+        schema = notes.get("schema")
+        return self.agent if schema is None else self.agent.with_answer(schema)
 
     def _check_room(self) -> None:
         if self.stopping:
@@ -232,7 +238,12 @@ class AgentHost:
                 if self.stopping:
                     return  # it waits in the journal
                 self._executing.add(run_id)
-                result = await self.agent.resume(run_id, listeners=[self._wakeups[run_id], self._recorder])
+                started = (await asyncio.to_thread(self._first_rows, run_id))[0].event
+                assert isinstance(started, RunStarted)
+                agent = self._agent_for(started.origin[ORIGIN])
+                if not isinstance(agent.plan().contract, Text):
+                    self._streamed.discard(run_id)
+                result = await agent.resume(run_id, listeners=[self._wakeups[run_id], self._recorder])
             self.ended[result.status] += 1
             self.usage += result.usage
             self._resume_on_default(run_id, result.waiting)

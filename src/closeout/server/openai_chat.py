@@ -18,7 +18,7 @@ from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.reply_text import ReplyText
 from closeout.server.response_state import Outcome
-from closeout.server.responses import check_form, check_model, check_tools, run_headers
+from closeout.server.responses import check_model, check_tools, run_headers, schema_in
 from closeout.server.sse import event_bytes, send_events
 from closeout.server.usage import chat_usage
 
@@ -51,11 +51,11 @@ class _Chat:
         body = await json_body(request)
         check_model(body, self._host)
         check_tools(body)
-        check_form(body.get("response_format"), "response_format")
         if body.get("n", 1) != 1:
             raise ApiError(400, "This agent gives one answer: leave out n.", param="n")
         conversation = chat_conversation(body.get("messages"))
-        notes = {"api": "chat", "stream": bool(body.get("stream")), "user": user_of(body)}
+        schema = schema_in(body.get("response_format"), "response_format", self._host)
+        notes = {"api": "chat", "stream": bool(body.get("stream")), "user": user_of(body), "schema": schema}
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
         try:
             if body.get("stream"):

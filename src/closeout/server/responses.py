@@ -7,8 +7,9 @@ from typing import Any
 
 from aiohttp import web
 
-from closeout.codec import encode_json
-from closeout.errors import RunNotFound
+from closeout.answers.contracts import Text
+from closeout.codec import decode_json, encode_json
+from closeout.errors import RunNotFound, UsageError
 from closeout.journal.events import RunEnded
 from closeout.journal.store import Row
 from closeout.run.result import conversation_of
@@ -19,8 +20,9 @@ from closeout.server.response_state import ResponseId
 from closeout.server.response_view import ResponseView
 from closeout.server.sse import event_bytes, send_events
 
-__all__ = ["add_responses", "check_form", "check_model", "check_tools", "run_headers"]
+__all__ = ["add_responses", "check_model", "check_tools", "run_headers", "schema_in"]
 
+MAX_ITEMS = 100  # of a page, as OpenAI allows
 MAX_METADATA = 16  # entries, as OpenAI allows
 
 
@@ -30,6 +32,7 @@ def add_responses(app: web.Application, host: AgentHost) -> None:
     app.router.add_post("/v1/responses", api.create)
     app.router.add_get("/v1/responses/{id}", api.get)
     app.router.add_delete("/v1/responses/{id}", api.delete)
+    app.router.add_get("/v1/responses/{id}/input_items", api.input_items)
     app.router.add_post("/v1/responses/{id}/cancel", api.cancel)
 
 
@@ -53,12 +56,35 @@ def check_tools(body: Mapping[str, Any]) -> None:
         )
 
 
-def check_form(form: Any, param: str) -> None:
-    """Raise ApiError if a client wants the answer in a form of its own: the agent's contract decides."""
+def schema_in(form: Any, param: str, host: AgentHost) -> dict[str, Any] | None:
+    """Return the JSON Schema that a client wants the answer to satisfy, None if it wants a text.
+
+    Args:
+        form: `response_format`, or `text.format`.
+        param: Which of the two it is.
+        host: The host. Only an agent whose answers are any text can answer in another form.
+
+    Raises:
+        ApiError: It is not a form, not a schema, or the agent has a form of its own.
+    """
     kind = form.get("type") if isinstance(form, dict) else form
-    if kind not in (None, "text"):
-        text = f"The form of this agent's answer is a part of the agent. Leave out {param}."
+    if kind in (None, "text"):
+        return None
+    if not isinstance(host.agent.plan().contract, Text):
+        text = f"This agent's answers have a form of their own. Leave out {param}."
         raise ApiError(400, text, param=param)
+    if kind == "json_object":
+        return {"type": "object"}
+    inner = form.get("json_schema", form) if isinstance(form, dict) else None
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        text = f"{param} must be text, json_object, or json_schema with a schema."
+        raise ApiError(400, text, param=param)
+    try:
+        host.agent.with_answer(schema)
+    except UsageError as error:
+        raise ApiError(400, f"The schema of {param} cannot be used: {error}", param=param) from None
+    return schema
 
 
 class _ResponsesRoutes:
@@ -70,7 +96,6 @@ class _ResponsesRoutes:
         check_model(body, self._host)
         check_tools(body)
         text = body.get("text")
-        check_form(text.get("format") if isinstance(text, dict) else text, "text.format")
         notes = {
             "api": "responses",
             "background": bool(body.get("background")),
@@ -79,6 +104,7 @@ class _ResponsesRoutes:
             "metadata": _metadata(body.get("metadata")),
             "instructions": body.get("instructions"),
             "previous_response_id": body.get("previous_response_id"),
+            "schema": schema_in(text.get("format") if isinstance(text, dict) else text, "text.format", self._host),
         }
         response = await self._begin(body, notes)
         if notes["stream"]:
@@ -126,6 +152,26 @@ class _ResponsesRoutes:
             raise ApiError(400, "starting_after must be the sequence number of an event.", param="starting_after")
         await self._view(response)  # raises if there is none
         return await send_events(request, self._events(response, int(after)), run_headers(response.run_id))
+
+    async def input_items(self, request: web.Request) -> web.Response:
+        """List the messages that a response answers, the newest first unless `order` is "asc"."""
+        response = ResponseId.read(request.match_info["id"])
+        await self._view(response)  # raises if there is none
+        started = (await self._host.find(response.run_id)).started
+        earlier = decode_json(started.earlier.encode()) if started.earlier else []
+        messages = [*earlier, {"role": "user", "content": started.task}]
+        items = [_input_item(f"msg_{response.run_id}_in{index}", each) for index, each in enumerate(messages)]
+        if request.query.get("order", "desc") != "asc":
+            items.reverse()
+        limit, after = request.query.get("limit", "20"), request.query.get("after", "")
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_ITEMS:
+            raise ApiError(400, f"limit must be a number from 1 to {MAX_ITEMS}.", param="limit")
+        place = next((index + 1 for index, item in enumerate(items) if item["id"] == after), 0)
+        if after and not place:
+            raise ApiError(400, f"No item {after:.80} in this response.", param="after")
+        page = items[place : place + int(limit)]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+        return _json({"object": "list", "data": page, **ends, "has_more": place + len(page) < len(items)})
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         response = ResponseId.read(request.match_info["id"])
@@ -178,6 +224,17 @@ class _ResponsesRoutes:
             raise ApiError(400, f"The response {response} is not completed.", param="previous_response_id")
         messages = [dict(message) for message in conversation_of(rows, ended.closing_text or ended.answer or "")]
         return messages[1:] if run.notes.get("instructions") else messages
+
+
+def _input_item(item_id: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message.get("role", "user"), message.get("content")
+    kind = "output_text" if role == "assistant" else "input_text"
+    parts = [content] if isinstance(content, str) else content if isinstance(content, list) else []
+    texts = [each if isinstance(each, str) else str(each.get("text") or "") for each in parts]
+    shown: list[dict[str, Any]] = [{"type": kind, "text": text} for text in texts]
+    if kind == "output_text":
+        shown = [{**part, "annotations": []} for part in shown]
+    return {"id": item_id, "type": "message", "role": role, "status": "completed", "content": shown}
 
 
 def _end_of(rows: list[Row]) -> RunEnded | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import fields
 from typing import Any
 
@@ -13,10 +15,13 @@ from closeout.results.normal import compact_json, normalise
 from closeout.results.tool_output import ToolOutput
 from closeout.tools.manager import AnyTool
 from closeout.tools.mcp_client import POLICY_KEY, STATED_FIELDS, require_mcp
+from closeout.tools.run_context import reporting_to
 
 __all__ = ["serve_tools"]
 
 _DEFAULT = ToolPolicy()
+SIGN_OF_LIFE = 5.0  # seconds between two messages on a call; clients give up after 60 without one
+LEAST_PAUSE = 0.1  # seconds between two messages
 
 
 async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instructions: str | None = None) -> None:
@@ -49,7 +54,7 @@ async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instr
             text = f"Unknown tool: {parameters.name}. Choose from: {', '.join(offered)}."
             return CallToolResult(content=[TextContent(text=text)], is_error=True)
         try:
-            async with asyncio.timeout(tool.spec.policy.timeout):
+            async with asyncio.timeout(tool.spec.policy.timeout), _sending_progress(context.session.report_progress):
                 value = await tool.call(parameters.arguments or {})
         except Exception as error:
             reason = str(error) if isinstance(error, (ToolError, OSError)) else f"{type(error).__name__}: {error}"
@@ -64,6 +69,38 @@ async def serve_tools(tools: Iterable[AnyTool], *, name: str = "closeout", instr
     server: Server[Any] = Server(name, instructions=instructions, on_list_tools=list_tools, on_call_tool=call_tool)
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
+
+
+@asynccontextmanager
+async def _sending_progress(send: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
+    """Send a call's progress to its client: what the tool reports, and a sign of life while it reports nothing.
+
+    The progress that a client sees is the seconds since the call began, because it must always increase.
+    """
+    began, said, news = time.monotonic(), "", asyncio.Event()
+
+    def note(done: float, total: float | None, message: str) -> None:
+        nonlocal said
+        share = f"{done:g}" if total is None else f"{done:g} of {total:g}"
+        said = f"{share}: {message}" if message else share
+        news.set()
+
+    async def keep_sending() -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SIGN_OF_LIFE):
+                    await news.wait()
+            news.clear()
+            await send(time.monotonic() - began, message=said or None)
+            await asyncio.sleep(LEAST_PAUSE)
+
+    sending = asyncio.create_task(keep_sending())
+    try:
+        with reporting_to(note):
+            yield
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)  # a client that is gone is noticed by the server
 
 
 def _definition(spec: ToolSpec) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 
 from closeout.codec import encode_json
 from closeout.evaluate.overview import list_evaluations, show_evaluation
-from closeout.evaluate.trials import TrialStore, evaluation_file
+from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 
-__all__ = ["evaluation_shape", "evaluations_shape"]
+__all__ = ["evaluation_shape", "evaluations_shape", "trial_shape"]
 
 MOST_TASKS = 20_000  # in the matrix
 LONGEST_TEXT = 300  # characters of an answer or a reason in the matrix
@@ -54,6 +54,35 @@ def evaluation_shape(home: Path, name: str, *, scorer: str = "", version: str = 
         "created": created,
         "model": found["spec"]["agent"].get("model", ""),
         "matrix": [_row(row, at_work=progress.workers > 0) for row in found["matrix"]],
+    }
+
+
+def trial_shape(home: Path, run_id: str, name: str) -> dict[str, Any] | None:
+    """Return what the scorers of an evaluation say about a trial; None if the run is none of its trials.
+
+    Waits for the disk.
+    """
+    if name not in evaluations_in(home):
+        return None
+    store = TrialStore(evaluation_file(home, name))
+    try:
+        found = store.trial(run_id)
+    finally:
+        store.close()
+    if found is None:
+        return None
+    task, trial = found
+    return {
+        "evaluation": name,
+        "task": task.id,
+        "epoch": trial.epoch,
+        "expected": task.answer
+        if task.answer is None or isinstance(task.answer, str)
+        else encode_json(task.answer).decode(),
+        "scores": [
+            {"scorer": scorer, "value": s.value, "correct": s.correct, "judged": s.judged, "reason": s.reason}
+            for scorer, s in trial.scores.items()
+        ],
     }
 
 

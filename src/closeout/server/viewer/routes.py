@@ -10,13 +10,14 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from aiohttp import web
 
 from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, RunNotFound, UsageError
-from closeout.journal.events import ModelRequested
+from closeout.journal.events import ModelRequested, RunEnded, RunStarted
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 MOST_RUNS = 200  # in one response
 MOST_EVENTS = 5000
+LONGEST_REASON = 300  # characters
 INDEX_SECONDS = 0.1  # of indexing before a list is made; the rest is indexed between lists
 KEEP_ALIVE_SECONDS = 15.0
 STATIC: Final = files("closeout.server.viewer") / "static"
@@ -61,6 +63,7 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer", _redirect)
     route.add_get("/viewer/api/runs", viewer.list_runs)
     route.add_get("/viewer/api/runs/{run_id}", viewer.show_run)
+    route.add_get("/viewer/api/runs/{run_id}/trial", viewer.show_trial)
     route.add_get("/viewer/api/runs/{run_id}/events", viewer.list_events)
     route.add_get("/viewer/api/runs/{run_id}/events/{seq}", viewer.show_event)
     route.add_get("/viewer/api/runs/{run_id}/story", viewer.show_story)
@@ -134,13 +137,14 @@ class _Viewer:
     # -------------------------------------------------------------------------------------------- runs
 
     async def list_runs(self, request: web.Request) -> web.Response:
-        """The runs, newest first, filtered; with `text`, those in which it is found."""
+        """The runs, newest first, filtered; with `text`, those in which it is found. Only these include trials."""
         loop = asyncio.get_running_loop()
         return _json(await loop.run_in_executor(self._searcher, self._list_runs, dict(request.query)))
 
     def _list_runs(self, query: dict[str, str]) -> dict[str, Any]:
         limit = _number(query, "limit", 50, MOST_RUNS)
         text, before = query.get("text", "").strip(), query.get("before", "")
+        evaluations = _evaluations_in(self._app[HOME])
         with open_to_read(self._app[HOME]) as store:
             index = self._open_index(store)
             state = index.update(INDEX_SECONDS)
@@ -150,14 +154,21 @@ class _Viewer:
             if text:
                 found: Iterator[tuple[RunRecord, Any]] = ((h.run, h) for h in index.search(text, before=before))
             else:
-                found = ((record, None) for record in store.each_run(before))
+                found = ((record, None) for record in store.each_run(before, not_under=evaluations))
             wanted = list(islice((pair for pair in found if _matches(pair[0], query)), limit + 1))
             totals = index.totals(record.run_id for record, _ in wanted)
+            reasons = {record.run_id: _reason(store, record) for record, _ in wanted[:limit]}
         shapes = []
         for record, hit in wanted[:limit]:
-            shape = run_shape(record, totals.get(record.run_id))
+            shape = {**run_shape(record, totals.get(record.run_id)), "reason": reasons[record.run_id]}
             shapes.append(shape if hit is None else {**shape, "hit": hit_shape(hit)})
-        return {"runs": shapes, "more": len(wanted) > limit, "indexed": state.indexed, "total": state.runs}
+        return {
+            "runs": shapes,
+            "more": len(wanted) > limit,
+            "indexed": state.indexed,
+            "total": state.runs,
+            "evaluations": [] if text else evaluations,
+        }
 
     def _index_more(self) -> None:
         """Index for a moment, and again when the lists that were asked for meanwhile are made."""
@@ -183,6 +194,20 @@ class _Viewer:
 
         def read(store: Store, run_id: str) -> dict[str, Any]:
             return run_shape(store.run(run_id), None)
+
+        return _json(await self._in_store(read, request))
+
+    async def show_trial(self, request: web.Request) -> web.Response:
+        """The verdicts on a run that is a trial of an evaluation; null for another run."""
+
+        def read(store: Store, run_id: str) -> dict[str, Any] | None:
+            started = store.rows_from(run_id, 0, 1)[0].event
+            name = started.origin.get("evaluation") if isinstance(started, RunStarted) else None
+            if not isinstance(name, str):
+                return None
+            from closeout.server.viewer.evaluations import trial_shape
+
+            return trial_shape(self._app[HOME], run_id, name)
 
         return _json(await self._in_store(read, request))
 
@@ -384,6 +409,21 @@ async def _with_pauses(rows: AsyncIterator[T]) -> AsyncIterator[T | None]:
             following.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await following
+
+
+def _evaluations_in(home: Path) -> list[str]:
+    from closeout.evaluate.trials import evaluations_in
+
+    return evaluations_in(home)
+
+
+def _reason(store: Store, record: RunRecord) -> str:
+    """Return why a run has no answer: its error, or why it stopped; empty for other runs."""
+    if record.status not in ("failed", "unanswered", "cancelled"):
+        return ""
+    last = store.last_event(record.run_id)
+    error = last.error if isinstance(last, RunEnded) else ""
+    return (error or record.stop_reason or "")[:LONGEST_REASON]
 
 
 def _matches(record: RunRecord, query: dict[str, str]) -> bool:

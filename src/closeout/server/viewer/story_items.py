@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from closeout.journal.events import AttemptEnded, AttemptStarted, Event, RunEnded, RunResumed, ServerAsked
+from closeout.journal.events import (
+    AttemptEnded,
+    AttemptStarted,
+    DecisionRequested,
+    Event,
+    RunEnded,
+    RunResumed,
+    ServerAsked,
+)
 from closeout.journal.store import Row
 from closeout.journal.story import AgentStory, CallStory, RequestStory, Story, TurnStory
 from closeout.journal.totals import RunTotals
@@ -46,6 +54,7 @@ class StoryItems:
         self._agents: dict[AgentStory, int] = {}  # the order in which they appeared
         self._changed: dict[_Item, None] = {}
         self._end: _Item | None = None
+        self._fork: Event | None = None  # the first event that a fork does not share with the run it was made of
 
     def feed(self, rows: Iterable[Row]) -> None:
         """Read the next rows."""
@@ -66,6 +75,10 @@ class StoryItems:
         self._rows[id(event)] = row
         if isinstance(event, RunResumed) and self._end is not None:
             self._changed[self._end] = None  # it was not the end
+        if isinstance(event, RunResumed) and self._fork is None and self._story.started and self._story.started.forked:
+            self._fork = event
+        if isinstance(event, DecisionRequested) and change.agent.turn is not None:
+            self._changed[self._turns[change.agent.turn]] = None  # its call waits
         if change.turn is not None:
             item = self._turns.get(change.turn)
             if item is None:
@@ -112,7 +125,9 @@ class StoryItems:
         if item.turn is not None:
             return {**shape, "kind": "turn", **self._turn(item.turn)}
         event = item.first.event
-        kind = "stopped" if isinstance(event, RunEnded) and not self._is_end(event) else ""
+        kind = "forked" if event is self._fork else ""
+        if isinstance(event, RunEnded) and not self._is_end(event):
+            kind = "stopped"
         return {**shape, "kind": kind, "event": self._event(event)}
 
     def _turn(self, turn: TurnStory) -> dict[str, Any]:
@@ -147,6 +162,7 @@ class StoryItems:
             "handle": call.handle,
             "name": self._shorten(call.name),
             "arguments": None if call.started is not None else self._shorten(call.arguments),
+            "decision": self._event(call.decision),
             "started": self._event(call.started),
             "finished": self._event(call.finished),
             "shown": self._shorten(call.shown),

@@ -4,8 +4,8 @@ import { h, replaceChildren } from "./dom.js";
 import { beforeAndAfter } from "./diff.js";
 import { ago, cost, count, duration, percent } from "./format.js";
 import { t } from "./language.js";
-import { argumentList, longText, statusChip, usageLine } from "./parts.js";
-import { listEvents, listRuns, textOf } from "./source.js";
+import { argumentList, fieldOf, fold, longText, resultText, statusChip, usageLine } from "./parts.js";
+import { firstRequest, listEvents, listRuns, textOf } from "./source.js";
 import { loadStory } from "./story.js";
 
 export async function showCompare(main, route) {
@@ -20,7 +20,7 @@ export async function showCompare(main, route) {
 
 async function loadSide(id) {
   const { run, story } = await loadStory(id);
-  return { run, totals: story.totals, steps: stepsOf(story) };
+  return { run, totals: story.totals, started: story.started, asked: await firstRequest(id), steps: stepsOf(story) };
 }
 
 /** What the main agent did: a step for each reply, and the answer. */
@@ -65,11 +65,32 @@ function drawComparison(main, [left, right]) {
   }
   const jump = h("button.button.primary", { type: "button", click: () => document.getElementById("first").scrollIntoView({ block: "center" }) }, t("Go there"));
   replaceChildren(main, h("div.compare-page", null,
+    h("h1.unseen", null, t("Compare")),
     h("div.compare-row.compare-heads", null, runHead(left), runHead(right)),
-    left.run.task !== right.run.task ? h("section.compare-tasks", null, h("p.line.warning", null, t("The tasks differ.")), beforeAndAfter(left.run.task, right.run.task)) : null,
+    left.run.task !== right.run.task ? h("section.compare-tasks", null, h("p.line.warning", null, t("The tasks differ.")), beforeAndAfter(left.run.task, right.run.task, [left, right].map((side) => side.run.run_id))) : null,
+    settingsDifference(left, right),
     h("p.line", { class: same ? "good" : "warning", role: "status" }, same ? t("Both runs took the same steps.")
       : t("The first difference is at step {n} of {m}.", { n: first + 1, m: steps }), " ", same ? null : jump),
     rows));
+}
+
+const PARTS = { model: "model", dialect: "dialect", instructions: "instructions", answer: "answer contract", tools: "tools", prompts: "prompts" };
+
+/** Which parts of the agents differ; the instructions and the rest of the first prompts with their words. */
+function settingsDifference(left, right) {
+  const [one, other] = [left, right].map((side) => side.started?.fingerprint ?? {});
+  const names = [...new Set([...Object.keys(one), ...Object.keys(other)])].filter((name) => canonical(one[name]) !== canonical(other[name]));
+  if (!names.length) return null;
+  const said = names.map((name) => (Object.hasOwn(PARTS, name) ? t(PARTS[name]) : name)).join(", ");
+  const prompts = [left, right].map(firstPrompt);
+  return h("section.compare-settings", null, h("p.line.warning", { dir: "auto" }, h("b", null, t("The agents differ:")), ` ${said}`),
+    names.includes("instructions") && prompts[0] !== prompts[1] ? fold(t("The first prompts"), () => beforeAndAfter(...prompts, [left, right].map((side) => side.run.run_id))) : null);
+}
+
+/** What the model reads before the task: the system message, or the text of the first request. */
+function firstPrompt({ asked }) {
+  const [first] = asked?.added ?? [];
+  return textOf(first?.prompt ?? first?.content);
 }
 
 function runHead({ run, totals }) {
@@ -92,7 +113,7 @@ function cell(step, { run }) {
       step.item.kind === "turn" && h("span.usage", null, usageLine(step.item)), link),
     step.text ? longText(step.text, { tag: "div.says" }) : null,
     step.calls.map((call) => h("section.call", null, h("header", null, h("span.tool-name", { dir: "auto" }, call.name)),
-      argumentList(call.given, null), call.call.shown ? h("div.result", null, longText(call.call.shown.text)) : null)));
+      argumentList(call.given, null), call.call.shown ? h("div.result", null, resultText(call.call.shown.text, fieldOf(run.run_id, step.item.accepted?.seq, (each) => each.returns.find((one) => one.call === call.call.shown.call).text))) : null)));
 }
 
 async function chooseOther(main, id) {

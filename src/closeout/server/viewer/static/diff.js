@@ -1,6 +1,7 @@
 // The difference between two texts, by words or by lines.
 
 import { h } from "./dom.js";
+import { t } from "./language.js";
 
 const MOST_PARTS = 3000; // beyond this only the common beginning and end are told apart
 
@@ -62,12 +63,14 @@ function push(parts, kind, pieces) {
 
 const TAGS = { same: "span", removed: "del", added: "ins" };
 
-/** Before and after below each other, the changed words marked in both. */
-export function beforeAndAfter(before, after) {
+/** Two texts beside each other, the changed words marked in both. `labels` name them. */
+export function beforeAndAfter(before, after, labels = [t("Before"), t("After")]) {
   const parts = difference(before, after);
   const side = (left_out) =>
     parts.filter((part) => part.kind !== left_out).map((part) => h(TAGS[part.kind], null, part.text));
-  return h("div.diff", null, h("pre.before", null, side("added")), h("pre.after", null, side("removed")));
+  const pane = (name, label, text, left_out) => h(`div.${name}`, null, h("span.label", { dir: "auto" }, label),
+    text ? h("pre", { dir: "auto" }, side(left_out)) : h("p.quiet", null, t("nothing")));
+  return h("div.diff", null, pane("before", labels[0], before, "added"), pane("after", labels[1], after, "removed"));
 }
 
 /** One text in which removed and added lines are marked. */

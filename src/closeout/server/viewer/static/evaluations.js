@@ -26,6 +26,7 @@ class EvaluationsPage {
   async load() {
     this.show(await listEvaluations());
     replaceChildren(this.main, h("div.evaluations-page", null,
+      h("h1.unseen", null, t("Evaluations")),
       h("div.evaluations-head", { "aria-hidden": "true" }, ["Evaluation", "Score", "Trials", "Tokens", "Cost"].map((name) => h("span", null, t(name)))),
       this.list, this.note));
     this.timer = setInterval(() => this.refresh(), EVALUATIONS_MS);

@@ -4,7 +4,7 @@ import { beforeAndAfter } from "./diff.js";
 import { h, marked, occurrences } from "./dom.js";
 import { count, duration, moment } from "./format.js";
 import { t } from "./language.js";
-import { argumentList, fieldOf, fold, longText, plainWord, pretty, tokenBar, usageLine } from "./parts.js";
+import { argumentList, fieldOf, fold, longText, plainWord, pretty, resultText, tokenBar, usageLine } from "./parts.js";
 import { cutLength, textOf } from "./source.js";
 import { usageOf } from "./story.js";
 
@@ -82,7 +82,7 @@ function turn(item, page) {
   }
   body.push(...replyText(item, page));
   for (const extra of item.extras) body.push(extraElement(extra, page));
-  for (const repair of item.repairs) body.push(repairElement(repair));
+  for (const repair of item.repairs) body.push(repairElement(repair, item));
   for (const call of item.calls) body.push(callElement(call, item, page));
   for (const seen of item.answers) body.push(line("good", t("Answer seen on the way"), textOf(seen.answer)));
   if (rolledBack) body.push(rollback(rolledBack));
@@ -128,8 +128,10 @@ function replyText(item, page) {
 
 function callElement(call, item, page) {
   const { started, finished } = call;
-  const state = call.passedOn ? "passed-on" : !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
-  const label = { "passed-on": t("passed to the client"), "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
+  const waits = call.decision && !finished && !call.shown && page.isWaiting();
+  const isQuestion = call.decision?.kind === "question";
+  const state = call.passedOn ? "passed-on" : waits ? "waits" : !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
+  const label = { "passed-on": t("passed to the client"), waits: isQuestion ? t("waits for an answer") : t("waits for approval"), "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
   const head = h(
     "header", null,
     h("span.tool-name", { dir: "auto" }, textOf(call.name) || "?"),
@@ -140,9 +142,26 @@ function callElement(call, item, page) {
   );
   const given = started ? started.arguments : call.arguments;
   const whole = started ? fieldOf(page.runId, started.seq, (each) => pretty(each.arguments)) : null;
-  const element = h(`section.call.${state}`, { id: started ? `e${started.seq}` : null }, head, argumentList(given, whole));
+  const element = h(`section.call.${state}`, { id: started ? `e${started.seq}` : null }, head,
+    (isQuestion && questionElement(given)) || argumentList(given, whole));
   if (finished || call.shown) element.append(resultElement(call, item, page));
   return element;
+}
+
+/** A question with its options; null if the arguments are not those of a question. */
+function questionElement(given) {
+  let asked = given;
+  if (typeof given === "string") {
+    try {
+      asked = JSON.parse(given);
+    } catch {
+      return null;
+    }
+  }
+  if (typeof asked?.question !== "string") return null;
+  const options = Array.isArray(asked.options) ? asked.options : [];
+  return h("div.question", null, longText(asked.question, { tag: "div.says" }),
+    options.length ? h("ul.options", null, options.map((option) => h("li", { dir: "auto" }, textOf(option)))) : null);
 }
 
 function resultElement(call, item, page) {
@@ -153,7 +172,7 @@ function resultElement(call, item, page) {
   if (shown) {
     const isShown = (returned) => returned.call === shown.call;
     const whole = fieldOf(page.runId, item.accepted?.seq, (each) => each.returns.find(isShown).text);
-    result.append(longText(shown.text, { whole }));
+    result.append(resultText(shown.text, whole));
     if (shown.tokens) result.append(h("span.quiet.tokens", null, `${count(shown.tokens)} ${t("tokens")}`));
   }
   if (finished && textOf(finished.record)) {
@@ -164,15 +183,33 @@ function resultElement(call, item, page) {
   return result;
 }
 
-function repairElement(repair) {
-  const [before, after] = [textOf(repair.before), textOf(repair.after)];
+function repairElement(repair, item) {
+  const recorded = [textOf(repair.before), textOf(repair.after)];
   const where = textOf(repair.where);
+  // Some repairs name only the place. Then the whole reply is shown as it was written, and as it was read.
+  const isPart = recorded.every(Boolean) || where === "messages" || !item.reply;
+  const [before, after] = isPart ? recorded : [written(item), read(item)];
   return h(
     "section.repair", { id: `e${repair.seq}` },
     h("header", null, h("b", null, t("Repaired")), h("code", { dir: "auto" }, textOf(repair.kind)),
       where && h("span.quiet", { dir: "auto" }, where)),
-    before || after ? beforeAndAfter(before, after) : null,
+    beforeAndAfter(before, after),
   );
+}
+
+/** The calls of a reply as the model wrote them; its text if it has none. */
+function written({ reply }) {
+  return reply.tool_calls?.map((call) => callText(call.name, call.arguments)).join("\n") || textOf(reply.text);
+}
+
+/** The calls of a turn as they were made; its text if it has none. */
+function read({ accepted, calls, reply }) {
+  const made = accepted?.calls?.length ? accepted.calls : calls.map((call) => ({ name: call.name, arguments: call.started?.arguments ?? call.arguments }));
+  return made.map((call) => callText(call.name, call.arguments)).join("\n") || textOf(accepted?.text ?? reply.text);
+}
+
+function callText(name, given) {
+  return `${textOf(name)} ${typeof given === "string" || cutLength(given) ? textOf(given) : JSON.stringify(given)}`;
 }
 
 function rollback(event) {
@@ -213,6 +250,8 @@ const ITEMS = {
   },
   resumed: ({ event }) => [t("Resumed"), [h("p.quiet", null, t("after {n}", { n: duration(event.idle * 1000) })),
     event.differences?.length ? longText(event.differences.map(textOf).join("\n")) : null]],
+  forked: ({ event }, page) => [t("Forked here"), [page.forkLink(), h("p.quiet", null, t("What is above is from that run.")),
+    event.differences?.length ? longText(event.differences.map(textOf).join("\n")) : null]],
   agent: ({ event }) => [`${t("Sub-agent")} ${textOf(event.name)}`, longText(event.task, { tag: "div.says" })],
   report: ({ event }, page) => [`${t("Report")} (${textOf(event.status)})`,
     longText(event.report, { tag: "div.says", whole: fieldOf(page.runId, event.seq, (each) => each.report) })],
@@ -227,10 +266,11 @@ const ITEMS = {
       turn: event.before + 1, tokens: count(event.tokens) })), longText(event.summary)]],
   toolsChanged: ({ event }) => [t("Other tools offered"), fold(t("Tools"), () =>
     longText(cutLength(event.tools) ? event.tools : pretty(event.tools)))],
-  decision: ({ event }) => [t("Decision needed"), [
+  decision: ({ event }, page) => [event.kind === "question" ? t("Question to a person") : t("Approval needed"), [
     h("p", null, h("span.tool-name", { dir: "auto" }, textOf(event.name)), ` ${textOf(event.request)}`),
     textOf(event.reason) ? longText(event.reason) : null,
-    argumentList(event.arguments, null)]],
+    (event.kind === "question" && questionElement(event.arguments)) ||
+      argumentList(event.arguments, fieldOf(page.runId, event.seq, (each) => pretty(each.arguments)))]],
   decided: ({ event }) => [`${t("Decided")}: ${t(textOf(event.verdict))}`, [
     h("p.quiet", { dir: "auto" }, `${textOf(event.request)} · ${textOf(event.by)}`),
     textOf(event.text) ? longText(event.text) : null,
@@ -250,7 +290,7 @@ const ITEMS = {
         event.answer == null
           ? h("p.no-answer", null, t("No answer"))
           : h("div.final", { dir: "auto" }, longText(event.answer, { tag: "div" })),
-        h("p.quiet", null, `${t(event.status)} · ${textOf(event.stop_reason)}`),
+        h("p.quiet", null, [...new Set([t(event.status), textOf(event.stop_reason)])].join(" · ")),
         textOf(event.error) ? line("error", textOf(event.error_kind), textOf(event.error)) : null,
         closing && closing !== answer
           ? labelled(t("The contract read it from"), longText(event.closing_text, {

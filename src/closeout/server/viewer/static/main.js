@@ -69,7 +69,7 @@ async function show() {
     if (here === visit) page = shown;
     else shown.close();
   } catch (error) {
-    if (here === visit) replaceChildren(main, h("p.line.error", { role: "alert" }, h("b", null, t("This page cannot be shown.")), ` ${error.message}`));
+    if (here === visit) replaceChildren(main, h("div.line.error", { role: "alert" }, h("h1", null, t("This page cannot be shown.")), error.message));
   }
 }
 
@@ -81,7 +81,7 @@ function drawHeader() {
   const colours = t("Colours: {theme}", { theme: t(theme) });
   replaceChildren(
     header,
-    h("a.brand", { href: "#/" }, h("span.brand-mark", { "aria-hidden": "true" }, "✓"), "Closeout"),
+    h("a.brand", { href: "#/" }, h("span.brand-mark", { "aria-hidden": "true" }, "✓"), h("span.brand-name", null, "Closeout")),
     exportedRun() ? h("span.quiet", null, t("exported run")) : h("nav", { "aria-label": t("Pages") },
       Object.entries({ "#/": "Runs", "#/evaluations": "Evaluations" }).map(([href, name]) =>
         h("a", { href, "aria-current": name.startsWith("Eval") === readAddress().name.startsWith("eval") ? "page" : null }, t(name)))),

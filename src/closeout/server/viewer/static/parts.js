@@ -39,7 +39,8 @@ export function longText(value, { whole = null, tag = "pre.text", marks = null }
     if (cut && whole && body.classList.contains("clamped")) {
       button.disabled = true;
       try {
-        replaceChildren(body, textOf(await whole()));
+        const all = textOf(await whole());
+        replaceChildren(body, marks ? marks(all) : all);
       } catch (error) {
         replaceChildren(body, text, `\n[${error.message}]`);
       }
@@ -62,10 +63,57 @@ export function pretty(value) {
   if (typeof value !== "string") return value == null ? "" : JSON.stringify(value, null, 2);
   if (!/^\s*[[{]/.test(value)) return value;
   try {
-    return JSON.stringify(JSON.parse(value), null, 2);
+    return JSON.stringify(exactly(value), null, 2);
   } catch {
     return value;
   }
+}
+
+/** The value of a JSON text in which numbers keep their digits, where the browser can do so. */
+function exactly(text) {
+  return JSON.parse(text, (key, value, context) => (typeof value === "number" && context?.source && JSON.rawJSON ? JSON.rawJSON(context.source) : value));
+}
+
+function isNumber(value) {
+  return typeof value === "number" || Boolean(JSON.isRawJSON?.(value));
+}
+
+/** A result: JSON is indented, and a table if it is a list of flat objects. `whole` fetches the text that the server cut. */
+export function resultText(value, whole) {
+  const rows = cutLength(value) ? null : flatObjects(textOf(value));
+  if (rows && rows.length <= CLAMPED_LINES) return h("div.text", null, tableOf(rows));
+  return longText(cutLength(value) ? value : pretty(value), { whole: async () => pretty(await whole()), marks: tableOrText, tag: "div.text" });
+}
+
+function tableOrText(text) {
+  const rows = flatObjects(text);
+  return rows ? tableOf(rows) : text;
+}
+
+function tableOf(rows) {
+  const names = [...new Set(rows.flatMap(Object.keys))];
+  return h("table.records", null,
+    h("thead", null, h("tr", null, names.map((name) => h("th", { scope: "col", dir: "auto" }, name)))),
+    h("tbody", null, rows.map((row) => h("tr", null, names.map((name) =>
+      h("td", { dir: "auto", class: isNumber(row[name]) ? "figure" : "" }, Object.hasOwn(row, name) ? cellText(row[name]) : null))))));
+}
+
+function cellText(value) {
+  return isNumber(value) ? JSON.stringify(value) : String(value);
+}
+
+/** The objects of a JSON list if they contain neither lists nor objects, else null. */
+function flatObjects(text) {
+  if (!/^\s*\[\s*\{/.test(text)) return null;
+  let list;
+  try {
+    list = exactly(text);
+  } catch {
+    return null;
+  }
+  const isFlat = (each) => each !== null && typeof each === "object" && !Array.isArray(each) && Object.keys(each).length > 0
+    && Object.values(each).every((value) => value === null || typeof value !== "object" || isNumber(value));
+  return list.every(isFlat) ? list : null;
 }
 
 /** The arguments of a call: each name with its value; what is no object is shown as it is. */

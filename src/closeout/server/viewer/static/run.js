@@ -7,7 +7,7 @@ import { itemElement } from "./items.js";
 import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { copyFrom, longText, statusChip } from "./parts.js";
-import { exportAddress, exportedRun, followRun, listEvents, textOf } from "./source.js";
+import { exportAddress, exportedRun, followRun, listEvents, loadTrial, textOf } from "./source.js";
 import { loadMore, requestsOf, Story, usageOf } from "./story.js";
 
 const FIRST_EVENTS = 60; // enough for the first screen
@@ -15,13 +15,16 @@ const MORE_EVENTS = 5000;
 const MOST_BARS = 240;
 const LOOK_MS = 2000; // between two looks at a run that somebody may continue
 const RESUMABLE = ["waiting", "interrupted"];
+// What the buttons go to: a label, and how many of them an item contains.
 const LANDMARKS = {
   repair: ["Repairs", (item) => item.repairs?.length],
-  rollback: ["Rollbacks", (item) => item.rolledBack],
-  failure: ["Failures", (item) => item.failure || item.extras?.some((each) => each.failure) || item.calls?.some(({ finished }) => finished && !finished.ok)],
-  eviction: ["Evictions", (item) => ["evicted", "compacted"].includes(item.kind)],
-  agent: ["Sub-agents", (item) => item.kind === "agent"],
-  decision: ["Decisions", (item) => item.kind === "decision"],
+  rollback: ["Rollbacks", (item) => (item.rolledBack ? 1 : 0)],
+  failure: ["Failed calls", (item) => item.calls?.filter(({ finished }) => finished && !finished.ok).length],
+  request: ["Failed requests", (item) => [item, ...(item.extras ?? [])].filter((each) => each.failure).length],
+  eviction: ["Evictions", (item) => (["evicted", "compacted"].includes(item.kind) ? 1 : 0)],
+  agent: ["Sub-agents", (item) => (item.kind === "agent" ? 1 : 0)],
+  decision: ["Decisions", (item) => (item.kind === "decision" ? 1 : 0)],
+  fork: ["Fork", (item) => (item.kind === "forked" ? 1 : 0)],
 };
 
 /** Show a run in `main`. `route` has id and event (a number to go to, or null). Returns a function that stops. */
@@ -52,13 +55,14 @@ class RunPage {
     this.chart = h("section.chart");
     this.jumps = h("nav.jumps", { "aria-label": t("Go to") });
     this.foot = h("p.foot", { role: "status" });
+    this.verdict = h("div.verdict", { hidden: true });
   }
 
   async open() {
     const isMore = await this.load(FIRST_EVENTS);
     if (this.closed) return;
     replaceChildren(this.main, h("div.run-page", null, this.decisions.element,
-      h("aside.run-side", null, this.head, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot)));
+      h("aside.run-side", null, this.head, this.verdict, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot)));
     this.draw();
     this.list.fillFirst();
     // After this is painted.
@@ -90,6 +94,7 @@ class RunPage {
     this.complete = true;
     if (this.closed) return;
     this.draw();
+    this.drawVerdict();
     if (this.target !== null) this.goToEvent(this.target);
     this.watch();
   }
@@ -153,6 +158,10 @@ class RunPage {
     replaceChildren(this.foot, this.complete ? `${count(this.story.count)} ${t("events")}${state}` : t("Loading …"));
   }
 
+  isWaiting() {
+    return this.record.status === "waiting";
+  }
+
   isOver() {
     return this.record.status !== "running";
   }
@@ -199,6 +208,23 @@ class RunPage {
     if (typeof evaluation !== "string" || exportedRun()) return null;
     return h("p.quiet", null, h("a", { href: `#/evaluation/${encodeURIComponent(evaluation)}`, dir: "auto" }, `${t("Evaluation")} ${evaluation}`),
       typeof epoch === "number" ? ` · ${t("trial {n}", { n: epoch })}` : "");
+  }
+
+  /** Where the run is a trial: the expected answer, and each scorer's verdict with its reason. */
+  async drawVerdict() {
+    if (typeof this.story.started?.origin?.evaluation !== "string" || exportedRun()) return;
+    const trial = await loadTrial(this.runId);
+    if (!trial) return;
+    const { expected, scores } = trial;
+    this.verdict.hidden = false;
+    replaceChildren(this.verdict, h("h2", null, t("Verdict")),
+      expected === null ? null : h("div", null, h("span.label", null, t("Expected answer")), longText(expected, { tag: "b" })),
+      scores.length ? null : h("p.quiet", null, t("not judged")),
+      scores.map((each) => h("div", null,
+        h("p.run-line", null, h("span.chip", { class: `verdict-${!each.judged ? "none" : each.correct ? "right" : "wrong"}` },
+          !each.judged ? t("not judged") : each.correct ? t("right") : t("wrong")),
+        h("span.quiet", { dir: "auto" }, `${t("Scorer")}: ${each.scorer}`), [0, 1].includes(each.value) ? null : h("span.quiet", null, `${t("Score")} ${each.value}`)),
+        each.reason ? longText(each.reason, { tag: "p" }) : null)));
   }
 
   /** Where the run is a fork: links to the run that it was made of, and to the difference. */
@@ -250,11 +276,12 @@ class RunPage {
   }
 
   drawJumps() {
-    const buttons = Object.entries(LANDMARKS).map(([name, [label, isOne]]) => {
-      const found = this.items.filter(isOne);
+    const buttons = Object.entries(LANDMARKS).map(([name, [label, number]]) => {
+      const found = this.items.filter(number);
+      const total = found.reduce((sum, item) => sum + number(item), 0);
       if (!found.length) return null;
       return h("button.jump", { type: "button", class: `jump-${name}`, click: () => this.goToNext(found) },
-        t(label), h("b", null, count(found.length)));
+        t(label), h("b", null, count(total)));
     });
     const last = h("button.jump", { type: "button", click: () => this.select(this.items.length - 1) }, this.story.ended?.kind === "answer" ? t("Answer") : t("Latest"));
     replaceChildren(this.jumps, buttons, last);
@@ -317,7 +344,7 @@ class RunPage {
   }
 
   key(key) {
-    const problems = this.items.filter((item) => ["repair", "rollback", "failure"].some((name) => LANDMARKS[name][1](item)));
+    const problems = this.items.filter((item) => ["repair", "rollback", "failure", "request"].some((name) => LANDMARKS[name][1](item)));
     if (key === "j") this.select(this.selected + 1);
     else if (key === "k") this.select(Math.max(0, this.selected - 1));
     else if (key === "n" && problems.length) this.goToNext(problems);

@@ -10,6 +10,7 @@ const STATUSES = ["", "running", "waiting", "answered", "unanswered", "failed", 
 const REFRESH_MS = 2000;
 const PAGE = 30;
 const TYPING_MS = 25;
+const GROUPS = 5; // evaluations that are named above the list
 
 export async function showRuns(main, route) {
   const page = new RunsPage(main, route);
@@ -33,6 +34,7 @@ class RunsPage {
     this.status = h("select", { "aria-label": t("Status"), change: () => this.set("status", this.status.value) },
       STATUSES.map((status) => h("option", { value: status, selected: status === this.filters.status }, t(status || "any status"))));
     this.list = h("div.runs", { role: "list" });
+    this.grouped = h("p.grouped.quiet");
     this.end = h("div.list-end");
     this.note = h("p.foot", { role: "status" });
     this.compare = h("div.compare-bar", { hidden: true });
@@ -41,7 +43,9 @@ class RunsPage {
 
   async open() {
     replaceChildren(this.main, h("div.runs-page", null,
+      h("h1.unseen", null, t("Runs")),
       h("form.filters", { role: "search", submit: (event) => event.preventDefault() }, this.search, this.status, this.model),
+      this.grouped,
       h("div.runs-head", { "aria-hidden": "true" }, ["Task", "Turns", "Tokens", "Cached", "Cost", "Time"].map((name) => h("span", null, t(name)))),
       this.list, this.end, this.note, this.compare));
     await this.load();
@@ -104,6 +108,7 @@ class RunsPage {
 
   finish(found, more) {
     this.more = more;
+    this.drawGrouped(found.evaluations);
     // The end may still be in sight: an observer reports that only if it observes it again.
     this.observer.unobserve(this.end);
     this.observer.observe(this.end);
@@ -113,6 +118,17 @@ class RunsPage {
     else if (!more) note = t(this.rows.size === 1 ? "1 run" : "{n} runs", { n: count(this.rows.size) });
     if (this.indexing) note += ` · ${t("indexed {n} of {m}", { n: count(found.indexed), m: count(found.total) })}`;
     replaceChildren(this.note, note);
+  }
+
+  /** The evaluations, whose trials are not in the list: a search alone finds them here. */
+  drawGrouped(evaluations) {
+    const text = evaluations.join(" ");
+    if (this.groups === text) return;
+    this.groups = text;
+    const names = evaluations.slice(0, GROUPS);
+    replaceChildren(this.grouped, names.length ? [t("Trials are listed in their evaluations:"), " ",
+      names.map((name) => h("a", { href: `#/evaluation/${encodeURIComponent(name)}`, dir: "auto" }, name)),
+      evaluations.length > GROUPS ? h("a", { href: "#/evaluations" }, t("all {n}", { n: count(evaluations.length) })) : null] : null);
   }
 
   /** Look for new runs, and for changes of those at the top. */
@@ -161,6 +177,7 @@ class RunsPage {
         h("a.run-link", { href: address, dir: "auto" }, run.task || t("(no task)")),
         run.hit?.excerpt ? h("p.hit", { dir: "auto" }, h("span.label", null, t(run.hit.kind)), marked(run.hit.excerpt, run.hit.marks)) : null,
         run.answer !== null && !run.hit ? h("p.run-answer", { dir: "auto" }, "→ ", run.answer.slice(0, 300)) : null,
+        run.reason && !run.hit ? h("p.run-reason", { dir: "auto" }, run.reason) : null,
         h("p.run-meta", null, choose, statusChip(run.status), h("span", { title: moment(run.started) }, ago(run.started)),
           h("span", { dir: "auto" }, run.model), h("code", null, run.run_id), flags)),
       h("span.number", { "data-name": t("Turns") }, totals ? count(totals.turns) : "…"),

@@ -18,7 +18,7 @@ async function fetchJson(path, parameters = {}, options = {}) {
 
 const runPath = (id) => `runs/${encodeURIComponent(id)}`;
 
-/** A page of runs: {runs, more, indexed, total}. Parameters: text, status, model, before, limit. */
+/** A page of runs: {runs, more, indexed, total, evaluations: those whose trials are left out}. Parameters: text, status, model, before, limit. */
 export function listRuns(parameters, signal) {
   return fetchJson("runs", parameters, { signal });
 }
@@ -31,6 +31,11 @@ export async function listEvaluations() {
 /** One evaluation with its matrix; without it if `version` is the latest. */
 export function loadEvaluation(name, parameters) {
   return fetchJson(`evaluations/${encodeURIComponent(name)}`, parameters);
+}
+
+/** The verdicts on a run that is a trial of an evaluation: {expected, scores, …}; null for another run. */
+export function loadTrial(id) {
+  return fetchJson(`${runPath(id)}/trial`);
 }
 
 /** A run, and its events from number `start` on: {run, events}. */
@@ -60,6 +65,11 @@ export async function* listRequests(id) {
     yield requests;
     start = next;
   }
+}
+
+/** The first request to the model, or undefined. */
+export async function firstRequest(id) {
+  return (await fetchJson(`${runPath(id)}/requests`, { limit: 1 })).requests[0];
 }
 
 /** Call `onItems` with what changes in a run's story, and `onEnd` with its record when it is over. Returns a function that stops. */
