@@ -22,7 +22,7 @@ from closeout.server.responses import check_model, check_tools, run_headers, sch
 from closeout.server.sse import event_bytes, send_events
 from closeout.server.usage import chat_usage
 
-__all__ = ["add_chat"]
+__all__ = ["add_chat", "answer_of"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -75,7 +75,7 @@ class _Chat:
         events = [row.event for row in await self._host.rows(run_id)]
         totals = RunTotals(events)
         reasoning = "".join(map(_activity, events))
-        answer = self._answer(run_id, totals.ended)
+        answer = answer_of(self._host, run_id, totals.ended)
         message: dict[str, Any] = {"role": "assistant", "content": answer, "refusal": None}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -86,17 +86,6 @@ class _Chat:
             "usage": chat_usage(totals.usage),
         }
         return web.Response(body=encode_json(completion), content_type="application/json", headers=run_headers(run_id))
-
-    def _answer(self, run_id: str, ended: RunEnded | None) -> str:
-        """The answer of a run that is over. Raises ApiError if it has none."""
-        if ended is None or (self._host.stopping and ended.status == "cancelled"):
-            text = self._host.failure(run_id) or f"The server is stopping. To continue: closeout resume {run_id}"
-            raise ApiError(503, text, code="interrupted")
-        outcome = Outcome(ended)
-        if ended.status != "answered":
-            message = outcome.message or f"The run was {outcome.status}."
-            raise ApiError(500, f"{message} (run {run_id})", code=outcome.code)
-        return ended.answer or ""
 
     # ------------------------------------------------------------------------------------------ streamed
 
@@ -120,7 +109,7 @@ class _Chat:
             if text := _activity(row.event):
                 yield chunk({"reasoning_content": text})
         try:
-            self._answer(run_id, totals.ended)
+            answer_of(self._host, run_id, totals.ended)
         except ApiError as error:
             yield event_bytes(error_body(error))
             return
@@ -137,6 +126,18 @@ class _Chat:
             "model": self._host.name,
             "system_fingerprint": None,
         }
+
+
+def answer_of(host: AgentHost, run_id: str, ended: RunEnded | None) -> str:
+    """Return the answer of a run that is over. Raises ApiError if it has none."""
+    if ended is None or (host.stopping and ended.status == "cancelled"):
+        text = host.failure(run_id) or f"The server is stopping. To continue: closeout resume {run_id}"
+        raise ApiError(503, text, code="interrupted")
+    outcome = Outcome(ended)
+    if ended.status != "answered":
+        message = outcome.message or f"The run was {outcome.status}."
+        raise ApiError(500, f"{message} (run {run_id})", code=outcome.code)
+    return ended.answer or ""
 
 
 def _activity(event: Event) -> str:

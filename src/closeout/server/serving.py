@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 
 from closeout.errors import ConfigError
+from closeout.server.anthropic_chat import add_messages
 from closeout.server.api_errors import api_errors, log
 from closeout.server.app import LOOPBACK_HOSTS, create_app
 from closeout.server.host import AgentHost
@@ -47,6 +48,7 @@ def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str
     app.middlewares.extend([key_check(keys), origin_check, api_errors])
     add_responses(app, host)
     add_chat(app, host)
+    add_messages(app, host)
     add_runs_api(app, host)
     _add_health(app, host)
     if is_loopback(address) and not keys:  # everybody who can reach the viewer may see all runs
