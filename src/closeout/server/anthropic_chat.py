@@ -15,7 +15,7 @@ from closeout.messages import ModelReply
 from closeout.server.api_errors import ApiError, json_body
 from closeout.server.formats.anthropic_messages import AnthropicMessages
 from closeout.server.host import AgentHost
-from closeout.server.messages_in import chat_conversation
+from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.openai_chat import answer_of
 from closeout.server.reply_text import ReplyText
 from closeout.server.responses import check_model, check_tools, run_headers, schema_in
@@ -48,11 +48,12 @@ class _Messages:
         check_model(body, self._host)
         check_tools(body)
         conversation = chat_conversation(_chat_messages(body))
-        config = body.get("output_config")
+        config, metadata = body.get("output_config"), body.get("metadata")
         wanted = config.get("format") if isinstance(config, dict) else body.get("output_format")
         notes = {
             "api": "chat",
             "stream": bool(body.get("stream")),
+            "user": user_of({"user": metadata.get("user_id") if isinstance(metadata, dict) else None}),
             "schema": schema_in(wanted, "output_config.format", self._host),
         }
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
