@@ -529,9 +529,9 @@ def test_every_page_fits_its_window_and_can_be_read(viewer: Viewer, home: Path, 
     write_runs(home, [("wide", wide)])
     page = viewer.open(viewport={"width": width, "height": 800}, color_scheme=colours)
     paths = ("", f"#/run/{first}", "#/run/wide", f"#/run/{first}/prompts", f"#/compare/{first}/{second}")
-    for path in (*paths, f"#/compare/{first}", "#/run/none"):
-        page.goto(viewer.address + path)
-        page.wait_for_selector("main > :not(.loading)")
+    for number, path in enumerate((*paths, f"#/compare/{first}", "#/run/none")):
+        page.goto(f"{viewer.address}?{number}{path}")  # another address, so that the page before is gone
+        page.wait_for_selector(".run-row, .item.answer, .message, .compare-cell, .compare-choice, .line.error")
         check_looks(page)
     viewer.expect_status(404)
 

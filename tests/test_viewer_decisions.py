@@ -215,6 +215,7 @@ def test_calls_are_approved_edited_and_denied_and_a_question_is_answered(viewer:
     page.wait_for_selector("text=This run waits for a decision")
     of("r4").locator(".option").first.click()
     page.wait_for_selector(f"text=closeout resume {run_id}")
+    page.wait_for_selector(".call.waits", state="detached")
     assert made(home, run_id) == [
         ("r1", "approve", None, ""),
         ("r2", "approve", '{"key": "b", "amount": 9}', ""),

@@ -100,6 +100,8 @@ async def test_trials_are_in_the_list_of_runs_only_if_they_are_searched_for(clie
     assert verdicts["expected"] == '["5","five"]'
     assert [(each["scorer"], each["correct"]) for each in verdicts["scores"]] == [("exact", True)]
     assert await get(client, f"runs/{run.run_id}/trial") is None
+    exported = await (await client.get(f"/viewer/api/runs/{trial['run_id']}/export")).text()
+    assert '"trial":{"evaluation":"sums"' in exported
 
 
 # ------------------------------------------------------------------------------------------------ the pages
@@ -203,8 +205,8 @@ def test_every_evaluation_fits_its_window_and_can_be_read(viewer: Viewer, home: 
     hostile = "\n".join(HOSTILE).replace("\0", "").replace("\ud83d", "").replace("{", "").replace("}", "")
     write_evaluation(home, "hostile", tasks=3, epochs=40, questions=hostile + "w" * 500 + " {}")
     page = viewer.open(viewport={"width": width, "height": 800}, color_scheme=colours)
-    for path in ("#/evaluations", "#/evaluation/hostile", "#/evaluation/hostile?show=wrong"):
-        page.goto(viewer.address + path)
+    for number, path in enumerate(("#/evaluations", "#/evaluation/hostile", "#/evaluation/hostile?show=wrong")):
+        page.goto(f"{viewer.address}?{number}{path}")  # another address, so that the page before is gone
         page.wait_for_selector(".matrix-row, .evaluation-row")
         check_looks(page)
         inside = "document.querySelectorAll('main script, main img, main svg, [onerror], [onload]').length"

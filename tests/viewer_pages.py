@@ -119,6 +119,7 @@ def run_apart(agent: Agent[Any], task: str) -> str:
 
 def check_looks(page: Any) -> None:
     """Check that a page is no wider than its window, has one first heading, and that every text is readable."""
+    page.wait_for_selector("main h1", state="attached")
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     width = page.viewport_size["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width, page.url

@@ -14,6 +14,7 @@ from closeout.journal.events import (
     AnswerSeen,
     AttemptStarted,
     Compacted,
+    DecisionMade,
     DecisionRequested,
     Event,
     Evicted,
@@ -83,6 +84,7 @@ class CallStory:
         name: The tool, as it is called; until then as the model wrote it.
         arguments: The arguments, JSON text or a value, likewise.
         decision: The decision of a person that it needs.
+        decided: That decision, once it is made.
         shown: Its result as the model sees it, an item of `TurnAccepted.returns`.
         agents: The sub-agents that it started.
     """
@@ -93,6 +95,7 @@ class CallStory:
     name: str = ""
     arguments: Any = None
     decision: DecisionRequested | None = None
+    decided: DecisionMade | None = None
     started: ToolStarted | None = None
     finished: ToolFinished | None = None
     shown: Mapping[str, Any] | None = None
@@ -220,8 +223,8 @@ class Story:
                 return Change(agent, turn)
             case TurnAccepted():
                 return self._accepted(agent, event)
-            case DecisionRequested():
-                self._decision_requested(agent, event)
+            case DecisionRequested() | DecisionMade():
+                self._decision(agent, event)
             case TurnRolledBack():
                 turn = self._current(agent, event.turn)
                 turn.rolled_back = event
@@ -312,8 +315,13 @@ class Story:
         call.name, call.arguments, call.started = event.name, event.arguments, event
         return Change(agent, turn, call=call)
 
-    def _decision_requested(self, agent: AgentStory, event: DecisionRequested) -> None:
+    def _decision(self, agent: AgentStory, event: DecisionRequested | DecisionMade) -> None:
         if agent.turn is None:
+            return
+        if isinstance(event, DecisionMade):
+            for each in agent.turn.calls:
+                if each.decision is not None and each.decision.request == event.request:
+                    each.decided = event
             return
         # A call that needs approval has not started, so its place in the reply is not recorded.
         alike = (call for call in agent.turn.proposed.values() if call.name == event.name and call.decision is None)

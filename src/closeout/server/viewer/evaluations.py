@@ -9,6 +9,8 @@ from typing import Any
 from closeout.codec import encode_json
 from closeout.evaluate.overview import list_evaluations, show_evaluation
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
+from closeout.journal.events import RunStarted
+from closeout.journal.store import Store
 
 __all__ = ["evaluation_shape", "evaluations_shape", "trial_shape"]
 
@@ -57,18 +59,21 @@ def evaluation_shape(home: Path, name: str, *, scorer: str = "", version: str = 
     }
 
 
-def trial_shape(home: Path, run_id: str, name: str) -> dict[str, Any] | None:
-    """Return what the scorers of an evaluation say about a trial; None if the run is none of its trials.
+def trial_shape(store: Store, run_id: str) -> dict[str, Any] | None:
+    """Return the expected answer and the verdicts if a run is a trial of an evaluation, else None. Waits for the disk.
 
-    Waits for the disk.
+    Raises:
+        RunNotFound: No run has this name.
     """
+    started, home = store.rows_from(run_id, 0, 1)[0].event, store.path.parent
+    name = started.origin.get("evaluation") if isinstance(started, RunStarted) else None
     if name not in evaluations_in(home):
         return None
-    store = TrialStore(evaluation_file(home, name))
+    trials = TrialStore(evaluation_file(home, name))
     try:
-        found = store.trial(run_id)
+        found = trials.trial(run_id)
     finally:
-        store.close()
+        trials.close()
     if found is None:
         return None
     task, trial = found

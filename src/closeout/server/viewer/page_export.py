@@ -28,12 +28,15 @@ def export_run(store: Store, run_id: str) -> str:
         RunNotFound: No run has this name.
         JournalError: The journal cannot be read.
     """
+    from closeout.server.viewer.evaluations import trial_shape  # imports much of the package
+
     rows = store.read(run_id).rows
     run = run_shape(store.run(run_id), None)
     story = StoryItems(whole=True)
     story.feed(rows)
     requests = [event_shape(row) for row in rows if isinstance(row.event, ModelRequested)]
-    data = encode_json({"run": run, "story": story.take(), "requests": requests}).decode()
+    trial = trial_shape(store, run_id)
+    data = encode_json({"run": run, "story": story.take(), "requests": requests, "trial": trial}).decode()
     data = data.replace("<", "\\u003c")  # so that no text in it can end the script element
     script, style = joined_modules("main"), (STATIC / "style.css").read_text("utf-8")
     # With these hashes no other script can run, whatever the data contains.

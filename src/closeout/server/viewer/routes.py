@@ -17,7 +17,7 @@ from aiohttp import web
 
 from closeout.codec import encode_json
 from closeout.errors import DecisionRefused, JournalError, JournalLocked, RunNotFound, UsageError
-from closeout.journal.events import ModelRequested, RunEnded, RunStarted
+from closeout.journal.events import ModelRequested, RunEnded
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
@@ -201,13 +201,9 @@ class _Viewer:
         """The verdicts on a run that is a trial of an evaluation; null for another run."""
 
         def read(store: Store, run_id: str) -> dict[str, Any] | None:
-            started = store.rows_from(run_id, 0, 1)[0].event
-            name = started.origin.get("evaluation") if isinstance(started, RunStarted) else None
-            if not isinstance(name, str):
-                return None
             from closeout.server.viewer.evaluations import trial_shape
 
-            return trial_shape(self._app[HOME], run_id, name)
+            return trial_shape(store, run_id)
 
         return _json(await self._in_store(read, request))
 

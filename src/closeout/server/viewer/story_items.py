@@ -9,6 +9,7 @@ from typing import Any
 from closeout.journal.events import (
     AttemptEnded,
     AttemptStarted,
+    DecisionMade,
     DecisionRequested,
     Event,
     RunEnded,
@@ -77,8 +78,8 @@ class StoryItems:
             self._changed[self._end] = None  # it was not the end
         if isinstance(event, RunResumed) and self._fork is None and self._story.started and self._story.started.forked:
             self._fork = event
-        if isinstance(event, DecisionRequested) and change.agent.turn is not None:
-            self._changed[self._turns[change.agent.turn]] = None  # its call waits
+        if isinstance(event, DecisionRequested | DecisionMade) and change.agent.turn is not None:
+            self._changed[self._turns[change.agent.turn]] = None  # its call waits, or no longer does
         if change.turn is not None:
             item = self._turns.get(change.turn)
             if item is None:
@@ -163,6 +164,7 @@ class StoryItems:
             "name": self._shorten(call.name),
             "arguments": None if call.started is not None else self._shorten(call.arguments),
             "decision": self._event(call.decision),
+            "isDecided": call.decided is not None,
             "started": self._event(call.started),
             "finished": self._event(call.finished),
             "shown": self._shorten(call.shown),

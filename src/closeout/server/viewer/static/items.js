@@ -128,7 +128,7 @@ function replyText(item, page) {
 
 function callElement(call, item, page) {
   const { started, finished } = call;
-  const waits = call.decision && !finished && !call.shown && page.isWaiting();
+  const waits = call.decision && !call.isDecided && !finished && !call.shown && page.mayContinue();
   const isQuestion = call.decision?.kind === "question";
   const state = call.passedOn ? "passed-on" : waits ? "waits" : !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
   const label = { "passed-on": t("passed to the client"), waits: isQuestion ? t("waits for an answer") : t("waits for approval"), "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];

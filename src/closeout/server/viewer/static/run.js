@@ -158,8 +158,8 @@ class RunPage {
     replaceChildren(this.foot, this.complete ? `${count(this.story.count)} ${t("events")}${state}` : t("Loading …"));
   }
 
-  isWaiting() {
-    return this.record.status === "waiting";
+  mayContinue() {
+    return !this.isOver() || RESUMABLE.includes(this.record.status);
   }
 
   isOver() {
@@ -212,7 +212,7 @@ class RunPage {
 
   /** Where the run is a trial: the expected answer, and each scorer's verdict with its reason. */
   async drawVerdict() {
-    if (typeof this.story.started?.origin?.evaluation !== "string" || exportedRun()) return;
+    if (typeof this.story.started?.origin?.evaluation !== "string") return;
     const trial = await loadTrial(this.runId);
     if (!trial) return;
     const { expected, scores } = trial;

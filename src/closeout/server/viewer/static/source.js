@@ -34,7 +34,8 @@ export function loadEvaluation(name, parameters) {
 }
 
 /** The verdicts on a run that is a trial of an evaluation: {expected, scores, …}; null for another run. */
-export function loadTrial(id) {
+export async function loadTrial(id) {
+  if (exportedData) return exportedData.trial;
   return fetchJson(`${runPath(id)}/trial`);
 }
 
