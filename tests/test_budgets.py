@@ -19,9 +19,11 @@ from closeout.evaluate import evaluate
 from closeout.journal.events import Noted
 from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger, spent_by_day
 from closeout.messages import Usage
+from closeout.models.openai import OpenAIClient
+from closeout.models.retry import RetryPolicy
 from closeout.run.lifecycle import replay_run
 from closeout.server.host import AgentHost
-from closeout.testing import RequestView, ScriptedClient, Turn, always, answer, call, serve_script
+from closeout.testing import Misbehaviour, RequestView, ScriptedClient, Turn, always, answer, call, serve_script
 from raw_server import chat, http, raw_server
 from serving import serving
 
@@ -89,6 +91,11 @@ def test_a_limit_has_an_amount_a_unit_and_a_period() -> None:
 def test_an_invalid_limit_is_refused_when_the_agent_is_made(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="budget"):
         Agent(ScriptedClient([answer("1")]), budget={"team": wrong})
+
+
+def test_a_budget_without_keys_is_refused_with_the_form_to_use() -> None:
+    with pytest.raises(ConfigError, match=r'\{"team": "100 USD/month"\}. To limit each run by itself, set max_cost'):
+        Agent(ScriptedClient([answer("1")]), budget=5)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------ the ledger
@@ -252,6 +259,26 @@ async def test_a_cancelled_request_counts_at_its_largest_cost(home: Path) -> Non
         with pytest.raises(asyncio.CancelledError):
             await running
     assert spent_in(home)["team"].usd > 1000 * 10 * NANO // 10**6
+    (total,) = usage_totals(by=["key"])
+    assert (total.group, total.usage.requests) == ({"key": "team"}, 1)
+    assert total.usage.input_tokens > 0, "the server has read the prompt"
+
+
+@pytest.mark.parametrize(("fault", "lost"), [("dropped", 1), ("rate_limited", 0)])
+async def test_an_attempt_that_may_have_cost_something_is_paid_and_reserved_again(
+    home: Path, fault: str, lost: int
+) -> None:
+    client = {"retry": RetryPolicy(first_wait=0.001), "prices": PRICE, "max_tokens": 1000}
+    async with serve_script([answer("42")], misbehave=[Misbehaviour(fault, at=1)]) as server:
+        model = OpenAIClient("m", server.base_url, "none", **client)
+        result = await Agent(model, budget={"team": "1 USD/day"}).run("How many?")
+        spent = spent_in(home)["team"]
+        assert result.answer == "42"
+        assert (spent.requests, spent.usd > 1000 * 10 * NANO // 10**6) == (1 + lost, bool(lost))
+    async with serve_script([answer("42")], misbehave=[Misbehaviour(fault, at=1)]) as server:
+        model = OpenAIClient("m", server.base_url, "none", **client)
+        result = await Agent(model, budget={"one": "1 requests"}).run("How many?")
+        assert result.stop_reason == ("budget" if lost else "answered")
 
 
 async def test_a_replay_touches_no_budget(home: Path) -> None:

@@ -96,6 +96,9 @@ class SubAgentSettings(_Section):
         return bool(self.model_fields_set - {"max_turns"})
 
 
+_BUDGET_FORM = 'Give limits by key, such as {"team": "100 USD/month"}. To limit each run by itself, set max_cost'
+
+
 class AgentSettings(_Section):
     """Settings of a run: attempts, turns, budgets, context."""
 
@@ -126,9 +129,11 @@ class AgentSettings(_Section):
     main_agent: AgentLimits = AgentLimits()
     sub_agents: dict[str, SubAgentSettings] = {}
 
-    @field_validator("budget")
+    @field_validator("budget", mode="before")
     @classmethod
-    def _budget(cls, budget: dict[str, str | list[str]]) -> dict[str, str | list[str]]:
+    def _budget(cls, budget: Any) -> Any:
+        if not isinstance(budget, Mapping):
+            raise ValueError(_BUDGET_FORM)
         if budget:
             from closeout.budget_limits import read_limits
 
