@@ -155,9 +155,11 @@ class ModelCalls:
         budget.request_pending = True
         try:
             gate = self._gate
-            send: _Send = self._send_request if gate is None else partial(self._send_admitted, gate)
+            send: _Send = self._send_request
             if self._reserves is not None:
-                send = partial(self._send_reserved, self._reserves, send)
+                send = partial(self._send_reserved, self._reserves)
+            if gate is not None:  # what waits for the gate has reserved nothing
+                send = partial(self._send_admitted, gate, send)
             outcome = await self._journal.effect(
                 intent, partial(send, exchange, intent, on_retry), failed=self._charge_lost
             )
@@ -194,7 +196,7 @@ class ModelCalls:
         return budget.forbids(tokens + tokens // 50 + added + budget.last.output_tokens)
 
     async def _send_admitted(
-        self, gate: RequestGate, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
+        self, gate: RequestGate, send: _Send, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
     ) -> ModelReplied | ModelFailed:
         """Send a request when the gate admits it, and tell the gate how it went."""
 
@@ -206,13 +208,13 @@ class ModelCalls:
         await gate.enter()
         outcome = None
         try:
-            outcome = await self._send_request(exchange, intent, retried)
+            outcome = await send(exchange, intent, retried)
         finally:
             gate.leave(outcome)
         return outcome
 
     async def _send_reserved(
-        self, reserves: Reserves, send: _Send, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
+        self, reserves: Reserves, exchange: _Exchange, intent: ModelRequested, on_retry: OnRetry | None
     ) -> ModelReplied | ModelFailed:
         """Send a request within the budgets of the run: its largest cost is reserved first, and settled after."""
         if self._bound is None:
@@ -241,7 +243,7 @@ class ModelCalls:
 
         outcome = None
         try:
-            outcome = await send(exchange, intent, retried)
+            outcome = await self._send_request(exchange, intent, retried)
         except BudgetReached as error:  # no room for another attempt
             outcome = self._refused(exchange, intent, error)
         finally:
