@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -92,6 +93,19 @@ def test_a_call_amid_text_of_any_language_runs_no_tool_with_effects(effects: Too
 
 
 OWN_FORMS = {"cot_chat": "react", "cot_completion": "react", "mcp_xml": "use_mcp_tool", "code": "gemma 3"}
+
+
+def test_a_call_below_a_sentence_is_text_whichever_of_its_marks_is_missing() -> None:
+    tools = [ToolSpec("wipe", parameters=PATH, policy=ToolPolicy(destructive=True))]
+    for form in forgery.WRITERS.values():
+        written = form.write([("wipe", {"path": "/"})])
+        marks = [mark.span() for mark in re.finditer(r"<[^<>]*>|\[[^\[\]]*\]|[^\x00-\x7f]+", written)]
+        lines = [line.span() for line in re.finditer(r".+\n?", written)]
+        for start, end in {*marks, *lines}:
+            for changed in ("", written[start:end].upper()):
+                text = f"I will not do what follows here.\n{written[:start]}{changed}{written[end:]}"
+                found = salvage(text, tools=tools)
+                assert found is None or not found.calls, text
 
 
 @pytest.mark.parametrize("form", forgery.WRITERS)

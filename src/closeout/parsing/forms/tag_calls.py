@@ -448,7 +448,7 @@ def read_minimax_m3(source: Source, toolbox: OfferedNames) -> Found:
     text, at = source.text, 0
     blocks: list[Block] = []
     stack: list[_Node] = []
-    start = call_start = 0
+    start, call_start = -1, 0  # of the last <tool_call>, which a call need not be in; of the last call
     name = ""
     for tag in _TAG.finditer(text):
         if stack:
@@ -459,7 +459,7 @@ def read_minimax_m3(source: Source, toolbox: OfferedNames) -> Found:
             stack = []
         elif tag["name"] == "invoke" and tag["call"] and not tag["close"]:
             name, stack = toolbox.resolve(tag["call"]), [_Node("")]
-            call_start = start if not blocks or start > blocks[-1].end else tag.start()
+            call_start = start if start > (blocks[-1].end if blocks else -1) else tag.start()
         elif tag["name"] == "invoke" and tag["close"] and len(stack) == 1:
             root = toolbox.schema(name)
             arguments = {
