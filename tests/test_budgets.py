@@ -394,6 +394,12 @@ async def test_a_served_agent_limits_each_user_that_requests_name(home: Path) ->
         "user:cy": 1,
         "user:unnamed": 1,
     }
+    async with serving(agent, keys=["one", "two"], user_budget="1 requests/day") as served:
+        for key in ("one", "two", "two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with served.http.post(f"{served.base_url}/chat/completions", json=asked, headers=headers) as response:
+                await response.read()
+    assert [spent.requests for key, spent in spent_in(home).items() if key.startswith("user:key-")] == [1, 1]
     with pytest.raises(UsageError, match="5 EUR"):
         AgentHost(agent, user_budget="5 EUR")
 

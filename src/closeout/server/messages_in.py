@@ -149,15 +149,15 @@ def decisions_in(
     return made
 
 
-def user_of(body: Mapping[str, Any]) -> str:
-    """Return the user that a request names, as OpenAI's clients do; empty if it names none."""
+def user_of(body: Mapping[str, Any], client: str = "") -> str:
+    """Return the user that a request names, as OpenAI's clients do; `client` if it names none."""
     name = "safety_identifier" if body.get("safety_identifier") is not None else "user"
     user = body.get(name)
     if user is None:
-        return ""
+        return client
     if not isinstance(user, str) or len(user) > MAX_USER or not user.isprintable():
         raise ApiError(400, f"{name} must be a text of at most {MAX_USER} printable characters.", param=name)
-    return user.strip()
+    return user.strip() or client
 
 
 def _words(given: Any) -> str:

@@ -19,6 +19,7 @@ from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.reply_text import ReplyText
 from closeout.server.response_state import Outcome
 from closeout.server.responses import check_model, check_tools, run_headers, schema_in
+from closeout.server.safety import client_of
 from closeout.server.sse import event_bytes, send_events
 from closeout.server.usage import chat_usage
 
@@ -55,7 +56,12 @@ class _Chat:
             raise ApiError(400, "This agent gives one answer: leave out n.", param="n")
         conversation = chat_conversation(body.get("messages"))
         schema = schema_in(body.get("response_format"), "response_format", self._host)
-        notes = {"api": "chat", "stream": bool(body.get("stream")), "user": user_of(body), "schema": schema}
+        notes = {
+            "api": "chat",
+            "stream": bool(body.get("stream")),
+            "user": user_of(body, client_of(request)),
+            "schema": schema,
+        }
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
         try:
             if body.get("stream"):

@@ -18,6 +18,7 @@ from closeout.server.host import AgentHost
 from closeout.server.messages_in import approval_responses, decisions_in, response_conversation, user_of
 from closeout.server.response_state import ResponseId
 from closeout.server.response_view import ResponseView
+from closeout.server.safety import client_of
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_responses", "check_model", "check_tools", "run_headers", "schema_in"]
@@ -100,7 +101,7 @@ class _ResponsesRoutes:
             "api": "responses",
             "background": bool(body.get("background")),
             "stream": bool(body.get("stream")),
-            "user": user_of(body),
+            "user": user_of(body, client_of(request)),
             "metadata": _metadata(body.get("metadata")),
             "instructions": body.get("instructions"),
             "previous_response_id": body.get("previous_response_id"),

@@ -16,6 +16,7 @@ from closeout.server.api_errors import ApiError, json_body
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.responses import run_headers
+from closeout.server.safety import client_of
 from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_runs_api"]
@@ -48,7 +49,7 @@ class _Runs:
         if not isinstance(history, list):
             raise ApiError(400, "history must be a list of messages.", param="history")
         conversation = chat_conversation([*history, {"role": "user", "content": task}])
-        notes = {"api": "runs", "user": user_of(body)}
+        notes = {"api": "runs", "user": user_of(body, client_of(request))}
         run_id = await self._host.submit(conversation.task, history=conversation.history, notes=notes)
         return await self._run(run_id, status=202)
 

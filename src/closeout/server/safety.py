@@ -14,7 +14,7 @@ from closeout.errors import ConfigError
 from closeout.server.api_errors import ApiError, error_response
 from closeout.server.app import Handler
 
-__all__ = ["is_loopback", "key_check", "origin_check"]
+__all__ = ["client_of", "is_loopback", "key_check", "origin_check"]
 
 PUBLIC = frozenset({"/healthz"})
 
@@ -56,6 +56,12 @@ def key_check(keys: Sequence[str]) -> Middleware:
         return await handler(request)
 
     return check_key
+
+
+def client_of(request: web.Request) -> str:
+    """Return a short name for the API key of a request, empty if it has none."""
+    key = _key_of(request)
+    return f"key-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}" if key else ""
 
 
 def _key_of(request: web.Request) -> str:
