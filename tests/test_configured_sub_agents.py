@@ -167,3 +167,40 @@ async def test_a_sub_agent_of_the_settings_has_the_formatter_executor_and_genera
     config = {"agent": {"sub_agents": {"clerk": definition()}}}
     result = await Agent(client, [look], config=config, output_formatter=Formatter(), home=False).run("What?")
     assert (result.answer, seen) == ("4", ["formatter", "formatter"])
+
+
+async def test_a_sub_agent_of_the_settings_may_have_a_formatter_executor_and_generator_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "clerks_own.py").write_text(OWN)
+    names = ("output_formatter", "tool_executor", "answer_generator")
+    entry = definition(**dict(zip(names, ("clerks_own:Own", "clerks_own:Strict", "clerks_own:Asking"), strict=True)))
+    client = ScriptedClient([call("clerk", task="Find it."), call("look", key="abcd"), say("It is 4."), answer("4")])
+    agent = Agent(client, [look], config={"agent": {"sub_agents": {"clerk": entry}}}, home=False)
+    (made,) = [each for each in agent.plan().manager.local_tools if each.name == "clerk"]
+    plan = made.plan_of(False)
+    kinds = [type(plan.output_formatter).__name__, plan.make_executor.__name__, plan.make_generator.__name__]
+    assert kinds == ["Own", "Strict", "Asking"]
+    assert type(agent.plan().output_formatter).__name__ == "OutputFormatter"
+    assert (await agent.run("What?")).answer == "4"
+    assert "formatted by the clerk's own" in str(client.requests[2].messages[-1].content)
+    for wrong, said in (("clerks_own:Nothing", "has no Nothing"), ("no_such:X", "no module no_such"), ("x", "form")):
+        with pytest.raises(ConfigError, match=rf"agent.sub_agents.clerk.tool_executor.*{said}"):
+            team({"clerk": definition(tool_executor=wrong)})
+
+
+OWN = """
+from closeout import AnswerGenerator, OutputFormatter, ToolExecutor
+
+class Own(OutputFormatter):
+    def format_tool_result_for_user(self, tool_call_execution_result):
+        return {"type": "text", "text": "formatted by the clerk's own"}
+
+class Strict(ToolExecutor):
+    pass
+
+class Asking(AnswerGenerator):
+    pass
+"""

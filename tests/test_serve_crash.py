@@ -123,7 +123,7 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         (["missing.yaml"], "missing.yaml"),
         (["nonsense"], "neither a settings file"),
         (["served_nothing:number"], "must be an Agent"),
-        (["served_nothing:nothing"], "must be an Agent"),
+        (["served_nothing:nothing"], "served_nothing has no nothing"),
         (["no_such_module:agent"], "no module no_such_module"),
         (["served_nothing:number", "-m", "openai:x"], "defined in Python"),
         (["--keys", "keys"], "no keys"),

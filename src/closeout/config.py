@@ -88,6 +88,9 @@ class SubAgentSettings(_Section):
     tools: list[str] = Field([], description="names of the agent's tools, of built-in tools and of other sub-agents")
     mcp_servers: _Servers = Field([], description="its own MCP servers, as tools.mcp_servers")
     dialect: str | None = None
+    output_formatter: str | None = Field(None, description="a class of its own, as package.module:Name")
+    tool_executor: str | None = Field(None, description="the same")
+    answer_generator: str | None = Field(None, description="the same")
     max_turns: int | None = Field(None, ge=1)
 
     @property

@@ -26,6 +26,7 @@ from closeout.assembly.checks import (
     check_telemetry,
     check_text,
 )
+from closeout.assembly.named import named_object
 from closeout.assembly.toolset import check_deps_types, check_sub_agents, configured_sub_agents, with_settings
 from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, load_config
 from closeout.dialects.prompts import examples_slots, program_slots
@@ -345,6 +346,18 @@ class Assembler:
 
         def make(name: str, entry: SubAgentSettings, tools: list[AnyTool]) -> Tool[..., Any]:
             """Make an agent of a section `agent.sub_agents.NAME`. What the section leaves open is as here."""
+
+            def own(setting: str) -> Any:
+                named = getattr(entry, setting)
+                try:
+                    return named and named_object(named)
+                except UsageError as error:
+                    raise ConfigError(f"'agent.sub_agents.{name}.{setting}': {error}") from error
+
+            def made(setting: str) -> Any:
+                found = own(setting)
+                return found() if isinstance(found, type) else found
+
             llm, base_url, api_key = self._connection(entry.model or self.client.name, entry.base_url)
             changes = {
                 "agent": config.agent.model_copy(update={"sub_agents": {}}),
@@ -365,9 +378,9 @@ class Assembler:
                 answer=Text(),
                 stream=self._stream,
                 home=self._home,
-                output_formatter=self._formatter,
-                tool_executor=self._make_executor,
-                answer_generator=self._make_generator,
+                output_formatter=made("output_formatter") or self._formatter,
+                tool_executor=own("tool_executor") or self._make_executor,
+                answer_generator=own("answer_generator") or self._make_generator,
                 format_observation=self._format_observation,
                 secrets=self._secrets,
                 shares_policies=True,

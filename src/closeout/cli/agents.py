@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from closeout.agent import Agent
+from closeout.assembly.named import named_object
 from closeout.cli.options import RunOptions, make_agent
 from closeout.errors import UsageError
 
@@ -39,7 +38,7 @@ def load_agent(source: str | None, options: RunOptions) -> Agent[Any]:
         raise UsageError(f"{source} is neither a settings file (FILE.yaml) nor an agent (package.module:agent).")
     if options != RunOptions():
         raise UsageError(f"{source} is defined in Python. Set its model, tools and settings there.")
-    return _imported(module, attribute)
+    return _imported(source)
 
 
 def is_settings_file(source: str) -> bool:
@@ -47,22 +46,10 @@ def is_settings_file(source: str) -> bool:
     return Path(source).suffix.lower() in SETTINGS_FILES or os.sep in source
 
 
-def _imported(module: str, attribute: str) -> Agent[Any]:
-    folder = str(Path.cwd())
-    if folder not in sys.path:  # as with `python -m`
-        sys.path.insert(0, folder)
-    try:
-        found: Any = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise UsageError(f"{module} cannot be imported: it needs the module {error.name}.") from error
-        raise UsageError(f"There is no module {module}. Start the command in the folder that contains it.") from None
-    except Exception as error:
-        raise UsageError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
-    for name in attribute.split("."):
-        found = getattr(found, name, None)
+def _imported(source: str) -> Agent[Any]:
+    found = named_object(source)
     if not isinstance(found, Agent) and callable(found):
         found = found()
     if not isinstance(found, Agent):
-        raise UsageError(f"{module}:{attribute} must be an Agent, or a function that returns one, got {found!r:.80}.")
+        raise UsageError(f"{source} must be an Agent, or a function that returns one, got {found!r:.80}.")
     return found

@@ -20,6 +20,7 @@ from closeout.answers.contracts import Choice, Json
 from closeout.answers.grading import Grade, GradeMethod, grade
 from closeout.answers.normal_form import parse_number, plain_text, same_unit
 from closeout.answers.reading import shorten
+from closeout.assembly.named import named_object
 from closeout.errors import RunNotFound, UsageError
 from closeout.evaluate.scores import Attempted, Score
 
@@ -73,17 +74,8 @@ def make_scorer(source: ScorerSource, *, home: Any = None) -> Scorer:
             raise UsageError("judge needs the model that judges: judge:openai:gpt-5, judge:local.")
         return Judge(setting, home=home)
     if setting:
-        return FunctionScorer(_imported(name, setting), source)
+        return FunctionScorer(named_object(source), source)
     raise UsageError(f"'{source}' is not a scorer. Use {', '.join(_GRADED)}, numeric, judge:MODEL or module:function.")
-
-
-def _imported(module: str, name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"The scorer {module}:{name} cannot be imported: {error}.") from None
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
