@@ -1,15 +1,25 @@
-"""An agent for trials on a cluster: its script has no memory, and each request is noted with its process."""
+"""Agents for trials on a cluster: their scripts have no memory, and each request is noted with its process.
+
+As a program, `python ray_agents.py FOLDER NUMBER` drives an evaluation of the agent that pays.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
+import sys
+from collections import Counter
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from closeout import Agent
-from closeout.messages import Capabilities, ModelReply, ModelRequest, Usage
+from closeout import Agent, tool
+from closeout.evaluate import evaluate
+from closeout.messages import Capabilities, ModelReply, ModelRequest, ToolCall, Usage
 from closeout.models.base import BaseClient, OnDelta, OnRetry
+from scripted_answers import tasks
 
 
 class Slow(BaseClient):
@@ -36,3 +46,48 @@ class Slow(BaseClient):
 
 def make_agent(folder: str, seconds: float = 0.0) -> Agent[Any]:
     return Agent(Slow(folder, seconds))
+
+
+class Paying(Slow):
+    """Pays for the question once, then answers."""
+
+    async def complete(
+        self, request: ModelRequest, *, on_delta: OnDelta | None = None, on_retry: OnRetry | None = None
+    ) -> ModelReply:
+        reply = await super().complete(request)
+        if any(message["role"] == "tool" for message in request.messages):
+            return reply
+        question = next(message["content"] for message in request.messages if message["role"] == "user")
+        call = ToolCall("pay", {"purpose": question}, id="call_1")
+        return ModelReply("", tool_calls=(call,), finish_reason="tool_calls", usage=reply.usage, model="scripted")
+
+
+def make_paying_agent(folder: str, seconds: float = 0.0, *, on_crash: Any = "report") -> Agent[Any]:
+    file = Path(folder) / "payments.sqlite3"
+
+    @tool(on_crash=on_crash)
+    async def pay(purpose: str) -> str:
+        """Pay for something."""
+        with closing(sqlite3.connect(file, timeout=30, isolation_level=None)) as db:
+            db.execute("CREATE TABLE IF NOT EXISTS payments (purpose TEXT)")
+            db.execute("INSERT INTO payments VALUES (?)", (purpose,))
+        await asyncio.sleep(seconds)
+        return "paid"
+
+    return Agent(Paying(folder, seconds), tools=[pay])
+
+
+def payments(folder: Path) -> Counter[str]:
+    """Return how often each purpose was paid for."""
+    if not (folder / "payments.sqlite3").exists():
+        return Counter()
+    with closing(sqlite3.connect(folder / "payments.sqlite3", timeout=30)) as db:
+        return Counter(purpose for (purpose,) in db.execute("SELECT purpose FROM payments"))
+
+
+if __name__ == "__main__":
+    # By the module's name, so that a node imports the functions instead of those of a main program.
+    import ray_agents
+
+    agent = partial(ray_agents.make_paying_agent, sys.argv[1], 0.3)
+    asyncio.run(evaluate(agent, tasks(int(sys.argv[2])), scorer="exact", name="x", ray="auto"))

@@ -1,22 +1,32 @@
-"""Trials on a Ray cluster: what a task of it does, and that the loss of a node loses no trial."""
+"""Trials on a Ray cluster: what a task does, and that killed nodes and drivers repeat nothing that has effects."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import pickle
+import sqlite3
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from closeout.errors import UsageError
 from closeout.evaluate import EvalTask, evaluate
-from closeout.evaluate.on_ray import Batch, run_batch
-from closeout.evaluate.trials import Claim
-from ray_agents import make_agent
-from scripted_answers import tasks, until
+from closeout.evaluate.on_ray import Batch, prepare_folder, run_batch
+from closeout.evaluate.trials import Claim, Trial, TrialStore, evaluation_file
+from closeout.journal.store import open_store
+from ray_agents import make_agent, make_paying_agent, payments
+from scripted_answers import tasks
+
+HERE = Path(__file__).parent
 
 
 def batch(folder: Path, number: int) -> Batch:
@@ -25,6 +35,7 @@ def batch(folder: Path, number: int) -> Batch:
     ]
     return Batch(
         name="x",
+        folder="closeout-x",
         claims=tuple(claims),
         make_agent=partial(make_agent, str(folder)),
         scorers=("exact",),
@@ -32,7 +43,11 @@ def batch(folder: Path, number: int) -> Batch:
     )
 
 
-def test_a_task_returns_outcomes_scores_and_the_journal_and_leaves_nothing(tmp_path: Path, home: Path) -> None:
+def test_a_task_returns_outcomes_scores_and_the_journal(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    prepare_folder("closeout-x")
     found = pickle.loads(pickle.dumps(run_batch(pickle.loads(pickle.dumps(batch(tmp_path, 3))))))
     assert [outcome.answer for outcome in found.outcomes] == ["0", "1", "2"]
     assert [scores["exact"].correct for scores in found.scores] == [True] * 3
@@ -46,43 +61,116 @@ def test_an_agent_must_be_made_on_each_node() -> None:
         asyncio.run(evaluate(make_agent("."), tasks(1), ray="auto"))
 
 
+def test_two_evaluations_of_one_name_have_ids_of_their_own(tmp_path: Path) -> None:
+    first, second = (TrialStore(evaluation_file(tmp_path / folder, "x"), {}) for folder in "ab")
+    again = TrialStore(evaluation_file(tmp_path / "a", "x"), {})
+    assert first.id == again.id != second.id
+    for store in (first, second, again):
+        store.close()
+
+
+@pytest.mark.parametrize(("on_crash", "paid", "ended"), [("report", 0, "Interrupted"), ("rerun", 1, "")])
+def test_a_trial_that_a_node_had_begins_again_only_if_its_tools_have_no_effects(
+    tmp_path: Path, home: Path, on_crash: str, paid: int, ended: str
+) -> None:
+    agent = make_paying_agent(str(tmp_path), on_crash=on_crash)
+    asyncio.run(evaluate(agent, tasks(1), scorer="exact", name="x", max_tokens=0))
+    store = TrialStore(evaluation_file(home, "x"))
+    store.register("")
+    store.send(store.exchange((), 1, 0.0, 0), "a node that is gone")
+    store.close()
+    report = asyncio.run(evaluate(agent, tasks(1), scorer="exact", name="x"))
+    (trial,) = report.trials
+    assert trial.outcome is not None
+    assert trial.outcome.error_kind == ended
+    assert payments(tmp_path).total() == paid
+
+
+Kill = Callable[[Any, list[Any], subprocess.Popen[bytes]], None]
+
+
+def kill_driver(cluster: Any, nodes: list[Any], driver: subprocess.Popen[bytes]) -> None:
+    driver.kill()
+
+
+def kill_node(cluster: Any, nodes: list[Any], driver: subprocess.Popen[bytes]) -> None:
+    cluster.remove_node(nodes.pop(0), allow_graceful=False)
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-def test_a_node_that_is_killed_loses_no_trial(
+def test_killed_nodes_and_drivers_repeat_no_payment(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    here = str(Path(__file__).parent)
-    source = str(Path(__file__).parent.parent / "src")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, source]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "src")]))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray = pytest.importorskip("ray")
+    trials, interrupted = pay_through_kills(tmp_path, home, 60, [kill_driver, kill_node])
+    paid = payments(tmp_path)
+    assert max(paid.values()) == 1
+    answered = {trial.task_id for trial in trials if trial.outcome and trial.outcome.status == "answered"}
+    assert len(answered) + len(interrupted) == len(trials) == 60
+    assert {f"t{purpose.removesuffix('?')}" for purpose in paid} <= answered | interrupted
+    assert 0 < len(interrupted) <= 20  # what the killed node had
+    runs = open_store(home).runs(limit=1000)
+    assert len(answered) <= len(runs) <= 60
+    assert open_store(home).read(runs[0].run_id).problems == ()
+    assert len(list(tmp_path.glob("node-*/closeout-*"))) == 1  # that of the killed node
+
+
+def pay_through_kills(folder: Path, home: Path, number: int, kills: Sequence[Kill]) -> tuple[list[Trial], set[str]]:
+    """Evaluate an agent that pays while nodes and drivers are killed.
+
+    Returns:
+        The trials, and the ids of the tasks whose trials were interrupted, or in which a call was.
+    """
+    pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     small = {"object_store_memory": 80_000_000}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    made = count()
+
+    def node() -> Any:
+        own = folder / f"node-{next(made)}"
+        own.mkdir()
+        return cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(own)}, **small)
+
+    def start() -> subprocess.Popen[bytes]:
+        env = {**os.environ, "RAY_ADDRESS": cluster.address}
+        return subprocess.Popen([sys.executable, str(HERE / "ray_agents.py"), str(folder), str(number)], env=env)
+
+    driver: subprocess.Popen[bytes] | None = None
     try:
-        nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
-        ray.init(address=cluster.address, log_to_driver=False)
-        noted = tmp_path / "noted.txt"
-
-        async def main() -> object:
-            work = asyncio.ensure_future(
-                evaluate(partial(make_agent, str(tmp_path), 0.3), tasks(60), scorer="exact", name="x", ray="auto")
-            )
-            await until(lambda: noted.exists() and len(noted.read_text().splitlines()) > 20)
-            await asyncio.to_thread(cluster.remove_node, nodes[1], allow_graceful=False)
-            return await work
-
-        report = asyncio.run(main())
-        from closeout.journal.store import open_store
-
-        assert (report.totals.finished, report.totals.correct) == (60, 60)  # type: ignore[attr-defined]
-        runs = open_store(home).runs(limit=1000)
-        assert len(runs) == 60
-        assert {run.status for run in runs} == {"answered"}
-        assert open_store(home).read("x.7-t7.e1").problems == ()
-        assert len({line.split()[1] for line in noted.read_text().splitlines()}) > 1
+        nodes = [node() for _ in range(2)]
+        driver = start()
+        for done, kill in enumerate(kills, 1):
+            enough = number * done // (len(kills) + 1)
+            while payments(folder).total() + len(lost(home)) < enough and driver.poll() is None:
+                time.sleep(0.02)
+            kill(cluster, nodes, driver)
+            if len(nodes) < 2:
+                nodes.append(node())
+            if kill is kill_driver:
+                driver.wait()
+                driver = start()
+        assert driver.wait(240) == 0
     finally:
-        ray.shutdown()
+        if driver is not None:
+            driver.kill()
+            driver.wait()
         cluster.shutdown()
-        sys.modules.pop("ray_agents", None)
+    store = TrialStore(evaluation_file(home, "x"))
+    trials = store.trials()
+    store.close()
+    return trials, lost(home)
+
+
+def lost(home: Path) -> set[str]:
+    """Return the tasks whose trials were reported as interrupted."""
+    file = evaluation_file(home, "x")
+    if not file.exists():
+        return set()
+    with closing(sqlite3.connect(file)) as db, suppress(sqlite3.OperationalError):  # its tables may be missing yet
+        query = "SELECT id FROM trials JOIN tasks ON tasks.number=task WHERE error_kind='Interrupted'"
+        return {task for (task,) in db.execute(query)}
+    return set()

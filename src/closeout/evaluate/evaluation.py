@@ -19,7 +19,7 @@ from closeout.evaluate.outcome import agent_for_task, store_of
 from closeout.evaluate.report import Report, read_report
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Attempted, Score
-from closeout.evaluate.sweep import Sweep, SweepSettings, score_attempt
+from closeout.evaluate.sweep import Sweep, SweepSettings, may_run_again, score_attempt
 from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
 from closeout.evaluate.trials import TrialStore, evaluation_file
 from closeout.journal.run_journal import new_run_id
@@ -128,7 +128,11 @@ async def evaluate(
             store.add_tasks(read, epochs, None if shard is None else shard_of(len(read), *shard))
             sweep: Sweep | RaySweep
             if ray:
-                sweep = _ray_sweep(store, agent, _as_list(scorer), settings, address=ray)
+                from closeout.evaluate.on_ray import RaySweep
+
+                make: Any = agent
+                again = await may_run_again(example)
+                sweep = RaySweep(store, make, _as_list(scorer), settings, may_rerun=again, address=ray)
             else:
                 sweep = Sweep(store, _agent_for(agent), scorers, settings)
             return await _work(store, sweep, scorers, on_start)
@@ -210,14 +214,6 @@ def _example(agent: AgentSource, task: EvalTask, *, on_ray: bool) -> Agent[Any]:
     make: Any = agent
     made: Agent[Any] = make() if on_ray else make(task)
     return made
-
-
-def _ray_sweep(
-    store: TrialStore, make_agent: Any, scorers: Sequence[ScorerSource], settings: SweepSettings, *, address: str
-) -> RaySweep:
-    from closeout.evaluate.on_ray import RaySweep
-
-    return RaySweep(store, make_agent, scorers, settings, address=address)
 
 
 def _as_list(scorer: ScorerSource | Sequence[ScorerSource]) -> list[ScorerSource]:

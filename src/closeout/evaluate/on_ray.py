@@ -1,8 +1,10 @@
 """Run the trials of an evaluation as tasks of a Ray cluster, and bring their journals home.
 
-The driver claims trials like any worker, so drivers and ordinary workers may share an evaluation. A task runs a batch
-of trials in a journal of its own on its node and returns their outcomes, their scores and that journal. When a node
-dies, Ray runs its batches again on another one.
+The driver claims trials like any worker, so drivers and ordinary workers may share an evaluation. It chooses the node
+of each trial and notes it before it sends the trial there. A task runs a batch of trials in the journal that its node
+keeps for the evaluation, and returns their outcomes, their scores and their runs. An interrupted trial is resumed on
+its node. If the node is gone, so are the intents of its calls: the trial is run again if no tool of the agent has
+effects, and is otherwise reported as interrupted. Ray itself repeats nothing.
 """
 
 from __future__ import annotations
@@ -13,29 +15,33 @@ import shutil
 import tempfile
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from closeout.agent import Agent
-from closeout.errors import UsageError, error_type
+from closeout.errors import JournalError, UsageError, error_type
 from closeout.evaluate.outcome import RunOutcome, agent_for_task, origin_of, store_of
 from closeout.evaluate.scorers import Scorer, ScorerSource, make_scorer
 from closeout.evaluate.scores import Score
-from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, score_attempt
+from closeout.evaluate.sweep import FATAL, SweepSettings, attempted, lost, score_attempt
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
 from closeout.journal.store import Store, close_stores, open_store
 
-__all__ = ["Batch", "BatchResult", "RaySweep", "run_batch"]
+__all__ = ["Batch", "BatchResult", "RaySweep", "prepare_folder", "remove_folder", "run_batch"]
 
 TRIALS_PER_TASK = 10
-TASKS_PER_CPU = 2  # submitted, so that no CPU waits for the driver
-# Retries of a batch whose node or process died.
-MAX_TASK_RETRIES = 10
+# Submitted, so that no CPU waits for the driver.
+TASKS_PER_CPU = 2
+# Tries of a trial in whose batch the process of the task died.
+MAX_TRIES = 10
 WAIT_SECONDS = 0.5
+# Seconds that a node has to delete its folder at the end.
+CLEAN_UP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,7 @@ class Batch:
 
     Attributes:
         name: The evaluation.
+        folder: The name of the folder that the node keeps for the evaluation.
         claims: The trials.
         make_agent: Makes the agent, on the node.
         scorers: Names of scorers, or functions that can be pickled.
@@ -51,6 +58,7 @@ class Batch:
     """
 
     name: str
+    folder: str
     claims: tuple[Claim, ...]
     make_agent: Callable[[], Agent[Any]]
     scorers: tuple[ScorerSource, ...]
@@ -66,25 +74,42 @@ class BatchResult:
     journal: bytes
 
 
+def prepare_folder(name: str) -> bool:
+    """Make a node's folder for an evaluation. Return False if it was there, with what earlier tasks recorded."""
+    folder = Path(tempfile.gettempdir()) / name
+    existed = folder.is_dir()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return not existed
+
+
+def remove_folder(name: str) -> None:
+    """Delete a node's folder for an evaluation."""
+    shutil.rmtree(Path(tempfile.gettempdir()) / name, ignore_errors=True)
+
+
 def run_batch(batch: Batch) -> BatchResult:
     """Run a batch of trials, in the process of a task.
 
-    The node keeps their journal until the batch is done, so that a process that dies there loses nothing.
+    The node keeps their journal until the evaluation is done, so that a process or a driver that dies loses nothing.
+
+    Raises:
+        JournalError: The node's folder is gone, and with it what earlier tasks recorded.
     """
-    folder = Path(tempfile.gettempdir()) / f"closeout-{batch.claims[0].run_id}"
+    folder = Path(tempfile.gettempdir()) / batch.folder
+    if not folder.is_dir():
+        raise JournalError(f"{folder} is gone, the folder of an evaluation at work. Start the evaluation again.")
     before = os.environ.get("CLOSEOUT_HOME")
     os.environ["CLOSEOUT_HOME"] = str(folder / "home")
     try:
         agent = batch.make_agent()
         store = store_of(agent)
         outcomes, scores = zip(*asyncio.run(_run_trials(batch, agent, store)), strict=True)
-        runs = {claim.run_id for claim in batch.claims}
-        copy_runs(store.path.parent, open_store(folder / "pack"), runs)
-        close_stores()
-        return BatchResult(outcomes, scores, zlib.compress((folder / "pack" / FILE_NAME).read_bytes()))
+        with tempfile.TemporaryDirectory(dir=folder) as pack:
+            copy_runs(store.path.parent, open_store(Path(pack)), {claim.run_id for claim in batch.claims})
+            close_stores()
+            return BatchResult(outcomes, scores, zlib.compress((Path(pack) / FILE_NAME).read_bytes()))
     finally:
         close_stores()
-        shutil.rmtree(folder, ignore_errors=True)
         if before is None:
             del os.environ["CLOSEOUT_HOME"]
         else:
@@ -133,6 +158,7 @@ class RaySweep:
         make_agent: Makes the agent, on a node. It must be picklable, or importable there.
         scorers: Names of scorers, or functions.
         settings: How it works; `concurrency` does not apply.
+        may_rerun: No tool of the agent has effects: a trial whose node is gone is run again.
         address: The cluster, "auto" for the one of this machine. Ignored if Ray is connected already.
 
     Raises:
@@ -146,14 +172,18 @@ class RaySweep:
         scorers: Sequence[ScorerSource],
         settings: SweepSettings,
         *,
+        may_rerun: bool,
         address: str = "auto",
     ) -> None:
         self._store = store
         self._make_agent = make_agent
         self._scorers = tuple(scorers)
         self._settings = settings
+        self._may_rerun = may_rerun
         self._ray = _connected(address)
         self._home = store.path.parent.parent
+        self._kept: dict[str, bool] = {}  # node → its folder has what the tasks of earlier drivers recorded
+        self._sent: set[int] = set()  # the numbers of the trials that this driver sent
         self._batches: dict[Any, Batch] = {}  # batches in flight, by the reference of their result
         self.stopped = ""
 
@@ -175,12 +205,13 @@ class RaySweep:
             for reference in self._batches:
                 self._ray.cancel(reference, force=True)
             self._store.release_all()
+        if not self.stopped:
+            await asyncio.to_thread(self._clean_up)
 
     def _work(self) -> None:
-        task = self._ray.remote(num_cpus=1, max_retries=MAX_TASK_RETRIES)(run_batch)
         self._store.free_orphans()
         while True:
-            self._submit(task)
+            self._submit()
             if not self._batches:
                 control = self._store.control()
                 if self.stopped or (not control.waiting and not control.running):
@@ -192,7 +223,7 @@ class RaySweep:
             if not self._batches:
                 time.sleep(WAIT_SECONDS)
 
-    def _submit(self, task: Any) -> None:
+    def _submit(self) -> None:
         control = self._store.control()
         settings = self._settings
         if control.state == "stopped":
@@ -203,31 +234,98 @@ class RaySweep:
             self.stopped = "max_tokens"
         if self.stopped or control.state == "paused":
             return
-        wanted = max(int(self._ray.cluster_resources().get("CPU", 0)), 1) * TASKS_PER_CPU - len(self._batches)
-        claims = self._store.exchange((), max(wanted, 0) * TRIALS_PER_TASK, 0.0, 0)
+        free = self._free()
+        claims = self._store.exchange((), sum(max(tasks, 0) for tasks in free.values()) * TRIALS_PER_TASK, 0.0, 0)
+        new: list[Claim] = []
+        begun: dict[str, list[Claim]] = {}
+        for claim in claims:
+            if claim.node in free and (self._kept[claim.node] or claim.number in self._sent):
+                begun.setdefault(claim.node, []).append(claim)
+            elif claim.node and not self._may_rerun:
+                self._store.exchange([self._lost(claim)], 0, 0.0, 0)
+            else:
+                new.append(claim)
+        for node, chosen in begun.items():
+            free[node] -= self._send(chosen, node)
+        while new:
+            node = max(free, key=free.__getitem__)
+            free[node] -= self._send(new[:TRIALS_PER_TASK], node)
+            del new[:TRIALS_PER_TASK]
+
+    def _free(self) -> dict[str, int]:
+        """Return how many tasks may be sent to each node that is alive and has CPUs."""
+        busy = Counter(batch.claims[0].node for batch in self._batches.values())
+        return {
+            node["NodeID"]: cpus * TASKS_PER_CPU - busy[node["NodeID"]]
+            for node in self._ray.nodes()
+            if node["Alive"] and (cpus := int(node["Resources"].get("CPU", 0))) and self._prepared(node["NodeID"])
+        }
+
+    def _folder(self, node: str) -> str:
+        return f"closeout-{self._store.id}-{node}"  # a machine may be several nodes
+
+    def _prepared(self, node: str) -> bool:
+        """Make a node's folder, once. Return False if the node cannot be used now."""
+        from ray.exceptions import RayError
+
+        if node not in self._kept:
+            try:
+                made = self._ray.get(self._on(node, prepare_folder, self._folder(node), num_cpus=0))
+            except RayError:
+                return False
+            self._kept[node] = not made
+        return True
+
+    def _on(self, node: str, function: Callable[[Any], Any], argument: Any, *, num_cpus: int) -> Any:
+        """Call a function on a node, at most once. Return the reference of its result."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = self._ray.remote(num_cpus=num_cpus, max_retries=0, scheduling_strategy=there)(function)
+        return task.remote(argument)
+
+    def _send(self, claims: Sequence[Claim], node: str) -> int:
+        """Send trials to a node, and return the number of tasks."""
+        self._store.send(claims, node)
+        self._sent.update(claim.number for claim in claims)
+        sent = 0
         for first in range(0, len(claims), TRIALS_PER_TASK):
-            chosen = tuple(claims[first : first + TRIALS_PER_TASK])
             batch = Batch(
                 name=self._store.path.stem,
-                claims=chosen,
+                folder=self._folder(node),
+                claims=tuple(replace(claim, node=node) for claim in claims[first : first + TRIALS_PER_TASK]),
                 make_agent=self._make_agent,
                 scorers=self._scorers,
-                origin=settings.origin,
+                origin=self._settings.origin,
             )
-            self._batches[task.remote(batch)] = batch
+            self._batches[self._on(node, run_batch, batch, num_cpus=1)] = batch
+            sent += 1
+        return sent
+
+    def _lost(self, claim: Claim) -> Finished:
+        return lost(claim, [make_scorer(each, home=self._home).name for each in self._scorers])
+
+    def _clean_up(self) -> None:
+        """Delete the nodes' folders: every run is at home."""
+        tasks = [self._on(node, remove_folder, self._folder(node), num_cpus=0) for node in self._free()]
+        self._ray.wait(tasks, num_returns=len(tasks), timeout=CLEAN_UP_SECONDS)
 
     def _collect(self, reference: Any) -> None:
-        """Store the results of a batch. One that was lost for good runs again later."""
-        from ray.exceptions import RayError, RayTaskError
+        """Store the results of a batch. The trials of one that was lost are claimed again."""
+        from ray.exceptions import RayError, RayTaskError, WorkerCrashedError
 
         batch = self._batches.pop(reference)
         try:
             result: BatchResult = self._ray.get(reference)
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
-        except RayError:
-            lost = [Released(claim, after=WAIT_SECONDS, failed=True) for claim in batch.claims]
-            self._store.exchange(lost, 0, 0.0, 0)
+        except RayError as error:
+            failed = isinstance(error, WorkerCrashedError)
+            back = [
+                self._lost(claim) if failed and claim.tries >= MAX_TRIES else Released(claim, WAIT_SECONDS, failed)
+                for claim in batch.claims
+            ]
+            self._store.exchange(back, 0, 0.0, 0)
             return
         done = [
             self._done(claim, outcome, scores)

@@ -88,6 +88,19 @@ class RunOutcome:
             permanent=True,
         )
 
+    @classmethod
+    def of_lost(cls) -> RunOutcome:
+        """Return the outcome of a run whose record is lost, so that nobody knows which of its calls were made."""
+        return cls(
+            answer=None,
+            status="failed",
+            stop_reason="failed",
+            error="The run was interrupted: it began on a node of a cluster whose record is lost. Its agent has tools "
+            "with effects, so it was not run again. Check what it did, then run it again: closeout eval retry.",
+            error_kind="Interrupted",
+            permanent=True,
+        )
+
 
 def store_of(agent: Agent[Any]) -> Store:
     """Return the store of an agent's runs.

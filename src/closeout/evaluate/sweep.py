@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,7 @@ from closeout.evaluate.tasks import EvalTask
 from closeout.evaluate.trials import Claim, Finished, Released, TrialStore
 from closeout.run.gate import RequestGate
 
-__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "score_attempt"]
+__all__ = ["FATAL", "AgentFor", "Sweep", "SweepSettings", "attempted", "lost", "may_run_again", "score_attempt"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -223,6 +223,8 @@ class Sweep:
     async def _finish(self, claim: Claim) -> Finished | Released:
         task, settings = claim.task, self._settings
         agent = self._agent_for(task).with_gate(self.gate)
+        if claim.node and not await may_run_again(agent):
+            return lost(claim, [each.name for each in self._scorers])
         try:
             result = await agent.run_once(
                 task.question,
@@ -261,6 +263,20 @@ class Sweep:
 
     def _spend(self, cost: float, tokens: int) -> asyncio.Future[tuple[float, int]]:
         return asyncio.get_running_loop().run_in_executor(self._database, self._store.spend, cost, tokens)
+
+
+async def may_run_again(agent: Agent[Any]) -> bool:
+    """Return True if a run whose record is lost may begin again: none of the agent's tools has effects."""
+    from closeout.run.subagents import may_rerun
+
+    async with agent:
+        return may_rerun(agent.plan())
+
+
+def lost(claim: Claim, names: Iterable[str]) -> Finished:
+    """Return a trial whose run was interrupted and must not begin again, with a score by each scorer."""
+    outcome = RunOutcome.of_lost()
+    return Finished(claim, outcome, {name: Score(0.0, False, "The run failed.") for name in names})
 
 
 def attempted(

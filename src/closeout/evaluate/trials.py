@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import sqlite3
 import time
@@ -62,6 +63,8 @@ CREATE TABLE workers (
   id INTEGER PRIMARY KEY AUTOINCREMENT, pid INTEGER NOT NULL, host TEXT NOT NULL, started REAL NOT NULL,
   command TEXT NOT NULL);
 """
+# Trials that a driver sent to a node, and whose runs may have begun there.
+_SENT = "CREATE TABLE IF NOT EXISTS sent (trial INTEGER PRIMARY KEY, node TEXT NOT NULL)"
 _OUTCOME = tuple(field.name for field in fields(RunOutcome))
 # The columns' names are those of a class, not of a user.
 _FINISH = "UPDATE trials SET state=?, worker=NULL, ended=?, {} WHERE number=? AND worker=?".format(  # noqa: S608
@@ -110,13 +113,14 @@ class StoredScore:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A trial that this worker may run."""
+    """A trial that this worker may run. `node` is that of a cluster where its run may have begun."""
 
     number: int
     task: EvalTask
     epoch: int
     run_id: str
     tries: int
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +244,7 @@ class TrialStore:
                 if self._format() == 0:  # another process may have done it meanwhile
                     for statement in _SCHEMA.split(";"):
                         db.execute(statement)
-                    row = (self.path.stem, time.time(), json.dumps(spec))
+                    row = (self.path.stem, time.time(), json.dumps({**spec, "id": secrets.token_hex(8)}))
                     db.execute("INSERT INTO evaluation VALUES (1,?,?,?,'running',NULL,0.0,0)", row)
                     db.execute(f"PRAGMA user_version={FORMAT}")
         if self._format() != FORMAT:
@@ -278,6 +282,13 @@ class TrialStore:
     def spec(self) -> dict[str, Any]:
         """The description of the evaluation: agent, settings, scorers, command, versions."""
         return dict(json.loads(self._query("SELECT spec FROM evaluation")[0][0]))
+
+    @property
+    def id(self) -> str:
+        """A random text that no other evaluation has, whatever its name and home."""
+        if "id" not in self.spec:  # an older version made it
+            self.update_spec({"id": secrets.token_hex(8)})
+        return str(self.spec["id"])
 
     def update_spec(self, changes: Mapping[str, Any]) -> None:
         """Change parts of the spec."""
@@ -376,6 +387,7 @@ class TrialStore:
         """Register this process as a worker. It may claim trials until it closes the store or dies."""
         row = (os.getpid(), socket.gethostname(), time.time(), command)
         with self._transaction() as db:
+            db.execute(_SENT)
             self.worker = int(db.execute("INSERT INTO workers VALUES (NULL,?,?,?,?)", row).lastrowid or 0)
         self._locks = RunLocks(Path(f"{self.path}-workers"))
         self._locks.take(f"worker {self.worker}", self.worker)
@@ -404,6 +416,7 @@ class TrialStore:
                 self.worker,
             ),
         )
+        db.execute("DELETE FROM sent WHERE trial=?", (done.claim.number,))
         self._put_scores(db, done.claim.number, done.scores)
 
     def _put_scores(self, db: sqlite3.Connection, trial: int, scores: Mapping[str, Score]) -> None:
@@ -421,7 +434,8 @@ class TrialStore:
     def _claim(self, db: sqlite3.Connection, free: int) -> list[Claim]:
         now = time.time()
         rows = db.execute(
-            "SELECT trials.number, body, epoch, run_id, tries FROM trials JOIN tasks ON tasks.number=trials.task "
+            "SELECT trials.number, body, epoch, run_id, tries, coalesce(node, '') FROM trials "
+            "JOIN tasks ON tasks.number=trials.task LEFT JOIN sent ON sent.trial=trials.number "
             "WHERE state='waiting' AND not_before<=? ORDER BY trials.number LIMIT ?",
             (now, free),
         ).fetchall()
@@ -430,6 +444,12 @@ class TrialStore:
             ((self.worker, now, row[0]) for row in rows),
         )
         return [Claim(number, EvalTask.of(json.loads(body)), *rest) for number, body, *rest in rows]
+
+    def send(self, claims: Sequence[Claim], node: str) -> None:
+        """Note that claimed trials are about to be sent to a node. The note is on the disk when this returns."""
+        self._query("PRAGMA synchronous=FULL")
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO sent VALUES (?,?)", ((claim.number, node) for claim in claims))
 
     def release_all(self) -> None:
         """Release the trials that this worker still holds."""

@@ -135,6 +135,17 @@ def may_destroy(plan: AgentPlan, depth: int = MAX_DEPTH) -> bool:
     return any(each.manager.has_servers or depth < 1 or may_destroy(each, depth - 1) for each in below)
 
 
+def may_rerun(plan: AgentPlan, depth: int = MAX_DEPTH) -> bool:
+    """Return True if a run may begin again although it made calls before. The agent must be open."""
+    if depth < MAX_DEPTH and plan.manager.has_servers:
+        return False  # the tools of a sub-agent's servers are known when it is called
+    return all(spec.policy.crash_rule == "rerun" for spec in plan.offered_tools()) and all(
+        may_rerun(each.plan_of(False), depth - 1)
+        for each in (plan.manager.local_tools if depth else ())
+        if isinstance(each, SubAgentTool)
+    )
+
+
 def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentPlan]) -> Tool[..., Any]:
     """Return an agent as a tool that takes a `task` and returns the agent's report.
 
