@@ -299,17 +299,17 @@ def test_an_unknown_model_has_no_price_and_ones_own_prices_go_first():
 
 
 def test_known_prices_count_only_for_the_vendors_own_host():
-    assert OpenAIClient("gpt-5", api_key="k")._price == PRICES["gpt-5"]
-    assert OpenAIClient("gpt-5", "http://localhost:1/v1")._price is None
+    assert OpenAIClient("gpt-5", api_key="k").price == PRICES["gpt-5"]
+    assert OpenAIClient("gpt-5", "http://localhost:1/v1").price is None
     for name in ("x", "x-2026-01-31", "x-latest"):
-        assert OpenAIClient(name, "http://localhost:1/v1", prices={"x": (1.0, 2.0)})._price == Price(1.0, 2.0)
-    assert OpenAIClient("gpt-5", "http://localhost:1/v1", prices={"x": (1.0, 2.0)})._price is None
+        assert OpenAIClient(name, "http://localhost:1/v1", prices={"x": (1.0, 2.0)}).price == Price(1.0, 2.0)
+    assert OpenAIClient("gpt-5", "http://localhost:1/v1", prices={"x": (1.0, 2.0)}).price is None
 
 
 @pytest.mark.parametrize("name", ["openai:m", "anthropic:m"])
 def test_prices_in_the_settings_are_those_of_the_client(name: str):
     settings = LLMSettings(prices={"m": [1, 2]})
-    assert connect(name, "http://localhost:1/v1", settings=settings)._price == Price(1.0, 2.0)
+    assert connect(name, "http://localhost:1/v1", settings=settings).price == Price(1.0, 2.0)
 
 
 # ------------------------------------------------------------------------------------------------ encoding
