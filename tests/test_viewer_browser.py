@@ -204,6 +204,7 @@ def test_a_json_result_is_indented_and_a_list_of_flat_objects_is_a_table(viewer:
         ],
     )
     page = viewer.open("#/run/one")
+    page.wait_for_selector(".result table")
     rows = page.locator(".result table tr").all_inner_texts()
     assert rows == ["year\tid\topen", "1832\t12345678901234567890\t", "1.50\t\ttrue"]
     assert texts(page, ".result:not(:has(table)) .text") == [
