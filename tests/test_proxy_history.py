@@ -204,3 +204,88 @@ async def test_a_translated_history_is_repaired_too(home: Path) -> None:
         sent = server.model.requests[0].json["messages"]
         assert problems(sent) == []
         assert NO_RESULT in str(sent)
+
+
+# --------------------------------------------------------------------------------------- fields of other vendors
+
+
+THOUGHT = {
+    "role": "assistant",
+    "content": "Hello",
+    "reasoning_content": "They greet.",
+    "annotations": [],
+    "refusal": None,
+}
+FOREIGN = [{"role": "user", "content": "Hi"}, THOUGHT, ASKED]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("vendor", ["cerebras", "groq"])
+async def test_fields_that_a_server_refuses_are_left_out_for_that_model_and_key(
+    home: Path, vendor: str, stream: bool
+) -> None:
+    async with proxied(home, lambda view: answer("5"), vendor=vendor) as server:
+
+        async def status(model: str, key: str) -> int:
+            body = {"model": model, "messages": FOREIGN, "stream": stream}
+            headers = {"Authorization": f"Bearer {key}"}
+            async with server.http.post(f"{server.url}/v1/chat/completions", json=body, headers=headers) as response:
+                await response.read()
+                return response.status
+
+        def asked() -> int:
+            before, server.model.requests[:] = len(server.model.requests), []
+            return before
+
+        assert (await status("m", "a"), sent_names(server.model.requests[-1].json)) == (200, set())
+        assert asked() == (2 if vendor == "cerebras" else 4)
+        assert (await status("m", "a"), asked()) == (200, 1)
+        assert (await status("m", "b"), asked() > 1) == (200, True)
+        assert (await status("other", "a"), asked() > 1) == (200, True)
+        records = await server.records()
+    kinds = [{event.kind for event in events if isinstance(event, Repaired)} for events in records]
+    assert kinds == [{"history_field"}] * 4
+
+
+def sent_names(body: Any) -> set[str]:
+    """The fields of the assistant's first message beyond the protocol's."""
+    return next(set(each) for each in body["messages"] if each["role"] == "assistant") - {"role", "content"}
+
+
+async def test_an_own_field_goes_back_to_its_vendor_as_it_came(home: Path) -> None:
+    own = {"role": "assistant", "content": "Hello", "reasoning": "They greet."}
+    async with proxied(home, lambda view: answer("5"), vendor="cerebras") as server:
+        for _ in range(2):
+            body = {"model": "m", "messages": [own, *FOREIGN]}
+            async with server.http.post(f"{server.url}/v1/chat/completions", json=body) as response:
+                assert response.status == 200
+        assert [sent_names(each.json) for each in server.model.requests] == [{"reasoning"}] * 3
+
+
+async def test_a_proxy_that_only_records_passes_the_refusal_on(home: Path) -> None:
+    async with proxied(home, lambda view: answer("5"), vendor="cerebras", record_only=True) as server:
+        body = {"model": "m", "messages": FOREIGN}
+        async with server.http.post(f"{server.url}/v1/chat/completions", json=body) as response:
+            said = await response.json()
+    assert (response.status, said["code"]) == (400, "wrong_api_format")
+
+
+async def test_a_field_that_the_error_does_not_name_stays(home: Path) -> None:
+    async with proxied(home, lambda view: answer("5"), vendor="mistral") as server:
+        messages = [ASKED, {**calls(("a", "{}")), "reasoning_content": "So."}, result("a")]
+        body = {"model": "m", "messages": messages}
+        async with server.http.post(f"{server.url}/v1/chat/completions", json=body) as response:
+            assert response.status == 400
+    assert len(server.model.requests) == 1
+
+
+@pytest.mark.parametrize("vendor", ["cerebras", "groq"])
+async def test_a_translated_history_leaves_them_out_too(home: Path, vendor: str) -> None:
+    thought = {"type": "thinking", "thinking": "They greet.", "signature": "c2ln"}
+    said = {"role": "assistant", "content": [thought, {"type": "text", "text": "Hello"}]}
+    body = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}, said, ASKED]}
+    async with proxied(home, lambda view: answer("5"), vendor=vendor) as server:
+        for _ in range(2):
+            async with server.http.post(f"{server.url}/v1/messages", json=body) as response:
+                assert response.status == 200
+    assert len(server.model.requests) <= 3

@@ -16,7 +16,7 @@ from closeout.messages import Message
 from closeout.models.anthropic import conversation, read_message
 from closeout.models.base import assistant_message
 from closeout.models.openai import OpenAIStream, read_completion
-from closeout.models.openai_messages import MessageEncoder
+from closeout.models.openai_messages import MessageEncoder, refused_names
 from closeout.models.streaming import ReplyBuilder
 from closeout.testing import ScriptedClient, answer, call, serve_script
 from closeout.testing.scripted_server import ScriptedServer
@@ -105,6 +105,42 @@ async def test_a_server_that_does_not_take_its_own_fields_back_is_asked_again_wi
         server._vendor = type(VENDORS["gemini"])(VENDORS["gemini"].attach, strict)
         result = await agent(server, "gemini").run("What is k1?")
     assert (result.answer, refusals(server)) == ("42", 1)
+
+
+THOUGHT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello", "reasoning_content": "They greet."},
+]
+
+
+@STREAMED
+async def test_cerebras_gets_its_reasoning_under_its_own_name(stream: bool):
+    script = [*SCRIPT[:2], ModelError("The server stops."), *SCRIPT[2:]]
+    async with serve_script(script, vendor="cerebras") as server:
+        await agent(server, "cerebras", stream=stream).run("What is k1?", run_id="r")
+        script.pop(2)
+        result = await agent(server, "cerebras", stream=stream).resume("r")  # a new client, which learned nothing
+    assert (result.answer, refusals(server)) == ("42", 1)  # the one of the script
+    assert [message["reasoning"] for message in by_model(server.requests[-1].json)] == ["Thought 1.", "Thought 2."]
+
+
+@pytest.mark.parametrize("vendor", ["cerebras", "groq"])
+async def test_a_server_that_refuses_the_reasoning_of_others_gets_its_own_only(vendor: str):
+    async with serve_script(SCRIPT, vendor=vendor) as server:
+        result = await agent(server, vendor).run("What is k1?", history=THOUGHT)
+    assert (result.answer, result.rollbacks, refusals(server)) == ("42", 0, 1)
+    foreign, *own = by_model(server.requests[-1].json)
+    assert "reasoning_content" not in foreign
+    assert all(message.get("reasoning") for message in own) == (vendor == "cerebras")
+
+
+def test_an_ordinary_word_in_an_error_names_no_field():
+    sent = {"reasoning", "reasoning_content", "x_state"}
+    assert refused_names(sent, "temperature", "temperature is not supported by reasoning models") == set()
+    assert refused_names(sent, "", "The reasoning engine failed: 'reasoning' is required") == set()
+    assert refused_names(sent, "messages[1].reasoning", "Unknown parameter") == {"reasoning"}
+    assert refused_names(sent, "", "Extra inputs are not permitted: x_state") == {"x_state"}
+    assert refused_names(sent, "", "messages[2].reasoning: reasoning is not supported with this model") == {"reasoning"}
 
 
 async def test_deepseek_gets_an_empty_thought_for_answers_of_other_models():

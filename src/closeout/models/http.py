@@ -18,11 +18,12 @@ from closeout.models import transport
 from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.catalog import PRICES, Price, find_price
 from closeout.models.http_errors import (
+    REFUSES,
     error_from_body,
     error_from_response,
     explain,
     is_overflow,
-    refused_parameter,
+    refusal,
     refuses_tools,
     rejected_text,
 )
@@ -40,11 +41,6 @@ MAX_UNREAD = 2**20
 # Seconds that a stream may stay open after its finish_reason: the usage comes in an event of its own.
 FINISH_SECONDS = 2.0
 TOOLS_KEPT = 1024  # lists of tools whose JSON is kept
-_REFUSES = re.compile(
-    r"not supported|unsupported|does not support|unrecognized|unknown|unexpected|not permitted|not allowed|deprecated"
-    r"|cannot both|only the default|may only|extra (?:inputs|fields)|invalid (?:parameter|field)|is not available",
-    re.IGNORECASE,
-)
 
 
 class HTTPClient(BaseClient):
@@ -125,7 +121,7 @@ class HTTPClient(BaseClient):
 
     def _adapt(self, request: ModelRequest, param: str, reason: str) -> bool:
         """Learn from a refusal. Return whether the request may pass now."""
-        if not _REFUSES.search(reason):
+        if not REFUSES.search(reason):
             return False
         carried = {*self._asked(request), "stream", "stream_options"} & self._OPTIONAL
         candidates = sorted(carried - self._dropped)
@@ -153,14 +149,14 @@ class HTTPClient(BaseClient):
                 if response.status == 200:
                     reply = await self._read_response(response, on_delta if stream else None, len(body))
                     break
-                refusal = await response.read_start()
-                if (written := rejected_text(response.status, refusal)) is not None:
+                said = await response.read_start()
+                if (written := rejected_text(response.status, said)) is not None:
                     reply = self._rejected(written, len(body))
                     break
-                if response.status not in {400, 422} or not self._learns(request, refusal):
-                    if request.tools and refuses_tools(refusal, body):
+                if response.status not in {400, 422} or not self._learns(request, said):
+                    if request.tools and refuses_tools(said, body):
                         self.capabilities = replace(self.capabilities, native_tools=False)
-                    raise error_from_response(response.status, response.headers, refusal, response.origin)
+                    raise error_from_response(response.status, response.headers, said, response.origin)
                 self.charge(ONE_REQUEST)
             if on_delta is not None and not stream and reply.finish_reason != "rejected":
                 _replay(reply, on_delta)
@@ -180,15 +176,9 @@ class HTTPClient(BaseClient):
             # Also when cancelled: the server has received the request.
             self.charge(usage)
 
-    def _learns(self, request: ModelRequest, refusal: bytes) -> bool:
-        code, reason = explain(refusal)
-        if is_overflow(code, reason):
-            return False
-        try:
-            value = decode_json(refusal)
-        except ValueError:
-            return False
-        return self._adapt(request, refused_parameter(value), reason)
+    def _learns(self, request: ModelRequest, body: bytes) -> bool:
+        code, param, reason = refusal(body)
+        return not is_overflow(code, reason) and self._adapt(request, param, reason)
 
     def _warnings(self, request: ModelRequest) -> tuple[str, ...]:
         """Say so if the reply was not held to the request's constraint."""

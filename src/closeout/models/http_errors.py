@@ -23,11 +23,12 @@ from closeout.errors import (
 )
 
 __all__ = [
+    "REFUSES",
     "error_from_body",
     "error_from_response",
     "explain",
     "is_overflow",
-    "refused_parameter",
+    "refusal",
     "refuses_tools",
     "rejected_text",
     "retry_after",
@@ -68,6 +69,12 @@ _REJECTED = re.compile(
     re.IGNORECASE,
 )
 _REJECTED_CODES = frozenset({"tool_use_failed", "model_error", "tool_error"})
+# The words with which servers refuse a parameter or a field.
+REFUSES = re.compile(
+    r"not supported|unsupported|does not support|unrecognized|unknown|unexpected|not permitted|not allowed|deprecated"
+    r"|cannot both|only the default|may only|extra (?:inputs|fields)|invalid (?:parameter|field)|is not available",
+    re.IGNORECASE,
+)
 _REST = re.compile(r"Failed to parse input at pos (\d+): ?(.*)", re.DOTALL)  # llama.cpp: what follows the position
 _RAW = re.compile(r"error parsing tool call: raw='(.*)', err=", re.DOTALL)  # Ollama
 _REJECTING = frozenset({400, 422, 424, 500, 502, 503})  # statuses of such errors
@@ -133,7 +140,7 @@ def refuses_tools(body: bytes, sent: bytes) -> bool:
     except ValueError:
         return False
     code, reason = _from_json(value)
-    if code == "unsupported_parameter" and refused_parameter(value) in ("tools", "tool_choice"):
+    if code == "unsupported_parameter" and _refused_parameter(value) in ("tools", "tool_choice"):
         return True
     if not isinstance(value, dict | list) or _NO_TOOLS.search(reason) is None:
         return False
@@ -277,7 +284,16 @@ def _from_json(value: Any) -> tuple[str, str]:
     return next(names, ""), _one_line(str(reason))
 
 
-def refused_parameter(value: Any) -> str:
+def refusal(body: bytes) -> tuple[str, str, str]:
+    """Return the code of an error, the parameter or field that it names, and its text; empty if it lacks them."""
+    code, reason = explain(body)
+    try:
+        return code, _refused_parameter(decode_json(body)), reason
+    except ValueError:
+        return code, "", reason
+
+
+def _refused_parameter(value: Any) -> str:
     """Return the parameter or field that an error names: OpenAI's `param`, or the end of FastAPI's `loc`."""
     value = value[0] if isinstance(value, list) and value else value
     error = _field(value, "error") or value

@@ -37,6 +37,7 @@ from closeout.models.openai_messages import (
     attached_names,
     grown,
     read_content,
+    refused_names,
 )
 from closeout.models.retry import RetryPolicy
 from closeout.models.sizes import SMALL, parameters_in
@@ -287,7 +288,8 @@ class OpenAIClient(HTTPClient):
 
     def _learn_reasoning(self, name: str | None) -> None:
         """Send reasoning back under the name that the server uses: `reasoning_content`, or newer vLLM's `reasoning`."""
-        if self._send_reasoning and name is not None and name != self._encode.reasoning:
+        known = (None, self._encode.reasoning, *self._encode.refused)
+        if self._send_reasoning and name not in known:
             self._write_with(replace(self._encode, reasoning=name))
 
     def _write_with(self, encoder: MessageEncoder) -> None:
@@ -299,15 +301,16 @@ class OpenAIClient(HTTPClient):
         other = "max_completion_tokens" if self._limit_name == "max_tokens" else "max_tokens"
         before = (self._limit_name, self._encode)
         words = re.findall(r"\w+", reason)
-        refused = {param, *words} & attached_names(request.messages, self._server) - self._encode.refused
+        sent = {*attached_names(request.messages, self._server), *REASONING_FIELDS} - self._encode.refused
+        refused = refused_names(sent, param, reason)
         if _SHORT_IDS.search(reason):
             self._write_with(replace(self._encode, short_ids=True))
         elif _UNSIGNED.search(reason):
             self._write_with(replace(self._encode, sign=True))
+        elif "reasoning_content" in reason or not refused.isdisjoint(REASONING_FIELDS):
+            self._adapt_reasoning(reason, refused)
         elif refused and not _DEMANDS.search(reason):
             self._write_with(replace(self._encode, refused=self._encode.refused | refused))
-        elif "reasoning_content" in reason or "reasoning" in param:
-            self._adapt_reasoning(reason)
         elif (request.max_tokens or self._max_tokens) and other in reason and self._limit_name in (param, *words):
             self._limit_name = other
         adapted = before != (self._limit_name, self._encode) or super()._adapt(request, param, reason)
@@ -315,19 +318,20 @@ class OpenAIClient(HTTPClient):
             self._heads.clear()
         return adapted
 
-    def _adapt_reasoning(self, reason: str) -> None:
+    def _adapt_reasoning(self, reason: str, refused: set[str]) -> None:
         """Send reasoning or leave it out: DeepSeek and Kimi refuse requests without it, OpenAI requests with it.
 
         If some of it was sent and that is not enough, it is missing in answers to earlier questions, or a model wrote
-        none: then every message of the assistant has it, even if it is empty.
+        none: then every message of the assistant has it, even if it is empty. Cerebras refuses it under another name
+        than its own: reasoning that it wrote itself is still sent.
         """
         sent = self._encode.reasoning
         if _DEMANDS.search(reason):
             self._send_reasoning = True
             self._write_with(replace(self._encode, reasoning=sent or "reasoning_content", always=sent is not None))
         elif not self._encode.always:
-            self._send_reasoning = False
-            self._write_with(replace(self._encode, reasoning=None))
+            refused = refused or {"reasoning_content"}
+            self._write_with(replace(self._encode, refused=self._encode.refused | refused))
 
     # -------------------------------------------------------------------------------- discovery
 
@@ -485,7 +489,7 @@ def read_completion(value: Any) -> ModelReply | None:
         finish_reason="tool_calls" if calls and finish == "stop" else finish,
         usage=usage,
         model=model,
-        attached=as_attached(added_to_message(message), added, reasoning),
+        attached=as_attached(added_to_message(message), added, reasoning, field),
         tokens=tokens,
     )
 
@@ -593,13 +597,14 @@ def _count(value: Mapping[str, Any], *names: str) -> int:
 class OpenAIStream(StreamReader):
     """Reads the chunks of a chat or text completion. Calls `note_field` with the name of the reasoning field."""
 
-    __slots__ = ("_added", "_note_field", "_of_calls", "_places", "_tokens")
+    __slots__ = ("_added", "_field", "_note_field", "_of_calls", "_places", "_tokens")
 
     def __init__(self, builder: ReplyBuilder, note_field: Callable[[str], None]) -> None:
         super().__init__(builder)
         self._places: dict[int, int] = {}  # the server's index of a call → ours
         self._added: dict[str, Any] = {}  # fields that the server adds to the message
         self._of_calls: dict[int, dict[str, Any]] = {}  # and to its calls, by our index
+        self._field: str | None = None  # the name of the reasoning
         self._note_field = note_field
         self._tokens = TokenReader()
 
@@ -611,7 +616,7 @@ class OpenAIStream(StreamReader):
     def attached(self) -> dict[str, Any]:
         ids = self.builder.call_ids()
         of_calls = {ids[place]: more for place, more in self._of_calls.items() if place in ids}
-        return as_attached(self._added, of_calls, self.builder.reasoning)
+        return as_attached(self._added, of_calls, self.builder.reasoning, self._field)
 
     def take(self, event: dict[str, Any]) -> None:
         builder = self.builder
@@ -637,6 +642,7 @@ class OpenAIStream(StreamReader):
         builder = self.builder
         name = reasoning_field(delta)
         if name is not None:
+            self._field = name
             self._note_field(name)
             builder.add_reasoning(delta[name])
         content = delta.get("content")

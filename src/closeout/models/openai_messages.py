@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from closeout.codec import encode_json
 from closeout.messages import Message
+from closeout.models.http_errors import REFUSES
 
 __all__ = [
     "REASONING_FIELDS",
     "MessageEncoder",
+    "added_names",
     "added_to_call",
     "added_to_message",
     "as_attached",
@@ -21,6 +23,8 @@ __all__ = [
     "grown",
     "joined_details",
     "read_content",
+    "refused_names",
+    "without_names",
 ]
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -32,6 +36,10 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 _PRIVATE = frozenset({"reasoning_content", "reasoning", "attached"})
 # For calls that another model made: https://ai.google.dev/gemini-api/docs/thought-signatures#faqs
 _UNSIGNED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
+# The fields that a request needs; and names in a server's error: quoted, at the end of a path, or not a word.
+_NEEDED = frozenset({"role", "content", "tool_calls", "function_call", "name"})
+_NAMED = re.compile(r"""(?<=[.'"`])\w+(?=['"`:\s]|$)|\w+_\w+""")
+_PATH_END = re.compile(r"[.\]]")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
@@ -45,7 +53,7 @@ class MessageEncoder:
         always: Whether every message of the assistant must have that field, even if it is empty.
         short_ids: Whether ids of calls must be nine letters and digits.
         sign: Whether calls that Gemini did not make need the value that its documentation names for them.
-        refused: Fields that the server attached but does not take back.
+        refused: Fields that the server does not take, even if it attached them itself.
     """
 
     server: str = ""
@@ -69,12 +77,18 @@ class MessageEncoder:
             self._attach(shown, attached, message.text)
         thought = message.get("reasoning_content") or ""
         if self.reasoning is not None and message.role == "assistant" and (thought or self.always):
-            shown[self.reasoning] = thought
+            name = attached.get("reasoning") if attached.get("server") == self.server else None
+            self._send_thought(shown, name or self.reasoning, thought)
         if self.short_ids:
             _shorten_ids(shown)
         if self.sign:
             _sign_calls(shown)
         return encode_json(shown)
+
+    def _send_thought(self, shown: dict[str, Any], name: str, thought: str) -> None:
+        """Add reasoning under the name that the server gave it, or that it takes."""
+        if name not in self.refused:
+            shown[name] = thought
 
     def _attach(self, shown: dict[str, Any], attached: Mapping[str, Any], text: str) -> None:
         """Add what the server attached to a message and to its calls."""
@@ -110,6 +124,49 @@ def _short_id(value: Any) -> str:
     """Return an id as Mistral takes it: its own unchanged, others by their hash."""
     text = str(value or "")
     return text if _SHORT_ID.fullmatch(text) else sha256(text.encode()).hexdigest()[:9]
+
+
+def refused_names(sent: Collection[str], param: str, reason: str) -> set[str]:
+    """Return the fields of messages that a server refuses, of those that were sent.
+
+    Args:
+        sent: The fields.
+        param: The parameter that its error names, or an empty text.
+        reason: The error's text. A plain word counts only in quotation marks or at the end of a path, because fields
+            are called like ordinary words: "messages.2.assistant.reasoning: property … is unsupported".
+    """
+    if not REFUSES.search(reason):
+        return set()
+    return {_PATH_END.split(param)[-1], *_NAMED.findall(reason)}.intersection(sent)
+
+
+def added_names(messages: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the fields in an assistant's messages and their calls that not every server takes."""
+    names: set[str] = set()
+    for message in messages:
+        if message.get("role") == "assistant":
+            names.update(message.keys() - _NEEDED)
+            names.update(*(call.keys() - _OF_CALL for call in _calls(message)))
+    return names
+
+
+def without_names(messages: Iterable[Mapping[str, Any]], names: Collection[str]) -> list[Mapping[str, Any]]:
+    """Return messages without these fields of the assistant's messages and of their calls."""
+    return [message if added_names([message]).isdisjoint(names) else _without(message, names) for message in messages]
+
+
+def _without(message: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    kept = {name: value for name, value in message.items() if name not in names}
+    if _calls(kept):
+        kept["tool_calls"] = [
+            {name: value for name, value in call.items() if name not in names} for call in _calls(kept)
+        ]
+    return kept
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
 def attached_names(messages: Iterable[Message], server: str) -> set[str]:
@@ -157,13 +214,20 @@ def added_to_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return more
 
 
-def as_attached(message: Mapping[str, Any], calls: Mapping[str, Mapping[str, Any]], reasoning: str) -> dict[str, Any]:
-    """Return what was added to a message and its calls (by their ids) as a reply keeps it."""
+def as_attached(
+    message: Mapping[str, Any], calls: Mapping[str, Mapping[str, Any]], reasoning: str, field: str | None = None
+) -> dict[str, Any]:
+    """Return what was added to a message and its calls (by their ids) as a reply keeps it.
+
+    `field` is the name under which the server sent its reasoning: it may take it back under no other.
+    """
     fields = {name: value for name, value in message.items() if not (reasoning and name in REASONING_FIELDS)}
     if isinstance(details := fields.get("reasoning_details"), list):
         fields["reasoning_details"] = joined_details(details)
     added = {call_id: dict(more) for call_id, more in calls.items() if more}
-    return {name: value for name, value in (("message", fields), ("calls", added)) if value}
+    other_field = field if field != REASONING_FIELDS[0] else None
+    kept = (("message", fields), ("calls", added), ("reasoning", other_field))
+    return {name: value for name, value in kept if value}
 
 
 def _others(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,7 +22,8 @@ from closeout.journal.store import Store
 from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelRequest, Repair, Usage
 from closeout.models import transport
 from closeout.models.base import BaseClient
-from closeout.models.http_errors import error_from_body, refuses_tools, rejected_text
+from closeout.models.http_errors import error_from_body, refusal, refuses_tools, rejected_text
+from closeout.models.openai_messages import added_names, refused_names, without_names
 from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, StreamReader
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
@@ -41,7 +42,7 @@ GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
 MAX_REQUESTS = 512  # at the same time
 MAX_QUEUE = 1024  # that may wait
 REJECTIONS_BEFORE_TEXT = 2  # errors in a row about calls of the model before they are asked for as text
-LEARNED_KEPT = 1024  # models and keys for which the server refuses tools
+LEARNED_KEPT = 1024  # models and keys for which the server refuses tools or fields
 
 _FRAME_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
@@ -79,7 +80,7 @@ class Proxy:
         self.admission = Admission(max_requests, max_queue)
         self._read_only_tools = frozenset(read_only_tools)
         self._always_text = dialect == "text"
-        self._in_text: OrderedDict[tuple[str, str], float] = OrderedDict()  # until when, by model and client's key
+        self._learned: OrderedDict[tuple[str, str], _Learned] = OrderedDict()  # by model and client's key
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
     def add_routes(self, app: web.Application) -> None:
@@ -134,12 +135,43 @@ class Proxy:
 
     def speaks_text(self, model: str, headers: Mapping[str, str]) -> bool:
         """Return whether a model gets its tools as text in requests with these headers."""
-        until = self._in_text.get((model, client_key(headers)), 0.0)
-        return self._always_text or time.monotonic() < until
+        return self._always_text or self._learned_of(model, headers).wants_text
 
-    def remember_text(self, model: str, headers: Mapping[str, str]) -> None:
-        """Remember for a while that the server refuses native tools for a model and a client's key."""
-        kept(self._in_text, (model, client_key(headers)), time.monotonic() + LEARNED_SECONDS, LEARNED_KEPT)
+    def refused_fields(self, model: str, headers: Mapping[str, str]) -> frozenset[str]:
+        """Return the fields of the assistant's messages that the server refuses in requests with these headers."""
+        return self._learned_of(model, headers).refused
+
+    def remember(self, model: str, headers: Mapping[str, str], *, refused: Collection[str] = ()) -> None:
+        """Remember for a while what the server refuses for a model and a client's key.
+
+        Args:
+            model: The model.
+            headers: The client's headers.
+            refused: Fields of the assistant's messages; by default native tools.
+        """
+        known = self._learned_of(model, headers)
+        learned = _Learned(
+            time.monotonic() + LEARNED_SECONDS,
+            wants_text=known.wants_text or not refused,
+            refused=known.refused.union(refused),
+        )
+        kept(self._learned, (model, client_key(headers)), learned, LEARNED_KEPT)
+
+    def _learned_of(self, model: str, headers: Mapping[str, str]) -> _Learned:
+        found = self._learned.get((model, client_key(headers)), _NOTHING_LEARNED)
+        return found if time.monotonic() < found.until else _NOTHING_LEARNED
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """What the server refuses for one model and key, and until when that counts."""
+
+    until: float = 0.0
+    wants_text: bool = False
+    refused: frozenset[str] = frozenset()
+
+
+_NOTHING_LEARNED = _Learned()
 
 
 def _api_error(error: ModelError) -> ApiError:
@@ -193,7 +225,8 @@ class _ProxiedExchange:
         self._request = request
         self._form = form
         # In record-only mode the client's own words are sent.
-        self._body, self._mended = (body, []) if proxy.record_only else form.mended(body)
+        self._body, repairs = (body, []) if proxy.record_only else form.mended(body)
+        self._is_mended = False  # the client's own bytes are not sent
         self._model = str(body.get("model") or "")
         self._streams = bool(body.get("stream"))
         self._has_choices = body.get("n") not in (None, 1)  # they pass unchanged: some may be valid, others not
@@ -210,8 +243,7 @@ class _ProxiedExchange:
         self._rejected = 0  # times in a row that the server could not read its model's call
         notes = {"format": form.path, "upstream": proxy.upstream.base, "record_only": proxy.record_only}
         self._record = ProxyRecord(proxy.store, self._model, self._messages, notes)
-        self._record.repaired(self._mended)
-        proxy.repairs.update(repair.kind for repair in self._mended)
+        self._note_mended(repairs)
 
     @property
     def _governs(self) -> bool:
@@ -254,9 +286,11 @@ class _ProxiedExchange:
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
         """Pass the request on as it is. Returns None if the model must get its tools as text."""
         endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
-        data = encode_json(self._body) if self._mended else await self._request.read()
+        self._leave_out(self._proxy.refused_fields(self._model, self._request.headers))
+        data = encode_json(self._body) if self._is_mended else await self._request.read()
         # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
         cut: tuple[_Received, Verdict] | None = None
+        hint = ""
         while True:
             self._record.requested(messages=len(self._messages) + 2 * self._again, size=len(data))
             try:
@@ -266,6 +300,9 @@ class _ProxiedExchange:
                 else:
                     raw = await response.read_start()
                     written = rejected_text(response.status, raw) if self._governs else None
+                    if written is None and self._learns_fields(response, raw):
+                        data = encode_json(form.asked_again(self._body, hint) if hint else self._body)
+                        continue
                     if written is None:
                         return await self._refused(response, raw, data)
                     received = _Received.rejected(response, raw, written)
@@ -290,7 +327,8 @@ class _ProxiedExchange:
             self._count_again()
             if self._asks_past_parser(verdict):
                 return None
-            data = encode_json(form.asked_again(self._body, verdict.defect.hint))
+            hint = verdict.defect.hint
+            data = encode_json(form.asked_again(self._body, hint))
 
     def _asks_past_parser(self, verdict: Verdict) -> bool:
         """Return True if the server could not read its model's calls twice in a row: as text it has none to read."""
@@ -302,8 +340,39 @@ class _ProxiedExchange:
         return True
 
     def _write_as_text(self) -> None:
-        self._proxy.remember_text(self._model, self._request.headers)
+        self._proxy.remember(self._model, self._request.headers)
         self._writes_text = True
+
+    def _learns_fields(self, response: transport.Response, raw: bytes) -> bool:
+        """Leave out fields that an error refuses, such as the reasoning that another server's model wrote.
+
+        What the client's messages hold beyond the protocol is the state of some vendor; its own it would take back.
+        """
+        messages = self._body.get("messages")
+        if response.status not in {400, 422} or self._proxy.record_only or self._proxy.upstream.kind != "openai":
+            return False
+        _, param, reason = refusal(raw)
+        refused = refused_names(added_names(messages or ()), param, reason)
+        if not refused:
+            return False
+        self._record.failed(ModelError(f"The server refuses {', '.join(sorted(refused))}.", status=response.status))
+        self._proxy.remember(self._model, self._request.headers, refused=refused)
+        self._leave_out(refused)
+        return True
+
+    def _leave_out(self, refused: Collection[str]) -> None:
+        """Leave fields out of the assistant's messages in the request."""
+        messages = self._body.get("messages") if refused and not self._proxy.record_only else None
+        if isinstance(messages, list) and not (found := added_names(messages)).isdisjoint(refused):
+            self._body = {**self._body, "messages": without_names(messages, refused)}
+            left_out = [Repair("history_field", "messages", name) for name in sorted(found.intersection(refused))]
+            self._note_mended(left_out)
+
+    def _note_mended(self, repairs: Sequence[Repair]) -> None:
+        """Record what was repaired in the request."""
+        self._is_mended = self._is_mended or bool(repairs)
+        self._record.repaired(repairs)
+        self._proxy.repairs.update(repair.kind for repair in repairs)
 
     async def _refused(self, response: transport.Response, raw: bytes, sent: bytes) -> web.StreamResponse | None:
         """Pass an error on; None if it says that the server knows no tools."""

@@ -176,7 +176,7 @@ class ScriptedServer:
             return _error(400, f"Cannot read the request: {error}.")
         messages = body.get("messages")
         if self._vendor is not None and messages and (problem := self._vendor.refuse(messages)):
-            return _error(400, problem)
+            return web.json_response(self._vendor.error(problem), status=400)
         try:
             performance = self._player.play(view)
         except ModelError as error:

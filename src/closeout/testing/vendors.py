@@ -12,6 +12,10 @@ from closeout.messages import ModelReply
 __all__ = ["VENDORS", "Vendor", "find_vendor"]
 
 
+def _scripted_error(reason: str) -> dict[str, Any]:
+    return {"error": {"message": reason, "type": "scripted", "code": 400}}
+
+
 @dataclass(frozen=True, slots=True)
 class Vendor:
     """The fields that a vendor's server adds to its replies, and those that it wants in a request.
@@ -19,10 +23,12 @@ class Vendor:
     Attributes:
         attach: Returns the reply with what the server adds, given the number of its turn.
         refuse: Returns why the server refuses a request's messages, None if it does not.
+        error: Returns the body of its error.
     """
 
     attach: Callable[[ModelReply, int], ModelReply]
     refuse: Callable[[list[dict[str, Any]]], str | None]
+    error: Callable[[str], dict[str, Any]] = _scripted_error
 
 
 def find_vendor(name: str) -> Vendor | None:
@@ -129,10 +135,53 @@ def _changed_thinking(messages: list[dict[str, Any]]) -> str | None:
     return None
 
 
+# https://inference-docs.cerebras.ai/capabilities/reasoning: the reply has `reasoning`, and a request may have it.
+# https://github.com/QwenLM/qwen-code/issues/11045: any other field is refused, in an error without an "error" object.
+_STRICT = frozenset({"role", "content", "tool_calls", "name"})
+
+
+def _with_reasoning(reply: ModelReply, turn: int) -> ModelReply:
+    return replace(reply, attached={"message": {"reasoning": f"Thought {turn}."}})
+
+
+def _unknown_to_cerebras(messages: list[dict[str, Any]]) -> str | None:
+    places = [
+        f"messages.{index}.assistant.{name}"
+        for index, message in _by_model(messages)
+        for name in message.keys() - _STRICT - {"reasoning"}
+    ]
+    return "\n".join(f"{place}: property '{place}' is unsupported" for place in places) or None
+
+
+def _cerebras_error(reason: str) -> dict[str, Any]:
+    return {
+        "message": reason,
+        "type": "invalid_request_error",
+        "param": "validation_error",
+        "code": "wrong_api_format",
+    }
+
+
+# https://github.com/janhq/jan/issues/8136, https://github.com/vercel/ai/pull/8057: a model without reasoning.
+def _unknown_to_groq(messages: list[dict[str, Any]]) -> str | None:
+    for index, message in _by_model(messages):
+        if "reasoning" in message:
+            return f"messages[{index}].reasoning: reasoning is not supported with this model"
+        for name in message.keys() - _STRICT:
+            place = f"'messages.{index}'"
+            return (
+                f"{place} : for 'role:assistant' the following must be satisfied[({place} : property '{name}' is "
+                "unsupported)]"
+            )
+    return None
+
+
 VENDORS: Mapping[str, Vendor] = {
     "anthropic": Vendor(_with_thinking, _changed_thinking),
+    "cerebras": Vendor(_with_reasoning, _unknown_to_cerebras, _cerebras_error),
     "deepseek": Vendor(_without_thought, _missing_thought),
     "gemini": Vendor(_sign, _unsigned),
+    "groq": Vendor(lambda reply, turn: reply, _unknown_to_groq),
     "mistral": Vendor(_nine_letters, _long_id),
     "openrouter": Vendor(_with_details, _without_details),
 }
