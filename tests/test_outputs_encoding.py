@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from contextlib import suppress
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from closeout import Agent, tool
 from closeout.errors import UsageError
 from closeout.messages import ToolPolicy
 from closeout.results import encoding as encoding_module
@@ -20,6 +22,7 @@ from closeout.results.encoding import FORMATS, Encoding, decode, encode, registe
 from closeout.results.normal import EncodingError, normalise
 from closeout.results.present import present
 from closeout.results.tokens import count_tokens
+from closeout.testing import ScriptedClient, Turn, answer, call
 
 sys.path.insert(0, str(Path(__file__).parent / "harness"))
 
@@ -319,6 +322,35 @@ def test_a_result_over_budget_is_cut_in_a_registered_encoding() -> None:
         decode("X", "shout")
 
 
+async def test_an_agent_has_encodings_of_its_own() -> None:
+    words = [f"word {number}" for number in range(100)]
+
+    @tool(read_only=True)
+    def listed() -> list[str]:
+        """List words."""
+        return words
+
+    @tool(read_only=True, format="lines")
+    def lines() -> list[str]:
+        """List words, one a line."""
+        return words[:2]
+
+    def model() -> ScriptedClient:
+        return ScriptedClient([Turn(calls=[call("listed"), call("lines")]), answer("1")])
+
+    lines_form = Encoding(name="lines", write=write_lines, read=read_lines, automatic=True)
+    known, plain = model(), model()
+    below = Agent(plain, [listed], home=False)
+    await asyncio.gather(
+        Agent(known, [listed, lines], home=False, encodings=[lines_form]).run("Which?"), below.run("Which?")
+    )
+    first, second = [message.text for message in known.requests[1].messages if message.role == "tool"]
+    assert (first, second) == ("\n".join(words), "word 0\nword 1")
+    assert next(m.text for m in plain.requests[1].messages if m.role == "tool") == encode(words)
+    with pytest.raises(UsageError, match="lines"):
+        encode(words, "lines")
+
+
 @pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize(
     "encoding",
@@ -332,3 +364,5 @@ def test_a_result_over_budget_is_cut_in_a_registered_encoding() -> None:
 def test_an_encoding_that_cannot_be_registered_is_refused(encoding: Encoding) -> None:
     with pytest.raises(UsageError, match=encoding.name):
         register_encoding(encoding)
+    with pytest.raises(UsageError, match=encoding.name):
+        Agent(ScriptedClient([]), encodings=[encoding])

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
     from closeout.models.base import BaseClient
     from closeout.models.fallback import Fallback
+    from closeout.parsing.forms import Form
+    from closeout.results.encoding import Encoding
     from closeout.results.telemetry import TelemetryCollector
     from closeout.results.tool_output import ToolOutput
     from closeout.run.conversation import Session
@@ -162,6 +164,8 @@ class Agent(Generic[Deps, Value]):
         deps_type: The type of the `deps` that each run is given for the tools: a database handle, the user, a tenant.
             Tools take them as `context.deps`, with a parameter `context: RunContext[THE_TYPE]`.
         secrets: Each a `Secret`, whose value enters the calls that name it; the model sees the name only.
+        forms: Each a `Form` in which the model writes tool calls as text, read before the built-in forms.
+        encodings: Each an `Encoding` of results, for `@tool(format=…)`, and for "auto" if it is `automatic`.
         code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
             as functions, in a sandbox. Needs the extra `code`.
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
@@ -212,6 +216,8 @@ class Agent(Generic[Deps, Value]):
         check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
         deps_type: type[Deps] | None = None,
         secrets: Sequence[Secret] = (),
+        forms: Sequence[Form] = (),
+        encodings: Sequence[Encoding] = (),
         code_mode: bool = False,
         max_tokens: int | None = None,
         max_seconds: float | None = None,
@@ -262,6 +268,8 @@ class Agent(Generic[Deps, Value]):
             code_mode=code_mode,
             deps_type=deps_type,
             secrets=secrets,
+            forms=forms,
+            encodings=encodings,
         )
 
     def with_tools(self, names: Iterable[str]) -> Agent[Deps, Value]:

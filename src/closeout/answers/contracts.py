@@ -17,7 +17,7 @@ from closeout.answers.structured import Json, Yaml
 from closeout.answers.values import Choice, Number
 from closeout.errors import UsageError
 from closeout.messages import Constraint
-from closeout.parsing.forms.reader import read_tool_calls
+from closeout.parsing.forms import Form, read_tool_calls
 
 __all__ = [
     "AnswerContract",
@@ -46,8 +46,13 @@ class Text:
     r"""Any text: the content of the last `\boxed{…}` if the reply has one, otherwise the whole reply.
 
     The prompt does not mention a form. A box in a code block is part of the text, and so is one without content, unless
-    the reply ends with it: then there is no answer. A reply that is only a tool call is none either.
+    the reply ends with it: then there is no answer. A reply that is only a tool call is no answer.
+
+    Attributes:
+        forms: Forms in which the model writes tool calls, beside the built-in ones.
     """
+
+    forms: tuple[Form, ...] = field(default=(), repr=False)
 
     @property
     def finish_prefix(self) -> str:
@@ -72,7 +77,7 @@ class Text:
             boxed = _read_boxes(boxes, visible, PLACEHOLDERS)
             if boxed.ok or not visible[boxes[-1].end :].strip(_CLOSING):
                 return boxed
-        written = read_tool_calls(whole)
+        written = read_tool_calls(whole, forms=self.forms)
         if written.calls and not written.content.strip():
             return failed("missing", "The reply is a tool call and not an answer.")
         return ContractReading(whole, whole, True, marked=False)

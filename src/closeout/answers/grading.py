@@ -17,7 +17,7 @@ from closeout.answers.values import Choice
 from closeout.errors import CloseoutError, UsageError
 from closeout.messages import Message, ModelRequest
 
-__all__ = ["Grade", "GradeMethod", "Grader", "grade", "judge", "register_grader"]
+__all__ = ["Grade", "GradeMethod", "Grader", "grade", "judge"]
 
 GradeMethod = Literal["exact", "normalized", "math", "choice"]
 
@@ -78,7 +78,7 @@ def grade(
     Args:
         prediction: The answer. The content of a `\boxed{…}` in it is taken instead of the whole.
         gold: The right answer, or several.
-        method: One of the methods above, the name of a registered grader, or a grader.
+        method: One of the methods above, or a grader.
         timeout: Seconds for `math`.
 
     Raises:
@@ -98,32 +98,14 @@ def grade(
     return grades[0] if grades else Grade(False, name, "There is no right answer to compare with.", judged=False)
 
 
-def register_grader(name: str, grader: Grader) -> None:
-    """Make a grader available to `grade` under a name, in this process.
-
-    Args:
-        name: The method's name; not that of a built-in method.
-        grader: Called with an answer and a right answer, each stripped. Returns a bool or a `Grade`.
-
-    Raises:
-        UsageError: If the name belongs to a built-in method, or the grader cannot be called.
-    """
-    if name in _METHODS:
-        raise UsageError(f"'{name}' is a built-in grading method. Register the grader under another name.")
-    if not callable(grader):
-        raise UsageError(f"A grader must be a function of an answer and a right answer, got {grader!r}.")
-    _registered[name] = grader
-
-
 def _grader_of(method: str | Grader, timeout: float) -> tuple[str, Grader]:
     if callable(method):
         return getattr(method, "__name__", type(method).__name__), method
     if method == "math":
         return method, lambda prediction, gold: _math(prediction, gold, timeout)
-    grader = _METHODS.get(method) or _registered.get(method)
+    grader = _METHODS.get(method)
     if grader is None:
-        known = ", ".join([*_METHODS, *_registered])
-        raise UsageError(f"'{method}' is not a grading method. Use one of {known}, or register_grader().")
+        raise UsageError(f"'{method}' is not a grading method. Use one of {', '.join(_METHODS)}, or pass a function.")
     return method, grader
 
 
@@ -295,4 +277,3 @@ _METHODS: dict[str, Grader] = {
     "math": lambda prediction, gold: _math(prediction, gold, 10.0),
     "choice": _choice,
 }
-_registered: dict[str, Grader] = {}

@@ -38,6 +38,8 @@ from closeout.journal.store import Store, open_store
 from closeout.messages import ToolSpec
 from closeout.models.connect import connect
 from closeout.models.local import LocalClient
+from closeout.parsing.forms import check_forms
+from closeout.results.encoding import check_encoding
 from closeout.run.gate import RequestGate
 from closeout.run.limits import Limits
 from closeout.run.plan import AgentPlan
@@ -91,6 +93,8 @@ class Assembler:
         code_mode: bool = False,
         deps_type: Any = None,
         secrets: Any = (),
+        forms: Any = (),
+        encodings: Any = (),
         shares_policies: bool = False,
     ) -> None:
         self.config = config
@@ -116,6 +120,8 @@ class Assembler:
         self._context = check_context(context)
         self._strategy = check_strategy(strategy)
         self._checks = read_checks(check)
+        self._forms = check_forms(check_list("forms", forms, "[Form(…)]"))
+        self._encodings = tuple(map(check_encoding, check_list("encodings", encodings, "[Encoding(…)]")))
         self._stream = stream
         self.client = connect(model, base_url, api_key, config.llm)
         self._check_dialect()
@@ -164,7 +170,7 @@ class Assembler:
         """
         plan = self.plan()
         other = copy(self)
-        other._plan = replace(plan, contract=extracted_by(plan.output_formatter, contract_of(answer)))
+        other._plan = replace(plan, contract=extracted_by(plan.output_formatter, self._with_forms(contract_of(answer))))
         return other
 
     def gated(self, gate: RequestGate | None) -> Assembler:
@@ -211,7 +217,7 @@ class Assembler:
     def _make_plan(self) -> AgentPlan:
         config, settings = self.config, self.config.agent
         formatter = self._formatter or OutputFormatter()
-        contract = extracted_by(formatter, self._answer or formatter.contract or Text())
+        contract = extracted_by(formatter, self._with_forms(self._answer or formatter.contract or Text()))
         endpoint = f"dialect {self.client.name} {self._base_url or config.llm.base_url or ''}"
         return AgentPlan(
             name=self._name,
@@ -243,7 +249,13 @@ class Assembler:
             search_budget=self._search_budget(),
             deps_type=self._deps_type,
             secrets=self._secrets,
+            forms=self._forms,
+            encodings=self._encodings,
         )
+
+    def _with_forms(self, contract: AnswerContract[Any]) -> AnswerContract[Any]:
+        """Let any text be an answer but a call in a form of the agent's own."""
+        return replace(contract, forms=self._forms) if self._forms and type(contract) is Text else contract
 
     def _own_strategy(self) -> Strategy | None:
         """Return the strategy of an agent without `strategy=`; None: ask once."""
@@ -383,6 +395,8 @@ class Assembler:
                 answer_generator=own("answer_generator") or self._make_generator,
                 format_observation=self._format_observation,
                 secrets=self._secrets,
+                forms=self._forms,
+                encodings=self._encodings,
                 shares_policies=True,
             )
             return sub_agent_tool(name, entry.description, below.plan)

@@ -18,7 +18,7 @@ from closeout.assembly.checks import check_history, check_task
 from closeout.errors import ToolError, UsageError
 from closeout.messages import Capabilities, Message
 from closeout.results.budgets import largest_fit
-from closeout.results.escape import escape_markers
+from closeout.results.escape import break_markers, escape_markers
 from closeout.results.tokens import count_tokens
 from closeout.run.plan import AgentPlan
 from closeout.run.task import FileText, Task
@@ -94,7 +94,9 @@ async def prepare_task(
     prepared = Prepared(check_task(text))
     if files:  # a large PDF takes seconds, so reading runs in a thread
         can = replace(client.capabilities, max_context=await client.context_length())
-        prepared = await asyncio.to_thread(prepare, text, files, capabilities=can, model=client.name)
+        prepared = await asyncio.to_thread(
+            prepare, text, files, capabilities=can, model=client.name, markers=plan.call_markers
+        )
     return Task(
         text=text,
         question=prepared.question,
@@ -118,6 +120,7 @@ def prepare(
     budget_tokens: int | None = None,
     capabilities: Capabilities | None = None,
     model: str | None = None,
+    markers: Sequence[str] = (),
 ) -> Prepared:
     """Read the files of a task and write the question for the model.
 
@@ -130,6 +133,7 @@ def prepare(
             `file_budget` of the model's context.
         capabilities: What the model can read.
         model: The name by which tokens are counted.
+        markers: Markers of the user's own forms of tool calls, which no file may forge.
 
     Raises:
         UsageError: A file is missing, empty, unreadable, too large, or has no text. The message says what to do.
@@ -146,7 +150,7 @@ def prepare(
     capabilities = capabilities or Capabilities()
     read = [_read(f"file{number}", Path(path), capabilities) for number, path in enumerate(files, 1)]
     budget = file_budget(capabilities.max_context) if budget_tokens is None else max(budget_tokens, 1)
-    shown = _Shown(budget, model, read)
+    shown = _Shown(budget, model, read, markers)
     blocks = [shown.block(file) for file in read]
     return Prepared(
         "\n\n".join((INTRODUCTION, *blocks, task)),
@@ -163,13 +167,14 @@ def prepare(
 class _Shown:
     """Writes files into a prompt, and collects what was left out."""
 
-    def __init__(self, budget: int, model: str | None, files: Sequence[_File]) -> None:
+    def __init__(self, budget: int, model: str | None, files: Sequence[_File], markers: Sequence[str]) -> None:
         self.notes: list[str] = []
         self.cut: list[FileText] = []
         self._model = model
+        self._markers = markers
         # A text with more than 64 characters per token of the budget is too long without counting.
         self._texts = {
-            file.handle: _harmless(file.text) if len(file.text) <= 64 * budget else file.text
+            file.handle: _harmless(file.text, markers) if len(file.text) <= 64 * budget else file.text
             for file in files
             if file.text is not None
         }
@@ -198,7 +203,9 @@ class _Shown:
         if self._sizes[file.handle] <= self._share:
             return text
         whole, share = file.text, self._share
-        found = largest_fit(1, min(len(whole), 16 * share), lambda length: _head(whole, length), self._fits)
+        found = largest_fit(
+            1, min(len(whole), 16 * share), lambda length: _head(whole, length, self._markers), self._fits
+        )
         end, head = found or (0, "")
         self.cut.append(FileText(file.handle, file.name, whole))
         missing = f"{len(whole) - end:,} of {len(whole):,} characters"
@@ -220,19 +227,19 @@ def fair_share(sizes: Sequence[int], budget: int) -> int:
     return budget
 
 
-def _head(text: str, length: int) -> tuple[int, str]:
+def _head(text: str, length: int, markers: Sequence[str]) -> tuple[int, str]:
     """Return the end of a head of about `length` characters, at a line end if one is near, and the escaped head."""
     end = min(length, len(text))
     if end < len(text):
         line = text.rfind("\n", end // 2, end)
         end = line + 1 if line >= 0 else end
-    head = _harmless(text[:end])
+    head = _harmless(text[:end], markers)
     return end, head if head.endswith("\n") else head + "\n"
 
 
-def _harmless(text: str) -> str:
-    """Escape markers of dialects and file tags, so that a text cannot forge them."""
-    return _FILE_TAG.sub("&lt;", escape_markers(text))
+def _harmless(text: str, markers: Sequence[str]) -> str:
+    """Escape markers of dialects, of the user's own forms and file tags, so that a text cannot forge them."""
+    return break_markers(_FILE_TAG.sub("&lt;", escape_markers(text)), markers)
 
 
 def _attribute(name: str) -> str:

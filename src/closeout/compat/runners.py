@@ -338,7 +338,7 @@ class BaseAgentRunner(AppRunner):
         )
 
     @property
-    def _weak(self) -> bool:
+    def _with_examples(self) -> bool:
         """True if the model needs worked examples."""
         return self._request is not None and self._request[1].weak
 
@@ -375,7 +375,7 @@ class CotChatAgentRunner(CotAgentRunner):
     dialect = "cot_chat"
 
     def _organize_instruction_prompt(self) -> str:
-        return CotChat(self._prompts).system_text(self._view(), weak=self._weak)
+        return CotChat(self._prompts).system_text(self._view(), examples=self._with_examples)
 
     def _own_earlier(self) -> Sequence[Mapping[str, Any]] | None:
         if not self._overrides("_organize_historic_prompt"):
@@ -402,7 +402,7 @@ class CotCompletionAgentRunner(CotAgentRunner):
     dialect = "cot_completion"
 
     def _organize_instruction_prompt(self) -> str:
-        return CotCompletion(self._prompts).instruction_prompt(self._view(), weak=self._weak)
+        return CotCompletion(self._prompts).instruction_prompt(self._view(), examples=self._with_examples)
 
     def _organize_prompt_messages(self) -> list[Message]:
         """One user message: instruction, history, question and scratchpad, ending in `Thought:`."""

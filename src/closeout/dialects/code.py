@@ -57,12 +57,12 @@ class Code(TextChat):
             return None
         return Constraint("grammar", PROGRAM_GRAMMAR, "program")
 
-    def system_text(self, view: HistoryView, weak: bool) -> str:
+    def system_text(self, view: HistoryView, examples: bool) -> str:
         return self._prompts.render(
             "code",
             instruction=view.instructions,
             functions=stubs(view.tools),
-            examples=self._program_examples(view.tools) if weak else "",
+            examples=self._program_examples(view.tools) if examples else "",
         )
 
     def step_messages(self, step: Step) -> Iterator[Message]:

@@ -103,13 +103,13 @@ class CotChat(TextChat):
     def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
         return ReactReader(tools, markers=self._markers, parser=self._parser)
 
-    def system_text(self, view: HistoryView, weak: bool) -> str:
+    def system_text(self, view: HistoryView, examples: bool) -> str:
         return self._prompts.render(
             "cot_chat",
             instruction=view.instructions,
             tools=tools_json(view.tools),
             tool_names=tool_names(view.tools),
-            examples=self._examples(view.tools, "weak_examples") if weak else "",
+            examples=self._examples(view.tools, "weak_examples") if examples else "",
         )
 
     def constraint(
@@ -167,13 +167,13 @@ class CotCompletion:
                 done = step.rendered[form] = (Message(role="user", content=_step_text(step, brief=brief)),)
             parts.append(done[0]["content"])
         parts += [f"{hint}\n" for hint in (view.note, view.closing) if hint]
-        prompt = self.prompt(view, "".join(parts), weak=capabilities.weak)
+        prompt = self.prompt(view, "".join(parts), examples=capabilities.weak)
         shared = self._rendered_frame(view, capabilities.weak)[2]
         return ModelRequest(prompt=prompt, stop=self.stop if capabilities.stop else (), shared=shared)
 
-    def prompt(self, view: HistoryView, scratchpad: str, *, weak: bool = False) -> str:
+    def prompt(self, view: HistoryView, scratchpad: str, *, examples: bool = False) -> str:
         """The whole prompt with this scratchpad, up to the primer."""
-        before, after, _ = self._rendered_frame(view, weak)
+        before, after, _ = self._rendered_frame(view, examples)
         return f"{before}{scratchpad}{after}"
 
     def constraint(
@@ -182,26 +182,26 @@ class CotCompletion:
         """Hold a reply to a thought and one action, or the final answer."""
         return self._actions.constraint(view, capabilities, answer)
 
-    def instruction_prompt(self, view: HistoryView, *, weak: bool = False) -> str:
+    def instruction_prompt(self, view: HistoryView, *, examples: bool = False) -> str:
         """The template with its instruction and tool slots filled; the later slots are left as they are written."""
         later = {slot: f"{{{{{slot}}}}}" for slot in ("historic_messages", "query", "agent_scratchpad")}
-        return self._prompts.render(self.name, **self._first_slots(view, weak), **later)
+        return self._prompts.render(self.name, **self._first_slots(view, examples), **later)
 
     def reader(self, tools: Sequence[ToolSpec]) -> ReactReader:
         return ReactReader(tools, primed=True, markers=self._markers, parser=self._parser)
 
-    def _rendered_frame(self, view: HistoryView, weak: bool) -> tuple[str, str, int]:
+    def _rendered_frame(self, view: HistoryView, examples: bool) -> tuple[str, str, int]:
         """The prompt before and after the scratchpad, and the length of what precedes the conversation.
 
         The text after the scratchpad begins or ends with the primer, exactly once.
         """
-        key = (weak, view.instructions, view.question, view.tools, view.earlier)
+        key = (examples, view.instructions, view.question, view.tools, view.earlier)
         if self._frame is None or self._frame[0] != key:
             # Random marks find the slots' places; they never reach the model.
             mark, start = secrets.token_hex(16), secrets.token_hex(16)
             text = self._prompts.render(
                 self.name,
-                **self._first_slots(view, weak),
+                **self._first_slots(view, examples),
                 historic_messages=f"{start}{historic_prompt(view.earlier)}",
                 query=f"{mark}?",
                 agent_scratchpad=mark,
@@ -221,8 +221,8 @@ class CotCompletion:
             self._frame = key, (before, after, max(shared, 0))
         return self._frame[1]
 
-    def _first_slots(self, view: HistoryView, weak: bool) -> dict[str, Any]:
-        slots = examples_slots(view.tools) if weak else {}
+    def _first_slots(self, view: HistoryView, examples: bool) -> dict[str, Any]:
+        slots = examples_slots(view.tools) if examples else {}
         return {
             "instruction": view.instructions,
             "tools": tools_brief(view.tools) if slots else tools_json(view.tools),

@@ -12,6 +12,7 @@ from closeout.dialects.prompts import Prompts
 from closeout.dialects.protocol import HistoryView
 from closeout.messages import Capabilities, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.action_keys import read_object
+from closeout.parsing.forms import Form
 from closeout.parsing.readers import NativeReader
 
 __all__ = ["FunctionCall", "Transcript", "call_ids", "head_messages", "user_message"]
@@ -25,8 +26,9 @@ class FunctionCall:
     name = "function_call"
     parallel_calls = True
 
-    def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
+    def __init__(self, prompts: Mapping[str, str] | None = None, forms: Sequence[Form] = ()) -> None:
         self._prompts = Prompts(prompts)
+        self._forms = forms
         self._head: tuple[tuple[Any, ...], tuple[Message, ...]] | None = None
         self._transcript = Transcript()
 
@@ -43,7 +45,7 @@ class FunctionCall:
         )
 
     def reader(self, tools: Sequence[ToolSpec]) -> NativeReader:
-        return NativeReader(tools)
+        return NativeReader(tools, self._forms)
 
     def _rendered_head(self, view: HistoryView) -> tuple[Message, ...]:
         key = (view.instructions, view.question, view.earlier, view.images)

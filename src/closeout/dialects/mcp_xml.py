@@ -30,12 +30,12 @@ class McpXml(TextChat):
     def reader(self, tools: Sequence[ToolSpec]) -> McpXmlReader:
         return McpXmlReader(tools)
 
-    def system_text(self, view: HistoryView, weak: bool) -> str:
+    def system_text(self, view: HistoryView, examples: bool) -> str:
         return self._prompts.render(
             "mcp_xml",
             instruction=view.instructions,
             servers=_by_server(view.tools),
-            examples=self._examples(view.tools, "weak_examples_xml") if weak else "",
+            examples=self._examples(view.tools, "weak_examples_xml") if examples else "",
         )
 
     def step_messages(self, step: Step) -> Iterator[Message]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from closeout.errors import UsageError
 from closeout.messages import Capabilities, Constraint, Message, ModelRequest, Step, ToolSpec
+from closeout.parsing.forms import Form
 from closeout.parsing.readers import Reader
 from closeout.records import record
 from closeout.spelling import same_name
@@ -96,6 +97,7 @@ def get_dialect(
     *,
     markers: Mapping[str, Sequence[str]] | None = None,
     parser: Callable[..., Any] | None = None,
+    forms: Sequence[Form] = (),
 ) -> Dialect:
     """Return a new dialect by its name, or an instance as it is.
 
@@ -104,6 +106,7 @@ def get_dialect(
         prompts: Templates that replace the package's, name → Jinja text. An instance has its own.
         markers: Words that the ReAct dialects read as markers beside the English ones.
         parser: The `CotAgentOutputParser` class of the ReAct dialects.
+        forms: Forms of calls as text of the user's own, for the native dialect.
 
     Raises:
         UsageError: The name is unknown, or the object is not a dialect.
@@ -123,8 +126,10 @@ def get_dialect(
         advice = f"Did you mean '{near}'?" if near else f"Choose one of {known}, or auto."
         raise UsageError(f"No dialect is called '{dialect}'. {advice}")
     module, kind = DIALECTS[dialect]
-    react = {"markers": markers, "parser": parser} if dialect in _REACT else {}
-    return cast("Dialect", getattr(import_module(module), kind)(prompts, **react))
+    options: dict[str, Any] = {"markers": markers, "parser": parser} if dialect in _REACT else {}
+    if dialect == "function_call":
+        options = {"forms": forms}
+    return cast("Dialect", getattr(import_module(module), kind)(prompts, **options))
 
 
 def serves(name: str, capabilities: Capabilities) -> str:

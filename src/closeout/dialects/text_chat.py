@@ -50,8 +50,8 @@ class TextChat(ABC):
         """Make a reader for one reply."""
 
     @abstractmethod
-    def system_text(self, view: HistoryView, weak: bool) -> str:
-        """The system message; with worked examples for a `weak` model."""
+    def system_text(self, view: HistoryView, examples: bool) -> str:
+        """The system message; with worked examples if they are asked for."""
 
     @abstractmethod
     def step_messages(self, step: Step) -> Iterable[Message]:
@@ -72,10 +72,10 @@ class TextChat(ABC):
             breakpoints=tuple(sorted({max(0, min(mark, stable)) for mark in (*marks, stable)})),
         )
 
-    def _rendered_head(self, view: HistoryView, weak: bool) -> tuple[Message, ...]:
-        key = (weak, view.instructions, view.question, view.tools, view.earlier, view.images)
+    def _rendered_head(self, view: HistoryView, examples: bool) -> tuple[Message, ...]:
+        key = (examples, view.instructions, view.question, view.tools, view.earlier, view.images)
         if self._head is None or self._head[0] != key:
-            system = self.system_text(view, weak)
+            system = self.system_text(view, examples)
             earlier, question = conversation(view.earlier), view.question
             last = earlier[-1] if earlier else None
             if last is not None and last.role == "user" and isinstance(last["content"], str):  # roles must alternate

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from closeout.messages import SHOULD_BREAK, Defect, ModelReply, Reading, Repair, ToolSpec
+from closeout.parsing.forms import Form
 from closeout.parsing.readers import Reader, unfinished
 from closeout.parsing.repetition import REPEATING, repeated_tail
 from closeout.parsing.salvage import salvage
@@ -35,6 +36,7 @@ def read_reply(
     *,
     parallel: bool = True,
     is_answer: Callable[[str], bool] = lambda text: False,
+    forms: Sequence[Form] = (),
 ) -> Reading:
     """Read a reply by the dialect it is written in; calls in a form that the dialect does not know are salvaged.
 
@@ -44,6 +46,7 @@ def read_reply(
         tools: The tools on offer.
         parallel: Whether a reply may hold several calls.
         is_answer: Whether a text without calls is certainly an answer: nothing is salvaged from it.
+        forms: Forms of the user's own, beside the built-in ones.
     """
     if reply.finish_reason in ("cut", "length"):
         start = repeated_tail(reply.text)
@@ -55,7 +58,7 @@ def read_reply(
     if not (reply.finished or reading.defects):
         reading = replace(reading, defects=(unfinished(reply),))
     if tools and not is_answer(reading.answer or ""):
-        reading = _salvaged(reading, reply, tools, parallel=parallel) or reading
+        reading = _salvaged(reading, reply, tools, parallel=parallel, forms=forms) or reading
     # Without tools, "Observation: …" is a line like any other.
     if not reading.calls and tools and invents_result(reading.answer or ""):
         return replace(reading, answer=None, defects=(INVENTED, *reading.defects))
@@ -67,12 +70,14 @@ def salvaged_form(reading: Reading) -> str:
     return next((each.kind.removeprefix(_FORM) for each in reading.repairs if each.kind.startswith(_FORM)), "")
 
 
-def _salvaged(reading: Reading, reply: ModelReply, tools: Sequence[ToolSpec], *, parallel: bool) -> Reading | None:
+def _salvaged(
+    reading: Reading, reply: ModelReply, tools: Sequence[ToolSpec], *, parallel: bool, forms: Sequence[Form]
+) -> Reading | None:
     """The reading with the calls that the reply holds in another form, None if it holds none that may be made."""
     if any(defect.refuses for defect in reading.defects):
         return None
     rejected = reply.finish_reason == "rejected"  # the server may have left the beginning out
-    found = salvage(reply.text, reply.reasoning, tools, truncated=rejected)
+    found = salvage(reply.text, reply.reasoning, tools, truncated=rejected, forms=forms)
     if found is None:
         return None
     if not found.calls:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from closeout.messages import Defect, Delta, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import contradiction, names_in, read_object
-from closeout.parsing.forms import FormDetector, OfferedNames
+from closeout.parsing.forms import Form, FormDetector, OfferedNames
 from closeout.parsing.react import CotAgentOutputParser, CotEvent, Markers
 from closeout.parsing.reasoning import ThinkingSplitter, split_reasoning, split_thinking, split_until
 from closeout.parsing.salvage import AMID_TEXT, begins_quotation, only_ends
@@ -106,14 +106,15 @@ class NativeReader:
 
     Args:
         tools: The tools on offer. A call of one of them that a server passes on as text is announced by its name.
+        forms: Forms of the user's own in which such a call may be written.
     """
 
     complete = False  # several calls may come, so nothing is ever cut short
 
-    def __init__(self, tools: Sequence[ToolSpec] = ()) -> None:
+    def __init__(self, tools: Sequence[ToolSpec] = (), forms: Sequence[Form] = ()) -> None:
         self._tools = tools
         self._splitter: ThinkingSplitter | None = None
-        self._detector = FormDetector() if tools else None  # finds a call in the text, until its name is known
+        self._detector = FormDetector(forms) if tools else None  # finds a call in the text, until its name is known
         self._said = ""  # the line before the call
         self._spoke = False  # there is text before the call
 

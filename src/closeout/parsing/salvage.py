@@ -7,7 +7,7 @@ are in docs/design/tool-call-forms.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -54,6 +54,7 @@ def salvage(
     tools: Iterable[ToolSpec | Mapping[str, Any]] | None = None,
     *,
     truncated: bool = False,
+    forms: Sequence[Form] = (),
 ) -> ToolCallsRead | None:
     """Find calls in a reply in which the dialect in use found none and which is not an answer.
 
@@ -63,6 +64,7 @@ def salvage(
         tools: The offered tools. A call of any other name refuses the whole reply.
         truncated: The reply was cut off (`finish_reason` "length"): only calls that are complete as they are count,
             and none of a destructive tool.
+        forms: Forms of the user's own.
 
     Returns:
         The calls, under the tools' own names; `repairs` name the form (`dialect:hermes`) and every repair. No calls but
@@ -79,8 +81,8 @@ def salvage(
         reply = thinking.content
         if "\\" in reply and is_markdown_escaped(reply, toolbox):
             reply = markdown_unescaped(reply)
-        return _Search(toolbox, truncated, bare=True).search(reply, "reply", thought)
-    return _Search(toolbox, truncated, bare=False).search(thought, "reasoning", "") if thought else None
+        return _Search(toolbox, truncated, forms, bare=True).search(reply, "reply", thought)
+    return _Search(toolbox, truncated, forms, bare=False).search(thought, "reasoning", "") if thought else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class _Search:
 
     toolbox: OfferedNames
     truncated: bool
+    forms: Sequence[Form]
     bare: bool  # accept forms without a mark
 
     def search(self, text: str, where: str, reasoning: str) -> ToolCallsRead | None:
@@ -126,7 +129,7 @@ class _Search:
 
     def _readings(self, region: str, bare: bool) -> list[tuple[Form, Found]]:
         readings: list[tuple[tuple[Form, Found], tuple[Block, ...]]] = []
-        for form in [*detect_forms(region), *([UNMARKED] if bare else [])]:
+        for form in [*detect_forms(region, self.forms), *([UNMARKED] if bare else [])]:
             found = form.find(Source(region), self.toolbox)
             readings.append(((form, found), found.blocks))
         return not_nested(readings)

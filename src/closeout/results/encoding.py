@@ -1,12 +1,12 @@
 """Write values as text for a model, read them back, and choose the cheapest lossless form.
 
-`forms` has the built-in forms; `register_encoding` adds one of your own.
+`forms` has the built-in forms. `Agent(encodings=…)` and `register_encoding` add forms of your own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,12 +21,14 @@ __all__ = [
     "FORMATS",
     "Encoded",
     "Encoding",
+    "check_encoding",
     "cut_format",
     "decode",
     "describe_missing",
     "encode",
     "encode_normal",
     "find_encoding",
+    "known_encodings",
     "register_encoding",
     "without_marks",
     "write_cut",
@@ -85,20 +87,33 @@ def register_encoding(encoding: Encoding) -> None:
 
     Registering a name again replaces its form. Raises `UsageError` for the name of a built-in form.
     """
+    _encodings[check_encoding(encoding).name] = encoding
+
+
+def check_encoding(encoding: Any) -> Encoding:
+    """Return a form of the user's own. Raises `UsageError` if it has the name of a built-in one, or cannot be read."""
+    if not isinstance(encoding, Encoding):
+        raise UsageError(f"encodings must hold Encoding objects, got {encoding!r:.80}.")
     if encoding.name in FORMATS or encoding.name == "auto" or not encoding.name.isidentifier():
         raise UsageError(
             f"{encoding.name!r} cannot name an encoding: it is built in, or not an identifier. Choose another name."
         )
     if encoding.automatic and encoding.read is None:
         raise UsageError(f"The encoding {encoding.name!r} is automatic, so it needs `read`.")
-    _encodings[encoding.name] = encoding
+    return encoding
 
 
-def find_encoding(name: str) -> Encoding:
+def known_encodings(own: Sequence[Encoding] = ()) -> Mapping[str, Encoding]:
+    """Return all forms by name, those of an agent's own too."""
+    return {**_encodings, **{each.name: each for each in own}} if own else _encodings
+
+
+def find_encoding(name: str, known: Mapping[str, Encoding] | None = None) -> Encoding:
     """Return the form of a name. Raises `UsageError` if the name is unknown."""
-    encoding = _encodings.get(name)
+    known = known or _encodings
+    encoding = known.get(name)
     if encoding is None:
-        raise UsageError(f"No format is called {name!r}. Use auto, {', '.join(_encodings)}.")
+        raise UsageError(f"No format is called {name!r}. Use auto, {', '.join(known)}.")
     return encoding
 
 
@@ -156,17 +171,27 @@ def encode(value: Any, format: str = "auto", budget: int | None = None, *, model
     if budget is not None and budget < 1:
         raise UsageError(f"A budget of {budget} tokens holds nothing. Give at least 1, or None for no limit.")
     encoded = encode_normal(normalise(value, strict=True), format, budget, model=model)
-    encoded.lossless = not encoded.missing and _reads_back(encoded, encoded.format, value)
+    encoded.lossless = not encoded.missing and _reads_back(encoded, find_encoding(encoded.format), value)
     return encoded
 
 
-def encode_normal(value: Any, format: str, budget: int | None, *, model: str | None = None) -> Encoded:  # noqa: A002
+def encode_normal(
+    value: Any,
+    format: str,  # noqa: A002
+    budget: int | None,
+    *,
+    model: str | None = None,
+    known: Mapping[str, Encoding] | None = None,
+) -> Encoded:
     """Do what `encode` does, for a value that is normal and arguments that are checked. Leaves `lossless` False."""
     if isinstance(value, str) and format in ("auto", "text"):
         return _encode_text(value, budget, model)
     if format == "auto" and budget is not None and len(compact_json(value)) > HOPELESS * budget:
         return _encode_cut(value, cut_format(value), budget, model)
-    name, text = _cheapest(value, model) if format == "auto" else (format, find_encoding(format).write(value))
+    if format == "auto":
+        name, text = _cheapest(value, model, known or _encodings)
+    else:
+        name, text = format, find_encoding(format, known).write(value)
     encoded = _made(text, name, value, model)
     if budget is None or len(text) <= budget // 4 or encoded.tokens <= budget:
         return encoded
@@ -180,43 +205,46 @@ def decode(text: str, format: str) -> Any:  # noqa: A002
         EncodingError: The text is not in the form.
         UsageError: The format is unknown, or cannot be read back.
     """
-    read = find_encoding(format).read
-    if read is None:
-        raise UsageError(f"The format {format!r} cannot be read back.")
+    return _decode(text, find_encoding(format))
+
+
+def _decode(text: str, encoding: Encoding) -> Any:
+    if encoding.read is None:
+        raise UsageError(f"The format {encoding.name!r} cannot be read back.")
     try:
-        return read(str(text))
+        return encoding.read(str(text))
     except EncodingError:
         raise
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as failure:
-        raise EncodingError(f"The text is not in the form {format!r}: {failure}") from failure
+        raise EncodingError(f"The text is not in the form {encoding.name!r}: {failure}") from failure
 
 
 # ------------------------------------------------------------------------------------------------ the choice
 
 
-def _cheapest(value: Any, model: str | None) -> tuple[str, str]:
+def _cheapest(value: Any, model: str | None, known: Mapping[str, Encoding]) -> tuple[str, str]:
     """The name and text of the cheapest form that reads back as the value; of equals the first, which is plain JSON.
 
     Without the model's own vocabulary the default one decides: it ranks the forms of a payload alike.
     """
-    candidates = _candidates(value)
+    candidates = _candidates(value, known)
     if len(candidates) == 1:
         return candidates[0]
     judge = model if vocabulary_of(model) else None
     candidates.sort(key=lambda candidate: count_tokens(candidate[1], judge))
-    return next((name, text) for name, text in candidates if name == "json" or _reads_back(text, name, value))
+    return next((name, text) for name, text in candidates if name == "json" or _reads_back(text, known[name], value))
 
 
-def _reads_back(text: str, format: str, value: Any) -> bool:  # noqa: A002
+def _reads_back(text: str, encoding: Encoding, value: Any) -> bool:
     """Return whether a text decodes to the value. 1, 1.0 and true are three values; the order of keys says nothing."""
     try:
-        found = decode(text, format)
+        found = _decode(text, encoding)
         return bool(found == value) and _sorted_json(found) == _sorted_json(value)
     except Exception:  # a form that cannot be read, or a value of a class whose comparison raises
         return False
 
 
-def _candidates(value: Any) -> list[tuple[str, str]]:
+def _candidates(value: Any, known: Mapping[str, Encoding]) -> list[tuple[str, str]]:
     """The names and texts of the forms that can win, by the value's shape."""
     plain = compact_json(value)
     found = [("json", plain)]
@@ -228,9 +256,9 @@ def _candidates(value: Any) -> list[tuple[str, str]]:
         found.append(("columns", columns))
     if _any_text(value, forms.worth_lifting):
         found.append(("raw", forms.write_raw_block(columnar)))
-    for name in ("toon", *(each.name for each in _encodings.values() if each.automatic)):
+    for name in ("toon", *(each.name for each in known.values() if each.automatic)):
         try:
-            found.append((name, _encodings[name].write(value)))
+            found.append((name, known[name].write(value)))
         except EncodingError:
             continue
     return found
@@ -284,11 +312,18 @@ def cut_format(value: Any) -> str:
     return "raw" if _any_text(value, forms.worth_lifting) else "columns"
 
 
-def write_cut(cut: Cut, format: str, *, note: bool = True) -> str:  # noqa: A002
+def write_cut(
+    cut: Cut,
+    format: str,  # noqa: A002
+    *,
+    note: bool = True,
+    known: Mapping[str, Encoding] | None = None,
+) -> str:
     """Write a cut value. Only the JSON forms have a place for marks inside; others get a line (`note`)."""
+    encoding = find_encoding(format, known)
     if format in ("json", "columns", "raw"):
-        return find_encoding(format).write(cut.value)
-    text = find_encoding(format).write(without_marks(cut.value))
+        return encoding.write(cut.value)
+    text = encoding.write(without_marks(cut.value))
     return f"{text}\n# not shown: {describe_missing(cut)}" if note and cut.elisions else text
 
 

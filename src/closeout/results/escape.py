@@ -6,11 +6,10 @@ One character of each marker becomes its HTML character reference. All other tex
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
-from closeout.parsing.registered_forms import registered_markers
-
-__all__ = ["escape_markers"]
+__all__ = ["break_markers", "escape_markers"]
 
 # Words that open a section in the text dialects, at the start of a line, any case (the ReAct prompts and their usual
 # translations). Mid-line they are plain words to every parser and stay untouched.
@@ -81,9 +80,12 @@ def escape_markers(text: str) -> str:
             text = _LATER_LINE.sub(_with_reference, text)
             first = _FIRST_LINE.match(text)
             text = text if first is None else _with_reference(first) + text[first.end() :]
-    if markers := registered_markers():
-        text = _first_characters(markers).sub(lambda found: f"&#{ord(found[0])};", text)
     return text
+
+
+def break_markers(text: str, markers: Sequence[str]) -> str:
+    """Break markers of the user's own in the same way. None may be blank."""
+    return _first_characters(tuple(markers)).sub(lambda found: f"&#{ord(found[0])};", text) if markers else text
 
 
 def _with_reference(found: re.Match[str]) -> str:

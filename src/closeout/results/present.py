@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
@@ -27,7 +27,15 @@ from closeout.results.budgets import (
     describe_missing,
     largest_fit,
 )
-from closeout.results.encoding import HOPELESS, cut_format, encode_normal, find_encoding, without_marks, write_cut
+from closeout.results.encoding import (
+    HOPELESS,
+    Encoding,
+    cut_format,
+    encode_normal,
+    find_encoding,
+    without_marks,
+    write_cut,
+)
 from closeout.results.escape import escape_markers
 from closeout.results.html_text import plain_text
 from closeout.results.normal import (
@@ -77,6 +85,7 @@ def present(
     handle: str = "",
     model: str | None = None,
     is_normal: bool = False,
+    known: Mapping[str, Encoding] | None = None,
 ) -> Presented:
     """Return what the model is shown of a tool's result. Never raises for any value.
 
@@ -93,13 +102,14 @@ def present(
         handle: The name under which the whole result is stored.
         model: The model whose tokens are counted.
         is_normal: The value went through `normalise` already.
+        known: The encodings by name; by default the built-in ones and those of the process.
 
     Raises:
         UsageError: The policy's format is unknown.
     """
     if policy.format != "auto":
         try:
-            find_encoding(policy.format)
+            find_encoding(policy.format, known)
         except UsageError as error:
             raise UsageError(f"Tool {tool_name!r}: {error}") from None
     shown = value if is_normal or type(value) is str else normalise(value)
@@ -107,7 +117,7 @@ def present(
         return _of_bytes(found)
     if policy.drop_keys or policy.drop_nulls or policy.html_to_text or policy.round_floats is not None:
         shown = _reduced(_parsed(shown), policy)
-    budgeted = _Budgeted(limit_of(policy, budget), handle, model, tool_name, latency_ms)
+    budgeted = _Budgeted(limit_of(policy, budget), handle, model, tool_name, latency_ms, known)
     if isinstance(shown, str) and policy.format in ("auto", "text"):
         return budgeted.of_text(shown)
     return budgeted.of_value(shown, policy.format)
@@ -128,6 +138,7 @@ class _Budgeted:
     model: str | None
     tool_name: str
     latency_ms: float
+    known: Mapping[str, Encoding] | None
 
     def of_text(self, source: str) -> Presented:
         if len(source) <= min(64 * self.limit, TOOL_RESULT_MAX_LENGTH):
@@ -177,7 +188,10 @@ class _Budgeted:
             closing = self.closing(missing, cut.elisions[0] if cut.elisions else None)
             if shape == "tool_result":
                 return f"{self.as_tool_result(without_marks(cut.value), summary)}\n{closing}", missing
-            return f"{escape_markers(without_surrogates(write_cut(cut, shape, note=False)))}\n{closing}", missing
+            return (
+                f"{escape_markers(without_surrogates(write_cut(cut, shape, note=False, known=self.known)))}\n{closing}",
+                missing,
+            )
 
         return self.largest(build, plain, shape, size=cutter.size(cutter.value))
 
@@ -188,7 +202,7 @@ class _Budgeted:
         if form == "tool_result":
             return form, self.as_tool_result(value, summarise(value))
         try:
-            encoded = encode_normal(value, form, None, model=self.model)
+            encoded = encode_normal(value, form, None, model=self.model, known=self.known)
         except EncodingError:
             return "json", plain
         return encoded.format, without_surrogates(str(encoded))

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, Field, field_serializer
 
 from closeout.messages import ToolPolicy
+from closeout.results.encoding import Encoding
 from closeout.results.escape import escape_markers
 from closeout.results.normal import compact_json, normalise, without_surrogates
 from closeout.results.present import Presented, limit_of, present
@@ -281,6 +282,7 @@ def present_output(
     handle: str = "",
     model: str | None = None,
     is_normal: bool = False,
+    known: Mapping[str, Encoding] | None = None,
 ) -> Presented:
     """Return a tool's output as the model sees it: its result, or what its response format says.
 
@@ -297,6 +299,7 @@ def present_output(
         handle=handle,
         model=model,
         is_normal=is_normal,
+        known=known,
     )
     own = output.own_observation
     if not output.telemetry.success:

@@ -344,7 +344,7 @@ class Attempt:
         if not found.marked:
             back = review_text(found.text)
         if back is None and tools and not self._unrun and not self._rollbacks.draft:
-            back = review_unrun_call(turn.text, tools)
+            back = review_unrun_call(turn.text, tools, self.agent.plan.forms)
             self._unrun = back is not None
         return back
 

@@ -31,8 +31,10 @@ from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import ToolSpec
 from closeout.models.base import BaseClient
 from closeout.models.catalog import find_price
+from closeout.parsing.forms import Form
 from closeout.records import record
 from closeout.results.artifacts import Artifact, MemoryArtifacts, NormalArtifacts
+from closeout.results.encoding import Encoding
 from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
@@ -115,6 +117,8 @@ class AgentPlan:
     stream: bool = False
     record_prompts: bool = True  # in the journal
     output_formatter: OutputFormatter = field(default_factory=OutputFormatter)
+    forms: tuple[Form, ...] = ()  # tool calls as text, beside the built-in forms
+    encodings: tuple[Encoding, ...] = ()  # of results, beside the built-in ones
     make_executor: MakeExecutor = ToolExecutor
     make_generator: MakeGenerator = AnswerGenerator
     telemetry: TelemetryCollector | None = None  # the user's, of all runs
@@ -176,6 +180,11 @@ class AgentPlan:
         return self.settings
 
     @property
+    def call_markers(self) -> tuple[str, ...]:
+        """The markers of the agent's own forms of calls."""
+        return tuple(marker for form in self.forms for marker in form.markers)
+
+    @property
     def dialect_name(self) -> str:
         return self.dialect if isinstance(self.dialect, str) else self.dialect.name
 
@@ -184,8 +193,8 @@ class AgentPlan:
         return self.made_dialect(self.dialect)
 
     def made_dialect(self, dialect: str | Dialect) -> Dialect:
-        """Return a dialect by its name, with the agent's prompts, markers and parser; an instance as it is."""
-        return get_dialect(dialect, self.prompts, markers=self.markers, parser=self.make_parser)
+        """Return a dialect by its name, with the agent's prompts, markers, parser and forms; an instance as it is."""
+        return get_dialect(dialect, self.prompts, markers=self.markers, parser=self.make_parser, forms=self.forms)
 
     def context_policy(self) -> ContextPolicy:
         """Return what decides when results leave the context."""
@@ -222,6 +231,8 @@ class AgentPlan:
             "on_progress": on_progress,
             "format_observation": self.format_observation,
             "secrets": self.secrets,
+            "encodings": self.encodings,
+            "markers": self.call_markers,
         }
         if self.make_executor is ToolExecutor:
             return ToolExecutor(**arguments, **options)
@@ -305,6 +316,10 @@ class AgentPlan:
             found["dialect_class"] = type(self.dialect).__name__
         if self.markers:
             found["markers"] = {name: list(words) for name, words in self.markers.items()}
+        if self.forms:
+            found["forms"] = [each.family for each in self.forms]
+        if self.encodings:
+            found["encodings"] = [each.name for each in self.encodings]
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
         return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from closeout.answers.contracts import AnswerContract, Boxed, Tagged, Text
 from closeout.answers.reading import ContractReading, stated
 from closeout.messages import Defect, ModelRequest, Reading, ToolSpec
+from closeout.parsing.forms import Form
 from closeout.parsing.forms.reader import read_tool_calls
 from closeout.parsing.repetition import REPEATING, repeated_tail
 from closeout.records import record
@@ -153,14 +154,15 @@ def review_text(text: str) -> RollBack | None:
     return _for_defect(REPEATING) if repeated_tail(text) >= 0 else None
 
 
-def review_unrun_call(text: str, tools: Sequence[ToolSpec]) -> RollBack | None:
+def review_unrun_call(text: str, tools: Sequence[ToolSpec], forms: Sequence[Form] = ()) -> RollBack | None:
     """Decide on an answer that contains a call of an offered tool, which was not run.
 
     Small models write a call, make its result up and answer from that. The answer may also show a call because the
     task asks for one, so ask again only once.
     """
     offered = {tool.name for tool in tools}
-    written = next((call.name for call in read_tool_calls(text, tools).calls if call.name in offered), None)
+    calls = read_tool_calls(text, tools, forms=forms).calls
+    written = next((call.name for call in calls if call.name in offered), None)
     if written is None:
         return None
     hint = (

@@ -296,7 +296,14 @@ class ModelSession:
     def read(self, reply: ModelReply) -> Reading:
         """Read calls, answer and defects in a reply, and learn from its form how to ask next time."""
         specs, parallel = self._offered.specs, self.dialect.parallel_calls
-        reading = read_reply(reply, self._reader(), specs, parallel=parallel, is_answer=self._is_marked_answer)
+        reading = read_reply(
+            reply,
+            self._reader(),
+            specs,
+            parallel=parallel,
+            is_answer=self._is_marked_answer,
+            forms=self._plan.forms,
+        )
         self._note_form(salvaged_form(reading), acted=bool(reading.calls))
         self._note_rejection(reply.finish_reason == "rejected" and not reading.calls)
         return reading

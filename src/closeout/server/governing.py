@@ -11,6 +11,7 @@ from closeout.codec import encode_json
 from closeout.errors import ToolDefinitionError
 from closeout.messages import Defect, ModelReply, Reading, Repair, ToolCall, ToolSpec
 from closeout.parsing.action_keys import read_object
+from closeout.parsing.forms import Form
 from closeout.parsing.read_reply import read_reply
 from closeout.parsing.readers import NativeReader, Reader
 from closeout.parsing.salvage import AMID_TEXT
@@ -48,6 +49,7 @@ class Governor:
         unchecked: The names of other tools: their calls are not looked at.
         read_only: The names of function tools without effects. A call amid text runs only of these.
         parallel: Whether a reply may hold several calls.
+        forms: Forms of calls as text, beside the built-in ones.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class Governor:
         *,
         read_only: Collection[str] = (),
         parallel: bool = True,
+        forms: Sequence[Form] = (),
     ) -> None:
         named = (_without_effects(tool) if tool.name in read_only else tool for tool in tools)
         self.tools = tuple(map(governed, named))
         self._toolbox = Toolbox.of(self.tools)
         self._unchecked = frozenset(unchecked)
         self._parallel = parallel
+        self._forms = forms
 
     def judge(self, reply: ModelReply, reader: Reader | None = None, *, again: bool = False) -> Verdict:
         """Return what a reply is worth.
@@ -77,7 +81,8 @@ class Governor:
         if not self.tools or paused:
             return Verdict(reply=reply)
         in_text = reader is not None
-        reading = read_reply(reply, reader or NativeReader(self.tools), self.tools, parallel=self._parallel)
+        reader = reader or NativeReader(self.tools, self._forms)
+        reading = read_reply(reply, reader, self.tools, parallel=self._parallel, forms=self._forms)
         if again and reading.answer is not None and AMID_TEXT in reading.defects:
             reading = replace(reading, defects=())
         if reading.calls and reading.defects:  # the last call was cut off

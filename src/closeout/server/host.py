@@ -96,7 +96,7 @@ class AgentHost:
         self._timers: set[asyncio.Task[None]] = set()  # resume waiting runs when their default answers take effect
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
-        self._recorder = ReplyRecorder(self._streams_text)
+        self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().forms)
 
     # ------------------------------------------------------------------------------------------ lifetime
 

@@ -25,6 +25,7 @@ from closeout.models.base import BaseClient
 from closeout.models.http_errors import error_from_body, refusal, refuses_tools, rejected_text
 from closeout.models.openai_messages import added_names, refused_names, without_names
 from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, StreamReader
+from closeout.parsing.forms import Form, check_forms
 from closeout.server.admission import Admission
 from closeout.server.api_errors import ApiError, error_body, json_body
 from closeout.server.formats import FORMATS, Format, NativeFormat, RequestTools, Writer, with_hint
@@ -57,6 +58,7 @@ class Proxy:
         dialect: "auto" offers tools natively and changes to text for models whose server refuses them; "text" writes
             them into the prompt at once.
         read_only_tools: The names of tools without effects. All others count as tools with effects.
+        forms: Forms in which the model writes tool calls as text, beside the built-in ones.
         max_requests: How many requests are served at the same time.
         max_queue: How many more may wait.
     """
@@ -69,6 +71,7 @@ class Proxy:
         record_only: bool = False,
         dialect: Literal["auto", "text"] = "auto",
         read_only_tools: Collection[str] = (),
+        forms: Sequence[Form] = (),
         max_requests: int = MAX_REQUESTS,
         max_queue: int = MAX_QUEUE,
     ) -> None:
@@ -80,6 +83,7 @@ class Proxy:
         self.admission = Admission(max_requests, max_queue)
         self._read_only_tools = frozenset(read_only_tools)
         self._always_text = dialect == "text"
+        self.forms = check_forms(forms)
         self._learned: OrderedDict[tuple[str, str], _Learned] = OrderedDict()  # by model and client's key
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
@@ -130,7 +134,13 @@ class Proxy:
         key = encode_json([specs, offered.others, parallel])
         found = self._governors.get(key)
         if found is None:
-            found = Governor(offered.functions, offered.others, read_only=self._read_only_tools, parallel=parallel)
+            found = Governor(
+                offered.functions,
+                offered.others,
+                read_only=self._read_only_tools,
+                parallel=parallel,
+                forms=self.forms,
+            )
         return kept(self._governors, key, found, GOVERNORS_KEPT)
 
     def speaks_text(self, model: str, headers: Mapping[str, str]) -> bool:
@@ -416,7 +426,12 @@ class _ProxiedExchange:
         """Read a stream and pass on what is certainly a part of a valid reply."""
         deltas: list[Delta] = []
         builder = ReplyBuilder(deltas.append)
-        reader, gate, pieces, check = form.reader(builder), TextGate(), EventReader(), form.form_check()
+        reader, gate, pieces, check = (
+            form.reader(builder),
+            TextGate(self._proxy.forms),
+            EventReader(),
+            form.form_check(),
+        )
         # A reply after one of no use is shown when it is known to be of use.
         closed = self._again > 0 or self._writer.begun
         held: list[bytes] = []
@@ -567,7 +582,7 @@ class _ProxiedExchange:
         if not (self._streams and live and self._again == 0):
             return await client.complete(request)
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        gate = TextGate()
+        gate = TextGate(self._proxy.forms)
 
         def take(delta: Delta) -> None:
             if delta.kind == "text":

@@ -7,8 +7,9 @@ server was killed while the model wrote.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from closeout.journal.events import (
     AttemptEnded,
@@ -26,6 +27,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.story import Change
 from closeout.journal.subscribers import Callback, Progress, RunInfo
+from closeout.parsing.forms import Form
 from closeout.server.text_gate import TextGate
 
 __all__ = ["ReplyRecorder", "ReplyText", "TextChange"]
@@ -40,14 +42,16 @@ class ReplyRecorder:
 
     Args:
         wanted: Returns whether a client follows this run as a stream.
+        forms: Returns the agent's own forms of calls.
     """
 
-    def __init__(self, wanted: Callable[[RunInfo], bool]) -> None:
+    def __init__(self, wanted: Callable[[RunInfo], bool], forms: Callable[[], Sequence[Form]] = lambda: ()) -> None:
         self._wanted = wanted
+        self._forms = forms
 
     def for_run(self, run: RunInfo) -> Callback:
         """Return the callback for one run."""
-        return _RecordedText(run.add) if self._wanted(run) else _ignore
+        return _RecordedText(run.add, self._forms()) if self._wanted(run) else _ignore
 
 
 def _ignore(_: Event | Progress) -> None:
@@ -57,28 +61,28 @@ def _ignore(_: Event | Progress) -> None:
 class _RecordedText:
     """Records the replies of one run."""
 
-    def __init__(self, add: Callable[[Event], object]) -> None:
-        self._add = add
-        self._reply = _Pieces(add, 0)
+    def __init__(self, add: Callable[[Event], object], forms: Sequence[Form]) -> None:
+        self._make = partial(_Pieces, add, forms)
+        self._reply = self._make(0)
 
     def __call__(self, event: Event | Progress) -> None:
         if event.agent != "main":
             return
         if isinstance(event, ModelRequested):
-            self._reply = _Pieces(self._add, event.call)
+            self._reply = self._make(event.call)
         elif isinstance(event, Progress) and event.kind in ("text", "answer"):
             self._reply.feed(event.text)
         elif isinstance(event, Progress) and event.kind == "discard":
-            self._reply = _Pieces(self._add, self._reply.call)
+            self._reply = self._make(self._reply.call)
 
 
 class _Pieces:
     """Records the text of one reply."""
 
-    def __init__(self, add: Callable[[Event], object], call: int) -> None:
+    def __init__(self, add: Callable[[Event], object], forms: Sequence[Form], call: int) -> None:
         self.call = call
         self._add = add
-        self._gate = TextGate()
+        self._gate = TextGate(forms)
         self._text = ""  # not recorded yet
         self._recorded = 0  # characters
         self._next = 0.0  # when the next piece is due

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from closeout.parsing.forms import FormDetector
+from collections.abc import Sequence
+
+from closeout.parsing.forms import Form, FormDetector
 from closeout.parsing.read_reply import invents_result
 
 __all__ = ["TextGate"]
@@ -13,8 +15,8 @@ TAIL = 200  # characters of the shown text in which the beginning of a made-up r
 class TextGate:
     """Lets the text of one reply pass up to where it may be something else than text."""
 
-    def __init__(self) -> None:
-        self._detector = FormDetector()
+    def __init__(self, forms: Sequence[Form] = ()) -> None:
+        self._detector = FormDetector(forms)
         self._tail = ""
         self._closed = False
 

@@ -24,6 +24,8 @@ from closeout.parsing.json_text import repair_json
 from closeout.records import record
 from closeout.repair.argument_repair import RepairedArguments
 from closeout.results.budgets import TOOL_RESULT_MAX_LENGTH, TRUNCATED
+from closeout.results.encoding import Encoding, known_encodings
+from closeout.results.escape import break_markers
 from closeout.results.normal import compact_json, is_large, normalise
 from closeout.results.present import Presented, present
 from closeout.results.summary import summarise
@@ -112,6 +114,8 @@ class ToolExecutor:
         on_progress: Called with a call's handle and the progress that its tool reports: done, total, message.
         format_observation: Writes what the model is shown of an output, in place of `present_output`.
         secrets: Enter the arguments of calls when they are made.
+        encodings: Ways to write results, beside the built-in ones.
+        markers: Markers of the user's own forms of tool calls. They are broken in every result.
     """
 
     def __init__(
@@ -130,6 +134,8 @@ class ToolExecutor:
         on_progress: Callable[[str, float, float | None, str], None] | None = None,
         format_observation: Callable[[ToolOutput], str] | None = None,
         secrets: Secrets = NO_SECRETS,
+        encodings: Sequence[Encoding] = (),
+        markers: Sequence[str] = (),
     ) -> None:
         self.main_agent_tool_manager = main_agent_tool_manager
         self.sub_agent_tool_managers = dict(sub_agent_tool_managers or {})
@@ -144,6 +150,8 @@ class ToolExecutor:
         self.on_progress = on_progress
         self.format_observation = format_observation
         self.secrets = secrets
+        self.encodings = encodings
+        self.markers = markers
         self._toolbox = Toolbox(main_agent_tool_manager)
         self._toolboxes = {name: Toolbox(manager) for name, manager in self.sub_agent_tool_managers.items()}
         self._memory = CallMemory()
@@ -433,6 +441,7 @@ class ToolExecutor:
             handle=plan.handle,
             model=self.model,
             is_normal=True,
+            known=known_encodings(self.encodings),
         )
         presented = await run_in_thread(show) if is_large(output.result) else show()
         presented, own_problem = self._observed(output, plan.handle, presented)
@@ -522,6 +531,10 @@ class ToolExecutor:
 
     def _formatted(self, tool_result: dict[str, Any], presented: Presented, handle: str) -> tuple[str, int, str]:
         """The text that the model is shown, its tokens, and a warning if that is not what a formatter returned."""
+        if self.markers:
+            inert = break_markers(presented.text, self.markers)
+            if inert != presented.text:
+                presented = replace(presented, text=inert, tokens=count_tokens(inert, self.model))
         outcome = {**tool_result, "text": presented.text, "handle": handle}
         problem = ""
         try:

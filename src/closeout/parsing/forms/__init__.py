@@ -7,7 +7,7 @@ from closeout.parsing.forms.form import Block, Form, Found, ToolCallsRead
 from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.offered import OfferedNames
 from closeout.parsing.forms.reader import FormDetector, read_tool_calls
-from closeout.parsing.forms.registry import families, forms_of, register_form, unregister_form
+from closeout.parsing.forms.registry import check_forms, families, forms_of
 
 __all__ = [
     "Block",
@@ -17,9 +17,8 @@ __all__ = [
     "OfferedNames",
     "Source",
     "ToolCallsRead",
+    "check_forms",
     "families",
     "forms_of",
     "read_tool_calls",
-    "register_form",
-    "unregister_form",
 ]

@@ -11,7 +11,7 @@ from closeout.messages import Defect, Repair, ToolSpec
 from closeout.parsing.forms.form import Block, Form, Found, ToolCallsRead
 from closeout.parsing.forms.json_values import Source
 from closeout.parsing.forms.offered import HasSpec, OfferedNames
-from closeout.parsing.forms.registry import forms_of, marked_forms
+from closeout.parsing.forms.registry import MARKED, forms_of, marked_forms
 from closeout.parsing.forms.unmarked import UNMARKED, WHOLE
 from closeout.parsing.reasoning import WRAPPER_TAGS, Thinking, has_mark, plain_content, split_reasoning
 
@@ -35,6 +35,7 @@ def read_tool_calls(
     *,
     split: bool = True,
     unfence: bool = False,
+    forms: Sequence[Form] = (),
 ) -> ToolCallsRead:
     """Read the tool calls that a model wrote as text, in whatever form, and the text without them.
 
@@ -48,34 +49,35 @@ def read_tool_calls(
         family: The form's family, a vLLM or SGLang parser, or a model. None, or an unknown name, detects the form.
         split: Separate reasoning from content. False leaves reasoning marks in the content.
         unfence: Take content that is one code fence out of it, as for a reply that was requested as JSON.
+        forms: Forms of your own, tried before the built-in ones.
 
     Returns:
         The calls, the content before them, the reasoning, and what was repaired or refused. It never raises.
     """
-    read = _read_text(text or "", OfferedNames(tools), family, split)
+    read = _read_text(text or "", OfferedNames(tools), family, split, forms)
     return read._replace(content=plain_content(read.content, unfence=True)) if unfence else read
 
 
-def _read_text(text: str, toolbox: OfferedNames, family: str | None, split: bool) -> ToolCallsRead:
-    forms = forms_of(family) if family else ()
+def _read_text(text: str, toolbox: OfferedNames, family: str | None, split: bool, own: Sequence[Form]) -> ToolCallsRead:
+    forms = forms_of(family, own) if family else ()
     if forms:
         candidates = [form for form in forms if not form.markers or any(mark in text for mark in form.markers)]
         thinking = split_reasoning(text) if split else Thinking("", text)
         return _first_with_calls(candidates, text, toolbox, thinking)
     if "\\" in text and is_markdown_escaped(text, toolbox):
-        read = _detected(markdown_unescaped(text), toolbox, split)
+        read = _detected(markdown_unescaped(text), toolbox, split, own)
         return read._replace(repairs=(Repair("markdown_escapes", "reply"), *read.repairs)) if read.calls else read
-    return _detected(text, toolbox, split)
+    return _detected(text, toolbox, split, own)
 
 
-def _detected(text: str, toolbox: OfferedNames, split: bool) -> ToolCallsRead:
+def _detected(text: str, toolbox: OfferedNames, split: bool, own: Sequence[Form]) -> ToolCallsRead:
     thinking = split_reasoning(text) if split else Thinking("", text)
     said = thinking.content
     if said.lstrip()[:1] in ("{", "[", "`"):  # marks inside a reply that consists of calls are data
         whole = _first_with_calls([WHOLE], text, toolbox, thinking)
         if whole.calls or whole.defects:
             return whole
-    return _first_with_calls([*detect_forms(text), UNMARKED], text, toolbox, thinking)
+    return _first_with_calls([*detect_forms(text, own), UNMARKED], text, toolbox, thinking)
 
 
 def is_markdown_escaped(text: str, toolbox: OfferedNames) -> bool:
@@ -97,11 +99,11 @@ def markdown_unescaped(text: str) -> str:
     return text.replace("\\_", "_").replace("\\*", "*")
 
 
-def detect_forms(text: str) -> list[Form]:
+def detect_forms(text: str, own: Sequence[Form] = ()) -> list[Form]:
     """The forms whose marks occur in the text, in the order in which they do."""
     hits = []
     absent: dict[str, bool] = {}  # keyed by a mark's first character: most texts lack most of them
-    for rank, form in enumerate(marked_forms()):
+    for rank, form in enumerate(marked_forms(own)):
         positions = []
         for mark in form.markers:
             first = mark[0]
@@ -287,7 +289,7 @@ def find_call_mark(text: str) -> int:
     Returns:
         The position, -1 if the text has no mark.
     """
-    marks = _marks_of(tuple(form for form in marked_forms() if not form.channels))
+    marks = _marks_of(tuple(form for form in MARKED if not form.channels))
     found = (mark for mark in marks.pattern.finditer(text) if marks.family_of[mark[0]] != "harmony")
     return next((mark.start() for mark in found), -1)
 
@@ -298,6 +300,9 @@ class FormDetector:
     Feed the text as it comes and show what `feed` returns. Held back are the beginning of a mark, the beginning of a
     reply that may be a bare JSON call, and everything from a mark on. The same text is shown however it is split.
 
+    Args:
+        own: Forms of the user's own.
+
     Attributes:
         family: The family of the call, set once its mark has been seen.
         name: The called tool's name as written, set once it has been seen where the family writes it.
@@ -305,10 +310,10 @@ class FormDetector:
 
     __slots__ = ("_blanks", "_head", "_marks", "_pending", "_started", "_tail", "family", "name")
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[Form] = ()) -> None:
         self.family: str | None = None
         self.name: str | None = None
-        self._marks = _marks_of(marked_forms())
+        self._marks = _marks_of(marked_forms(own))
         self._blanks: list[str] = []  # blanks before everything else
         self._head = ""  # the first characters from the mark on
         self._pending = ""

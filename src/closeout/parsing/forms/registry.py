@@ -1,9 +1,12 @@
-"""The table of forms, the names of their families, and registration of further forms."""
+"""The table of forms, the names of their families, and forms of the user's own beside them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
+from closeout.errors import UsageError
 from closeout.parsing.forms.channels import CHANNELS, FUNCTIONARY, GLIMMER_CHANNELS, KIMI_K3, MUSE_CHANNELS
 from closeout.parsing.forms.families import REACT, USE_MCP_TOOL
 from closeout.parsing.forms.form import Form
@@ -13,9 +16,8 @@ from closeout.parsing.forms.marked_json import MISTRAL, TAGGED_JSON, TOKEN_CALLS
 from closeout.parsing.forms.python_calls import PYTHON_TAG, PYTHONIC
 from closeout.parsing.forms.tag_calls import ARG_PAIRS, MINIMAX_M3, TAG_FAMILIES
 from closeout.parsing.forms.unmarked import UNMARKED
-from closeout.parsing.registered_forms import REGISTERED
 
-__all__ = ["MARKED", "families", "forms_of", "marked_forms", "register_form", "unregister_form"]
+__all__ = ["MARKED", "check_forms", "families", "forms_of", "marked_forms"]
 
 MARKED: tuple[Form, ...] = (
     *USE_MCP_TOOL,
@@ -121,51 +123,40 @@ _NAMED: dict[str, tuple[Form, ...]] = {
 }
 
 
-def marked_forms() -> tuple[Form, ...]:
-    """The forms that a mark in the text shows, in the order in which they are tried."""
-    registered = tuple(form for form in REGISTERED.values() if form.markers)
-    return (*registered, *MARKED) if registered else MARKED
+def marked_forms(own: Sequence[Form] = ()) -> tuple[Form, ...]:
+    """The forms that a mark in the text shows, in the order in which they are tried: first the user's own."""
+    return (*(form for form in own if form.markers), *MARKED) if own else MARKED
 
 
-def register_form(form: Form, *, replace: bool = False) -> None:
-    """Add a form in which a model writes tool calls, for this process.
-
-    Its markers are searched in every reply, before those of the built-in forms; a form without markers is used where
-    its family is named. `read_tool_calls`, `salvage` and `FormDetector` use it. `escape_markers` breaks its markers in
-    tool results, so that a model that repeats a result makes no call.
-
-    Args:
-        form: The form. Its `read` gets a Source and a Toolbox and returns Found.
-        replace: Replace the forms of this family that were registered before.
+def check_forms(forms: Any) -> tuple[Form, ...]:
+    """Return forms of the user's own.
 
     Raises:
-        ValueError: The family is empty, a built-in one, or registered already.
+        UsageError: One is not a form, its family is empty, a built-in one or there twice, or a marker is blank.
     """
-    if not form.family or not form.family.strip():
-        raise ValueError("A form needs a family, got an empty name. Pass Form(family='my_model', …).")
-    if form.family in _NAMED or form.family in _COMPOUND:
-        raise ValueError(f"The family {form.family!r} is built in. Choose another name.")
-    if not all(marker.strip() for marker in form.markers):
-        raise ValueError(f"A marker of {form.family!r} is blank, so it would match every reply. Leave it out.")
-    if form.family in REGISTERED and not replace:
-        raise ValueError(f"The family {form.family!r} is registered already. Pass replace=True to replace it.")
-    REGISTERED[form.family] = form
-
-
-def unregister_form(family: str) -> None:
-    """Remove a registered form; an unknown family is ignored."""
-    REGISTERED.pop(family, None)
+    seen: set[str] = set()
+    for form in (found := tuple(forms)):
+        if not isinstance(form, Form):
+            raise UsageError(f"forms must hold Form objects, got {form!r:.80}.")
+        if not form.family.strip():
+            raise UsageError("A form needs a family, got an empty name. Pass Form(family='my_model', …).")
+        if form.family in _NAMED or form.family in _COMPOUND or form.family in seen:
+            raise UsageError(f"The family {form.family!r} is built in or there twice. Choose another name.")
+        if not all(marker.strip() for marker in form.markers):
+            raise UsageError(f"A marker of {form.family!r} is blank, so it would match every reply. Leave it out.")
+        seen.add(form.family)
+    return found
 
 
 def families() -> tuple[str, ...]:
-    """The names of all families, sorted."""
-    return tuple(sorted({*_COMPOUND, *_NAMED, *REGISTERED}))
+    """The names of all built-in families, sorted."""
+    return tuple(sorted({*_COMPOUND, *_NAMED}))
 
 
-def forms_of(family: str) -> tuple[Form, ...]:
+def forms_of(family: str, own: Sequence[Form] = ()) -> tuple[Form, ...]:
     """The forms of a family, by its name here or by a server's or model's name for it; () if it is unknown."""
-    if family in REGISTERED:
-        return (REGISTERED[family],)
+    if named := tuple(form for form in own if form.family == family):
+        return named
     canonical = _canonical(family)
     if not canonical:
         return ()
