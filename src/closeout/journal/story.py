@@ -203,7 +203,7 @@ class Story:
 
     def feed(self, event: Event) -> Change:
         """Add an event, and return its place. The cost does not depend on what came before."""
-        agent = self.agents.get(event.agent) or self._new_agent(event.agent)
+        agent = self.agent(event.agent)
         match event:
             case ModelRequested():
                 return self._requested(agent, event)
@@ -243,6 +243,10 @@ class Story:
         return Change(agent)
 
     # ------------------------------------------------------------------------------------------ agents and turns
+
+    def agent(self, path: str) -> AgentStory:
+        """Return the agent with a path, which may be new."""
+        return self.agents.get(path) or self._new_agent(path)
 
     def _new_agent(self, path: str) -> AgentStory:
         agent = self.agents[path] = AgentStory(path)

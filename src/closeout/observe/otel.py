@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 try:
     from opentelemetry import context as otel_context
@@ -26,6 +26,7 @@ from closeout.journal.events import (
     ToolFinished,
     ToolStarted,
 )
+from closeout.journal.story import AgentStory, CallStory, RequestStory, Story
 from closeout.journal.subscribers import Progress, RunInfo
 from closeout.observe import otel_attributes as attributes
 from closeout.observe.otel_tools import SCOPE, Instruments
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenTelemetryListener"]
 
-_Key = tuple[str, str, str]  # kind of span, agent's path, and which one of the agent's
+_Node: TypeAlias = AgentStory | RequestStory | CallStory
 
 
 class OpenTelemetryListener:
@@ -70,21 +71,24 @@ class _Open:
     """A span that has not ended. `labels` are its metrics' attributes; `token` ends its being the current one."""
 
     span: trace.Span
+    agent: str  # the path of its agent
     began: int  # nanoseconds since the epoch
     labels: dict[str, Any]
     token: Any = None
+    is_streamed: bool = False  # a piece of the reply has come
 
 
 class _RunSpans:
-    """The spans of one run. Events from the record make none."""
+    """The spans of one run: one for each agent, request and call of its story. Events from the record make none."""
 
     def __init__(self, tracer: trace.Tracer, instruments: Instruments, run: RunInfo, capture_content: bool) -> None:
         self._tracer = tracer
         self._instruments = instruments
         self._run = run
         self._content = capture_content
-        self._open: dict[_Key, _Open] = {}
-        self._chats: dict[str, _Open] = {}  # the request that an agent waits for
+        self._story = Story()
+        self._main = self._story.agent("main")
+        self._open: dict[_Node | None, _Open] = {}
         self._agents: dict[str, attributes.AgentIdentity] = {}
         self._outer = otel_context.get_current()
         self._error = "interrupted"  # the error of spans that the run leaves open
@@ -95,104 +99,103 @@ class _RunSpans:
         name = started.name if started is not None else ""
         model = str(started.fingerprint.get("model", "")) if started is not None else ""
         more = attributes.of_run(self._run, self._content)
-        self._begin_agent("main", name, model, self._outer, more)
-        self._make_current(self._open["agent", "main", ""])
+        self._begin_agent(self._main, name, model, self._outer, more)
+        self._make_current(self._open[self._main])
 
     def __call__(self, event: Event | Progress) -> None:
         if isinstance(event, Progress):
             self._note_first_piece(event)
             return
+        place = self._story.feed(event)
         # An agent has a span although its start is recorded: its new work belongs below it.
         if self._run.from_record and not isinstance(event, AgentStarted | AgentEnded | RunEnded):
             return
         match event:
             case AgentStarted():
-                self._agent_started(event)
+                self._agent_started(place.agent, event)
             case AgentEnded():
-                self._agent_ended(event)
+                self._agent_ended(place.agent, event)
             case RunEnded():
                 self._run_ended(event)
-            case ModelRequested():
-                self._model_requested(event)
-            case ModelReplied():
-                self._model_replied(event)
-            case ModelFailed():
-                self._end_request(event, attributes.of_usage(event.usage), error=event.kind, message=event.error)
+            case ModelRequested() if place.request is not None:
+                self._model_requested(place.request, event)
+            case ModelReplied() | ModelFailed() if place.request is not None:
+                self._end_request(place.request, event)
             case ModelRetried():
-                if held := self._open.get(("chat", event.agent, str(event.call))):
+                if held := self._open.get(place.request):
                     held.span.add_event("closeout.retry", attributes.of_retry(event, self._content))
-            case ToolStarted():
-                self._tool_started(event)
-            case ToolFinished():
-                self._tool_finished(event)
+            case ToolStarted() if place.call is not None:
+                self._tool_started(place.call, event)
+            case ToolFinished() if place.call is not None:
+                self._tool_finished(place.call, event)
             case _:
-                self._note(event)
+                self._note(place.agent, event)
 
     def close(self) -> None:
         """End what the run left open, the innermost first."""
-        for key in reversed(list(self._open)):
-            self._end(key, {}, error=self._error)
+        for node in reversed(list(self._open)):
+            self._end(node, {}, error=self._error)
 
     # ------------------------------------------------------------------------------------------ agents
 
-    def _begin_agent(self, path: str, name: str, model: str, context: Any, more: Mapping[str, Any]) -> None:
-        identity = self._agents[path] = attributes.AgentIdentity.from_client(name or path.rpartition(":")[2], model)
+    def _begin_agent(self, agent: AgentStory, name: str, model: str, context: Any, more: Mapping[str, Any]) -> None:
+        named = name or agent.path.rpartition(":")[2]
+        identity = self._agents[agent.path] = attributes.AgentIdentity.from_client(named, model)
         self._begin(
-            ("agent", path, ""),
+            agent,
+            agent.path,
             f"invoke_agent {identity.name}",
             SpanKind.INTERNAL,
             details={
                 **identity.of("invoke_agent"),
                 "gen_ai.conversation.id": self._run.run_id,
-                "closeout.agent": path,
+                "closeout.agent": agent.path,
                 **more,
             },
             labels=identity.agent_labels(),
             context=context,
         )
 
-    def _agent_started(self, event: AgentStarted) -> None:
-        above, _, own = event.agent.rpartition("/")
-        caller = self._open.get(("tool", above, own.partition(":")[0]))
+    def _agent_started(self, agent: AgentStory, event: AgentStarted) -> None:
+        caller = self._open.get(agent.caller)
         if caller is None and self._run.from_record:
             return  # it ran and ended in an earlier process
+        above = event.agent.rpartition("/")[0]
         parent = self._context_of(above) if caller is None else trace.set_span_in_context(caller.span, self._outer)
         content = {"gen_ai.input.messages": attributes.user_message(event.task)} if self._content else {}
-        self._begin_agent(event.agent, event.name, event.model, parent, content)
+        self._begin_agent(agent, event.name, event.model, parent, content)
 
-    def _agent_ended(self, event: AgentEnded) -> None:
-        if ("agent", event.agent, "") not in self._open:
-            return
+    def _agent_ended(self, agent: AgentStory, event: AgentEnded) -> None:
         failed = event.status in attributes.FAILURES
         content = {"gen_ai.output.messages": attributes.assistant_message(event.report)} if self._content else {}
         ended = {"closeout.stop_reason": event.status, **content}
-        self._end(("agent", event.agent, ""), ended, error=event.status if failed else "")
+        self._end(agent, ended, error=event.status if failed else "")
 
     def _run_ended(self, event: RunEnded) -> None:
-        main = ("agent", "main", "")
         ended = attributes.of_run_end(event, self._content)
         if event.status == "cancelled":
             self._error = "cancelled"
-            self._open[main].span.set_attributes(ended)
+            self._open[self._main].span.set_attributes(ended)
             self.close()
             return
         error = event.stop_reason if event.status == "failed" else ""
-        self._end(main, ended, error=error, message=event.error)
+        self._end(self._main, ended, error=error, message=event.error)
 
-    def _note(self, event: Event) -> None:
+    def _note(self, agent: AgentStory, event: Event) -> None:
         """Add an event to the agent's span."""
         described = attributes.of_note(event, self._content)
-        held = self._open.get(("agent", event.agent, ""))
+        held = self._open.get(agent)
         if described is not None and held is not None:
             held.span.add_event(*described)
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _model_requested(self, event: ModelRequested) -> None:
+    def _model_requested(self, request: RequestStory, event: ModelRequested) -> None:
         identity = self._identity(event.agent)
         operation = "chat" if event.messages else "text_completion"
-        self._chats[event.agent] = self._begin(
-            ("chat", event.agent, event.key),
+        self._begin(
+            request,
+            event.agent,
             f"{operation} {identity.model}".rstrip(),
             SpanKind.CLIENT,
             details={**identity.of(operation), **attributes.of_request(event, self._run.run_id)},
@@ -201,27 +204,26 @@ class _RunSpans:
             current=True,
         )
 
-    def _model_replied(self, event: ModelReplied) -> None:
-        if event.model and (held := self._open.get(("chat", event.agent, event.key))):
-            held.labels["gen_ai.response.model"] = event.model
-        self._end_request(event, attributes.of_reply(event, self._content))
-
-    def _end_request(
-        self, event: ModelReplied | ModelFailed, ended: Mapping[str, Any], *, error: str = "", message: str = ""
-    ) -> None:
-        self._chats.pop(event.agent, None)
-        held = self._end(("chat", event.agent, event.key), ended, error=error, message=message)
+    def _end_request(self, request: RequestStory, event: ModelReplied | ModelFailed) -> None:
+        held = self._open.get(request)
         if held is None:
             return
+        if isinstance(event, ModelFailed):
+            self._end(request, attributes.of_usage(event.usage), error=event.kind, message=event.error)
+        else:
+            if event.model:
+                held.labels["gen_ai.response.model"] = event.model
+            self._end(request, attributes.of_reply(event, self._content))
         for kind in ("input", "output"):
             count = event.usage.get(f"{kind}_tokens", 0)
             if count:
                 self._instruments.tokens.record(count, {**held.labels, "gen_ai.token.type": kind})
 
     def _note_first_piece(self, piece: Progress) -> None:
-        held = self._chats.get(piece.agent)
-        if held is not None and piece.kind != "discard":
-            del self._chats[piece.agent]
+        requests = self._story.agent(piece.agent).requests
+        held = self._open.get(next(reversed(requests.values()), None))
+        if held is not None and not held.is_streamed and piece.kind != "discard":
+            held.is_streamed = True
             seconds = (time.time_ns() - held.began) / 1e9
             held.span.set_attributes(
                 {"gen_ai.request.stream": True, "gen_ai.response.time_to_first_chunk": max(seconds, 0.0)}
@@ -229,11 +231,12 @@ class _RunSpans:
 
     # ------------------------------------------------------------------------------------------ tools
 
-    def _tool_started(self, event: ToolStarted) -> None:
+    def _tool_started(self, call: CallStory, event: ToolStarted) -> None:
         identity = self._identity(event.agent)
         labels = {"gen_ai.tool.name": event.name, "gen_ai.tool.type": "function", "gen_ai.agent.name": identity.name}
         self._begin(
-            ("tool", event.agent, event.handle),
+            call,
+            event.agent,
             f"execute_tool {event.name}",
             SpanKind.INTERNAL,
             details={"gen_ai.operation.name": "execute_tool", **labels, **attributes.of_call(event, self._content)},
@@ -242,13 +245,13 @@ class _RunSpans:
             current=True,
         )
 
-    def _tool_finished(self, event: ToolFinished) -> None:
+    def _tool_finished(self, call: CallStory, event: ToolFinished) -> None:
         below = f"{event.agent}/{event.handle}:"
-        for key in [key for key in self._open if key[1].startswith(below)]:
-            self._end(key, {}, error=self._error)  # a sub-agent that a timeout cut off
+        for node in [node for node, held in self._open.items() if held.agent.startswith(below)]:
+            self._end(node, {}, error=self._error)  # a sub-agent that a timeout cut off
         ended = attributes.of_result(event, self._content)
         error = "" if event.ok else attributes.error_code_of(event)
-        self._end(("tool", event.agent, event.handle), ended, error=error, message=event.note)
+        self._end(call, ended, error=error, message=event.note)
 
     # ------------------------------------------------------------------------------------------ spans
 
@@ -256,12 +259,13 @@ class _RunSpans:
         return self._agents.get(path) or self._agents["main"]
 
     def _context_of(self, path: str) -> Any:
-        held = self._open.get(("agent", path, "")) or self._open.get(("agent", "main", ""))
+        held = self._open.get(self._story.agent(path)) or self._open.get(self._main)
         return self._outer if held is None else trace.set_span_in_context(held.span, self._outer)
 
     def _begin(
         self,
-        key: _Key,
+        node: _Node,
+        agent: str,
         name: str,
         kind: SpanKind,
         *,
@@ -272,7 +276,7 @@ class _RunSpans:
     ) -> _Open:
         began = time.time_ns()
         span = self._tracer.start_span(name, context, kind, dict(details), start_time=began)
-        held = self._open[key] = _Open(span, began, dict(labels))
+        held = self._open[node] = _Open(span, agent, began, dict(labels))
         if current:
             self._make_current(held)
         return held
@@ -281,10 +285,10 @@ class _RunSpans:
         """Make spans of other instrumentations (HTTP, databases) that begin in this task children of this one."""
         held.token = otel_context.attach(trace.set_span_in_context(held.span))
 
-    def _end(self, key: _Key, ended: Mapping[str, Any], *, error: str = "", message: str = "") -> _Open | None:
-        held = self._open.pop(key, None)
+    def _end(self, node: _Node | None, ended: Mapping[str, Any], *, error: str = "", message: str = "") -> None:
+        held = self._open.pop(node, None)
         if held is None:
-            return None
+            return
         if held.token is not None and trace.get_current_span() is held.span:
             otel_context.detach(held.token)  # in another task's context it is not current, and ends with that task
         held.span.set_attributes(dict(ended))
@@ -294,11 +298,10 @@ class _RunSpans:
             held.span.set_status(Status(StatusCode.ERROR, attributes.clean(message) if self._content else None))
         now = max(time.time_ns(), held.began)
         held.span.end(now)
-        self._seconds_of[key[0]](self._instruments).record((now - held.began) / 1e9, held.labels)
-        return held
+        self._seconds_of[type(node)](self._instruments).record((now - held.began) / 1e9, held.labels)
 
-    _seconds_of: Mapping[str, Callable[[Instruments], Any]] = {
-        "agent": lambda instruments: instruments.agent_seconds,
-        "chat": lambda instruments: instruments.request_seconds,
-        "tool": lambda instruments: instruments.tool_seconds,
+    _seconds_of: Mapping[type, Callable[[Instruments], Any]] = {
+        AgentStory: lambda instruments: instruments.agent_seconds,
+        RequestStory: lambda instruments: instruments.request_seconds,
+        CallStory: lambda instruments: instruments.tool_seconds,
     }
