@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
@@ -100,6 +101,24 @@ def test_a_large_body_is_stored_once_however_often_it_occurs(home: Path) -> None
     with closing(sqlite3.connect(store.path)) as db:
         assert db.execute("SELECT count(*) FROM bodies").fetchone() == (1,)
     assert all(row.event.text == "page " * 1000 for row in journal.rows()[1:])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("unit", ["a\0b", "\u00e9", "x\ud800", "\U0001f600\ud800"])
+def test_a_body_of_several_parts_is_stored_like_one_of_one_part(
+    home: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    long = unit * 5000
+    monkeypatch.setattr("closeout.journal.store.BODY_PART", 1_001)
+    store = open_store(home)
+    journal = Journal.start(store, started(long))
+    journal.append(replied(0, long + "!"))
+    journal.flush()
+    assert journal.rows()[0].event.task == long  # type: ignore[attr-defined]
+    assert journal.rows()[1].event.text == long + "!"  # type: ignore[attr-defined]
+    with closing(sqlite3.connect(store.path)) as db:
+        bodies = dict(db.execute("SELECT hash, body FROM bodies"))
+    assert bodies == {hashlib.sha256(body).digest(): body for body in bodies.values()}
+    assert long.encode("utf-8", "surrogatepass") in bodies.values()
 
 
 def test_a_text_that_looks_like_a_reference_is_only_a_text(home: Path) -> None:

@@ -37,6 +37,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BODY_LIMIT = 1024  # characters: a longer field is stored once, by hash
+BODY_PART = 1 << 20  # characters of a body that are handled in one call, which holds the interpreter's lock
 SYNCED_NAME = "journal.synced"
 SWEEPS = 5  # tries to delete unused texts while other processes write; later deletions try again
 RETRY_SECONDS = 0.05  # between a commit that failed and its repetition
@@ -48,7 +49,6 @@ SEQ_BITS = 32
 _INSERT_RUN = "INSERT INTO runs (run_id, started, status, task, model) VALUES (?,?,?,?,?)"
 _INSERT_EVENTS = "INSERT INTO events VALUES (?,?,?)"
 _REPLACE_EVENTS = "INSERT OR REPLACE INTO events VALUES (?,?,?)"
-_INSERT_BODY = "INSERT OR IGNORE INTO bodies VALUES (?,?)"
 _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE id=?"
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 _UNDER_NONE = "NOT EXISTS (SELECT 1 FROM json_each(?) WHERE run_id>value||'.' AND run_id<value||'/')"
@@ -62,6 +62,7 @@ _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
 _Entry: TypeAlias = tuple[int, float, Event]  # seq, time
+_Bodies: TypeAlias = dict[bytes, list[bytes]]  # the parts of a large text, by its hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +188,11 @@ class Store:
                     raise RunExists(text) from None
                 number = int(cursor.lastrowid or 0)
                 self._synced.clear(number)
-                bodies: dict[bytes, bytes] = {}
+                bodies: _Bodies = {}
                 begun = at - later[-1][0] if later else at
                 entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
                 db.execute(_INSERT_EVENTS, _row(number, entries, bodies))
-                if bodies:
-                    db.executemany(_INSERT_BODY, list(bodies.items()))
+                _insert_bodies(db, bodies.items())
                 self._locks.take(run_id, number)  # before others see the run and think that its process died
         except BaseException:
             self.release(number)
@@ -421,7 +421,7 @@ class Store:
 
     def _write(self, batch: _EventBatch, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         db = self._db
-        bodies: dict[bytes, bytes] = {}
+        bodies: _Bodies = {}
         rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]
         if batch.durable or statements:
             db.execute("PRAGMA synchronous=FULL")
@@ -433,8 +433,7 @@ class Store:
                 with self._transaction():
                     if bodies:
                         self._notice_deletions(db)
-                        fresh = [(key, body) for key, body in bodies.items() if key not in self._known]
-                        db.executemany(_INSERT_BODY, fresh)
+                        _insert_bodies(db, [item for item in bodies.items() if item[0] not in self._known])
                     db.executemany(self._insert, rows)
                     for statement, values in statements:
                         db.execute(statement, values)
@@ -747,7 +746,7 @@ def _called_here(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Futu
     return done
 
 
-def _row(run: int, entries: Sequence[_Entry], bodies: dict[bytes, bytes]) -> tuple[int, bytes, int]:
+def _row(run: int, entries: Sequence[_Entry], bodies: _Bodies) -> tuple[int, bytes, int]:
     items = [(at, type(event).__name__, *_apart(event, bodies)) for _, at, event in entries]
     place = (run << SEQ_BITS) + entries[0][0]
     try:
@@ -766,7 +765,7 @@ def _checksum(place: int, body: bytes | str) -> int:
     return zlib.crc32(data, place & 0xFFFFFFFF)
 
 
-def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
+def _apart(event: Event, bodies: _Bodies) -> tuple[Any, ...]:
     """An event as a row holds it: its fields, or its fields without the large ones and the hashes of those."""
     values = event.values()
     refs: dict[str, str] = {}
@@ -779,17 +778,29 @@ def _apart(event: Event, bodies: dict[bytes, bytes]) -> tuple[Any, ...]:
     return (values, refs) if refs else (values,)
 
 
-def _put_body(text: str, bodies: dict[bytes, bytes]) -> str:
-    """Add a text to those that are stored by hash. Returns its hash in hexadecimal."""
-    body = text.encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(body).digest()
-    bodies[digest] = body
-    return digest.hex()
+def _put_body(text: str, bodies: _Bodies) -> str:
+    """Add a text to those that are stored by hash, in parts. Returns its hash in hexadecimal."""
+    starts = range(0, len(text), BODY_PART)
+    parts = [text[at : at + BODY_PART].encode("utf-8", "surrogatepass") for at in starts]
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    bodies[found.digest()] = parts
+    return found.hexdigest()
 
 
-def _message_apart(
-    message: Mapping[str, Any], number: int, bodies: dict[bytes, bytes], refs: dict[str, str]
-) -> Mapping[str, Any]:
+def _insert_bodies(db: sqlite3.Connection, bodies: Iterable[tuple[bytes, list[bytes]]]) -> None:
+    """Store bodies. SQLite joins the parts of a large one, which does not hold the interpreter's lock."""
+    for digest, parts in bodies:
+        if len(parts) == 1:
+            db.execute("INSERT OR IGNORE INTO bodies VALUES (?,?)", (digest, *parts))
+            continue
+        rows = ",".join(["(?)"] * len(parts))
+        joined = f"SELECT ?,CAST(group_concat(column1,'') AS BLOB) FROM (VALUES {rows})"  # noqa: S608 - only marks
+        db.execute(f"INSERT OR IGNORE INTO bodies {joined}", (digest, *parts))
+
+
+def _message_apart(message: Mapping[str, Any], number: int, bodies: _Bodies, refs: dict[str, str]) -> Mapping[str, Any]:
     """A message, or one without its large text, whose hash is then among `refs` as "added/NUMBER/KEY"."""
     for key in ("content", "prompt"):
         text = message.get(key)

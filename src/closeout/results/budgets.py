@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from closeout.results.normal import compact_json
+from closeout.results.normal import compact_json, count_lines
 
 __all__ = [
     "DEFAULT_BUDGET",
@@ -95,8 +95,11 @@ def largest_fit(low: int, high: int, build: Callable[[int], T], fits: Callable[[
 # ------------------------------------------------------------------------------------------------ texts
 
 
-def cut_text(text: str, length: int) -> TextCut:
-    """Head and tail of a text in about `length` characters, two thirds head, cut at line borders if some are near."""
+def cut_text(text: str, length: int, *, breaks: int | None = None) -> TextCut:
+    """Head and tail of a text in about `length` characters, two thirds head, cut at line borders if some are near.
+
+    `breaks` is the number of its line breaks, if that is known.
+    """
     if length >= len(text):
         return TextCut(text, len(text), len(text))
     head, tail = 2 * length // 3, len(text) - length // 3
@@ -105,7 +108,10 @@ def cut_text(text: str, length: int) -> TextCut:
     line = text.find("\n", tail, tail + (len(text) - tail) // 2)
     tail = line + 1 if line >= 0 else tail
     note = f"[… {tail - head:,} characters left out"
-    lines = text.count("\n", head, tail)
+    if breaks is None:
+        lines = count_lines(text, head, tail)
+    else:
+        lines = breaks - text.count("\n", 0, head) - text.count("\n", tail)
     note += f", {lines:,} lines …]" if lines else " …]"
     before = "" if not head or text[head - 1] == "\n" else "\n"
     return TextCut(f"{text[:head]}{before}{note}\n{text[tail:]}", head, tail)
@@ -147,7 +153,7 @@ class ValueCutter:
     def measure(self, value: Any) -> int:
         """Characters of the value as compact JSON, nearly: escapes other than line breaks are not counted."""
         if isinstance(value, str):
-            return len(value) + 2 + value.count("\n")
+            return len(value) + 2 + count_lines(value, 0, len(value))
         if type(value) is dict:
             size = 2 + sum(len(key) + 4 + self.measure(item) for key, item in value.items())
         elif type(value) is list:

@@ -21,6 +21,7 @@ __all__ = [
     "FORMATS",
     "Encoded",
     "Encoding",
+    "any_text",
     "check_encoding",
     "cut_format",
     "decode",
@@ -254,7 +255,7 @@ def _candidates(value: Any, known: Mapping[str, Encoding]) -> list[tuple[str, st
     columns = compact_json(columnar)
     if columns != plain:
         found.append(("columns", columns))
-    if _any_text(value, forms.worth_lifting):
+    if any_text(value, forms.worth_lifting):
         found.append(("raw", forms.write_raw_block(columnar)))
     for name in ("toon", *(each.name for each in known.values() if each.automatic)):
         try:
@@ -264,12 +265,13 @@ def _candidates(value: Any, known: Mapping[str, Encoding]) -> list[tuple[str, st
     return found
 
 
-def _any_text(value: Any, wanted: Callable[[str], bool]) -> bool:
+def any_text(value: Any, wanted: Callable[[str], bool]) -> bool:
+    """Return whether a normal value has a string, keys excepted, for which `wanted` is true."""
     if isinstance(value, str):
         return wanted(value)
     if type(value) is dict:
-        return any(_any_text(item, wanted) for item in value.values())
-    return type(value) is list and any(_any_text(item, wanted) for item in value)
+        return any(any_text(item, wanted) for item in value.values())
+    return type(value) is list and any(any_text(item, wanted) for item in value)
 
 
 # ------------------------------------------------------------------------------------------------ the budget
@@ -309,7 +311,7 @@ def _least(value: Any, format: str, budget: int, model: str | None) -> Encoded: 
 
 def cut_format(value: Any) -> str:
     """Return the form for a value over budget: one that has a place for the marks of a cut."""
-    return "raw" if _any_text(value, forms.worth_lifting) else "columns"
+    return "raw" if any_text(value, forms.worth_lifting) else "columns"
 
 
 def write_cut(

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import re
 from collections import deque
-from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -23,6 +23,7 @@ __all__ = [
     "MAX_DEPTH",
     "EncodingError",
     "compact_json",
+    "count_lines",
     "is_large",
     "join_surrogates",
     "json_text",
@@ -60,6 +61,13 @@ def join_surrogates(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
+def count_lines(text: str, start: int, end: int) -> int:
+    """Count the line breaks between two places, in parts, so that other threads run meanwhile."""
+    if end - start <= LARGE_TEXT:
+        return text.count("\n", start, end)
+    return sum(text.count("\n", at, min(at + LARGE_TEXT, end)) for at in range(start, end, LARGE_TEXT))
+
+
 def without_surrogates(text: str) -> str:
     """Return the text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)
@@ -95,29 +103,43 @@ def json_text(value: Any, *, before: str = "", after: str = "") -> str:
 
     Other threads run between two parts: one call of the encoder would hold the interpreter's lock until the end.
     """
-    parts = [before]
-    _write_parts(value, parts)
-    parts.append(after)
-    return "".join(parts)
+    text = before
+    for part in _json_parts(value):
+        text += part  # grows in place; "".join would copy everything in one call
+    text += after
+    return text
 
 
-def _write_parts(value: Any, parts: list[str]) -> None:
+def _json_parts(value: Any) -> Iterator[str]:
     if type(value) is str and len(value) > LARGE_TEXT:
-        parts.append('"')
-        parts.extend(compact_json(value[at : at + LARGE_TEXT])[1:-1] for at in range(0, len(value), LARGE_TEXT))
-        parts.append('"')
+        yield '"'
+        for at in range(0, len(value), LARGE_TEXT):
+            yield compact_json(value[at : at + LARGE_TEXT])[1:-1]
+        yield '"'
     elif type(value) not in (dict, list) or not is_large(value):
-        parts.append(compact_json(value))
+        yield compact_json(value)
     elif type(value) is dict:
         for number, (key, item) in enumerate(value.items()):
-            parts.append(f"{',' if number else '{'}{compact_json(key)}:")
-            _write_parts(item, parts)
-        parts.append("}")
+            yield f"{',' if number else '{'}{compact_json(key)}:"
+            yield from _json_parts(item)
+        yield "}"
     else:
-        for number, item in enumerate(value):
-            parts.append("," if number else "[")
-            _write_parts(item, parts)
-        parts.append("]")
+        yield "["
+        yield from _item_parts(value, 0, len(value))
+        yield "]"
+
+
+def _item_parts(items: list[Any], start: int, end: int) -> Iterator[str]:
+    """Write the items from `start` to `end`, separated by commas, as many in one part as are not large together."""
+    if end - start == 1:
+        yield from _json_parts(items[start])
+    elif not is_large(some := items[start:end]):
+        yield compact_json(some)[1:-1]
+    else:
+        middle = (start + end) // 2
+        yield from _item_parts(items, start, middle)
+        yield ","
+        yield from _item_parts(items, middle, end)
 
 
 def map_texts(value: Any, change: Callable[[str], Any]) -> Any:

@@ -30,6 +30,7 @@ from closeout.results.budgets import (
 from closeout.results.encoding import (
     HOPELESS,
     Encoding,
+    any_text,
     cut_format,
     encode_normal,
     find_encoding,
@@ -41,6 +42,7 @@ from closeout.results.html_text import plain_text
 from closeout.results.normal import (
     EncodingError,
     compact_json,
+    count_lines,
     is_large,
     json_text,
     map_texts,
@@ -149,8 +151,10 @@ class _Budgeted:
             if self.fits(text, counted):
                 return Presented(text, counted.tokens, counted.exact)
 
+        breaks = count_lines(source, 0, len(source))
+
         def build(length: int) -> tuple[str, str]:
-            cut = cut_text(source, length)
+            cut = cut_text(source, length, breaks=breaks)
             missing = f"{cut.tail - cut.head:,} of {len(source):,} characters"
             closing = self.closing(missing, Elision("", "characters", cut.head, len(source)))
             return f"{escape_markers(without_surrogates(cut.text))}\n{closing}", missing
@@ -159,7 +163,8 @@ class _Budgeted:
 
     def of_value(self, value: Any, form: str) -> Presented:
         if form in ("auto", "json", "columns", "raw") and is_large(value):
-            value = map_texts(value, _without_binary)
+            if any_text(value, _may_be_binary):
+                value = map_texts(value, _without_binary)
             if (cutter := ValueCutter(value)).size(value) > HOPELESS * self.limit:  # not even written out
                 return self.cut(cutter, cut_format(value) if form == "auto" else form)
         plain, name = json_text(value), form
@@ -303,9 +308,13 @@ def _binary(text: str) -> bytes | None:
         return None
 
 
+def _may_be_binary(text: str) -> bool:
+    return text.startswith("base64:")
+
+
 def _without_binary(text: str) -> str:
     """The text, or a summary of the bytes that it encodes: base64 costs tokens and tells the model nothing."""
-    found = _binary(text) if text.startswith("base64:") else None
+    found = _binary(text) if _may_be_binary(text) else None
     return text if found is None else f"[{summarise(found)}: not shown]"
 
 

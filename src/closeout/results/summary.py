@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from closeout.errors import UsageError
-from closeout.results.normal import compact_json, join_surrogates, normalise
+from closeout.results.normal import compact_json, count_lines, join_surrogates, normalise
 
 __all__ = ["LANGUAGES", "summarise"]
 
@@ -104,7 +104,7 @@ def _of_text(value: str, words: Mapping[str, str]) -> str:
     head = next((line.strip() for line in value[:2_000].splitlines() if line.strip()), "")
     if not head and value.isspace():
         return words["blank"]
-    return words["text"].format(count=len(value), lines=value.count("\n") + 1, names=_short(head, 100))
+    return words["text"].format(count=len(value), lines=count_lines(value, 0, len(value)) + 1, names=_short(head, 100))
 
 
 def _of_list(value: list[Any], words: Mapping[str, str]) -> str:

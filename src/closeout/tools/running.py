@@ -106,8 +106,8 @@ async def run_tool(
         else:
             meter.stop()
             value, result = _bare_result(value)
-            result = await run_in_thread(partial(normalise, result)) if is_large(result) else normalise(result)
-            output = succeeded(spec, value, result, meter, number)
+            normal = partial(_normal_output, spec, value, result, meter, number)
+            output = await run_in_thread(normal) if is_large(result) else normal()
             return await _hidden(output, secrets) if secrets else output
         meter.stop()
         if number + 1 < tries and not isinstance(failure, _PERMANENT):
@@ -184,6 +184,10 @@ def _bare_result(value: Any) -> tuple[Any, Any]:
     if issubclass(type(value), ToolOutput):
         return value, next((each for each in (value.result, whole, value.summary or None) if each is not None), None)
     return value, value
+
+
+def _normal_output(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries: int) -> ToolOutput:
+    return succeeded(spec, value, normalise(result), meter, retries)
 
 
 def succeeded(spec: ToolSpec, value: Any, result: Any, meter: CallMeter, retries: int) -> ToolOutput:
