@@ -111,7 +111,7 @@ def test_a_body_of_several_parts_is_stored_like_one_of_one_part(
     monkeypatch.setattr("closeout.journal.store.BODY_PART", 1_001)
     store = open_store(home)
     journal = Journal.start(store, started(long))
-    journal.append(replied(0, long + "!"))
+    journal.append(dataclasses.replace(replied(0), text=long + "!"))
     journal.flush()
     assert journal.rows()[0].event.task == long  # type: ignore[attr-defined]
     assert journal.rows()[1].event.text == long + "!"  # type: ignore[attr-defined]
