@@ -250,9 +250,10 @@ def test_a_server_that_does_not_start_is_reported_and_the_others_are_listed() ->
 def test_config_shows_every_value_and_never_the_key() -> None:
     settings = ("-C", "agent.max_turns=7", "-C", "llm.api_key=very-secret")
     done = closeout("config", *settings, env={"CLOSEOUT_LLM__TEMPERATURE": "0.5"})
-    assert "agent.main_agent.max_turns = 7\n" in done.out
-    assert "llm.temperature = 0.5\n" in done.out
-    assert "llm.api_key = (set)\n" in done.out
+    assert "agent.main_agent.max_turns = 7  # override agent.max_turns\n" in done.out
+    assert "llm.temperature = 0.5  # CLOSEOUT_LLM__TEMPERATURE\n" in done.out
+    assert "llm.api_key = (set)  # override llm.api_key\n" in done.out
+    assert "llm.top_p = null\n" in done.out
     as_json = here("config", *settings, "--json")
     assert as_json.json["llm"]["api_key"] == "set"
     assert "very-secret" not in done.out + as_json.out
@@ -283,7 +284,7 @@ def test_config_shows_mcp_servers_without_their_secrets(tmp_path: Path) -> None:
     )
     plain, as_json = here("config", "-C", str(file)), here("config", "-C", str(file), "--json")
     shown = as_json.json["tools"]["mcp_servers"]
-    assert shown["shop"] == {"command": "node", "args": ["shop.js"], "env": {"KEY": "***"}}
+    assert shown["shop"] == {"command": "node", "args": ["shop.js"], "env": {"KEY": "***"}, "cwd": str(tmp_path)}
     assert shown["web"]["headers"] == {"Authorization": "***"}
     assert '"env": {"KEY": "***"}' in plain.out
     assert "very-secret" not in plain.out + as_json.out

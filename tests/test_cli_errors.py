@@ -205,7 +205,7 @@ def test_a_configuration_file_may_have_an_equals_sign_in_its_path(tmp_path: Path
     file = tmp_path / "lr=3" / "settings.yaml"
     file.parent.mkdir()
     file.write_text("agent: {max_rollbacks: 7}")
-    assert "agent.max_rollbacks = 7\n" in here("config", "-C", str(file)).out
+    assert f"agent.max_rollbacks = 7  # {file}:1\n" in here("config", "-C", str(file)).out
 
 
 def test_a_file_in_place_of_a_folder_says_what_to_do(tmp_path: Path) -> None:

@@ -166,6 +166,8 @@ class Agent(Generic[Deps, Value]):
         secrets: Each a `Secret`, whose value enters the calls that name it; the model sees the name only.
         forms: Each a `Form` in which the model writes tool calls as text, read before the built-in forms.
         encodings: Each an `Encoding` of results, for `@tool(format=…)`, and for "auto" if it is `automatic`.
+        listeners: Callbacks that receive the events of every run, such as an `OpenTelemetryListener`. Those of a run
+            are passed to `run`.
         code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
             as functions, in a sandbox. Needs the extra `code`.
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
@@ -218,6 +220,7 @@ class Agent(Generic[Deps, Value]):
         secrets: Sequence[Secret] = (),
         forms: Sequence[Form] = (),
         encodings: Sequence[Encoding] = (),
+        listeners: Sequence[Listener] = (),
         code_mode: bool = False,
         max_tokens: int | None = None,
         max_seconds: float | None = None,
@@ -230,7 +233,6 @@ class Agent(Generic[Deps, Value]):
         from closeout.config import load_config
 
         checks.refuse_unknown(unknown, Agent)
-        self.name = name
         arguments = {
             "dialect": dialect if isinstance(dialect, str) else None,
             "agent.main_agent.max_turns": max_turns,
@@ -243,9 +245,10 @@ class Agent(Generic[Deps, Value]):
             "llm.temperature": temperature,
         }
         self.config = load_config(config, values=arguments)
+        self.name = (self.config.agent.name if name == "agent" else None) or name
         self._assembler = Assembler(
             self.config,
-            name=name,
+            name=self.name,
             model=model,
             tools=tools,
             mcp_servers=mcp_servers,
@@ -270,7 +273,34 @@ class Agent(Generic[Deps, Value]):
             secrets=secrets,
             forms=forms,
             encodings=encodings,
+            listeners=listeners,
         )
+
+    @classmethod
+    def from_yaml(
+        cls,
+        *paths: str | Path,
+        profile: str | None = None,
+        overrides: Sequence[str] = (),
+        **arguments: Any,
+    ) -> Agent[Any, Any]:
+        """Return the agent that settings files describe: its model, tools, instructions, limits, sub-agents.
+
+        Args:
+            paths: YAML files. A later one overrides an earlier one, key by key.
+            profile: The profile of the files to use. Defaults to the variable CLOSEOUT_PROFILE.
+            overrides: Settings such as `"agent.max_turns=20"`, which override the files.
+            arguments: Further arguments of `Agent`. They take precedence; `tools`, `secrets` and `listeners` are added.
+
+        Raises:
+            ConfigError: A file cannot be read, or a setting is not valid. The error names the file and the line.
+            UsageError: Another argument is not valid.
+        """
+        from closeout.config import load_config
+
+        if not paths:
+            raise UsageError('from_yaml needs the path of a settings file: Agent.from_yaml("agent.yaml").')
+        return cls(config=load_config(paths, overrides, profile=profile), **arguments)
 
     def with_tools(self, names: Iterable[str]) -> Agent[Deps, Value]:
         """Return this agent with only some of its tools. The two share the model, the MCP servers and the home.

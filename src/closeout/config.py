@@ -1,51 +1,73 @@
-"""Settings: their model, and how they are read from YAML files, the environment and dotted overrides."""
+"""Settings: their model, and where it is read from: YAML files, the environment and dotted overrides."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
 
 from closeout.errors import ConfigError
 from closeout.redaction import redact
-from closeout.variables import expand_variables
+from closeout.settings_tree import API_KEYS, ENV_PREFIX, Origin, SettingsTree, nearest, settings_in
 
 __all__ = [
     "AgentLimits",
+    "AgentParts",
     "AgentSettings",
     "AskSettings",
+    "CheckSettings",
     "Config",
+    "FallbackSettings",
     "LLMSettings",
     "PythonSettings",
     "SubAgentSettings",
+    "TextFile",
     "ToolSettings",
     "WebSettings",
+    "anchor_paths",
+    "anchored_name",
     "home_folder",
     "load_config",
+    "load_settings",
 ]
 
-ENV_PREFIX = "CLOSEOUT_"
-MAX_FILE_BYTES = 1_000_000
-MAX_VALUES = 100_000  # values in a configuration with its aliases expanded
-_API_KEYS = (["llm", "api_key"], ["tools", "web", "api_key"])
-_MAX_TURNS = ("agent", "main_agent", "max_turns")  # the key that the short form `agent.max_turns` sets
 _PRICE_NAMES = ("input", "output", "cache_read", "cache_write")
 _PRICE_FORM = (
     "Give US dollars per million tokens for each model, input and output, then cache read and write if they differ: "
     "{my-model: [0.5, 2.0, 0.05]} or {my-model: {input: 0.5, output: 2.0, cache_read: 0.05}}"
 )
-# Sections in which `${VAR}` stays: texts for a model, and servers, whose reader replaces it.
-_VERBATIM = frozenset({"prompts", "markers", "instructions", "description", "default", "mcp_servers"})
-# Environment variables that are not settings.
-_NOT_SETTINGS = frozenset(
-    {"CLOSEOUT_HOME", "CLOSEOUT_MODELS", "CLOSEOUT_DEBUG", "CLOSEOUT_SERVER_KEY", "CLOSEOUT_UPSTREAM_KEY"}
-)
+
+
+_NUMBER = {"type": "number", "minimum": 0}
+_PRICES = {
+    "type": "object",
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": len(_PRICE_NAMES)},
+            {
+                "type": "object",
+                "properties": dict.fromkeys(_PRICE_NAMES, _NUMBER),
+                "required": ["input", "output"],
+                "additionalProperties": False,
+            },
+        ]
+    },
+}
 
 
 class _Section(BaseModel):
@@ -75,22 +97,89 @@ def _read_servers(servers: Any) -> Any:
     raise ValueError('Give a list of commands, URLs or mappings, such as ["python server.py"]')
 
 
-_Servers = Annotated[list[str | dict[str, Any]] | dict[str, Any], PlainValidator(_read_servers)]
+_Servers = Annotated[
+    list[str | dict[str, Any]] | dict[str, Any],
+    PlainValidator(_read_servers, str | list[str | dict[str, Any]] | dict[str, str | dict[str, Any]]),
+]
 
 
-class SubAgentSettings(_Section):
+class TextFile(_Section):
+    """A text in a file."""
+
+    file: str
+
+
+class CheckSettings(_Section):
+    """A check of answers, and what follows if it keeps failing: see `Check`."""
+
+    function: str
+    times: int = Field(2, ge=0)
+    then: Literal["accept", "unanswered"] = "accept"
+
+
+def _read_text(value: Any) -> Any:
+    if isinstance(value, str | TextFile):
+        return value
+    if isinstance(value, Mapping) and value.keys() == {"file"} and isinstance(value["file"], str):
+        return TextFile(file=value["file"])
+    raise ValueError("Give a text, or the file that holds it: {file: instructions.md}")
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _read_checks(value: Any) -> Any:
+    several = value if isinstance(value, list | tuple) else [value]
+    return [_read_check(each) for each in several]
+
+
+def _read_check(value: Any) -> Any:
+    if isinstance(value, str | CheckSettings):
+        return value
+    if isinstance(value, Mapping) and "function" in value and value.keys() <= CheckSettings.model_fields.keys():
+        return CheckSettings(**value)
+    raise ValueError("Give a function as package.module:name, or {function: …, times: 2, then: accept | unanswered}")
+
+
+_Text = Annotated[str | TextFile, BeforeValidator(_read_text, str | TextFile)]
+_Several = Annotated[list[str], BeforeValidator(_one_or_more, str | list[str])]
+_Checks = Annotated[
+    list[str | CheckSettings],
+    BeforeValidator(_read_checks, str | CheckSettings | list[str | CheckSettings]),
+]
+
+
+class AgentParts(_Section):
+    """What the main agent and a sub-agent consist of. `MODULE:NAME` is a function or class of yours."""
+
+    instructions: _Text = Field("", description="the system prompt: a text, or {file: PATH}")
+    tools: _Several = Field([], description="built-in tools by name, and functions as package.module:name")
+    documents: str | None = Field(None, description="a folder of documents to search and read")
+    answer: str | dict[str, Any] | None = Field(
+        None, description="number, choice:A,B, json:SCHEMA.json, … or package.module:Class; or a JSON Schema"
+    )
+    check: _Checks = Field([], description="functions that say what is wrong with an answer: package.module:name")
+    strategy: str | None = Field(
+        None, description="how the model is asked: majority:N, call_first:TOOL, small_model, or package.module:Name"
+    )
+    code_mode: bool = Field(False, description="let the model write programs that call the tools")
+    output_formatter: str | None = Field(None, description="a class, as package.module:Name")
+    tool_executor: str | None = Field(None, description="the same")
+    answer_generator: str | None = Field(None, description="the same")
+
+
+class SubAgentSettings(AgentParts):
     """A sub-agent: with a description it is defined here, otherwise these are limits of one that the code passes."""
 
     description: str = Field("", description="when the agent should call it; defines the sub-agent")
     model: str | None = Field(None, description="such as openai:NAME; unset: the main agent's model")
     base_url: str | None = Field(None, description="the address of its model's server")
-    instructions: str = ""
-    tools: list[str] = Field([], description="names of the agent's tools, of built-in tools and of other sub-agents")
+    tools: _Several = Field(
+        [], description="tools of the agent, built-in tools and other sub-agents by name; or package.module:name"
+    )
     mcp_servers: _Servers = Field([], description="its own MCP servers, as tools.mcp_servers")
     dialect: str | None = None
-    output_formatter: str | None = Field(None, description="a class of its own, as package.module:Name")
-    tool_executor: str | None = Field(None, description="the same")
-    answer_generator: str | None = Field(None, description="the same")
     max_turns: int | None = Field(None, ge=1)
 
     @property
@@ -99,12 +188,18 @@ class SubAgentSettings(_Section):
         return bool(self.model_fields_set - {"max_turns"})
 
 
+# The beginnings of answers and strategies that are not modules.
+_FORMS = frozenset({"choice", "json", "yaml", "tagged", "majority", "call_first"})
 _BUDGET_FORM = 'Give limits by key, such as {"team": "100 USD/month"}. To limit each run by itself, set max_cost'
 
 
-class AgentSettings(_Section):
-    """Settings of a run: attempts, turns, budgets, context."""
+class AgentSettings(AgentParts):
+    """The agent: its parts, and the limits of its runs: attempts, turns, budgets, context."""
 
+    name: str | None = Field(None, description="the agent's name in records and traces")
+    listeners: _Several = Field(
+        [], description="what receives the events of every run, as package.module:Name, such as OpenTelemetry's"
+    )
     context_compress_limit: int = Field(0, ge=0, description="how many more attempts follow one without an answer")
     keep_tool_result: int = Field(
         -1, ge=-1, description="-1 keeps every tool result in the prompt, K at least the last K"
@@ -144,6 +239,32 @@ class AgentSettings(_Section):
         return budget
 
 
+class FallbackSettings(_Section):
+    """The models that are asked where the first one cannot answer: see `Fallback`."""
+
+    models: list[str | dict[str, Any]] = Field(
+        [], description="in order of preference: names, or mappings with model, base_url and api_key"
+    )
+    conditions: list[str] | None = Field(  # YAML reads `on` as true
+        None, description="when the next is asked: refusal, overload, rate_limit, time, context; unset: all"
+    )
+    seconds: float | None = Field(None, gt=0, description="how long a reply may take")
+    max_cost: float | None = Field(None, gt=0, description="US dollars that a run may spend on one model")
+    malformed: int | None = Field(None, ge=1, description="malformed replies of a turn after which the next is asked")
+
+
+def _read_fallback(value: Any) -> Any:
+    if isinstance(value, str | list | tuple):
+        return {"models": [value] if isinstance(value, str) else list(value)}
+    return value
+
+
+_Fallback = Annotated[
+    FallbackSettings, BeforeValidator(_read_fallback, str | list[str | dict[str, Any]] | FallbackSettings)
+]
+_NO_FALLBACK = FallbackSettings()
+
+
 class LLMSettings(_Section):
     """The model, its address, and the options of its requests."""
 
@@ -159,10 +280,13 @@ class LLMSettings(_Section):
     small: bool | None = Field(
         None, description="whether the model behind a server is small and needs worked examples; unset: by its name"
     )
+    fallback: _Fallback = Field(
+        default_factory=lambda: _NO_FALLBACK, description="models to ask where this one cannot answer"
+    )
     timeout: float = Field(600.0, gt=0, description="seconds for one reply")
     max_retries: int = Field(5, ge=0)
     extra_body: dict[str, Any] = {}
-    prices: dict[str, tuple[float, ...]] = Field(
+    prices: Annotated[dict[str, tuple[float, ...]], WithJsonSchema(_PRICES)] = Field(
         {}, description="US dollars per million tokens: model → input, output, cache read, cache write"
     )
 
@@ -308,11 +432,12 @@ def load_config(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     values: Mapping[str, Any] | None = None,
+    profile: str | None = None,
 ) -> Config:
     """Return the settings from all sources. A later source overrides an earlier one.
 
     In files, mappings, variables and overrides, `${VAR}` and `${VAR:-default}` stand for environment variables, except
-    in texts for a model.
+    in texts for a model. Relative paths in a file are relative to its folder.
 
     Args:
         source: A YAML file, a mapping, or a Config. The environment is in a Config already and is not read again.
@@ -322,232 +447,196 @@ def load_config(
             the process's environment. They override the source; `overrides` override them.
         values: Settings by dotted key, with Python values. They override everything else, except that None
             leaves a setting as it is.
+        profile: The profile of the sources to use: the settings under `profiles` and this name. Defaults to the
+            variable CLOSEOUT_PROFILE.
 
     Raises:
-        ConfigError: A key is unknown, a value is not valid, or the source cannot be read.
+        ConfigError: A key is unknown, a value is not valid, there is no such profile, or the source cannot be read.
+    """
+    return load_settings(source, overrides, environment, values, profile)[0]
+
+
+def load_settings(
+    source: ConfigSource | Sequence[ConfigSource] | None = None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    values: Mapping[str, Any] | None = None,
+    profile: str | None = None,
+) -> tuple[Config, SettingsTree]:
+    """Return the settings, and the tree that knows where each was written. The arguments are those of `load_config`.
+
+    Raises:
+        ConfigError: As for `load_config`.
     """
     variables = os.environ if environment is None else environment
     sources: Sequence[Any] = source if isinstance(source, list | tuple) else [] if source is None else [source]
-    tree: dict[str, Any] = {}
+    tree = SettingsTree(
+        variables,
+        profile=variables.get("CLOSEOUT_PROFILE", "") if profile is None else profile,
+        required=profile is not None,
+        anchor=anchor_paths,
+    )
     for each in sources:
-        _merge(tree, _tree_of(each, variables))
+        if isinstance(each, Config):
+            tree.add_checked(each.model_dump(exclude_unset=True))
+        elif isinstance(each, Mapping | str | os.PathLike):
+            tree.add(each)
+        else:
+            raise ConfigError(f"config must be a mapping, the path of a YAML file or a Config, got {each!r:.80}.")
+    tree.check_profile()
     if any(isinstance(each, Config) for each in sources) and environment is None:
         environment = {}
-    written: dict[str, str] = {}  # environment variables by the key that they set
-    for name, text in _settings_in(variables if environment is None else environment):
-        path = _long(name.removeprefix(ENV_PREFIX).lower().split("__"))
-        written[".".join(path)] = name
-        _put(tree, path, text, name, variables)
+    for name, text, keys in settings_in(variables if environment is None else environment):
+        tree.put(keys, text, name, Origin("environment", name))
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"A setting must be key=value, such as agent.main_agent.max_turns=20, got '{override}'.")
-        written.pop(".".join(_long(_path(key.strip()))), None)
-        _put(tree, _path(key.strip()), text, key.strip(), variables)
+        tree.put_override(override)
     for key, value in (values or {}).items():
         if value is not None:
-            _set(tree, key, value)
-    if not tree:
-        return _DEFAULTS
+            tree.set(key, value)
+    _check_keys(tree)
+    if not tree.values:
+        return _DEFAULTS, tree
     try:
-        return Config.model_validate(tree)
+        return Config.model_validate(tree.values), tree
     except ValidationError as error:
-        raise ConfigError(_explain(error, written)) from None
+        raise ConfigError(_explain(error.errors(include_url=False)[0], tree.origins)) from None
 
 
-def _tree_of(source: ConfigSource, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of one source as a tree."""
-    if isinstance(source, Config):
-        return source.model_dump(exclude_unset=True)
-    if isinstance(source, Mapping):
-        tree = _sections(source)
-    elif isinstance(source, str | os.PathLike):
-        tree = _sections(_read_yaml(Path(source)))
-    else:
-        raise ConfigError(f"config must be a mapping, the path of a YAML file or a Config, got {source!r:.80}.")
-    return {key: _expanded(value, [key], variables) for key, value in tree.items()}
+def anchor_paths(tree: dict[str, Any], folder: Path) -> None:
+    """Make the relative paths in the settings of a file relative to its folder.
 
-
-def _expanded(value: Any, path: Sequence[str], variables: Mapping[str, str]) -> Any:
-    """Return a setting with its environment variables replaced. Texts for a model stay as they are."""
-    if not _VERBATIM.isdisjoint(path):
-        return value
-    if isinstance(value, dict):
-        return {key: _expanded(below, [*path, str(key)], variables) for key, below in value.items()}
-    return expand_variables(value, f"The setting '{'.'.join(path)}'", variables)
-
-
-def _merge(tree: dict[str, Any], later: Mapping[str, Any]) -> None:
-    """Put the settings of a later source over those of a tree."""
-    for key, value in later.items():
-        below = tree.get(key)
-        if isinstance(below, dict) and isinstance(value, Mapping):
-            _merge(below, value)
-        else:
-            tree[key] = value
-
-
-def _sections(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy as a tree, dotted keys in their sections and empty sections left out."""
-    copied = _copied(source)
-    tree = {key: value for key, value in copied.items() if "." not in key and value is not None}
-    for key, value in copied.items():
-        if "." in key:
-            _set(tree, key, value)
-    agent = tree.get("agent")
-    if isinstance(agent, dict) and "max_turns" in agent:
-        turns = agent.pop("max_turns")
-        _branch(tree, _MAX_TURNS, "agent.max_turns").setdefault("max_turns", turns)
-    return tree
-
-
-def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key): _copied(value) if isinstance(value, Mapping) else value for key, value in source.items()}
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)  # a device may be endless
-        if len(data) > MAX_FILE_BYTES:
-            raise ConfigError(f"The configuration file {path} is larger than {MAX_FILE_BYTES:,} bytes. Check the path.")
-        tree = _parsed(data.decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"The configuration file {path} is not UTF-8 text.") from None
-    except _NotYaml as error:
-        raise ConfigError(f"The configuration file {path} {error}.") from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"The configuration file {path} must contain keys and values, such as 'agent:' and 'llm:'.")
-    return tree
-
-
-class _NotYaml(Exception):
-    """The text is not usable YAML. The message continues the name of the text: "is not valid YAML at line 3"."""
-
-
-def _parsed(text: str) -> Any:
-    """Return the value of a YAML text.
-
-    Raises:
-        _NotYaml: It is not valid, has a key twice, or its aliases expand to too many values.
+    Args:
+        tree: The settings, which are changed. What is of a wrong type stays as it is.
+        folder: The folder of the file.
     """
-    import yaml
-
-    try:
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _size(node, {}) > MAX_VALUES:
-            raise _NotYaml(f"is not valid YAML: its aliases expand to more than {MAX_VALUES:,} values")
-        if (twice := _duplicate_key(node)) is not None:
-            line = twice.start_mark.line + 1
-            raise _NotYaml(f"has the key '{twice.value}' a second time at line {line}. Merge the two")
-        return loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2026-13-01
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else f": {str(error).partition(chr(10))[0]}"
-        raise _NotYaml(f"is not valid YAML{where}") from None
+    agent = tree.get("agent")
+    if isinstance(agent, dict):
+        _anchor_parts(agent, folder)
+        below = agent.get("sub_agents")
+        for entry in below.values() if isinstance(below, dict) else ():
+            if isinstance(entry, dict):
+                _anchor_parts(entry, folder)
+                _change(entry, "mcp_servers", lambda servers: _anchored_servers(servers, folder))
+                _change(entry, "model", lambda name: _anchored_weights(name, folder))
+    tools, llm = tree.get("tools"), tree.get("llm")
+    if isinstance(tools, dict):
+        _change(tools, "mcp_servers", lambda servers: _anchored_servers(servers, folder))
+    if isinstance(llm, dict):
+        _change(llm, "model_name", lambda name: _anchored_weights(name, folder))
 
 
-def _size(node: Any, known: dict[int, float]) -> float:
-    """Return how many values a node has with its aliases expanded; infinite if it contains itself."""
-    found = known.get(id(node))
-    if found is None:
-        known[id(node)] = float("inf")
-        below = () if isinstance(node.value, str) else node.value  # A mapping's value is pairs.
-        parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
-        found = known[id(node)] = 1 + sum(_size(part, known) for part in parts)
-    return found
+def _anchor_parts(parts: dict[str, Any], folder: Path) -> None:
+    def named(value: Any) -> Any:
+        return anchored_name(value, folder)
+
+    def check(value: Any) -> Any:
+        return {**value, "function": named(value.get("function"))} if isinstance(value, dict) else named(value)
+
+    def text(value: Any) -> Any:
+        return {key: _anchored(each, folder) for key, each in value.items()} if isinstance(value, dict) else value
+
+    def answer(value: Any) -> Any:
+        kind, colon, details = value.partition(":") if isinstance(value, str) else ("", "", "")
+        schema = kind in ("json", "yaml") and details
+        return f"{kind}{colon}{_anchored(details.strip(), folder)}" if schema else named(value)
+
+    _change(parts, "instructions", text)
+    _change(parts, "answer", answer)
+    _change(parts, "documents", lambda path: _anchored(path, folder))
+    for key in ("tools", "listeners", "strategy", "output_formatter", "tool_executor", "answer_generator"):
+        _change(parts, key, lambda value: _each(value, named))
+    _change(parts, "check", lambda value: _each(value, check))
 
 
-def _duplicate_key(root: Any) -> Any:
-    """Return a key that its mapping contains twice, or None. The tree must be finite: see `_size`."""
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node.id == "sequence":
-            waiting += node.value
-        elif node.id == "mapping":
-            names = set()
-            for key, value in node.value:
-                if key.id == "scalar" and key.value in names:
-                    return key
-                if key.id == "scalar":
-                    names.add(key.value)
-                waiting.append(value)
-    return None
+def _change(section: dict[str, Any], key: str, change: Callable[[Any], Any]) -> None:
+    if section.get(key) is not None:
+        section[key] = change(section[key])
 
 
-def _settings_in(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    for name in sorted(environment):
-        if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS:
-            yield name, environment[name]
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    return [change(each) for each in value] if isinstance(value, list) else change(value)
 
 
-def _put(tree: dict[str, Any], path: list[str], text: str, name: str, variables: Mapping[str, str]) -> None:
-    path = _long(path)
-    branch = _branch(tree, path, name)
-    try:
-        value = _parsed(text)
-    except _NotYaml:
-        value = text
-    # An API key of digits is a string.
-    if path in _API_KEYS and not isinstance(value, str | None):
-        value = text
-    branch[path[-1]] = _expanded(value, path, variables)
+def _anchored(path: Any, folder: Path) -> Any:
+    """Return an absolute path for one that is relative to a folder."""
+    return (folder / Path(path).expanduser()).as_posix() if isinstance(path, str) and path else path
 
 
-def _long(path: list[str]) -> list[str]:
-    return list(_MAX_TURNS) if path == ["agent", "max_turns"] else path
+def anchored_name(name: Any, folder: Path) -> Any:
+    """Return the name of an object with its folder, if its module is a file there: `FOLDER/package.module:Name`."""
+    if not isinstance(name, str) or ":" not in name or name.partition(":")[0] in _FORMS:
+        return name
+    place, _, attribute = name.rpartition(":")
+    path, _, module = place.rpartition("/")
+    first = module.partition(".")[0]
+    home = folder / path
+    if path or (home / f"{first}.py").is_file() or (first and (home / first).is_dir()):
+        return f"{home.as_posix()}/{module}:{attribute}"
+    return name
 
 
-def _set(tree: dict[str, Any], key: str, value: Any) -> None:
-    path = _path(key)
-    _branch(tree, path, key)[path[-1]] = value
+def _anchored_weights(name: Any, folder: Path) -> Any:
+    return _anchored(name, folder) if isinstance(name, str) and (folder / name).is_file() else name
 
 
-def _path(key: str) -> list[str]:
-    """Return the parts of a dotted key. A model name in `llm.prices` may contain dots."""
-    path = key.split(".")
-    return [*path[:2], ".".join(path[2:])] if path[:2] == ["llm", "prices"] and len(path) > 2 else path
+def _anchored_servers(servers: Any, folder: Path) -> Any:
+    """Return MCP servers that start in a folder: relative paths in their arguments are relative to it."""
+
+    def anchored(server: Any) -> Any:
+        if isinstance(server, str):
+            if server.lower().endswith((".json", ".jsonc")) and (folder / server).is_file():
+                return _anchored(server, folder)
+            if "://" in server.partition(" ")[0]:
+                return server
+            return {"command": server, "cwd": folder.as_posix()}
+        if isinstance(server, dict) and "command" in server:
+            return {**server, "cwd": _anchored(server.get("cwd") or ".", folder)}
+        return server
+
+    if isinstance(servers, dict):
+        return {name: anchored(server) for name, server in servers.items()}
+    return _each(servers, anchored)
 
 
-def _branch(tree: dict[str, Any], path: Sequence[str], name: str) -> dict[str, Any]:
-    """Return the section that a key belongs to; create it if it is missing."""
-    for part in path[:-1]:
-        branch = tree.setdefault(part, {})
-        if not isinstance(branch, dict):
-            raise ConfigError(f"'{name}': '{part}' is a value, not a section.")
-        tree = branch
-    return tree
+def _check_keys(tree: SettingsTree) -> None:
+    """Raise ConfigError for an unknown key in a profile that is not chosen. Its values may need variables."""
+    for values, origins in tree.profiles:
+        try:
+            Config.model_validate(values)
+        except ValidationError as error:
+            unknown = [each for each in error.errors(include_url=False) if each["type"] == "extra_forbidden"]
+            if unknown:
+                raise ConfigError(_explain(unknown[0], origins)) from None
 
 
-def _explain(error: ValidationError, written: Mapping[str, str]) -> str:
-    """Return the sentence for a wrong setting. One from the environment is named as its variable."""
-    first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
-    dotted = ".".join(path)
-    variable = written.get(dotted)
+def _explain(error: Any, origins: Mapping[tuple[str, ...], Origin]) -> str:
+    """Return the sentence for a wrong setting: with its file and line, or as its variable if that sets it."""
+    keys = tuple(str(part) for part in error["loc"])
+    origin = nearest(origins, keys)
+    at = f"{origin}: " if origin is not None and origin.kind == "file" else ""
+    from_variable = origin is not None and origin.kind == "environment"
+    if from_variable and origins.get(keys) is not origin:  # the variable sets a whole section
+        at, from_variable = f"{origin}: ", False
+    return at + _sentence(error, keys, str(origin) if from_variable else "")
+
+
+def _sentence(error: Any, keys: tuple[str, ...], variable: str) -> str:
+    dotted = ".".join(keys)
     shown = variable or dotted
-    if first["type"] in ("model_type", "dict_type"):
+    if error["type"] in ("model_type", "dict_type"):
         if dotted in known_keys():
-            return f"'{shown}' must be a mapping such as {{a: 1}}, got {first['input']!r:.80}."
+            return f"'{shown}' must be a mapping such as {{a: 1}}, got {error['input']!r:.80}."
         example = _first_key(dotted)
         example = _variable(example) if variable else example
         return f"'{shown}' is a section. Set its keys, such as '{example}'."
-    if path in _API_KEYS:
+    if keys in API_KEYS:
         return f"'{shown}' must be a string. In a file, put it in quotes."
-    if first["type"] != "extra_forbidden":
-        wrong = first["msg"].removeprefix("Value error, ")
-        return f"Invalid value for '{shown}': {first['input']!r:.80}. {wrong}."
+    if error["type"] != "extra_forbidden":
+        wrong = error["msg"].removeprefix("Value error, ")
+        return f"Invalid value for '{shown}': {error['input']!r:.80}. {wrong}."
     known = [*known_keys(), "agent.max_turns"]
-    if path[:2] == ["agent", "sub_agents"] and len(path) > 2:
-        known = [key.replace("NAME", path[2]) for key in known]
+    if keys[:2] == ("agent", "sub_agents") and len(keys) > 2:
+        known = [key.replace("NAME", keys[2]) for key in known]
     near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
     likely = [_variable(key) if variable else key for key in near]
     hint = f" Did you mean '{likely[0]}'?" if near else " `closeout config` lists the keys."

@@ -15,12 +15,14 @@ from closeout.answers.contracts import AnswerContract, Boxed, Choice, ContractRe
 from closeout.errors import ConfigError, UsageError
 from closeout.messages import Constraint
 
-__all__ = ["CONTRACT_NAMES", "Converted", "contract_of", "named_contract"]
+__all__ = ["CONTRACT_NAMES", "Converted", "contract_of", "is_contract_name", "named_contract"]
 
 MEMBERS = ("instruction", "finishing", "read", "constraint", "finish_prefix")  # of AnswerContract
 CONTRACT_NAMES = (
     "text, boxed, number, int, bool, choice:A,B,C, json, json:SCHEMA.json, yaml, yaml:SCHEMA.json or tagged:TAG"
 )
+
+_KINDS = frozenset({"text", "boxed", "number", "int", "bool", "choice", "json", "yaml", "tagged"})
 
 Made = TypeVar("Made", covariant=True)
 
@@ -109,6 +111,11 @@ def _options(wanted: Any) -> dict[str, Any]:
         texts = [member.value if isinstance(member.value, str) else member.name for member in wanted]
         return dict(zip(texts, wanted, strict=True)) if all(text.strip() for text in texts) else {}
     return {}
+
+
+def is_contract_name(name: str) -> bool:
+    """Return whether a text begins like the name of a contract."""
+    return name.partition(":")[0].strip() in _KINDS
 
 
 def named_contract(name: str) -> AnswerContract[Any]:

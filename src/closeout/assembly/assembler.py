@@ -22,11 +22,12 @@ from closeout.assembly.checks import (
     check_formatter,
     check_home,
     check_list,
+    check_listeners,
     check_strategy,
     check_telemetry,
     check_text,
 )
-from closeout.assembly.named import named_object
+from closeout.assembly.parts import Parts, without_parts
 from closeout.assembly.toolset import check_deps_types, check_sub_agents, configured_sub_agents, with_settings
 from closeout.config import Config, LLMSettings, SubAgentSettings, home_folder, load_config
 from closeout.dialects.prompts import examples_slots, program_slots
@@ -47,6 +48,7 @@ from closeout.run.programs import program_tool
 from closeout.run.strategy import Strategy
 from closeout.run.subagents import PageModel, as_tool, read_result_tool, sub_agent_tool
 from closeout.strategies.small_model import SmallModel
+from closeout.tools.builtin.documents import document_tools
 from closeout.tools.builtin.program_sandbox import require_sandbox, sandbox_installed
 from closeout.tools.executor import ToolExecutor
 from closeout.tools.foreign import AdaptedManager, is_foreign_manager
@@ -95,9 +97,13 @@ class Assembler:
         secrets: Any = (),
         forms: Any = (),
         encodings: Any = (),
+        listeners: Any = (),
         shares_policies: bool = False,
     ) -> None:
         self.config = config
+        parts = Parts(config.agent, "agent")
+        instructions = parts.instructions() if instructions is None else instructions
+        answer = parts.answer() if answer is None else answer
         # The policies of the settings may name tools of any of the agents in them.
         self._shares_policies = shares_policies or bool(config.agent.sub_agents)
         self._name = name
@@ -108,26 +114,31 @@ class Assembler:
         self._instructions = check_text("instructions", None if callable(instructions) else instructions)
         self._deps_type = deps_type
         self._home = check_home(home)
-        self._formatter = check_formatter(output_formatter)
+        self._formatter = check_formatter(output_formatter or parts.made("output_formatter"))
         self._answer: AnswerContract[Any] | None = None if answer is None else contract_of(answer)
-        self._make_executor = check_callable("tool_executor", "ToolExecutor", tool_executor)
-        self._make_generator = check_callable("answer_generator", "AnswerGenerator", answer_generator)
+        executor = tool_executor or parts.imported("tool_executor")
+        self._make_executor = check_callable("tool_executor", "ToolExecutor", executor)
+        generator = answer_generator or parts.imported("answer_generator")
+        self._make_generator = check_callable("answer_generator", "AnswerGenerator", generator)
         self._make_parser = check_callable("output_parser", "CotAgentOutputParser", output_parser)
         self._telemetry = check_telemetry(telemetry)
         if format_observation is not None and not callable(format_observation):
             raise UsageError(f"format_observation must be a function of a ToolOutput, got {format_observation!r:.80}.")
         self._format_observation = format_observation
         self._context = check_context(context)
-        self._strategy = check_strategy(strategy)
-        self._checks = read_checks(check)
         self._forms = check_forms(check_list("forms", forms, "[Form(…)]"))
         self._encodings = tuple(map(check_encoding, check_list("encodings", encodings, "[Encoding(…)]")))
+        self._strategy = check_strategy(strategy or parts.strategy())
+        self._checks = read_checks(check) or parts.checks()
+        self._listeners = (*parts.listeners(), *check_listeners(listeners))
         self._stream = stream
         self.client = connect(model, base_url, api_key, config.llm)
         self._check_dialect()
-        self._runs_programs = code_mode or getattr(self._dialect, "name", self._dialect) == "code"
+        self._runs_programs = (
+            code_mode or config.agent.code_mode or getattr(self._dialect, "name", self._dialect) == "code"
+        )
         self._secrets = secrets if isinstance(secrets, Secrets) else self._make_secrets(secrets)
-        self.manager = self._make_manager(tools, mcp_servers)
+        self.manager = self._make_manager(tools, mcp_servers, parts.tools())
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         check_sub_agents(config.agent.sub_agents, self.manager)
         check_deps_types(deps_type, self.manager.local_tools)
@@ -246,6 +257,7 @@ class Assembler:
             context=self._context,
             strategy=self._strategy or self._own_strategy(),
             checks=self._checks,
+            listeners=self._listeners,
             search_budget=self._search_budget(),
             deps_type=self._deps_type,
             secrets=self._secrets,
@@ -272,7 +284,8 @@ class Assembler:
 
     # ------------------------------------------------------------------------------------------------ the tools
 
-    def _make_manager(self, tools: Any, mcp_servers: Any) -> ToolManager:
+    def _make_manager(self, tools: Any, mcp_servers: Any, configured: Sequence[Any]) -> ToolManager:
+        configured = (*configured, *self._document_tools())
         if not isinstance(mcp_servers, Mapping):
             mcp_servers = check_list("mcp_servers", mcp_servers, '["python server.py"]')
         servers = (*read_servers(self.config.tools.mcp_servers), *read_servers(mcp_servers))
@@ -285,6 +298,8 @@ class Assembler:
         if isinstance(tools, ToolManager):
             if servers:
                 raise UsageError("With tools=ToolManager(…), pass its servers as ToolManager(mcp_servers=…).")
+            for each in configured:
+                tools.add(as_tool(with_settings(each, self.config.tools)))
             for each in self._configured_sub_agents(tools.local_tools):
                 tools.add(each)
             names = {spec.name for spec in tools.specs()}
@@ -295,7 +310,7 @@ class Assembler:
                 if (with_model := self._with_model(each)) is not each:
                     tools.replace(with_model)
             return tools
-        named = check_list("tools", tools, "[look_up]")
+        named = (*check_list("tools", tools, "[look_up]"), *configured)
         own = [as_tool(with_settings(each, self.config.tools)) for each in named]
         own += self._configured_sub_agents(own)
         own += programs
@@ -307,6 +322,17 @@ class Assembler:
             approval=self.config.tools.approval,
             shares_policies=self._shares_policies,
         )
+
+    def _document_tools(self) -> Sequence[AnyTool]:
+        """Return the tools for the documents of the settings, of a simpler form for a weak model."""
+        folder = self.config.agent.documents
+        if folder is None:
+            return ()
+        weak = self.client.name.partition(":")[0] == "local" or self.client.capabilities.weak
+        try:
+            return document_tools(folder, plain=weak)
+        except UsageError as error:
+            raise ConfigError(f"'agent.documents': {error}") from error
 
     def _make_secrets(self, given: Any) -> Secrets:
         settings = self.config.tools.secrets.items()
@@ -359,20 +385,10 @@ class Assembler:
         def make(name: str, entry: SubAgentSettings, tools: list[AnyTool]) -> Tool[..., Any]:
             """Make an agent of a section `agent.sub_agents.NAME`. What the section leaves open is as here."""
 
-            def own(setting: str) -> Any:
-                named = getattr(entry, setting)
-                try:
-                    return named and named_object(named)
-                except UsageError as error:
-                    raise ConfigError(f"'agent.sub_agents.{name}.{setting}': {error}") from error
-
-            def made(setting: str) -> Any:
-                found = own(setting)
-                return found() if isinstance(found, type) else found
-
+            parts = Parts(entry, f"agent.sub_agents.{name}")
             llm, base_url, api_key = self._connection(entry.model or self.client.name, entry.base_url)
             changes = {
-                "agent": config.agent.model_copy(update={"sub_agents": {}}),
+                "agent": without_parts(config.agent).model_copy(update={"documents": entry.documents}),
                 "llm": llm,
                 "tools": config.tools.model_copy(update={"mcp_servers": []}),
             }
@@ -384,15 +400,18 @@ class Assembler:
                 tools=tools,
                 mcp_servers=entry.mcp_servers,
                 dialect=entry.dialect or self._dialect,
-                instructions=entry.instructions,
+                instructions=parts.instructions(),
                 base_url=base_url,
                 api_key=api_key,
-                answer=Text(),
+                answer=parts.answer() or Text(),
                 stream=self._stream,
                 home=self._home,
-                output_formatter=made("output_formatter") or self._formatter,
-                tool_executor=own("tool_executor") or self._make_executor,
-                answer_generator=own("answer_generator") or self._make_generator,
+                output_formatter=parts.made("output_formatter") or self._formatter,
+                tool_executor=parts.imported("tool_executor") or self._make_executor,
+                answer_generator=parts.imported("answer_generator") or self._make_generator,
+                strategy=parts.strategy(),
+                check=parts.checks(),
+                code_mode=entry.code_mode,
                 format_observation=self._format_observation,
                 secrets=self._secrets,
                 forms=self._forms,

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
+from closeout.assembly.named import named_object
 from closeout.config import SubAgentSettings, ToolSettings
-from closeout.errors import ConfigError, ToolDefinitionError
+from closeout.errors import ConfigError, ToolDefinitionError, UsageError
 from closeout.run.plan import MAX_DEPTH, is_plain_class
-from closeout.run.subagents import SubAgentTool
+from closeout.run.subagents import SubAgentTool, as_tool
 from closeout.tools import builtin
 from closeout.tools.builtin.python_isolation import find_isolation
 from closeout.tools.manager import AnyTool, ToolManager
@@ -100,12 +101,21 @@ def configured_sub_agents(
             return tools[tool_name]
         if tool_name in BUILT_IN:
             return built_in_tool(tool_name, tool_settings)
+        if ":" in tool_name:
+            return _imported_tool(tool_name, path[-1])
         known = sorted({*tools, *defined, *BUILT_IN} - {path[-1]})
         near = difflib.get_close_matches(tool_name, known, n=1)
         hint = f"Did you mean '{near[0]}'?" if near else f"Choose from: {', '.join(known)}."
         raise ConfigError(f"Unknown tool '{tool_name}' in 'agent.sub_agents.{path[-1]}.tools'. {hint}")
 
     return [find(name, ()) for name in defined]
+
+
+def _imported_tool(name: str, agent: str) -> AnyTool:
+    try:
+        return as_tool(named_object(name))
+    except (UsageError, ToolDefinitionError) as error:
+        raise ConfigError(f"'agent.sub_agents.{agent}.tools': {error}") from error
 
 
 def check_sub_agents(configured: Collection[str], manager: ToolManager) -> None:

@@ -28,6 +28,7 @@ def approve_command(
     answer: str | None = None,
     hash: str | None = None,  # noqa: A002 - the option's name
     resume: bool = True,
+    agent: str | None = None,
     as_json: bool = False,
     quiet: bool = False,
 ) -> int:
@@ -48,11 +49,11 @@ def approve_command(
     left = record_decisions(store, run_id, decisions, by=BY) if decisions else pending
     if left:
         return _say_left(run_id, decisions, left, as_json=as_json)
-    if resume and _is_known(run_id):
+    if resume and (agent is not None or _is_known(run_id)):
         from closeout.cli.options import recorded_options
         from closeout.cli.run_tasks import resume_run
 
-        return resume_run(run_id, recorded_options(run_id), force=False, as_json=as_json, quiet=quiet)
+        return resume_run(run_id, recorded_options(run_id, agent=agent), force=False, as_json=as_json, quiet=quiet)
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:

@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from closeout.cli import exits
-from closeout.cli.options import RunOptions, make_agent, model_in, read_settings
+from closeout.cli.options import RunOptions, make_agent, model_in, read_settings, read_with_origins
 from closeout.cli.terminal import one_line, print_json, printable, say_error
 from closeout.config import Config, home_folder, known_keys
 from closeout.errors import CloseoutError, ConfigError
 from closeout.redaction import redact
 
-__all__ = ["HealthCheck", "check_command", "doctor_command", "list_tools", "show_config"]
+__all__ = ["HealthCheck", "check_command", "doctor_command", "list_tools", "print_schema", "show_config"]
 
 # Extra → the module that shows that it is installed, and what it is for.
 EXTRAS = {
@@ -69,7 +69,7 @@ async def _load_tools(options: RunOptions) -> tuple[list[Any], list[str]]:
             await client.aclose()
 
 
-def serve_web_tools(model: str | None, base_url: str | None, settings: tuple[str, ...]) -> int:
+def serve_web_tools(model: str | None, base_url: str | None, config: Config) -> int:
     """Serve the web tools over MCP until the client leaves. Return the exit code.
 
     `scrape_and_extract_info` is among them if a model is named: by `model`, `tools.web.extract_model` or the settings
@@ -82,7 +82,6 @@ def serve_web_tools(model: str | None, base_url: str | None, settings: tuple[str
     from closeout.tools.mcp_server import serve_tools
     from closeout.tools.tool import ModelTool
 
-    config = read_settings(settings)
     try:
         search_provider(config.tools.web)
     except ConfigError as error:  # pages can be read all the same
@@ -101,36 +100,54 @@ def serve_web_tools(model: str | None, base_url: str | None, settings: tuple[str
     return exits.OK
 
 
-def show_config(settings: tuple[str, ...], *, as_json: bool) -> int:
-    """Print every setting with its value; of secrets only whether they are set. Return the exit code."""
-    config = read_settings(settings)
+def show_config(settings: tuple[str, ...], profile: str | None, *, as_json: bool) -> int:
+    """Print every setting with its value and where it was set; secrets are masked. Return the exit code."""
+    config, tree = read_with_origins(settings, profile)
+    shown = _masked(config)
+    origins = {key: list(map(str, found)) for key in _keys_of(config) if (found := tree.origins_of(key.split(".")))}
     if as_json:
-        tree = redact(config.model_dump(mode="json"))
-        for section, settings_of in ((tree["llm"], config.llm), (tree["tools"]["web"], config.tools.web)):
-            section["api_key"] = "set" if settings_of.api_key else None
-        print_json({"home": str(home_folder()), **tree})
+        print_json({"home": str(home_folder()), **shown, "origins": origins})
         return exits.OK
     print(f"# runs are stored in {home_folder()}")
-    for key, value in _values(config):
-        print(f"{key} = {'(set)' if key.endswith('.api_key') and value else json.dumps(value, ensure_ascii=False)}")
+    for key in _keys_of(config):
+        value: Any = shown
+        for part in key.split("."):
+            value = value[part]
+        masked = key.endswith(".api_key") and value
+        text = "(set)" if masked else printable(json.dumps(value, ensure_ascii=False))
+        comment = f"  # {printable(', '.join(origins[key]))}" if key in origins else ""
+        print(f"{key} = {text}{comment}")
     return exits.OK
 
 
-def _values(config: Config) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def print_schema() -> int:
+    """Print a JSON Schema of settings files. Return the exit code."""
+    from closeout.settings_schema import settings_schema
+
+    print_json(settings_schema())
+    return exits.OK
+
+
+def _masked(config: Config) -> dict[str, Any]:
+    """Return the settings as JSON values without secrets."""
+    tree: dict[str, Any] = redact(config.model_dump(mode="json"))
+    for section, settings_of in ((tree["llm"], config.llm), (tree["tools"]["web"], config.tools.web)):
+        section["api_key"] = "set" if settings_of.api_key else None
+    for secret in tree["tools"]["secrets"].values():
+        secret["value"] = "set" if secret["value"] else None
+    return tree
+
+
+def _keys_of(config: Config) -> list[str]:
+    """Return the keys to show: all but those of sub-agents that are not set."""
+    found: list[str] = []
     for key in known_keys():
-        if "NAME" in key:
-            field = key.split(".")[-1]
-            found += [
-                (key.replace("NAME", name), redact(getattr(entry, field)))
-                for name, entry in config.agent.sub_agents.items()
-                if field in entry.model_fields_set
-            ]
+        if "NAME" not in key:
+            found.append(key)
             continue
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        found.append((key, redact(value)))
+        field = key.rpartition(".")[2]
+        entries = config.agent.sub_agents.items()
+        found += [key.replace("NAME", name) for name, entry in entries if field in entry.model_fields_set]
     return found
 
 
@@ -165,9 +182,11 @@ def check_command(*, as_json: bool) -> int:
     return exits.FAILED if report.file_problems or report.run_problems else exits.OK
 
 
-def doctor_command(model: str | None, base_url: str | None, settings: tuple[str, ...], *, as_json: bool) -> int:
+def doctor_command(
+    model: str | None, base_url: str | None, settings: tuple[str, ...], profile: str | None, *, as_json: bool
+) -> int:
     """HealthCheck what a run needs and print what is missing. Return MISUSED if there is a problem, otherwise OK."""
-    checks = list(_checks(model, base_url, settings))
+    checks = list(_checks(model, base_url, settings, profile))
     if as_json:
         print_json([asdict(check) for check in checks])
     else:
@@ -177,12 +196,14 @@ def doctor_command(model: str | None, base_url: str | None, settings: tuple[str,
     return exits.MISUSED if any(check.level == "problem" for check in checks) else exits.OK
 
 
-def _checks(model: str | None, base_url: str | None, settings: tuple[str, ...]) -> Iterator[HealthCheck]:
+def _checks(
+    model: str | None, base_url: str | None, settings: tuple[str, ...], profile: str | None
+) -> Iterator[HealthCheck]:
     yield from _platform()
     yield _journal()
     yield from _extras()
     try:
-        config = read_settings(settings)
+        config = read_settings(settings, profile)
     except CloseoutError as error:
         yield HealthCheck("settings", "problem", str(error))
         return

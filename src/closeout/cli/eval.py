@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from closeout.cli.exits import OK, CommandGroup, guarded
-from closeout.cli.option_types import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
+from closeout.cli.option_types import (
+    AgentSource,
+    Answer,
+    BaseUrl,
+    Dialect,
+    Docs,
+    Json,
+    Mcp,
+    Model,
+    Profile,
+    Quiet,
+    Settings,
+    Tools,
+    Web,
+)
 
 if TYPE_CHECKING:
     from closeout.evaluate.report import Report
@@ -43,10 +57,6 @@ Scorer = Annotated[
         "may be repeated",
     ),
 ]
-Agent = Annotated[
-    str | None,
-    typer.Option("--agent", "-a", help="FILE.yaml or package.module:agent; without it, the options say what it is"),
-]
 Slice = Annotated[list[str] | None, typer.Option("--by", help="Show the score by a metadata field; may be repeated")]
 Html = Annotated[str | None, typer.Option(help="Write the report as one HTML file")]
 Markdown = Annotated[str | None, typer.Option(help="Write the report as a Markdown file")]
@@ -60,7 +70,7 @@ def run(
         str,
         typer.Argument(help="A .jsonl, .json, .csv, .tsv or .parquet file; or math, multihop, retail, bfcl:CATEGORY"),
     ],
-    agent: Agent = None,
+    agent: AgentSource = None,
     scorer: Scorer = None,
     name: Annotated[str, typer.Option(help="The evaluation's name; the same name continues it")] = "",
     epochs: Annotated[int, typer.Option(help="Trials of each task", min=1)] = 1,
@@ -87,6 +97,7 @@ def run(
     dialect: Dialect = None,
     answer: Answer = None,
     config: Settings = None,
+    profile: Profile = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -97,8 +108,7 @@ def run(
     from pathlib import Path
 
     from closeout.cli import evaluating
-    from closeout.cli.agents import load_agent
-    from closeout.cli.options import options_in
+    from closeout.cli.options import make_agent, options_in
     from closeout.errors import UsageError
     from closeout.evaluate.benchmarks import find_benchmark
     from closeout.evaluate.evaluation import default_name, evaluate
@@ -106,13 +116,12 @@ def run(
     options = options_in(locals())
     benchmark = None if Path(tasks).exists() else find_benchmark(tasks)
     source = {
-        "agent": agent,
         "options": options.as_origin(),
         "scorers": scorer or [],
         "benchmark": "" if benchmark is None else tasks,
     }
     share = evaluating.share_of(shard, name)
-    loaded = load_agent(agent, options)
+    loaded = make_agent(options)
     settings: dict[str, Any] = {
         "scorer": scorer or ("normalized" if benchmark is None else benchmark.scorer),
         "name": name if benchmark is None else name or default_name(tasks, loaded),
@@ -124,7 +133,7 @@ def run(
         "max_tokens": max_tokens,
         "retries": retries,
         "force": force,
-        "origin": {} if agent else options.as_origin(),
+        "origin": options.as_origin(),
         "details": {"source": source, "tasks": tasks, "command": shlex.join(["closeout", *sys.argv[1:]])},
         "shard": share,
     }
@@ -136,7 +145,7 @@ def run(
             return await evaluate(evaluated, read, on_start=on_start, **settings)
         if benchmark is not None:
             raise UsageError("--ray runs tasks of a file; the ready benchmarks run on one machine.")
-        return await evaluate(partial(load_agent, agent, options), tasks, on_start=on_start, ray=ray, **settings)
+        return await evaluate(partial(make_agent, options), tasks, on_start=on_start, ray=ray, **settings)
 
     shards = 1 if share is None else share[1]
     shown: dict[str, Any] = {"by": by or (), "html": html, "markdown": markdown}
@@ -250,10 +259,11 @@ def retry_(
     quiet: Quiet = False,
 ) -> int:
     """Run the failed trials of an evaluation again, and the unfinished ones."""
+    from dataclasses import replace
+
     from closeout.cli import evaluating
-    from closeout.cli.agents import load_agent
     from closeout.cli.eval_reports import opened
-    from closeout.cli.options import options_in
+    from closeout.cli.options import make_agent, options_in
     from closeout.errors import UsageError
     from closeout.evaluate.benchmarks import find_benchmark
     from closeout.evaluate.evaluation import retry
@@ -266,12 +276,12 @@ def retry_(
             f"{name} was not started on the command line. Repeat its trials in Python: retry(agent, {name!r})."
         )
     options = options_in(source["options"])
-    agent = load_agent(source["agent"], options)
+    if source.get("agent"):  # recorded beside the options by earlier versions
+        options = replace(options, agent=source["agent"])
+    agent = make_agent(options)
     benchmark = find_benchmark(source.get("benchmark", ""))
     scorer: Any = source["scorers"] or ("normalized" if benchmark is None else benchmark.scorer)
-    settings = SweepSettings(
-        concurrency=evaluating.concurrency_of(concurrency), origin={} if source["agent"] else options.as_origin()
-    )
+    settings = SweepSettings(concurrency=evaluating.concurrency_of(concurrency), origin=options.as_origin())
 
     async def work(on_start: evaluating.OnStart) -> Report:
         return await retry(

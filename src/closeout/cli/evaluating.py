@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 from closeout.agent import Agent
-from closeout.answers.typed import named_contract
+from closeout.assembly.parts import answer_of, without_parts
 from closeout.cli.eval_display import EvalDisplay
 from closeout.cli.eval_reports import print_report, watch
 from closeout.cli.exits import OK, UNANSWERED, WAITING
@@ -100,7 +100,8 @@ def run_work(
 def agents_of(benchmark: Benchmark, agent: Agent[Any], options: RunOptions) -> Callable[[EvalTask], Agent[Any]]:
     """Return a function from a task of a benchmark to its agent: the model and the settings of another, its tools."""
     config, client = load_config(agent.config, values=benchmark.settings), agent.plan().client
-    answer = None if options.answer is None else named_contract(options.answer)
+    config = config.model_copy(update={"agent": without_parts(config.agent)})
+    answer = None if options.answer is None else answer_of(options.answer)
 
     def agent_for(task: EvalTask) -> Agent[Any]:
         return Agent(

@@ -11,7 +11,21 @@ import typer
 
 from closeout.cli.eval import eval_app
 from closeout.cli.exits import OK, CommandGroup, guarded
-from closeout.cli.option_types import Answer, BaseUrl, Dialect, Docs, Json, Mcp, Model, Quiet, Settings, Tools, Web
+from closeout.cli.option_types import (
+    AgentSource,
+    Answer,
+    BaseUrl,
+    Dialect,
+    Docs,
+    Json,
+    Mcp,
+    Model,
+    Profile,
+    Quiet,
+    Settings,
+    Tools,
+    Web,
+)
 from closeout.cli.run_ids import complete_run_id, full_run_id
 
 if TYPE_CHECKING:
@@ -51,6 +65,7 @@ Keys = Annotated[str | None, typer.Option(help="A file with an API key on each l
 @guarded
 def run(
     question: Annotated[str, typer.Argument(help="The task; - reads it from stdin")],
+    agent: AgentSource = None,
     model: Model = None,
     base_url: BaseUrl = None,
     docs: Docs = None,
@@ -63,6 +78,7 @@ def run(
     instructions: Instructions = None,
     continue_last: Continue = False,
     config: Settings = None,
+    profile: Profile = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -77,6 +93,7 @@ def run(
 @app.command()
 @guarded
 def chat(
+    agent: AgentSource = None,
     model: Model = None,
     base_url: BaseUrl = None,
     docs: Docs = None,
@@ -89,6 +106,7 @@ def chat(
     continue_last: Continue = False,
     session: Annotated[str, typer.Option(help="The id of the conversation to continue or to begin")] = "",
     config: Settings = None,
+    profile: Profile = None,
     quiet: Quiet = False,
 ) -> int:
     """Talk with an agent. Replies are streamed; Ctrl-C stops a reply, Ctrl-D leaves."""
@@ -103,6 +121,7 @@ def chat(
 @guarded
 def resume(
     run_id: RunId,
+    agent: AgentSource = None,
     model: Model = None,
     base_url: BaseUrl = None,
     force: Annotated[bool, typer.Option(help="Resume even if the agent has changed since the run")] = False,
@@ -114,7 +133,7 @@ def resume(
     from closeout.cli.run_tasks import resume_run
 
     run_id = full_run_id(run_id)
-    options = recorded_options(run_id).with_model(model, base_url)
+    options = recorded_options(run_id, agent=agent).with_model(model, base_url)
     return resume_run(run_id, options, force=force, as_json=json, quiet=quiet)
 
 
@@ -131,6 +150,7 @@ def approve(
     answer: Annotated[str | None, typer.Option(help="Answer a question")] = None,
     hash: Annotated[str | None, typer.Option(help="Refuse if the call is not the one with this hash")] = None,  # noqa: A002
     resume: Annotated[bool, typer.Option(help="Resume the run if nothing else is left to decide")] = True,
+    agent: AgentSource = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -150,6 +170,7 @@ def approve(
         answer=answer,
         hash=hash,
         resume=resume,
+        agent=agent,
         as_json=json,
         quiet=quiet,
     )
@@ -166,6 +187,7 @@ def fork(
         list[str] | None, typer.Option(help="Another result for a call, such as r3='{\"price\": 5}'; may be repeated")
     ] = None,
     note: Annotated[str, typer.Option(help="A hint for the model from there on")] = "",
+    agent: AgentSource = None,
     model: Model = None,
     base_url: BaseUrl = None,
     json: Json = False,
@@ -177,12 +199,12 @@ def fork(
     from closeout.journal.run_journal import new_run_id
 
     run_id = full_run_id(run_id)
-    options = recorded_options(run_id).with_model(model, base_url)
+    options = recorded_options(run_id, agent=agent).with_model(model, base_url)
     set_results = dict(map(read_result, set_result or ()))
     new_id = new_run_id()
 
-    async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
-        return await agent.fork(
+    async def start(made: Agent, listeners: Sequence[Listener]) -> RunResult:
+        return await made.fork(
             run_id,
             at=at,
             set_results=set_results,
@@ -206,11 +228,11 @@ def diff(first: RunId, second: RunId, json: Json = False) -> int:
 
 @app.command()
 @guarded
-def replay(run_id: RunId, json: Json = False) -> int:
+def replay(run_id: RunId, agent: AgentSource = None, json: Json = False) -> int:
     """Replay a recorded run without model, tools and network, and report where it departs from its record."""
     from closeout.cli.run_tasks import replay_command
 
-    return replay_command(full_run_id(run_id), as_json=json)
+    return replay_command(full_run_id(run_id), agent=agent, as_json=json)
 
 
 @app.command()
@@ -277,11 +299,13 @@ def view(
 @app.command()
 @guarded
 def tools(
+    agent: AgentSource = None,
     docs: Docs = None,
     mcp: Mcp = None,
     tools: Tools = None,
     web: Web = False,
     config: Settings = None,
+    profile: Profile = None,
     json: Json = False,
 ) -> int:
     """List the tools that an agent would have."""
@@ -293,11 +317,23 @@ def tools(
 
 @app.command("mcp")
 @guarded
-def serve_web(model: Model = None, base_url: BaseUrl = None, config: Settings = None) -> int:
-    """Serve the web tools over MCP on stdin and stdout, for any MCP client."""
+def serve_web(
+    agent: AgentSource = None,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    config: Settings = None,
+    profile: Profile = None,
+) -> int:
+    """Serve the web tools over MCP on stdin and stdout, for any MCP client; with --agent that agent, as one tool."""
+    from closeout.cli.options import options_in, read_settings
+
+    if agent is not None:
+        from closeout.cli.servers import serve_mcp
+
+        return serve_mcp(options_in(locals()), name=None, description=None)
     from closeout.cli.environment import serve_web_tools
 
-    return serve_web_tools(model, base_url, tuple(config or ()))
+    return serve_web_tools(model, base_url, read_settings(tuple(config or ()), profile))
 
 
 @app.command()
@@ -313,6 +349,7 @@ def serve(
     web: Web = False,
     dialect: Dialect = None,
     config: Settings = None,
+    profile: Profile = None,
     name: Annotated[str | None, typer.Option(help="The model name that clients use")] = None,
     host: Host = "127.0.0.1",
     port: Port = 8080,
@@ -330,14 +367,13 @@ def serve(
     import asyncio
 
     from closeout.cli import servers
-    from closeout.cli.agents import load_agent
-    from closeout.cli.options import options_in
+    from closeout.cli.options import make_agent, options_in
 
     options = options_in(locals())
     if as_mcp:
-        return servers.serve_mcp(agent, options, name=name, description=description)
+        return servers.serve_mcp(options, name=name, description=description)
     server_keys = servers.usable_keys(keys, host)
-    loaded = load_agent(agent, options)
+    loaded = make_agent(options)
 
     async def listen() -> None:
         from closeout.run.subagents import clients_of
@@ -349,7 +385,7 @@ def serve(
             name=name or servers.name_of(loaded, agent),
             max_runs=max_runs,
             max_queue=max_queue,
-            origin=servers.origin_of(agent, options),
+            origin=options.as_origin(),
             drain_seconds=drain,
             user_budget=user_budget,
         )
@@ -466,11 +502,21 @@ def encode(
 
 @app.command()
 @guarded
-def config(config: Settings = None, json: Json = False) -> int:
-    """Show every setting with its value, and where runs are stored."""
-    from closeout.cli.environment import show_config
+def config(
+    what: Annotated[str, typer.Argument(metavar="[show | schema]", help="What to print")] = "show",
+    config: Settings = None,
+    profile: Profile = None,
+    json: Json = False,
+) -> int:
+    """Show every setting with its value and where it was set; or print a JSON Schema of settings files for editors."""
+    from closeout.cli.environment import print_schema, show_config
+    from closeout.errors import UsageError
 
-    return show_config(tuple(config or ()), as_json=json)
+    if what == "schema":
+        return print_schema()
+    if what != "show":
+        raise UsageError(f"closeout config takes show or schema, got {what}. A settings file is named with -C {what}.")
+    return show_config(tuple(config or ()), profile, as_json=json)
 
 
 @app.command()
@@ -479,6 +525,7 @@ def doctor(
     model: Model = None,
     base_url: BaseUrl = None,
     config: Settings = None,
+    profile: Profile = None,
     check: Annotated[bool, typer.Option("--check", help="Examine every recorded run for damage instead")] = False,
     json: Json = False,
 ) -> int:
@@ -487,7 +534,7 @@ def doctor(
 
     if check:
         return check_command(as_json=json)
-    return doctor_command(model, base_url, tuple(config or ()), as_json=json)
+    return doctor_command(model, base_url, tuple(config or ()), profile, as_json=json)
 
 
 @models_app.command("list")

@@ -6,7 +6,26 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Answer", "BaseUrl", "Dialect", "Docs", "Json", "Mcp", "Model", "Quiet", "Settings", "Tools", "Web"]
+__all__ = [
+    "AgentSource",
+    "Answer",
+    "BaseUrl",
+    "Dialect",
+    "Docs",
+    "Json",
+    "Mcp",
+    "Model",
+    "Profile",
+    "Quiet",
+    "Settings",
+    "Tools",
+    "Web",
+]
+
+AgentSource = Annotated[
+    str | None,
+    typer.Option("--agent", "-a", help="FILE.yaml or package.module:agent; without it, the options say what it is"),
+]
 
 Model = Annotated[
     str | None,
@@ -20,11 +39,14 @@ Web = Annotated[bool, typer.Option("--web", help="Search and read the web; needs
 Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion, mcp_xml or code")]
 Answer = Annotated[
     str | None,
-    typer.Option(help="text, boxed, number, int, bool, choice:A,B, json, json:SCHEMA.json, yaml or tagged:TAG"),
+    typer.Option(
+        help="text, boxed, number, int, bool, choice:A,B, json, json:SCHEMA.json, yaml, tagged:TAG or module:Class"
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--config", "-C", help="FILE.yaml, or key=value such as agent.max_turns=20; may be repeated"),
 ]
+Profile = Annotated[str | None, typer.Option(help="The profile of the settings files to use; or CLOSEOUT_PROFILE")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer")]

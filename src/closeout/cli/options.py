@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from closeout.config import Config, load_config
+from closeout.config import Config, anchored_name, load_config, load_settings
 from closeout.errors import ConfigError, UsageError
 from closeout.redaction import REDACTED
 
 if TYPE_CHECKING:
     from closeout.agent import Agent
+    from closeout.settings_tree import SettingsTree
 
 __all__ = [
     "RunOptions",
@@ -24,13 +25,13 @@ __all__ = [
     "model_in",
     "options_in",
     "read_settings",
+    "read_with_origins",
     "recorded_options",
 ]
 
 TOOLS = ("fetch_url", "run_python", "ask_user")  # for --tool; calculate is always included
 _SETTING = re.compile(r"(?:llm\.prices\.[^=]+|[\w.]+)\s*=")
 _SECRET = re.compile(r"(?:llm|tools\.web)\.api_key\s*=")
-_SECTION = re.compile(r"(llm|tools|tools\.web)\s*=")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class RunOptions:
     answer: str | None = None
     config: tuple[str, ...] = ()
     instructions: str | None = None
+    agent: str | None = None
+    profile: str | None = None
 
     def over(self, earlier: RunOptions) -> RunOptions:
         """Return these options, completed by those of an earlier run. Its files are not read again."""
@@ -63,7 +66,9 @@ class RunOptions:
 
     def as_origin(self) -> dict[str, Any]:
         """Return JSON-serialisable data for the journal: paths absolute, API keys left out."""
-        settings = [_without_key(c) if _SETTING.match(c) else _absolute(c) for c in self.config if not _SECRET.match(c)]
+        config = self.settings
+        settings = [_without_key(c) if _SETTING.match(c) else _absolute(c) for c in config if not _SECRET.match(c)]
+        python = self.agent if self.is_python else None
         docs = None if self.docs is None else _absolute(self.docs)
         kind, _, schema = (self.answer or "").partition(":")
         from closeout.tools.mcp_config import without_keys
@@ -75,11 +80,28 @@ class RunOptions:
             "answer": f"{kind}:{_absolute(schema)}" if kind in ("json", "yaml") and schema else self.answer,
             "files": [_absolute(file) for file in self.files],
             "config": settings,
+            "agent": None if python is None else anchored_name(python, Path.cwd()),
         }
 
+    @property
+    def is_python(self) -> bool:
+        """True if the agent is defined in Python: `package.module:agent`."""
+        from closeout.cli.agents import is_settings_file
 
-def recorded_options(run_id: str) -> RunOptions:
+        return self.agent is not None and not is_settings_file(self.agent)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings files, that of the agent before others, and the overrides."""
+        return self.config if self.agent is None or self.is_python else (self.agent, *self.config)
+
+
+def recorded_options(run_id: str, *, agent: str | None = None) -> RunOptions:
     """Return the options that a run was started with.
+
+    Args:
+        run_id: The run.
+        agent: The agent to use instead of the recorded one: a settings file or `package.module:agent`.
 
     Raises:
         RunNotFound: There is no such run.
@@ -89,13 +111,15 @@ def recorded_options(run_id: str) -> RunOptions:
     from closeout.journal.events import RunStarted
     from closeout.journal.readonly import open_to_read
 
+    if agent is not None:
+        return RunOptions(agent=agent)
     with open_to_read(home_folder()) as store:
         started = next(store.rows(run_id), None)
     event = started.event if started is not None else None
     if not isinstance(event, RunStarted) or not is_from_command(event.origin):
         raise UsageError(
             f"Run {run_id} was not started by `closeout run`, so its agent is unknown here. "
-            f'Resume it in Python: agent.resume("{run_id}").'
+            f'Name it with --agent package.module:agent, or resume it in Python: agent.resume("{run_id}").'
         )
     options = options_in(event.origin)
     if any(REDACTED in server for server in options.mcp):
@@ -131,11 +155,13 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
         ConfigError: A setting is wrong.
     """
     from closeout.agent import Agent
-    from closeout.answers.typed import named_contract
+    from closeout.assembly.parts import answer_of
     from closeout.models.connect import connect
 
     _refuse_empty(options)
-    config = read_settings(options.config)
+    if options.agent is not None and options.is_python:
+        return _python_agent(options.agent, options)
+    config = read_settings(options.settings, options.profile)
     _check_commands(options.mcp)
     model = options.model or model_in(config)
     if options.web and api_key is None:
@@ -143,19 +169,31 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
     for name in map(str.strip, model.split(",")):
         if name.startswith("local:"):
             _check_weights(name)
-    client = connect(model, options.base_url, api_key, config.llm)
+    if options.docs is not None:
+        config = load_config(config, values={"agent.documents": _readable_folder(options.docs)})
+    falls_back = options.model is None and config.llm.fallback.models
     agent = Agent(
-        client,
-        _tools(options, config, small=model.partition(":")[0] == "local" or client.capabilities.weak),
+        connect(None if falls_back else model, options.base_url, api_key, config.llm),
+        _tools(options, config),
         options.mcp,
         options.dialect,
         options.instructions,
         base_url=options.base_url,
         api_key=api_key,
-        answer=None if options.answer is None else named_contract(options.answer),
+        answer=None if options.answer is None else answer_of(options.answer),
         config=config,
         stream=True,
     )
+    agent.plan()
+    return agent
+
+
+def _python_agent(source: str, options: RunOptions) -> Agent:
+    from closeout.cli.agents import imported_agent
+
+    if replace(options, agent=None, files=()) != RunOptions():
+        raise UsageError(f"{source} is defined in Python. Set its model, tools and settings there.")
+    agent = imported_agent(source)
     agent.plan()
     return agent
 
@@ -169,34 +207,39 @@ def _refuse_empty(options: RunOptions) -> None:
         ("--dialect", options.dialect),
         ("--answer", options.answer),
         ("-s", options.instructions),
+        ("--agent", options.agent),
+        ("--profile", options.profile),
         *(("--file", file) for file in options.files),
     ):
         if value is not None and not value.strip():
             raise UsageError(f"{name} is empty. Give it a value, or leave it out.")
 
 
-def read_settings(settings: Sequence[str]) -> Config:
+def read_settings(settings: Sequence[str], profile: str | None = None) -> Config:
     """Return the settings of `--config`: YAML files, of which a later one overrides an earlier one, then key=value."""
+    return read_with_origins(settings, profile)[0]
+
+
+def read_with_origins(settings: Sequence[str], profile: str | None = None) -> tuple[Config, SettingsTree]:
+    """Return the settings of `--config`, and where each was written."""
     overrides = [setting for setting in settings if _SETTING.match(setting)]
     files = [setting for setting in settings if not _SETTING.match(setting)]
-    return load_config(files, overrides)
+    return load_settings(files, overrides, profile=profile)
 
 
-def _tools(options: RunOptions, config: Config, *, small: bool) -> list[Any]:
-    """Return the built-in tools. `small`: simpler ones, because a small model mixes up facts if it sees many."""
+def _tools(options: RunOptions, config: Config) -> list[Any]:
+    """Return the tools of the options, without those that the settings name."""
     from closeout.assembly.toolset import built_in_tool
-    from closeout.tools.builtin import calculate, document_tools, web_tools
+    from closeout.tools.builtin import calculate, web_tools
 
-    tools: list[Any] = [calculate]
-    if options.docs is not None:
-        tools += document_tools(_readable_folder(options.docs), plain=small)
+    tools: list[Any] = [] if "tools" in config.agent.model_fields_set else [calculate]
     if options.web:
         tools += web_tools(config.tools)
     for name in dict.fromkeys(options.tools):
         if name not in TOOLS:
             raise UsageError(f"Unknown built-in tool '{name}'. --tool takes {', '.join(TOOLS)}.")
         tools.append(built_in_tool(name, config.tools))
-    return tools
+    return [each for each in tools if each.spec.name not in config.agent.tools]
 
 
 def _check_search(config: Config) -> None:
@@ -264,25 +307,30 @@ def _check_weights(model: str) -> None:
 
 
 def model_in(config: Config) -> str:
-    """Return the model that the settings name, "local" if they name none. A bare name is one of OpenAI's API."""
-    from closeout.models.connect import PROVIDERS, named_model
+    """Return the model that the settings name, "local" if they name none."""
+    from closeout.models.connect import named_model
 
-    name = named_model(config.llm) or "local"
-    return name if name.partition(":")[0] in PROVIDERS else f"openai:{name}"
+    return named_model(config.llm) or "local"
 
 
 def _without_key(setting: str) -> str:
-    """Return the setting without the API key; `llm={…}` and `tools={…}` set a whole section."""
-    found = _SECTION.match(setting)
-    if found is None:
-        return setting
+    """Return the setting without API keys in its value: `llm={…}` and `tools={…}` set a whole section."""
     import yaml
 
-    kept = yaml.safe_load(setting.partition("=")[2])
-    web = kept.get("web") if found[1] == "tools" else kept
-    if isinstance(web, dict):
-        web.pop("api_key", None)
-    return f"{found[1]}={json.dumps(kept)}"
+    key, _, text = setting.partition("=")
+    if "api_key" not in text:
+        return setting
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return setting
+    return f"{key}={json.dumps(_keyless(value))}"
+
+
+def _keyless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _keyless(each) for key, each in value.items() if key != "api_key"}
+    return [_keyless(each) for each in value] if isinstance(value, list) else value
 
 
 def _absolute(path: str) -> str:

@@ -66,13 +66,15 @@ def resume_run(run_id: str, options: RunOptions, *, force: bool, as_json: bool, 
     return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
 
 
-def replay_command(run_id: str, *, as_json: bool) -> int:
+def replay_command(run_id: str, *, agent: str | None = None, as_json: bool) -> int:
     """Replay a recorded run. Return 0 if it follows its record, 1 if it departs from it."""
     from closeout.config import home_folder
     from closeout.journal.readonly import open_to_read
     from closeout.run.lifecycle import replay_run
 
-    plan = replace(make_agent(recorded_options(run_id), api_key="not needed").plan(), remember_dialect=None)
+    plan = replace(
+        make_agent(recorded_options(run_id, agent=agent), api_key="not needed").plan(), remember_dialect=None
+    )
     with open_to_read(home_folder()) as store:
         rows = list(store.rows(run_id))
     result, departure = asyncio.run(replay_run(plan, run_id, rows))

@@ -8,15 +8,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from closeout.cli.agents import is_settings_file, load_agent
+from closeout.cli.agents import is_settings_file
 from closeout.cli.exits import OK
-from closeout.cli.options import RunOptions
+from closeout.cli.options import RunOptions, make_agent
 from closeout.errors import ConfigError, ToolError, UsageError
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "log_warnings",
     "name_of",
     "one_of",
-    "origin_of",
     "say",
     "serve_mcp",
     "usable_keys",
@@ -83,7 +81,7 @@ def log_warnings() -> None:
     logging.basicConfig(level=logging.WARNING, format="closeout: %(message)s", stream=sys.stderr)
 
 
-def serve_mcp(source: str | None, options: RunOptions, *, name: str | None, description: str | None) -> int:
+def serve_mcp(options: RunOptions, *, name: str | None, description: str | None) -> int:
     """Offer an agent as an MCP tool on stdin and stdout. Return the exit code."""
     from closeout.journal.events import Event, ToolStarted
     from closeout.journal.subscribers import Progress
@@ -92,8 +90,8 @@ def serve_mcp(source: str | None, options: RunOptions, *, name: str | None, desc
     from closeout.tools.run_context import RunContext
     from closeout.tools.tool import tool
 
-    agent = load_agent(source, options)
-    tool_name = re.sub(r"\W+", "_", name or name_of(agent, source)).strip("_") or "agent"
+    agent = make_agent(options)
+    tool_name = re.sub(r"\W+", "_", name or name_of(agent, options.agent)).strip("_") or "agent"
 
     async def ask(task: str) -> dict[str, Any]:
         """Run the agent.
@@ -123,15 +121,6 @@ def serve_mcp(source: str | None, options: RunOptions, *, name: str | None, desc
 
     asyncio.run(serve())
     return OK
-
-
-def origin_of(source: str | None, options: RunOptions) -> dict[str, Any]:
-    """The notes that `closeout resume` needs to make the agent again."""
-    if source is None:
-        return options.as_origin()
-    if is_settings_file(source):
-        return replace(options, config=(source, *options.config)).as_origin()
-    return {"agent": source}
 
 
 def name_of(agent: Any, source: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from closeout.codec import encode_json
 from closeout.config import LLMSettings
-from closeout.errors import ConfigError, ModelError, ModelUnavailable, ServerFailed
+from closeout.errors import ConfigError, ModelError, ModelUnavailable, ServerFailed, UsageError
 from closeout.messages import SHOULD_BREAK, Capabilities, Message, ModelReply, ModelRequest, ToolCall, Usage
 from closeout.models.base import BaseClient, ErrorBox, OnDelta, OnRetry, ResponseBox, RunRequest, run_request
 from closeout.models.fallback import Fallback, FallbackClient
@@ -49,6 +49,8 @@ def connect(
     """
     if isinstance(model, BaseClient):
         return model
+    if model is None and settings is not None and settings.fallback.models:
+        model = _configured_fallback(settings, os.environ if environment is None else environment)
     if isinstance(model, str) and "," in model and not Path(model).is_file():
         model = [name.strip() for name in model.split(",")]
     if isinstance(model, list | tuple):
@@ -108,15 +110,29 @@ def _fallback(
     return FallbackClient(clients, rules, RetryPolicy(retries=settings.max_retries))
 
 
+def _configured_fallback(settings: LLMSettings, environment: Mapping[str, str]) -> Fallback:
+    rules = settings.fallback.model_dump(exclude={"models"}, exclude_none=True)
+    if "conditions" in rules:
+        rules["on"] = rules.pop("conditions")
+    try:
+        return Fallback([_name_in(settings, environment), *settings.fallback.models], **rules)
+    except UsageError as error:
+        raise ConfigError(f"'llm.fallback': {error}") from error
+
+
 def _vendor(model: object) -> str:
     return model.partition(":")[0] if isinstance(model, str) else ""
 
 
 def named_model(settings: LLMSettings) -> str | None:
-    """Return the model that the settings name, in the form that `connect` takes; None if they name none."""
+    """Return the model that the settings name, in the form that `connect` takes; None if they name none.
+
+    A bare name is one of OpenAI's API.
+    """
     provider, name = settings.provider, settings.model_name
     if provider is None:
-        return name
+        bare = name and name.partition(":")[0] not in PROVIDERS and not name.lower().endswith(".gguf")
+        return f"openai:{name}" if bare and "," not in str(name) else name
     if provider == "local" and (name is None or name.partition(":")[0] == "local"):
         return name or "local"
     return f"{provider}:{name or ''}"

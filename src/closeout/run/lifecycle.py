@@ -172,6 +172,7 @@ def _orchestrator(plan: AgentPlan, task: Task, scope: Scope) -> Orchestrator:
 
 async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Listener]) -> RunResult:
     """Run a task on a journal until it has a result. Every failure but cancellation is in the result."""
+    listeners = (*plan.listeners, *listeners)
     totals, subscribers = RunTotals(), journal.subscribers
     totals.attempts = 0
     unsubscribe = [subscribers.subscribe(totals), *(subscribers.subscribe_listener(each) for each in listeners)]

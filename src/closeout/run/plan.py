@@ -26,7 +26,7 @@ from closeout.errors import McpServerUnavailable, UsageError
 from closeout.journal.events import InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
 from closeout.journal.stream_handler import StreamHandler
-from closeout.journal.subscribers import Subscribers
+from closeout.journal.subscribers import Listener, Subscribers
 from closeout.journal.task_log import StepLog, TaskLog
 from closeout.messages import ToolSpec
 from closeout.models.base import BaseClient
@@ -126,6 +126,7 @@ class AgentPlan:
     context: ContextPolicy | None = None
     strategy: Strategy | None = None  # None: ask once
     checks: tuple[Check, ...] = ()
+    listeners: tuple[Listener, ...] = ()  # receive the events of every run
     search_budget: int | None = None  # tokens of tool definitions above which the model searches for tools
     overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of this run only
     gate: RequestGate | None = None  # admits the requests to models
