@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import yaml
 
 from cli_process import closeout, here
 from closeout import Agent, Number, load_config
-from closeout.errors import ConfigError
+from closeout.errors import ConfigError, UsageError
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.settings_schema import settings_schema
-from closeout.testing import RequestView, answer, call, serve_script
+from closeout.testing import RequestView, ScriptedClient, answer, call, serve_script
+from serving import serving
+from test_observe_otel import Backend
+from test_serve_api import fetch
 
 SERVER = Path(__file__).parent / "mcp_servers" / "everything.py"
 NONE: dict[str, str] = {}
@@ -376,3 +380,33 @@ def test_an_agent_of_another_folder_is_found_again(team: Path, tmp_path: Path) -
     """The command starts elsewhere; what the record names is found from a third place."""
     done = closeout("tools", "-a", str(team / "agent.yaml"), "--json", cwd=tmp_path, env={"OPENAI_API_KEY": "k"})
     assert "length" in [each["name"] for each in done.json["tools"]]
+
+
+# ------------------------------------------------------------------------------------------------ listeners
+
+
+async def test_listeners_of_an_agent_receive_every_run_also_of_a_server(home: Path) -> None:
+    backend = Backend()
+    agent = Agent(
+        ScriptedClient(lambda view: answer("4")), dialect="function_call", name="sums", listeners=[backend.listener()]
+    )
+    await agent.run("What is 2+2?")
+    await agent.session("ann").run("And 1+3?")
+    assert [result.answer async for result in agent.map(["1+3?", "3+1?"], key="sums")] == ["4", "4"]
+    async with serving(agent) as served:
+        await fetch(served, "POST", "/v1/runs", json={"task": "What is 2+2?"})
+        run_id = (await fetch(served, "POST", "/v1/runs", json={"task": "What is 3+1?"}))[1]["run_id"]
+        await served.host.wait(run_id, 10)
+    assert len(backend.named("invoke_agent sums")) == 6
+    with pytest.raises(UsageError, match="A listener must be callable, got 5"):
+        Agent(ScriptedClient([]), listeners=[5])  # type: ignore[list-item]
+
+
+def test_the_files_of_the_docs_are_read_and_fit_the_schema() -> None:
+    check = jsonschema_rs.validator_for(settings_schema())
+    page = Path(__file__).parent.parent / "docs" / "configuration.md"
+    texts = re.findall(r"^```yaml\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(texts) >= 3
+    for text in texts:
+        check.validate(yaml.safe_load(text))
+        load_config(yaml.safe_load(text), environment=NONE)
