@@ -35,10 +35,18 @@ def test_killed_at_every_event_a_run_is_resumed_to_the_same_end(tmp_path: Path) 
 
 @needs_fork
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("scenario", "payments", "events"), [("waiting", 6, 100), ("fork", 6, 60)])
+@pytest.mark.parametrize(("scenario", "payments", "events"), [("waiting", 6, 100), ("fork", 6, 60), ("timers", 1, 70)])
 def test_suspended_runs_and_forks_survive_a_kill_too(tmp_path: Path, scenario: str, payments: int, events: int) -> None:
     found = tried(tmp_path, scenario, "5")  # every fifth event: all of them take minutes
-    assert found["ended"] == "answered: all done"
+    signals = [
+        "s1=r1.wait",
+        "s2=r3.wait",
+        "s3=r5.wait",
+        "s4=r6:watch/r1.wait",
+        "s5=r7.wait",
+    ]  # each what was sent to it
+    received = [f" signal:{each}" for each in signals] if scenario == "timers" else []
+    assert found["ended"] == "".join(["answered: all done", *received])
     assert len(found["paid"]) == len(set(found["paid"])) == payments
     assert found["events"] >= events
     assert found["problems"] == []

@@ -13,8 +13,10 @@ from typing import Any
 import openai
 import pytest
 
-from closeout import Agent, tool
+from closeout import Agent, RunContext, tool
 from closeout.journal.events import DecisionMade
+from closeout.journal.signals import send_signal
+from closeout.journal.store import Store
 from closeout.run.waiting import record_decisions
 from closeout.server.response_state import ResponseId
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call, once, serve_script
@@ -22,6 +24,8 @@ from closeout.tools.builtin import ask_tool
 from serving import Served, serving
 from test_serve_crash import client_of, process, requested
 from test_serve_openai import lookup
+
+JSON = {"Content-Type": "application/json"}
 
 
 class Bank:
@@ -315,3 +319,77 @@ async def test_a_decision_survives_kill_9(tmp_path: Path) -> None:
             assert last.response.output_text == "done"
             assert last.response.background is True
             assert (await client.responses.retrieve(first.id)).output == first.output
+
+
+def waiter(seconds: float = 0.0) -> Agent[Any]:
+    """An agent whose tool waits for a time, then for a payment."""
+
+    @tool(read_only=True)
+    async def await_payment(context: RunContext) -> str:
+        """Wait for a payment."""
+        await context.sleep(seconds)
+        return f"paid {await context.wait_for('付款')}"
+
+    def play(view: RequestView) -> Turn:
+        return answer("done") if "paid" in view.text else call("await_payment")
+
+    return Agent(ScriptedClient(play), [await_payment], name="bank")
+
+
+async def test_a_signal_over_http_resumes_a_run_once() -> None:
+    async with serving(waiter()) as served:
+        run_id = await submitted(served)
+        await served.host.wait(run_id)
+        assert await status_of(served, run_id) == "waiting"
+        path = f"{served.base_url}/runs/{run_id}/signals/%E4%BB%98%E6%AC%BE"
+        found = []
+        for _ in range(2):
+            async with served.http.post(path, json={"amount": 5}, headers={"Idempotency-Key": "evt-1"}) as response:
+                found.append((response.status, (await response.json())["sent"]))
+        assert found == [(202, True), (202, False)]
+        assert await answered(served, run_id) == [("time", "clock"), ('{"amount": 5}', "signal")]
+        async with served.http.post(path, json=1) as response:
+            assert response.status == 400
+            assert "is over (answered)" in await response.text()
+        for what, status in (({"data": b"amount=5"}, 415), ({"data": b"{", "headers": JSON}, 400)):
+            async with served.http.post(path, **what) as response:
+                assert response.status == status
+        async with served.http.post(f"{served.base_url}/runs/nobody/signals/x", json=1) as response:
+            assert response.status == 404
+
+
+async def test_a_server_wakes_runs_by_the_clock_and_by_signals_of_other_processes() -> None:
+    async with serving(waiter(0.3)) as served:
+        run_id = await submitted(served)
+        store = Store(served.host.store.path.parent)  # another process's
+        try:
+            assert send_signal(store, run_id, "付款", 7)
+        finally:
+            store.close()
+        assert await answered(served, run_id) == [("time", "clock"), ("7", "signal")]
+
+
+async def test_a_signal_that_came_while_no_server_ran_and_a_cancelled_wait() -> None:
+    agent = waiter()
+    async with serving(agent) as served:
+        first, second = await submitted(served), await submitted(served)
+        for run_id in (first, second):
+            await served.host.wait(run_id)
+        async with served.http.post(f"{served.base_url}/runs/{second}/cancel") as response:
+            assert (await response.json())["status"] == "cancelled"
+    await agent.signal(first, "付款", 1)
+    await agent.signal(second, "付款", 2)
+    async with serving(agent) as served:
+        assert await answered(served, first) == [("time", "clock"), ("1", "signal")]
+        assert await status_of(served, second) == "cancelled"
+
+
+async def test_a_response_says_what_its_run_waits_for() -> None:
+    agent = waiter()
+    async with a_bank(agent) as (client, served):
+        first = await client.responses.create(model="bank", input="Pay Ada.")
+        assert first.output_text == "Waiting for the signal '付款'."
+        run_id = first.metadata["run_id"] if first.metadata else ""
+        await served.host.signal(run_id, "付款", 1)
+        assert await answered(served, run_id) == [("time", "clock"), ("1", "signal")]
+        assert (await client.responses.retrieve(f"{first.id}.1")).output_text == "done"

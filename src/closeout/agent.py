@@ -13,6 +13,7 @@ from closeout.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+    from datetime import datetime
     from pathlib import Path
     from types import UnionType
     from typing import Never, TypeAlias, Unpack, _SpecialForm
@@ -720,6 +721,64 @@ class Agent(Generic[Deps, Value]):
             origin=origin,
         )
         return await self.resume(found, listeners=listeners, deps=deps)
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str = "") -> bool:  # noqa: A002
+        """Send a signal to a run, for `RunContext.wait_for`. It is kept until the run receives it, and resumes nothing.
+
+        Any agent with the same home can send it, and so can `closeout signal`.
+
+        Args:
+            run_id: The id of the run.
+            name: The name that the run waits for, now or later.
+            payload: A JSON value for the run.
+            id: Names this signal. A second one with the same id is ignored, so that a sender can repeat it safely.
+
+        Returns:
+            False if a signal with this id was sent before.
+
+        Raises:
+            SignalRefused: The name or the payload is not valid, or the run is over.
+            RunNotFound: No run in the home has this id.
+            JournalError: The signal cannot be written.
+        """
+        from closeout.journal.signals import send_signal
+
+        store = self._kept_runs()
+        return await store.off_loop(send_signal, store, run_id, name, payload, id=id)
+
+    async def resume_due(
+        self,
+        *,
+        limit: int = 10,
+        now: datetime | None = None,
+        listeners: Sequence[Listener] = (),
+        deps: Deps | None = None,
+    ) -> list[RunResult[Value]]:
+        """Resume the agent's waiting runs that can continue.
+
+        These are runs whose timer has ended, whose signal has arrived or timed out, whose question has a default answer
+        by now, or whose decisions were all recorded. Runs of other agents, and those that another process executes, are
+        left alone.
+
+        Args:
+            limit: The maximum number of concurrent runs.
+            now: The time that counts, with a time zone. Defaults to the time now; a later one is for tests.
+            listeners: As for `run`.
+            deps: As for `run`, for all of the runs.
+
+        Returns:
+            The results, which may be `waiting` again.
+
+        Raises:
+            UsageError: An argument is not valid, or the agent keeps its runs in memory.
+            JournalError: The runs cannot be read.
+        """
+        from closeout.run.due import resume_due
+
+        store = self._kept_runs()
+        listeners = checks.check_listeners(listeners)
+        plan = self.plan(streamed=bool(listeners)).given(deps)
+        return await resume_due(plan, store, listeners, limit=checks.check_limit(limit), now=checks.check_time(now))
 
     def resume_sync(
         self,

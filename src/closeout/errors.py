@@ -4,6 +4,7 @@ CloseoutError
 ├── UsageError                  the caller passed something invalid
 │   ├── ConfigError             an invalid configuration key or value
 │   ├── DecisionRefused         a decision that the run does not wait for, or that was made before
+│   ├── SignalRefused           a signal that no run can receive
 │   └── ToolDefinitionError     a tool that cannot be offered: duplicate name, broken schema
 ├── ModelError                  a request to a model failed
 │   ├── PermanentModelError     the same request would fail again
@@ -19,6 +20,7 @@ CloseoutError
 │       ├── StreamDropped       the connection closed before the reply was complete
 │       └── ModelTimeout        a deadline passed
 ├── ToolError                   a tool failed; its text goes to the model
+│   └── SignalTimeout           the signal that a tool waits for has not arrived in time; a TimeoutError, too
 ├── LimitReached                a budget of the run is used up
 ├── McpServerUnavailable        a required MCP server did not start
 ├── BrokenDependency            an installed package does not work as Closeout needs it
@@ -71,6 +73,8 @@ __all__ = [
     "RunExists",
     "RunNotFound",
     "ServerFailed",
+    "SignalRefused",
+    "SignalTimeout",
     "StreamDropped",
     "Suspended",
     "ToolDefinitionError",
@@ -95,6 +99,10 @@ class ConfigError(UsageError):
 
 class DecisionRefused(UsageError):
     """A run does not wait for this decision, it was made before, or it does not fit what is asked."""
+
+
+class SignalRefused(UsageError):
+    """A signal cannot be sent: its name or its payload is not valid, or the run is over."""
 
 
 class ToolDefinitionError(UsageError):
@@ -179,6 +187,10 @@ class ToolError(CloseoutError):
     """A tool failed. Raise it in a tool to tell the model what went wrong: the model reads the text."""
 
 
+class SignalTimeout(ToolError, TimeoutError):
+    """The signal that a tool waits for has not arrived in time. `except TimeoutError` catches it, too."""
+
+
 class LimitReached(CloseoutError):
     """A budget of the run is used up.
 
@@ -252,7 +264,7 @@ class Suspended(BaseException):
     """
 
     def __init__(self, requests: Sequence[Any]) -> None:
-        super().__init__("The run waits for a decision.")
+        super().__init__("The run waits for a decision, a time or a signal.")
         self.requests = tuple(requests)
 
 

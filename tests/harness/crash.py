@@ -2,8 +2,9 @@
 
 Run as a script: it forks a child for each kill point, so that the dead process is really dead. Prints one JSON object.
 The scenario is "run"; "waiting", where every payment needs an approval and there are questions; "fork", where the run
-that is killed is a fork of a finished one; "program", where the model writes programs; or "waiting_program", where the
-payments of a program need approvals. With a stride only every so many events are tried.
+that is killed is a fork of a finished one; "timers", where tools wait for signals and times; "program", where the model
+writes programs; or "waiting_program", where the payments of a program need approvals. With a stride only every so many
+events are tried.
 
     python tests/harness/crash.py FOLDER [SCENARIO] [STRIDE]
 """
@@ -17,13 +18,15 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from closeout import Agent, tool
+from closeout import Agent, RunContext, tool
 from closeout.errors import RunNotFound
 from closeout.journal import run_journal as journal_module
-from closeout.journal.events import Event
+from closeout.journal.events import DecisionMade, Event
+from closeout.journal.signals import send_signal
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.run.result import RunResult
 from closeout.run.waiting import pending_decisions
@@ -67,8 +70,14 @@ PROGRAMS = [
     "look(key='d', nothing=1)",
     "import random\nfinal_answer(f'{total} {len(done)} {random.random()}')",
 ]
+TIMERS_PLAN: list[list[tuple[str, str]]] = [
+    [("expect", "s1"), ("look", "a")],
+    [("expect", "s2"), ("nap", "n1"), ("expect", "s3")],
+    [("watch", "s4")],
+    [("expect", "s5"), ("pay", "p1")],
+]
 FORK_AT = 6  # the turn that the fork begins with
-PLANS = {"run": PLAN, "waiting": WAITING_PLAN, "fork": PLAN}
+PLANS = {"run": PLAN, "waiting": WAITING_PLAN, "fork": PLAN, "timers": TIMERS_PLAN}
 SCENARIOS = (*PLANS, "program", "waiting_program")
 
 
@@ -79,14 +88,15 @@ def act(plan: list[list[tuple[str, str]]], view: RequestView) -> Turn:
         missing = [(name, key) for name, key in step if f"[{key}] done" not in text]
         if missing:
             return Turn(calls=[_next(name, key, text) for name, key in missing])
-    return answer(ANSWER)
+    signals = sorted({word.rstrip("}.") for word in text.split() if word.startswith("signal:")})
+    return answer(" ".join([ANSWER, *signals]))
 
 
 def _next(name: str, key: str, text: str) -> Any:
     if name == "ask":
         return call("ask_user", question=key)
     if name != "pay":
-        return call(name, **({"task": f"pay {key}"} if name == "clerk" else {"key": key}))
+        return call(name, **({"task": f"pay {key}"} if name in ("clerk", "watch") else {"key": key}))
     unsure = text.rfind("Interrupted") > text.rfind(f"{key} is not paid")
     return call("was_paid", key=key) if unsure else call("pay", key=key)
 
@@ -118,6 +128,21 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
         await asyncio.sleep(0)
         return f"[{key}] done"
 
+    @tool(read_only=True)
+    async def expect(key: str, context: RunContext) -> str:
+        """Wait for a signal."""
+        return f"[{key}] done signal:{key}={await context.wait_for('event')}"
+
+    @tool(read_only=True)
+    async def nap(key: str, context: RunContext) -> str:
+        """Wait for an hour, then look for a signal in vain."""
+        await context.sleep(3600)
+        try:
+            await context.wait_for("nothing", timeout=0)
+        except TimeoutError:
+            return f"[{key}] done"
+        return "received"
+
     if scenario.endswith("program"):
         return Agent(ScriptedClient(next_program), [pay, was_paid, look], dialect="code", home=folder / "home")
 
@@ -127,14 +152,27 @@ def agent_for(folder: Path, scenario: str = "run") -> Agent:
         return answer(f"[{key}] done") if done else act([[("look", "x")], [("pay", key)]], view)
 
     clerk = Agent(ScriptedClient(clerks_turn, name="clerk"), [pay, was_paid, look], home=folder / "home")
+
+    def watchers_turn(view: RequestView) -> Turn:
+        key = view.question.split()[-1]
+        return (
+            answer(view.text[view.text.index(f"[{key}]") :])
+            if f"[{key}] done" in view.text
+            else act([[("expect", key)]], view)
+        )
+
+    watcher = Agent(ScriptedClient(watchers_turn, name="watcher"), [expect], home=folder / "home")
     main = ScriptedClient(lambda view: act(PLANS[scenario], view), name="main")
     tools = [pay, was_paid, look, clerk.as_tool("clerk", "Pays a bill for you."), ask_user]
+    if scenario == "timers":
+        tools += [expect, nap, watcher.as_tool("watch", "Waits for you.")]
     return Agent(main, tools, home=folder / "home")
 
 
 def install(at: int, flushed: bool) -> Callable[[], int]:
-    """Kill this process at a write: an event of a run, decisions on one, or a fork. Returns what counts the writes."""
+    """Kill this process at a write: an event of a run, decisions, a signal or a fork. Returns their count."""
     original, original_add, original_create = journal_module.Journal._write, Store.add_events, Store.create_run
+    original_transact = Store.transact
     count = 0
 
     def begin() -> None:
@@ -160,6 +198,12 @@ def install(at: int, flushed: bool) -> Callable[[], int]:
         end()
         return added
 
+    def transact(self: Store, act: Any) -> Any:
+        begin()
+        found = original_transact(self, act)
+        end()
+        return found
+
     def create_run(self: Store, *arguments: Any) -> int:
         begin()
         number = original_create(self, *arguments)
@@ -168,6 +212,7 @@ def install(at: int, flushed: bool) -> Callable[[], int]:
 
     journal_module.Journal._write = write  # type: ignore[method-assign]
     Store.add_events = add_events  # type: ignore[method-assign]
+    Store.transact = transact  # type: ignore[method-assign, assignment]
     Store.create_run = create_run  # type: ignore[method-assign]
     return lambda: count
 
@@ -191,16 +236,27 @@ def lead(folder: Path, resume: bool, scenario: str) -> str:
     def decisions(pending: Any) -> dict[str, Any]:
         """A decision on the first thing that is waited for, so that the run is suspended as often as possible."""
         return {
-            each.id: f"[{each.arguments['question']}] done" if each.kind == "question" else True for each in pending[:1]
+            each.id: f"[{each.arguments['question']}] done" if each.kind == "question" else True
+            for each in [each for each in pending if each.by_person][:1]
         }
 
     async def all_of_it() -> RunResult:
         result = await start()
+        while result.status == "waiting" and scenario == "timers":
+            for each in result.waiting:
+                if each.arguments.get("signal") == "event":
+                    send_signal(open_store(folder / "home"), "crash", "event", each.id, id=each.id)
+            late = max((each.expires for each in result.waiting if each.expires is not None), default=0.0)
+            (result,) = await agent_for(folder, scenario).resume_due(now=datetime.fromtimestamp(late, UTC))
         while result.status == "waiting":
             result = await agent_for(folder, scenario).resume("crash", decisions=decisions(result.waiting))
         return result
 
     result = asyncio.run(all_of_it())
+    received = [
+        row.event.signal for row in result.read_rows() if isinstance(row.event, DecisionMade) and row.event.signal
+    ]
+    assert len(received) == len(set(received)), received
     return f"{result.status}: {result.answer}"
 
 

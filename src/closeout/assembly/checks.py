@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import UsageError
@@ -28,6 +29,7 @@ __all__ = [
     "check_tasks",
     "check_telemetry",
     "check_text",
+    "check_time",
     "refuse_unknown",
 ]
 
@@ -191,6 +193,13 @@ def check_limit(value: Any) -> int:
     """Return how many runs may be executed at the same time."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(f"limit must be a whole number from 1 on, got {value!r:.80}. Pass limit=20.")
+    return value
+
+
+def check_time(value: Any) -> Any:
+    """Return a time, which must have a zone. None is the time now."""
+    if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+        raise UsageError(f"now must be a datetime with a time zone, got {value!r:.80}. Pass datetime.now(UTC).")
     return value
 
 

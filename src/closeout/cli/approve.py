@@ -39,15 +39,16 @@ def approve_command(
 
     store = open_store(home_folder())
     pending = pending_decisions(store.rows(run_id))
+    asked = [each for each in pending if each.by_person] or pending  # a time or a signal is refused with the reason
     has_option = any(option is not None for option in (edit, deny, answer, hash))
     decisions: dict[str, Decision] = {}
     if name is None and not has_option and len(pending) > 0 and can_ask(as_json):
-        decisions = ask_at_terminal(pending)
+        decisions = ask_at_terminal(asked)
     else:
-        chosen = name if name is not None else _only(run_id, pending)
+        chosen = name if name is not None else _only(run_id, asked)
         decisions = {chosen: _decision(edit, deny, answer, hash)}
     left = record_decisions(store, run_id, decisions, by=BY) if decisions else pending
-    if left:
+    if any(each.by_person for each in left):
         return _say_left(run_id, decisions, left, as_json=as_json)
     if resume and (agent is not None or _is_known(run_id)):
         from closeout.cli.options import recorded_options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,17 @@ __all__ = ["ask_at_terminal", "can_ask", "describe_pending", "read_arguments"]
 
 def describe_pending(run_id: str, pending: Sequence[PendingDecision]) -> str:
     """Return what a run waits for, and the commands that decide it."""
+    from closeout.run.waiting import awaited
+
     lines = []
     for each in pending:
         command = f"closeout approve {run_id} {each.id}"
-        if each.kind == "question":
+        if each.kind == "timer":
+            lines += [f"{each.id} waits until {awaited(each)}", "  closeout resume --due"]
+        elif each.kind == "signal":
+            name = shlex.quote(str(each.arguments.get("signal")))
+            lines += [f"{each.id} waits for {awaited(each)}", f"  closeout signal {run_id} {name} '\"PAYLOAD\"'"]
+        elif each.kind == "question":
             lines += [f"{each.id} asks: {_question(each)}", f'  {command} --answer "…"']
         else:
             lines += [f"{each.id} waits for approval: {_call(each)}", f"  {each.reason}", f"  {command}"]
@@ -37,7 +45,7 @@ def can_ask(as_json: bool) -> bool:
 def ask_at_terminal(pending: Sequence[PendingDecision]) -> dict[str, Decision]:
     """Ask a person for each decision. What is left open is not in the result; Ctrl-D leaves the rest open."""
     decisions: dict[str, Decision] = {}
-    for each in pending:
+    for each in (each for each in pending if each.by_person):
         try:
             decision = _ask_answer(each) if each.kind == "question" else _ask_approval(each)
         except EOFError:

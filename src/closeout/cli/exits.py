@@ -49,7 +49,7 @@ OK = 0
 UNANSWERED = 1
 MISUSED = 2  # bad usage or configuration: change the command
 FAILED = 3  # the command is right, but the run failed
-WAITING = 4  # the run waits for a decision: closeout approve
+WAITING = 4  # the run waits for a decision (closeout approve), a time or a signal (closeout signal)
 STOPPED = 130  # Ctrl-C: 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # the reader of our output is gone: 128 + SIGPIPE
 

@@ -120,18 +120,34 @@ def chat(
 @app.command()
 @guarded
 def resume(
-    run_id: RunId,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(help="A run id, or how it begins", autocompletion=complete_run_id),
+    ] = None,
     agent: AgentSource = None,
     model: Model = None,
     base_url: BaseUrl = None,
+    due: Annotated[bool, typer.Option("--due", help="Resume all waiting runs whose time or signal has come")] = False,
     force: Annotated[bool, typer.Option(help="Resume even if the agent has changed since the run")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Resume an interrupted run; finished steps are not repeated."""
+    """Resume an interrupted run; finished steps are not repeated.
+
+    With --due: all waiting runs that can continue, of the given agent or of those that `closeout run` made.
+    """
     from closeout.cli.options import recorded_options
     from closeout.cli.run_tasks import resume_run
+    from closeout.errors import UsageError
 
+    if due:
+        from closeout.cli.waking import resume_due_runs
+
+        if force or run_id is not None:
+            raise UsageError("--due resumes all that can continue. Leave out the RUN_ID and --force, or --due.")
+        return resume_due_runs(agent, model, base_url, as_json=json)
+    if run_id is None:
+        raise UsageError("resume needs the id of a run; `closeout runs` lists them. --due resumes what waited.")
     run_id = full_run_id(run_id)
     options = recorded_options(run_id, agent=agent).with_model(model, base_url)
     return resume_run(run_id, options, force=force, as_json=json, quiet=quiet)
@@ -174,6 +190,21 @@ def approve(
         as_json=json,
         quiet=quiet,
     )
+
+
+@app.command("signal")
+@guarded
+def send_signal(
+    run_id: RunId,
+    name: Annotated[str, typer.Argument(help="The name that the run waits for, now or later")],
+    payload: Annotated[str, typer.Argument(help="A JSON value; - reads it from stdin")] = "null",
+    id: Annotated[str, typer.Option("--id", help="Names this signal; a second one with this id is ignored")] = "",  # noqa: A002
+    json: Json = False,
+) -> int:
+    """Send a signal to a run. It is kept until the run waits for it; `closeout resume --due` then continues the run."""
+    from closeout.cli.waking import signal_command
+
+    return signal_command(full_run_id(run_id), name, payload, id=id, as_json=json)
 
 
 @app.command()

@@ -422,17 +422,17 @@ class ToolFinished(Event):
 
 @record
 class DecisionRequested(Event):
-    """Intent: the run needs a decision of a person, and is suspended until it has one.
+    """Intent: the run needs a decision of a person, a time or a signal, and is suspended until that is there.
 
     Attributes:
         request: what the decision is called in its agent: the handle of the call that needs it.
-        kind: "approval" of a call, or "question".
+        kind: "approval" of a call, "question", "timer" or "signal".
         name: the tool.
-        arguments: the arguments of the call, as JSON.
+        arguments: the arguments of the call, as JSON; for a signal its name.
         digest: SHA-256 of the tool, its definition and the arguments. A decision holds for these alone.
         reason: why a decision is needed.
         default: the answer if there is none by then, or None to wait for ever.
-        expires: when the default counts, in seconds since the epoch.
+        expires: when the default counts or the waiting ends, in seconds since the epoch.
     """
 
     identity = "request"
@@ -453,12 +453,13 @@ class DecisionMade(Event):
     """Outcome of `DecisionRequested`.
 
     Attributes:
-        verdict: "approve", "deny" or "answer".
+        verdict: "approve", "deny" or "answer"; "time" if a timer ended, "signal", or "timeout" without the signal.
         digest: that of the request.
         arguments: the arguments to use instead, as JSON; None to keep them.
-        text: the answer, or why the call was denied.
+        text: the answer, why the call was denied, or the payload of the signal as JSON.
         by: who decided, as far as that is known; "default" if nobody did in time.
         idle: seconds between the event before and this one during which no process executed the run.
+        signal: the id of the signal, which the run receives only once.
     """
 
     identity = "request"
@@ -471,6 +472,7 @@ class DecisionMade(Event):
     text: str = ""
     by: str = ""
     idle: float = 0.0
+    signal: str = ""
 
 
 @record

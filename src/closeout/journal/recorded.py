@@ -58,6 +58,7 @@ class RecordedRun:
         elapsed: seconds of work at the outcome that was taken last.
         departure: where the run first did something else than its record; empty if it did not.
         outcomes_left: recorded outcomes that have not been taken yet.
+        signals: the ids of the signals that the run has received.
     """
 
     def __init__(self, rows: tuple[Row, ...]) -> None:
@@ -66,6 +67,7 @@ class RecordedRun:
         self.elapsed = 0.0
         self.departure = ""
         self.outcomes_left = 0
+        self.signals: set[str] = set()
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._events: dict[str, dict[_Place, Event]] = {}  # by agent, like the next two
         self._outcomes: dict[str, dict[_Place, _RecordedOutcome]] = {}
@@ -86,6 +88,8 @@ class RecordedRun:
             event = row.event
             if isinstance(event, (RunResumed, DecisionMade)):
                 self.idle += event.idle
+            if isinstance(event, DecisionMade) and event.signal:
+                self.signals.add(event.signal)
             if event.momentary:
                 continue
             if "/" in event.agent:

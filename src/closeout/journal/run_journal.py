@@ -190,6 +190,16 @@ class Journal:
         return self._recorded.has_decision(request)
 
     @property
+    def store(self) -> Store | None:
+        """Where the run is kept, None if it is kept in memory."""
+        return self._store
+
+    @property
+    def received(self) -> set[str]:
+        """The ids of the signals that the run has received. What it receives is added."""
+        return self._recorded.signals
+
+    @property
     def departure(self) -> str:
         """The first place where the run did something else than its record; empty if it did not."""
         return self._recorded.departure
@@ -292,8 +302,8 @@ class Journal:
         if self._store is not None:
             self._store.flush()
 
-    async def _committed(self) -> None:
-        """Wait until all events so far are committed, without stopping the event loop."""
+    async def committed(self) -> None:
+        """Wait until all events so far are committed, without stopping the event loop. Raises JournalError."""
         if self._store is None:
             return
         try:
@@ -358,9 +368,9 @@ class Journal:
             return self.append(await run())
         if started_before:
             return self.append(interrupted())
-        await self._committed()
+        await self.committed()
         finished = self.append(await run(), durable=True)
-        await self._committed()
+        await self.committed()
         return finished
 
     # ------------------------------------------------------------------------------------------ the end

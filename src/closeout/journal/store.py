@@ -55,6 +55,10 @@ _UNDER_NONE = "NOT EXISTS (SELECT 1 FROM json_each(?) WHERE run_id>value||'.' AN
 _SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # of format 2
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
+_SELECT_WAITING = (
+    "SELECT run_id, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
+    "FROM runs r WHERE status='waiting' ORDER BY id"
+)
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
 _DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
 _REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # to a body, by its hash
@@ -199,6 +203,16 @@ class Store:
             raise
         return number
 
+    def transact(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what a function does to the journal's file within one synced transaction. Raises JournalError."""
+        with self._writing:
+            self._db.execute("PRAGMA synchronous=FULL")
+            try:
+                with self._transaction() as db:
+                    return act(db)
+            finally:
+                self._db.execute("PRAGMA synchronous=NORMAL")
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is done within, or nothing."""
@@ -286,6 +300,8 @@ class Store:
                     places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
                     db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
                     db.execute("DELETE FROM runs WHERE id=?", (number,))
+                if db.execute("SELECT 1 FROM sqlite_master WHERE name='signals'").fetchone():
+                    db.executemany("DELETE FROM signals WHERE run_id=?", [(run_id,) for run_id in numbers])
         finally:
             for number in locked:
                 self._locks.drop(number)
@@ -483,6 +499,14 @@ class Store:
     def runs(self, limit: int = 100) -> list[RunRecord]:
         """Return the latest runs, newest first. A run that a dead process left "running" is "interrupted"."""
         return [self._record(row) for row in self.query(f"{_SELECT_RUN} ORDER BY id DESC LIMIT ?", (min(limit, _ALL),))]
+
+    def version(self) -> int:
+        """Return a number that changes when anything in the journal does, in whatever process."""
+        return int(self.query("PRAGMA data_version")[0][0])
+
+    def waiting_runs(self) -> list[tuple[str, int]]:
+        """Return the ids of suspended runs, the oldest first, each with a number that changes with its record."""
+        return [(run_id, place or 0) for run_id, place in self.query(_SELECT_WAITING)]
 
     def run_ids(self, prefix: str, limit: int) -> list[str]:
         """Return the ids that begin with a text: the id that is the text itself first, then the newest."""

@@ -329,7 +329,7 @@ class Story:
             return
         # A call that needs approval has not started, so its place in the reply is not recorded.
         alike = (call for call in agent.turn.proposed.values() if call.name == event.name and call.decision is None)
-        call = agent.turn.handles.get(event.request) or next(alike, None)
+        call = agent.turn.handles.get(event.request.partition(".")[0]) or next(alike, None)
         if call is not None:
             call.decision = event
 

@@ -124,9 +124,10 @@ class Session(Generic[Value]):
                     resume = "session" if waiting == runs[-1].run_id else "agent"
                     target = "" if resume == "session" else f"{waiting!r}, "
                     raise DecisionRefused(
-                        f"A message of session {self.id} waits for a decision, and its outcome belongs to the "
-                        f"conversation. Decide it before the next message: {resume}.resume({target}decisions={{…}}), "
-                        f"or closeout approve {waiting}."
+                        f"A message of session {self.id} waits for a decision, a time or a signal, and its outcome "
+                        "belongs to the conversation. Decide it before the next message: "
+                        f"{resume}.resume({target}decisions={{…}}), or closeout approve {waiting}. After a time or a "
+                        "signal: agent.resume_due()."
                     )
                 run_id = self._id_after(runs)
                 history = await self._fitting_history()

@@ -54,6 +54,7 @@ from closeout.results.tool_output import ToolOutput, ToolTelemetry
 from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.reply_listener import ReplyListener
+from closeout.run.timers import CallWaits, Memo
 from closeout.run.waiting import call_digest, decide, question_digest
 from closeout.tools.calls import CallOutcome
 from closeout.tools.executor import PlannedCall, ToolExecutor
@@ -357,6 +358,7 @@ class ToolCalls:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._turn = 0
+        self._memo: Memo = {}
         self._first = self._next = 1  # numbers of the reply's first call and of the one after its last
 
     def begin(self, turn: int, calls: int) -> None:
@@ -388,6 +390,7 @@ class ToolCalls:
             ),
             logger=_tool_logger(scope, handle, spec.name, secrets),
             asker=partial(self._ask, handle, spec, count(), secrets),
+            waits=CallWaits(scope, handle, spec, self._memo),
         )
 
     async def _ask(
@@ -415,9 +418,11 @@ class ToolCalls:
             arguments=_json_text(arguments),
             digest=question_digest(spec, arguments),
             default=None if max_wait is None else secrets.hide(default),
-            expires=None if max_wait is None else time.time() + max_wait,
+            expires=None if max_wait is None else self._scope.clock() + max_wait,
         )
-        made = await decide(self._scope, request)
+        made = self._memo.get(request.request)
+        if made is None or made.digest != request.digest:  # a tool that is tried again does not ask a second time
+            made = self._memo[request.request] = await decide(self._scope, request)
         if made.verdict == "answer":
             return made.text
         raise ToolError(f"The user did not answer: {made.text}" if made.text else "The user did not answer.")

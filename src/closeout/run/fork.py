@@ -77,7 +77,7 @@ async def fork_run(
         raise UsageError(describe_damage(run_id, record.problems))
     rows = record.rows
     end = _end_of_prefix(run_id, rows, at, set_results or {})
-    prefix = _with_results(run_id, _without_open_approvals(_whole(rows, end)), set_results or {})
+    prefix = _with_results(run_id, _without_open_permits(_whole(rows, end)), set_results or {})
     plan = as_recorded(plan, rows)
     async with plan.manager:
         task = recorded_task(plan, rows, run_id, despite_changes=True)
@@ -223,15 +223,15 @@ def _whole(rows: Sequence[Row], end: int) -> list[Row]:
     return kept
 
 
-def _without_open_approvals(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without approvals of calls that have no result in them: an approval is for one call."""
+def _without_open_permits(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without the approvals and signals of calls that have no result in them: each is for one call."""
     finished = {(row.event.agent, row.event.handle) for row in rows if isinstance(row.event, ToolFinished)}
     return [
         row
         for row in rows
         if not isinstance(row.event, DecisionMade)
-        or row.event.verdict != "approve"
-        or (row.event.agent, row.event.request) in finished
+        or row.event.verdict not in ("approve", "signal")
+        or (row.event.agent, row.event.request.partition(".")[0]) in finished
     ]
 
 

@@ -154,6 +154,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         state=dict(task.state),
         stream_handler=stream or StreamHandler(),
         log=log,
+        clock=plan.clock,
     )
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     return scope
@@ -186,7 +187,8 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
             orchestrator = _orchestrator(await plan.with_instructions(scope), task, scope)
             result = await orchestrator.run()
         except Suspended as suspended:
-            waiting = tuple(map(pending_of, suspended.requests))
+            waits = dict.fromkeys((*suspended.requests, *scope.waits))  # also waits beside one that ended the call
+            waiting = tuple(map(pending_of, waits))
             result = AgentResult(answer=None, stop_reason="waiting", waiting=waiting)
         except Exception as error:  # a failure is a result; an answer seen before it still counts
             result = _broken(error, journal)

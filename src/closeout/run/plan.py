@@ -6,6 +6,7 @@ import copy
 import difflib
 import hashlib
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from closeout.dialects.cot import MakeParser
 from closeout.dialects.functions import RUN_PROGRAM
 from closeout.dialects.protocol import Dialect, get_dialect
 from closeout.errors import McpServerUnavailable, UsageError
-from closeout.journal.events import InstructionsWritten, Noted
+from closeout.journal.events import DecisionRequested, InstructionsWritten, Noted
 from closeout.journal.run_journal import Journal
 from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Listener, Subscribers
@@ -91,6 +92,11 @@ MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]
 """An `AnswerGenerator` class, or a function that takes the same arguments."""
 
 
+def wall_clock() -> float:
+    """Return the time in seconds since the epoch."""
+    return time.time()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlan:
     """One agent, ready to be run by an Orchestrator.
@@ -134,6 +140,7 @@ class AgentPlan:
     deps_type: Any = None
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
     secrets: Secrets = NO_SECRETS
+    clock: Callable[[], float] = wall_clock  # for timers
 
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
@@ -419,6 +426,8 @@ class Scope:
         deps: What the tools get as `RunContext.deps`.
         stream_handler: The user's, or one that sends nothing.
         log: The user's TaskLog; None if there is none.
+        clock: Returns the time, in seconds since the epoch.
+        waits: What the run waits for as far as this process has come, in all its agents.
     """
 
     journal: Journal
@@ -438,6 +447,8 @@ class Scope:
     deps: Any = None
     stream_handler: StreamHandler = field(default_factory=StreamHandler)
     log: TaskLog | None = None
+    clock: Callable[[], float] = wall_clock
+    waits: list[DecisionRequested] = field(default_factory=list)
 
     @property
     def agent_type(self) -> str:
@@ -483,6 +494,8 @@ class Scope:
             deps=self.deps,
             stream_handler=self.stream_handler,
             log=self.log,
+            clock=self.clock,
+            waits=self.waits,
         )
         below.share(self.shared.items())
         return below

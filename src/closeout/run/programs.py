@@ -82,7 +82,7 @@ class _Recorded:
 
     def _recorded(self, executor: ToolExecutor, plan: PlannedCall) -> tuple[PlannedCall, ToolOutput]:
         made = self.decisions.get(plan.handle)
-        if made is not None:
+        if made is not None and (made.verdict == "approve" or plan.handle not in self.outcomes):
             approved = as_decided(made, plan.call, plan.tool)
             if isinstance(approved, ToolOutput):
                 return plan, approved
@@ -146,7 +146,7 @@ class Programs:
                 return
             if isinstance(event, ToolFinished):
                 past.outcomes[event.handle] = event
-            else:
+            elif event.verdict in ("approve", "deny"):
                 past.decisions[event.request] = event
 
     async def run(self, code: str, scope: Scope) -> ToolOutput:

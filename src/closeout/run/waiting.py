@@ -1,4 +1,4 @@
-"""Effects whose outcome is a person's decision: a run that reaches one is suspended until the decision is recorded.
+"""Effects whose outcome is not there yet, such as a person's decision: the run is suspended until it is recorded.
 
 `decide` is the effect. `pending_decisions` and `record_decisions` need the record of a run only, neither its agent nor
 its process.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from closeout.errors import DecisionRefused, Suspended
@@ -23,6 +23,7 @@ __all__ = [
     "Decision",
     "Decisions",
     "PendingDecision",
+    "awaited",
     "call_digest",
     "decide",
     "pending_decisions",
@@ -33,22 +34,24 @@ __all__ = [
 
 Verdict: TypeAlias = Literal["approve", "deny", "answer"]
 _VERDICTS = ("approve", "deny", "answer")
+BY_PERSON = ("approval", "question")  # the kinds that a person decides
 _ENDED = {"cancelled": "was cancelled", "failed": "failed"}
 
 
 @record(kw_only=True)
 class PendingDecision:
-    """A decision that a run waits for: the approval of a call, or the answer to a question.
+    """What a run waits for: the approval of a call, the answer to a question, a time, or a signal.
 
     Attributes:
         id: Its name in the run: the handle of the call, "r3", or "r4:clerk/r2" for a call of the sub-agent in r4.
-        kind: "approval" or "question".
+        kind: "approval" or "question", which a person decides; "timer" or "signal".
         tool: The name of the tool.
-        arguments: The arguments of the call; for a question `question` and `options`.
+        arguments: The arguments of the call; for a question `question` and `options`; for a signal its name, `signal`.
         hash: SHA-256 of the tool with its definition and the arguments. The decision holds for these alone.
         reason: Why a decision is needed.
         default: The answer if nobody decides in time; None if the run waits for ever.
-        expires: When the default counts, in seconds since the epoch.
+        expires: When the default counts, the timer ends, or the wait for the signal times out, in seconds since the
+            epoch; None if the run waits for ever.
     """
 
     id: str
@@ -59,6 +62,11 @@ class PendingDecision:
     reason: str = ""
     default: str | None = None
     expires: float | None = None
+
+    @property
+    def by_person(self) -> bool:
+        """True if a person decides it, rather than a clock or another program."""
+        return self.kind in BY_PERSON
 
 
 @record(kw_only=True)
@@ -106,8 +114,18 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def decide(scope: Scope, request: DecisionRequested) -> DecisionMade:
-    """Return the recorded decision of a request.
+async def decide(
+    scope: Scope,
+    request: DecisionRequested,
+    outcome_of: Callable[[DecisionRequested], Awaitable[DecisionMade | None]] | None = None,
+) -> DecisionMade:
+    """Return the recorded outcome of a request.
+
+    Args:
+        scope: The agent that waits.
+        request: What it waits for.
+        outcome_of: Returns an outcome that is there but not recorded, None if it is not there. Without it, that is the
+            default answer if nobody has decided in time.
 
     Raises:
         Suspended: There is none yet.
@@ -120,15 +138,23 @@ async def decide(scope: Scope, request: DecisionRequested) -> DecisionMade:
         raise Suspended([request])
 
     async def outcome() -> Event:
-        if request.default is None or request.expires is None or time.time() < request.expires:
+        made = await outcome_of(request) if outcome_of is not None else _default_answer(request, scope.clock())
+        if made is None:
+            scope.waits.append(request)
             raise Suspended([request])
-        return DecisionMade(
-            request.agent, request.request, "answer", digest=request.digest, text=request.default, by="default"
-        )
+        return made
 
     made = await journal.effect(request, outcome)
     assert isinstance(made, DecisionMade)
     return made
+
+
+def _default_answer(request: DecisionRequested, now: float) -> DecisionMade | None:
+    if request.default is None or request.expires is None or now < request.expires:
+        return None
+    return DecisionMade(
+        request.agent, request.request, "answer", digest=request.digest, text=request.default, by="default"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ in a record
@@ -242,6 +268,8 @@ def _read(pending: PendingDecision, value: Any) -> Decision:
             ) from None
     if not isinstance(value, Decision) or value.verdict not in _VERDICTS:
         raise DecisionRefused(f"The decision on {name} must be True, False, a text or a Decision, got {value!r:.80}.")
+    if not pending.by_person:
+        raise DecisionRefused(f"{name} waits for {awaited(pending)}, which nobody decides.")
     fits = ("approve", "deny") if pending.kind == "approval" else ("answer", "deny")
     if value.verdict not in fits:
         how = "approve or deny it" if pending.kind == "approval" else "answer it with a text, or deny it"
@@ -256,6 +284,17 @@ def _read(pending: PendingDecision, value: Any) -> Decision:
             f"{pending.hash[:12]}…. Look at it again."
         )
     return value
+
+
+def awaited(pending: PendingDecision) -> str:
+    """Return what a run waits for, in words: "2026-12-01 08:00:00 UTC", or "the signal 'payment' until …"."""
+    until = "" if pending.expires is None else f"{datetime.fromtimestamp(pending.expires, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if pending.kind == "timer":
+        return until
+    if pending.kind == "signal":
+        what = f"the signal {pending.arguments.get('signal')!r}"
+        return f"{what} until {until}" if until else what
+    return f"the {_what(pending)}"
 
 
 def _what(pending: PendingDecision) -> str:

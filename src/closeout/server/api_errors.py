@@ -12,7 +12,7 @@ from closeout.errors import CloseoutError
 from closeout.server.admission import Busy
 from closeout.server.app import Handler
 
-__all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body"]
+__all__ = ["ApiError", "api_errors", "error_body", "error_response", "json_body", "json_value"]
 
 log = logging.getLogger("closeout.server")
 
@@ -76,12 +76,21 @@ async def json_body(request: web.Request) -> dict[str, Any]:
     Raises:
         ApiError: It is not one, or not declared as JSON: a web page may send other types to any server.
     """
-    if request.content_type != "application/json":
-        raise ApiError(415, f"Send Content-Type: application/json, not {request.content_type[:80]}.")
-    try:
-        body = decode_json(await request.read())
-    except ValueError:
-        raise ApiError(400, "The body is not valid JSON.") from None
+    body = await json_value(request)
     if not isinstance(body, dict):
         raise ApiError(400, "The body must be a JSON object.")
     return body
+
+
+async def json_value(request: web.Request) -> Any:
+    """Return the body of a request, any JSON value.
+
+    Raises:
+        ApiError: It is not JSON, or not declared as such: a web page may send other types to any server.
+    """
+    if request.content_type != "application/json":
+        raise ApiError(415, f"Send Content-Type: application/json, not {request.content_type[:80]}.")
+    try:
+        return decode_json(await request.read())
+    except ValueError:
+        raise ApiError(400, "The body is not valid JSON.") from None

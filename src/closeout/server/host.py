@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +18,8 @@ from closeout.journal.run_journal import Journal, new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo
 from closeout.messages import Usage
-from closeout.run.waiting import Decisions, PendingDecision, pending_decisions, record_decisions
+from closeout.run.due import DueRuns
+from closeout.run.waiting import Decisions, PendingDecision, record_decisions
 from closeout.server.admission import Busy
 from closeout.server.following import Wakeup, follow
 from closeout.server.reply_text import ReplyRecorder
@@ -35,6 +35,7 @@ log = logging.getLogger("closeout.server")
 UNNAMED = "unnamed"  # the user of a request that names none
 ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
 MAX_RESUMES = 3  # in a row without progress: such a run may be what kills the server
+WAKE_SECONDS = 1.0  # between two looks for runs that can continue because of another process
 MAX_SCANNED = 100_000  # runs that are looked at for interrupted ones at start-up
 
 
@@ -93,7 +94,10 @@ class AgentHost:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakeups: dict[str, Wakeup] = {}
         self._executing: set[str] = set()
-        self._timers: set[asyncio.Task[None]] = set()  # resume waiting runs when their default answers take effect
+        self._due = DueRuns(self.store)
+        self._look = asyncio.Event()  # a run waits, ended, or got a signal: look for runs that can continue
+        self._waker: asyncio.Task[None] | None = None
+        self._left_waiting: set[str] = set()  # waiting runs of others, and those that no client comes back for
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
         self._recorder = ReplyRecorder(self._streams_text, lambda: self.agent.plan().forms)
@@ -104,9 +108,11 @@ class AgentHost:
         await self.agent.__aenter__()
         try:
             await self._resume_interrupted()
+            await self._wake_due()
         except BaseException:
             await self.agent.__aexit__(None, None, None)
             raise
+        self._waker = asyncio.create_task(self._keep_waking(), name="wake waiting runs")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,8 +127,9 @@ class AgentHost:
         An interrupted run is resumed when a host of the same name is entered.
         """
         self.stopping = True
-        for timer in self._timers:
-            timer.cancel()
+        wakers = [self._waker] if self._waker is not None else []
+        for waker in wakers:
+            waker.cancel()
         executing = [task for run_id, task in self._tasks.items() if run_id in self._executing]
         if executing:
             await asyncio.wait(executing, timeout=self._drain_seconds)
@@ -130,32 +137,58 @@ class AgentHost:
             if run_id in self._executing:
                 self.store.note(_resume_note(run_id), "1")  # its record will say "cancelled"
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), *self._timers, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), *wakers, return_exceptions=True)
 
     async def _resume_interrupted(self) -> None:
         for record in reversed(await asyncio.to_thread(self.store.runs, MAX_SCANNED)):
             stopped_here = record.status == "cancelled" and bool(self.store.noted(_resume_note(record.run_id)))
-            if record.status not in ("interrupted", "waiting") and not stopped_here:
-                continue
+            if record.status == "interrupted" or stopped_here:
+                await self._continue(record.run_id)
+
+    async def _continue(self, run_id: str) -> bool:
+        """Resume a run that nobody executes. Returns whether it is one of this host's that a client can come for."""
+        try:
+            rows = await asyncio.to_thread(self.store.rows_from, run_id, 0)
+        except RunNotFound:
+            return False  # it was deleted meanwhile
+        except JournalError as error:
+            log.warning("Run %s cannot be read: %s", run_id, error)
+            return False
+        if not self._is_own(rows) or not _is_awaited(rows):
+            return False
+        if _resumes_in_vain(rows) > MAX_RESUMES:
+            self._failures[run_id] = (
+                f"The server stopped {MAX_RESUMES} times in a row while it executed this run, so it is not resumed "
+                f"automatically. To resume it: closeout resume {run_id}"
+            )
+            log.warning("%s", self._failures[run_id])
+        elif run_id not in self._tasks and not self.stopping:
+            self.store.note(_resume_note(run_id), "")
+            self._launch(run_id, streamed=bool(_notes(rows).get("stream")))
+        return True
+
+    async def _keep_waking(self) -> None:
+        """Resume the waiting runs whose time or signal has come, also if another process sent it."""
+        version: int | None = None
+        while True:
+            self._look.clear()
             try:
-                rows = await asyncio.to_thread(self.store.rows_from, record.run_id, 0)
+                changed = await asyncio.to_thread(self.store.version)
+                if changed != version or time.time() >= self._due.next_time:
+                    version = changed
+                    await self._wake_due()
             except JournalError as error:
-                log.warning("Run %s cannot be read: %s", record.run_id, error)
-                continue
-            if not self._is_own(rows) or not _is_awaited(rows):
-                continue
-            if record.status == "waiting" and (pending := pending_decisions(rows)):
-                self._resume_on_default(record.run_id, pending)
-                continue
-            if _resumes_in_vain(rows) > MAX_RESUMES:
-                self._failures[record.run_id] = (
-                    f"The server stopped {MAX_RESUMES} times in a row while it executed this run, so it is not resumed "
-                    f"automatically. To resume it: closeout resume {record.run_id}"
-                )
-                log.warning("%s", self._failures[record.run_id])
-                continue
-            self.store.note(_resume_note(record.run_id), "")
-            self._launch(record.run_id, streamed=bool(_notes(rows).get("stream")))
+                log.warning("The waiting runs cannot be read: %s", error)
+            pause = max(0.0, min(self._due.next_time - time.time(), WAKE_SECONDS))  # the clock can be set meanwhile
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), pause)
+                version = None
+
+    async def _wake_due(self) -> None:
+        for run_id in await asyncio.to_thread(lambda: list(self._due.find())):
+            known = run_id in self._tasks or run_id in self._left_waiting or run_id in self._failures
+            if not known and not await self._continue(run_id):
+                self._left_waiting.add(run_id)
 
     def _streams_text(self, run: RunInfo) -> bool:
         """Return whether a client follows a run as a stream, and the whole of a reply is the answer."""
@@ -231,6 +264,7 @@ class AgentHost:
         wakeup = self._wakeups.pop(run_id, None)
         if wakeup is not None:
             wakeup.wake()
+        self._look.set()
 
     async def _execute(self, run_id: str) -> None:
         try:
@@ -246,7 +280,6 @@ class AgentHost:
                 result = await agent.resume(run_id, listeners=[self._wakeups[run_id], self._recorder])
             self.ended[result.status] += 1
             self.usage += result.usage
-            self._resume_on_default(run_id, result.waiting)
         except asyncio.CancelledError:
             self.ended["cancelled"] += 1
             if not self.stopping:
@@ -259,7 +292,7 @@ class AgentHost:
             log.warning("Run %s cannot be executed: %s", run_id, error)
 
     async def _end_cancelled(self, run_id: str) -> None:
-        """Record the end of a cancelled run that nobody executes: it has not begun, or it waits for a decision."""
+        """Record the end of a cancelled run that nobody executes: it has not begun, or it waits."""
         if (await asyncio.to_thread(self.store.run, run_id)).status not in ("interrupted", "waiting"):
             return
         with suppress(JournalError):
@@ -267,7 +300,7 @@ class AgentHost:
             await journal.end(RunEnded("main", "cancelled", "cancelled"))
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run that is executed or queued here, or that waits for a decision."""
+        """Cancel a run that is executed or queued here, or that waits."""
         task = self._tasks.get(run_id)
         if isinstance(task, asyncio.Task):
             task.cancel()
@@ -277,7 +310,7 @@ class AgentHost:
     async def decide(
         self, run_id: str, decisions: Decisions, *, notes: Mapping[str, Any] | None = None
     ) -> tuple[PendingDecision, ...]:
-        """Record decisions that a run waits for. It continues when it waits for no others.
+        """Record decisions that a run waits for. It continues when it waits for no others of a person.
 
         Args:
             run_id: The run.
@@ -299,34 +332,16 @@ class AgentHost:
         if notes is not None:
             noted = Noted("main", "info", RESPONSE_NOTE, message="Decided by a client.", metadata=notes)
             await self.store.off_loop(self.store.add_events, run_id, lambda *_: [noted])
-        if not pending and run_id not in self._tasks:
+        if not any(each.by_person for each in pending) and run_id not in self._tasks:
             self._launch(run_id, streamed=bool((notes or {}).get("stream")))
-        self._resume_on_default(run_id, pending)
+        self._look.set()
         return pending
 
-    def _resume_on_default(self, run_id: str, pending: Sequence[PendingDecision]) -> None:
-        """Resume a run as soon as all that it waits for has a default answer that counts."""
-        due = _default_time(pending)
-        if pending and due < math.inf and not self.stopping:
-            timer = asyncio.create_task(self._resume_at(run_id, due), name=f"default of run {run_id}")
-            self._timers.add(timer)
-            timer.add_done_callback(self._timers.discard)
-
-    async def _resume_at(self, run_id: str, due: float) -> None:
-        while (left := due - time.time()) > 0:  # noqa: ASYNC110 - the clock can be set meanwhile
-            await asyncio.sleep(left)
-        await self.wait(run_id)  # it has ended to wait, but its task may still be at it
-        try:
-            status = (await asyncio.to_thread(self.store.run, run_id)).status
-            rows = await self.rows(run_id)
-        except RunNotFound:
-            return  # it was deleted
-        except JournalError as error:
-            log.warning("Run %s cannot be read: %s", run_id, error)
-            return
-        is_due = status == "waiting" and _default_time(pending_decisions(rows)) <= time.time()
-        if is_due and _is_awaited(rows) and run_id not in self._tasks:  # else it was decided in the meantime
-            self._launch(run_id, streamed=bool(_notes(rows).get("stream")))
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str = "") -> bool:  # noqa: A002
+        """Send a signal to a run, as `Agent.signal` does, and resume the run if it waits for it."""
+        sent = await self.agent.signal(run_id, name, payload, id=id)
+        self._look.set()
+        return sent
 
     async def wait(self, run_id: str, timeout: float | None = None) -> None:
         """Wait until a run is over, at most `timeout` seconds."""
@@ -416,11 +431,6 @@ def _is_awaited(rows: Sequence[Row]) -> bool:
     """Return whether a client can still come for the result: one of Chat Completions lost it with its connection."""
     started = rows[0].event
     return isinstance(started, RunStarted) and started.origin[ORIGIN].get("api") != "chat"
-
-
-def _default_time(pending: Iterable[PendingDecision]) -> float:
-    """Return when the last of the default answers counts; infinity if something has none."""
-    return max((math.inf if each.expires is None else each.expires for each in pending), default=0.0)
 
 
 def _resumes_in_vain(rows: Sequence[Row]) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from closeout.codec import encode_json
 from closeout.journal.events import (
     AttemptEnded,
+    DecisionMade,
     DecisionRequested,
     Event,
     RunEnded,
@@ -20,7 +21,7 @@ from closeout.journal.events import (
 )
 from closeout.journal.story import Change, Story
 from closeout.journal.totals import RunTotals
-from closeout.run.waiting import PendingDecision, pending_of
+from closeout.run.waiting import PendingDecision, awaited, pending_of
 from closeout.server.formats.shared_fields import output_text
 from closeout.server.reply_text import ReplyText
 from closeout.server.usage import responses_usage
@@ -86,7 +87,9 @@ class Outcome:
             self.status = "cancelled"
         elif ended.status == "waiting":
             self.status = "completed"  # with what it waits for
-            self.message = "The run waits for a decision, see /v1/runs/ID. It continues when that is made."
+            self.message = (
+                "The run waits for a decision, a time or a signal, see /v1/runs/ID. It continues when that is there."
+            )
         elif ended.stop_reason in LIMITS or ended.stop_reason == "refused":
             self.status = "incomplete"
             self.reason = "content_filter" if ended.stop_reason == "refused" else "max_output_tokens"
@@ -118,6 +121,8 @@ class ResponseState:
         self.created_at = 0.0
         self.outcome: Outcome | None = None
         self.pending: dict[str, PendingDecision] = {}
+        # The times and signals that the run waits for.
+        self._awaited: dict[tuple[str, str], PendingDecision] = {} if after is None else dict(after._awaited)
         # By the handles of calls, the items that asked for their approval.
         self._approvals: dict[str, str] = {} if after is None else after._approvals
         self._completed_at: float | None = None
@@ -139,7 +144,13 @@ class ResponseState:
         if event.agent == "main":
             self._read_main(event, place, at)
         if isinstance(event, DecisionRequested):
-            self._ask(pending_of(event))
+            pending = pending_of(event)
+            if pending.by_person:
+                self._ask(pending)
+            else:
+                self._awaited[event.agent, event.request] = pending
+        elif isinstance(event, DecisionMade):
+            self._awaited.pop((event.agent, event.request), None)
         made, self._made = self._made, []
         return made
 
@@ -180,6 +191,9 @@ class ResponseState:
         if event.status == "cancelled":
             return  # the API has no event for this; a run that was interrupted continues
         self._close_turn("")
+        if event.status == "waiting" and self._awaited:
+            self._write_message("\n".join(f"Waiting for {awaited(each)}." for each in self._awaited.values()))
+            self._end_message()
         self._completed_at = at
         self._show_text(event, place)
         self._emit(f"response.{self.outcome.status}", response=self.response())

@@ -12,7 +12,7 @@ from closeout.codec import encode_json
 from closeout.journal.events import RunEnded
 from closeout.journal.totals import RunTotals
 from closeout.run.waiting import pending_decisions
-from closeout.server.api_errors import ApiError, json_body
+from closeout.server.api_errors import ApiError, json_body, json_value
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.responses import run_headers
@@ -32,6 +32,7 @@ def add_runs_api(app: web.Application, host: AgentHost) -> None:
     app.router.add_get("/v1/runs/{id}/events", api.events)
     app.router.add_post("/v1/runs/{id}/cancel", api.cancel)
     app.router.add_post("/v1/runs/{id}/decisions", api.decide)
+    app.router.add_post("/v1/runs/{id}/signals/{name}", api.signal)
 
 
 class _Runs:
@@ -77,6 +78,13 @@ class _Runs:
             raise ApiError(400, 'Send {"decisions": {ID: true, false, or an answer}}.', param="decisions")
         await self._host.decide(run_id, decisions)
         return await self._run(run_id, status=202)
+
+    async def signal(self, request: web.Request) -> web.Response:
+        run_id = await self._run_id(request)
+        payload = await json_value(request)
+        key = request.headers.get("Idempotency-Key", "")
+        sent = await self._host.signal(run_id, request.match_info["name"], payload, id=key)
+        return web.json_response({"run_id": run_id, "sent": sent}, status=202)
 
     async def _run_id(self, request: web.Request) -> str:
         return (await self._host.find(request.match_info["id"])).run_id

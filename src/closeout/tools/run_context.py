@@ -17,6 +17,8 @@ from closeout.errors import ToolError
 from closeout.messages import Usage
 
 if TYPE_CHECKING:  # not at run time: it would load pydantic with every tool
+    from datetime import datetime
+
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from closeout.tools.calls import Progress
@@ -25,7 +27,17 @@ if TYPE_CHECKING:  # not at run time: it would load pydantic with every tool
 else:
     Deps = TypeVar("Deps")
 
-__all__ = ["Ask", "BudgetLeft", "Deps", "RunContext", "context_factory", "context_parameter", "deps_of", "reporting_to"]
+__all__ = [
+    "Ask",
+    "BudgetLeft",
+    "Deps",
+    "RunContext",
+    "Waits",
+    "context_factory",
+    "context_parameter",
+    "deps_of",
+    "reporting_to",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +65,16 @@ class Ask(Protocol):
     ) -> Awaitable[str]: ...
 
 
+class Waits(Protocol):
+    """Suspends the run until a time, or until a signal arrives, as the methods of `RunContext` do."""
+
+    def until(self, when: datetime) -> Awaitable[None]: ...
+
+    def seconds(self, seconds: float) -> Awaitable[None]: ...
+
+    def signal(self, name: str, timeout: float | None) -> Awaitable[Any]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext(Generic[Deps]):
     """The run that a tool is called in. Outside of a run every field has its default.
@@ -78,6 +100,7 @@ class RunContext(Generic[Deps]):
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("closeout.tools"), repr=False)
     report: Progress | None = field(default=None, repr=False)
     asker: Ask | None = field(default=None, repr=False)
+    waits: Waits | None = field(default=None, repr=False)
 
     async def ask(
         self, question: str, options: Sequence[str] = (), *, max_wait: float | None = None, default: str = ""
@@ -99,6 +122,56 @@ class RunContext(Generic[Deps]):
         if self.asker is None:
             raise ToolError("Nobody can be asked outside of a run.")
         return await self.asker(question, options, max_wait=max_wait, default=default)
+
+    async def sleep_until(self, when: datetime) -> None:
+        """Wait until a time. The run is suspended and costs no process; `Agent.resume_due` or a server resumes it.
+
+        When it is resumed the tool is called again from its beginning, and this call then returns. The tool must
+        therefore be `read_only`, or declared `on_crash="rerun"`. The time of the first call is recorded and holds.
+
+        Args:
+            when: A datetime with a time zone. One in the past returns at once.
+
+        Raises:
+            ToolError: The tool is not called in a run, or may not be called again; or the time has no zone.
+        """
+        await self._waits().until(when)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so many seconds, as `sleep_until` does. Use `asyncio.sleep` to wait in the process.
+
+        Args:
+            seconds: Seconds from the first call on. The time at which they end is recorded and holds.
+
+        Raises:
+            ToolError: As for `sleep_until`.
+        """
+        await self._waits().seconds(seconds)
+
+    async def wait_for(self, name: str, *, timeout: float | None = None) -> Any:
+        """Wait for a signal, which another program sends with `Agent.signal` or `closeout signal`.
+
+        The run is suspended as by `sleep_until`. Each signal is received once, by the first call in the run that waits
+        for its name; signals of a name are received in the order in which they were sent. One that arrives before the
+        call is kept for it.
+
+        Args:
+            name: The name of the signal.
+            timeout: Seconds to wait, from the first call on. None waits for ever.
+
+        Returns:
+            The payload: a JSON value.
+
+        Raises:
+            SignalTimeout: The signal has not arrived in time. It is a TimeoutError.
+            ToolError: As for `sleep_until`.
+        """
+        return await self._waits().signal(name, timeout)
+
+    def _waits(self) -> Waits:
+        if self.waits is None:
+            raise ToolError("A tool can wait for a time or a signal only in a run.")
+        return self.waits
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Report progress. It reaches the stream and the terminal, and extends the call's deadline.

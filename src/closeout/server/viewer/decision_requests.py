@@ -52,6 +52,7 @@ def pending_shape(pending: PendingDecision) -> dict[str, Any]:
         "expires": pending.expires,
         "arguments": [[name, _shown(value)] for name, value in pending.arguments.items()],
         "json": visible(json.dumps(pending.arguments, ensure_ascii=False, indent=2), keep="\n"),
+        "signal": str(pending.arguments.get("signal", "")),
         "question": str(pending.arguments.get("question", "")),
         "options": [str(option) for option in options] if isinstance(options, list | tuple) else [],
     }

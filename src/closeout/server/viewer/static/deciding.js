@@ -42,8 +42,9 @@ export class DecisionPanel {
       this.forms.set(keyOf(request), form);
       this.list.append(form);
     }
-    const many = waiting.length > 1 ? t("This run waits for {n} decisions", { n: waiting.length }) : t("This run waits for a decision");
-    replaceChildren(this.title, waiting.length ? many : t("Everything is decided"));
+    const open = waiting.filter(isDecided).length;
+    const title = open > 1 ? t("This run waits for {n} decisions", { n: open }) : open ? t("This run waits for a decision") : t("This run waits");
+    replaceChildren(this.title, waiting.length ? title : t("Everything is decided"));
     replaceChildren(this.end, waiting.length ? null : continues ? h("p.line.good", null, t("The run continues.")) : this.howToContinue());
   }
 
@@ -57,6 +58,7 @@ export class DecisionPanel {
   }
 
   form(request) {
+    if (!isDecided(request)) return awaitedTime(request);
     const isQuestion = request.kind === "question";
     const problem = h("p.line.error", { role: "alert", hidden: true });
     const fields = h("div.decide");
@@ -99,6 +101,23 @@ export class DecisionPanel {
     choices();
     return element;
   }
+}
+
+/** Whether a person decides it. A time or a signal is only shown. */
+function isDecided(request) {
+  return request.kind === "approval" || request.kind === "question";
+}
+
+function awaitedTime(request) {
+  const isSignal = request.kind === "signal";
+  const until = request.expires === null ? null : moment(request.expires);
+  const text = isSignal
+    ? [t("Waits for the signal {name}.", { name: request.signal }), until && t("At the latest until {time}.", { time: until })].filter(Boolean).join(" ")
+    : t("Waits until {time}.", { time: until });
+  return h("article.request", { "data-id": request.id },
+    h("header", null, h("b", null, isSignal ? t("Signal") : t("Timer")),
+      h("span.tool-name", { dir: "auto" }, revealed(request.tool)), h("span.quiet", { dir: "auto" }, request.id)),
+    h("p", { dir: "auto" }, revealed(text)));
 }
 
 function keyOf(request) {

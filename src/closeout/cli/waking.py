@@ -1,0 +1,111 @@
+"""`closeout signal` and `closeout resume --due`: what wakes runs that wait for a signal or a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from closeout.cli import exits
+from closeout.cli.agents import load_agent
+from closeout.cli.deciding import describe_pending
+from closeout.cli.options import RunOptions, make_agent, recorded_options
+from closeout.cli.terminal import amount, print_json, say_error
+from closeout.config import home_folder
+from closeout.errors import CloseoutError, JournalLocked, UsageError
+from closeout.visible import visible
+
+if TYPE_CHECKING:
+    from closeout.agent import Agent
+    from closeout.run.result import RunResult
+
+__all__ = ["resume_due_runs", "signal_command"]
+
+
+def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bool) -> int:  # noqa: A002
+    """Send a signal to a run. Return the exit code."""
+    from closeout.journal.signals import send_signal
+    from closeout.journal.store import open_store
+    from closeout.run.waiting import pending_decisions
+
+    try:
+        value = json.loads(sys.stdin.read() if payload == "-" else payload)
+    except (ValueError, RecursionError):
+        raise UsageError(f"The payload {payload[:60]!r} is not JSON. Put quotes around a text: '\"paid\"'.") from None
+    store = open_store(home_folder())
+    sent = send_signal(store, run_id, name, value, id=id)
+    waiting = store.run(run_id).status == "waiting"
+    awaited = waiting and any(each.arguments.get("signal") == name for each in pending_decisions(store.rows(run_id)))
+    if as_json:
+        print_json({"run_id": run_id, "signal": name, "sent": sent, "awaited": awaited})
+    elif not sent:
+        print(f"A signal with the id {id} was sent to this run before.", file=sys.stderr)
+    else:
+        then = (
+            "`closeout resume --due`, agent.resume_due() in Python or a server continues the run."
+            if awaited
+            else "It is kept until the run waits for it."
+        )
+        print(f"Sent. {then}", file=sys.stderr)
+    return exits.OK
+
+
+def resume_due_runs(source: str | None, model: str | None, base_url: str | None, *, as_json: bool) -> int:
+    """Resume the waiting runs that can continue, and say how each ended. Return the exit code.
+
+    Args:
+        source: The agent whose runs are meant; None for runs of `closeout run`, each with its own options.
+        model: Another model for them.
+        base_url: Another address of it.
+        as_json: Print the results as a JSON list.
+    """
+    results: list[RunResult[Any]] = []
+    failed = 0
+    if source is not None:
+        agent = load_agent(source, RunOptions().with_model(model, base_url))
+        results = asyncio.run(_closing(agent, agent.resume_due()))
+    else:
+        for run_id in _due_runs():
+            try:
+                agent = make_agent(recorded_options(run_id).with_model(model, base_url))
+                results.append(asyncio.run(_closing(agent, agent.resume(run_id))))
+            except JournalLocked:
+                continue  # another process was faster
+            except CloseoutError as error:
+                failed += 1
+                say_error(f"{run_id}: {error}")
+    if as_json:
+        print_json([result.to_dict() for result in results])
+    else:
+        for result in results:
+            _say(result)
+        print(f"{amount(len(results), 'run')} resumed.", file=sys.stderr)
+    return exits.FAILED if failed or any(result.status == "failed" for result in results) else exits.OK
+
+
+def _due_runs() -> Sequence[str]:
+    from closeout.journal.readonly import open_to_read
+    from closeout.run.due import DueRuns
+
+    with open_to_read(home_folder()) as store:
+        return list(DueRuns(store).find())
+
+
+async def _closing(agent: Agent[Any], work: Any) -> Any:
+    """Return what the work returns, and close the agent's connections to models."""
+    from closeout.run.subagents import clients_of
+
+    try:
+        return await work
+    finally:
+        for client in clients_of(agent.plan()):
+            await client.aclose()
+
+
+def _say(result: RunResult[Any]) -> None:
+    text = result.answer if result.answer is not None else result.error
+    print(visible(f"{result.run_id}  {result.status}{': ' if text else ''}{text}", keep="\n"))
+    if result.status == "waiting":
+        print(describe_pending(result.run_id, result.waiting), file=sys.stderr)

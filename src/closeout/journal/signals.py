@@ -1,0 +1,134 @@
+"""Signals: events by name that other programs send to a run, kept in its journal's file until the run receives them.
+
+A signal is kept from the moment it is sent, whether the run waits for it, is being executed, or was interrupted. That a
+run has received it is an event of the run; what is noted here besides only spares looking at it again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from closeout.errors import SignalRefused
+from closeout.journal.store import Store
+from closeout.records import record
+
+__all__ = [
+    "MAX_PAYLOAD",
+    "Signal",
+    "check_signal_name",
+    "mark_received",
+    "open_signals",
+    "runs_with_signals",
+    "send_signal",
+]
+
+MAX_PAYLOAD = 2**20  # characters of JSON: what is larger belongs into a file or a database, and its address here
+MAX_NAME = 200  # characters
+_OVER = ("answered", "unanswered")  # the status of runs that receive nothing any more
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS signals (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL,
+  payload TEXT NOT NULL, sent REAL NOT NULL, received INTEGER NOT NULL DEFAULT 0, UNIQUE (run_id, id))
+"""
+_INDEX = "CREATE INDEX IF NOT EXISTS signals_open ON signals (run_id) WHERE received=0"
+_INSERT = "INSERT OR IGNORE INTO signals (run_id, id, name, payload, sent) VALUES (?,?,?,?,?)"
+_SELECT_OPEN = "SELECT id, payload, sent FROM signals WHERE run_id=? AND name=? AND received=0 ORDER BY seq"
+_SELECT_NAMES = "SELECT DISTINCT run_id, name FROM signals WHERE received=0"
+_MARK = "UPDATE signals SET received=1, payload='' WHERE run_id=? AND id=? AND received=0"
+
+
+@record
+class Signal:
+    """A signal that a run has not received yet: its id in the run, its payload as JSON, and when it was sent."""
+
+    id: str
+    payload: str
+    sent: float
+
+
+def send_signal(store: Store, run_id: str, name: str, payload: Any = None, *, id: str = "") -> bool:  # noqa: A002
+    """Send a signal to a run, synced. The run need not wait for it yet; nothing is resumed.
+
+    Args:
+        store: Where the run is kept.
+        run_id: The run.
+        name: The name that the run waits for.
+        payload: A JSON value for the run.
+        id: Names this signal. A second one with the same id is ignored, so that a sender can safely repeat it.
+
+    Returns:
+        False if a signal with this id was sent before.
+
+    Raises:
+        SignalRefused: The name or the payload cannot be used, or the run is over.
+        RunNotFound: There is no such run.
+        JournalError: The signal cannot be written.
+    """
+    check_signal_name(name)
+    if not isinstance(id, str) or len(id) > MAX_NAME:
+        raise SignalRefused(f"The id of a signal must be a text of at most {MAX_NAME} characters, got {id!r:.80}.")
+    try:
+        text = json.dumps(payload, allow_nan=False, ensure_ascii=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SignalRefused(f"The payload of signal {name!r} is not JSON: {error}.") from None
+    if len(text) > MAX_PAYLOAD:
+        raise SignalRefused(
+            f"The payload of signal {name!r} has {len(text):,} characters as JSON, and {MAX_PAYLOAD:,} are allowed. "
+            "Store it elsewhere, and send its address."
+        )
+    status = store.run(run_id).status
+    if status in _OVER:
+        raise SignalRefused(f"Run {run_id} is over ({status}), so it receives no signals.")
+
+    def insert(db: sqlite3.Connection) -> bool:
+        db.execute(_SCHEMA)
+        db.execute(_INDEX)
+        row = (run_id, id or secrets.token_hex(10), name, text, time.time())
+        return db.execute(_INSERT, row).rowcount == 1
+
+    return store.transact(insert)
+
+
+def check_signal_name(name: Any) -> str:
+    """Return the name of a signal.
+
+    Raises:
+        SignalRefused: It is not a short printable text.
+    """
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME or not name.isprintable():
+        raise SignalRefused(f'A signal needs a short name such as "payment", got {name!r:.80}.')
+    return name
+
+
+def open_signals(store: Store, run_id: str, name: str) -> list[Signal]:
+    """Return the signals of a name that are not known to be received, in the order in which they were sent."""
+    if not _exists(store):
+        return []
+    return [Signal(*row) for row in store.query(_SELECT_OPEN, (run_id, name))]
+
+
+def runs_with_signals(store: Store) -> set[tuple[str, str]]:
+    """Return the runs that have signals which are not known to be received, each with the name of the signal."""
+    return {(run_id, name) for run_id, name in store.query(_SELECT_NAMES)} if _exists(store) else set()
+
+
+def mark_received(store: Store, run_id: str, ids: Iterable[str]) -> None:
+    """Note that a run has received signals. Its record says so already, synced or not: the payload is not needed here.
+
+    Raises:
+        JournalError: It cannot be written.
+    """
+    rows = [(run_id, each) for each in ids]
+    if rows and _exists(store):
+        store.transact(lambda db: db.executemany(_MARK, rows))
+
+
+def _exists(store: Store) -> bool:
+    """Return whether any signal was ever sent to a run of this store."""
+    return bool(store.query("SELECT 1 FROM sqlite_master WHERE name='signals'"))

@@ -1,0 +1,142 @@
+"""Waits of tools for a time or for a signal.
+
+A wait is an effect like an approval: the request is recorded with its deadline, the run is suspended, and what ended
+the wait is recorded before the tool gets it. Which signals a run has received follows from its record alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+from closeout.errors import SignalTimeout, ToolError
+from closeout.journal.events import DecisionMade, DecisionRequested
+from closeout.journal.signals import Signal, check_signal_name, mark_received, open_signals
+from closeout.messages import ToolSpec
+from closeout.run.plan import Scope
+from closeout.run.waiting import decide, question_digest
+
+__all__ = ["CallWaits", "Memo"]
+
+Memo = dict[str, DecisionMade]
+"""What ended the waits of an agent in this process. A tool that is tried again must not wait a second time."""
+
+
+class CallWaits:
+    """The waits of one tool call, which are numbered in the order in which they begin.
+
+    Args:
+        scope: The agent that makes the call.
+        handle: The call.
+        spec: Its tool.
+        memo: Where the outcomes of the agent's waits are kept.
+    """
+
+    def __init__(self, scope: Scope, handle: str, spec: ToolSpec, memo: Memo) -> None:
+        self._scope = scope
+        self._handle = handle
+        self._spec = spec
+        self._memo = memo
+        self._numbers = count(1)
+
+    async def until(self, when: datetime) -> None:
+        """Wait until a time."""
+        if not isinstance(when, datetime) or when.utcoffset() is None:
+            raise ToolError(
+                f"{self._spec.name} must wait for a datetime with a time zone, got {when!r:.80}. "
+                "Write datetime.now(UTC) + timedelta(hours=1)."
+            )
+        await self._sleep(when.timestamp())
+
+    async def seconds(self, seconds: float) -> None:
+        """Wait so many seconds."""
+        await self._sleep(self._after(seconds))
+
+    async def signal(self, name: str, timeout: float | None) -> Any:
+        """Wait for a signal and return its payload. Raises SignalTimeout."""
+        check_signal_name(name)
+        expires = None if timeout is None else self._after(timeout)
+        made = await self._wait("signal", {"signal": name}, expires, self._received)
+        if made.verdict == "signal":
+            return json.loads(made.text)
+        raise SignalTimeout(f"The signal {name!r} has not arrived in time.")
+
+    def _after(self, seconds: float) -> float:
+        if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            raise ToolError(f"{self._spec.name} must wait a number of seconds, got {seconds!r:.80}.")
+        return round(self._scope.clock() + seconds, 3)  # a datetime can hold it
+
+    async def _sleep(self, expires: float) -> None:
+        await self._wait("timer", {}, expires, self._over)
+
+    async def _wait(
+        self,
+        kind: str,
+        arguments: dict[str, Any],
+        expires: float | None,
+        outcome_of: Callable[[DecisionRequested], Awaitable[DecisionMade | None]],
+    ) -> DecisionMade:
+        """Wait for the outcome of the call's next wait. A recorded one keeps the deadline that it began with."""
+        spec, number = self._spec, next(self._numbers)
+        if spec.policy.crash_rule != "rerun":
+            raise ToolError(f"{spec.name} waits, so it must be read_only or declared on_crash='rerun'.")
+        if expires is not None:
+            with suppress(ValueError, OverflowError, OSError):
+                arguments = {**arguments, "until": datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")}
+            if "until" not in arguments:
+                raise ToolError(f"{spec.name} cannot wait for so long: {expires:g} is beyond the year 9999.")
+        key = f"{self._handle}.wait{number if number > 1 else ''}"
+        digest = question_digest(spec, [kind, arguments.get("signal")])
+        made = self._memo.get(key)
+        if made is None or made.digest != digest:
+            text = json.dumps(arguments)
+            request = DecisionRequested(
+                self._scope.path, key, kind, name=spec.name, arguments=text, digest=digest, expires=expires
+            )
+            made = self._memo[key] = await decide(self._scope, request, outcome_of)
+            if made.signal:
+                await self._mark(made.signal)
+        return made
+
+    async def _over(self, request: DecisionRequested) -> DecisionMade | None:
+        """Return the end of a timer, None before it."""
+        assert request.expires is not None
+        if self._scope.clock() < request.expires:
+            return None
+        return DecisionMade(request.agent, request.request, "time", digest=request.digest, by="clock")
+
+    async def _received(self, request: DecisionRequested) -> DecisionMade | None:
+        """Return the first signal that nothing in the run has received, or the timeout; None while neither is there."""
+        journal, name = self._scope.journal, json.loads(request.arguments)["signal"]
+        sent: list[Signal] = []
+        if journal.store is not None:
+            sent = await journal.store.off_loop(open_signals, journal.store, journal.run_id, name)
+        for each in sent:
+            if each.id in journal.received:
+                await self._mark(each.id)
+            elif request.expires is None or each.sent <= request.expires:
+                journal.received.add(each.id)
+                return DecisionMade(
+                    request.agent,
+                    request.request,
+                    "signal",
+                    digest=request.digest,
+                    text=each.payload,
+                    by="signal",
+                    signal=each.id,
+                )
+        if request.expires is None or self._scope.clock() < request.expires:
+            return None
+        return DecisionMade(request.agent, request.request, "timeout", digest=request.digest, by="clock")
+
+    async def _mark(self, signal: str) -> None:
+        """Note that the run has received a signal, once its record says so."""
+        journal = self._scope.journal
+        if journal.store is not None:
+            await journal.committed()
+            await journal.store.off_loop(mark_received, journal.store, journal.run_id, [signal])

@@ -1,0 +1,435 @@
+"""Tools that wait for a time or for a signal: the run is suspended, and every signal is received once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_process import here
+from closeout import Agent, RunContext, tool
+from closeout.errors import DecisionRefused, RunNotFound, SignalRefused, ToolError, UsageError
+from closeout.journal import events as ev
+from closeout.journal.signals import MAX_PAYLOAD, open_signals
+from closeout.journal.store import open_store
+from closeout.run.lifecycle import replay_run
+from closeout.run.waiting import awaited
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+
+LATER = timedelta(days=3)
+
+
+class Shop:
+    """Tools that wait, and what they did after it."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.shipped: list[str] = []
+
+        @tool(read_only=True, timeout=None)
+        async def await_payment(order: str, context: RunContext, timeout: float | None = None) -> str:
+            """Wait until an order is paid."""
+            self.began.append(order)
+            paid = await context.wait_for("payment", timeout=timeout)
+            self.shipped.append(f"{order}:{paid}")
+            return f"[{order}] paid {paid}"
+
+        @tool(read_only=True)
+        async def remind(hours: float, context: RunContext) -> str:
+            """Wait some hours."""
+            self.began.append(f"{hours:g} h")
+            await context.sleep(hours * 3600)
+            return f"[{hours:g}] over"
+
+        @tool(read_only=True)
+        async def wait_until(when: str, context: RunContext) -> str:
+            """Wait until a time."""
+            await context.sleep_until(datetime.fromisoformat(when))
+            return f"[{when}] over"
+
+        self.tools = [await_payment, remind, wait_until]
+
+
+def calls_then_done(*calls: Any) -> Callable[[RequestView], Turn]:
+    """A model that makes these calls together, and says what it has seen when it has all results."""
+
+    def script(view: RequestView) -> Turn:
+        found = [str(message["content"]) for message in view.messages if message["role"] == "tool"]
+        return answer(" | ".join(found)) if found else Turn(calls=list(calls))
+
+    return script
+
+
+def shop_agent(home: Path, *calls: Any, shop: Shop | None = None, **options: Any) -> Agent:
+    return Agent(ScriptedClient(calls_then_done(*calls)), (shop or Shop()).tools, home=home, **options)
+
+
+def tomorrow() -> datetime:
+    return datetime.now(UTC) + LATER
+
+
+# ------------------------------------------------------------------------------------------------- timers
+
+
+async def test_a_timer_suspends_the_run_until_its_time(home: Path) -> None:
+    shop = Shop()
+    agent = shop_agent(home, call("remind", hours=2), shop=shop)
+    before = datetime.now(UTC).timestamp()
+    result = await agent.run("Remind me.", run_id="r")
+    assert (result.status, result.answer, shop.began) == ("waiting", None, ["2 h"])
+    (pending,) = result.waiting
+    assert (pending.id, pending.kind, pending.tool, pending.by_person) == ("r1.wait", "timer", "remind", False)
+    assert pending.expires is not None
+    assert before + 7200 <= pending.expires <= datetime.now(UTC).timestamp() + 7200
+    assert await agent.resume_due() == []
+    (result,) = await agent.resume_due(now=tomorrow())
+    assert (result.status, result.answer) == ("answered", "[2] over")
+    assert shop.began == ["2 h", "2 h"]
+    assert result.usage.requests == 2
+    assert await agent.resume_due(now=tomorrow()) == []
+
+
+async def test_the_first_deadline_holds_however_often_the_run_is_resumed(home: Path) -> None:
+    agent = shop_agent(home, call("remind", hours=2))
+    first = await agent.run("Remind me.", run_id="r")
+    assert (await agent.resume("r")).waiting == first.waiting
+    assert (await shop_agent(home, call("remind", hours=2)).resume("r")).waiting == first.waiting
+    requests = [row.event for row in open_store(home).rows("r") if isinstance(row.event, ev.DecisionRequested)]
+    assert len(requests) == 1
+
+
+async def test_a_time_in_the_past_does_not_suspend_the_run(home: Path) -> None:
+    agent = shop_agent(home, call("wait_until", when="2020-01-01T08:00:00+01:00"), call("remind", hours=0))
+    assert (await agent.run("Wait.")).answer == "[2020-01-01T08:00:00+01:00] over | [0] over"
+
+
+@pytest.mark.parametrize("when", ["2030-01-01T08:00:00", "9999-12-31T23:59:59-12:00"])
+async def test_a_time_must_have_a_zone_and_a_year_of_the_calendar(home: Path, when: str) -> None:
+    result = await shop_agent(home, call("wait_until", when=when)).run("Wait.")
+    assert result.status == "answered"
+    assert "with a time zone" in str(result.answer) or "beyond the year 9999" in str(result.answer)
+
+
+@pytest.mark.parametrize("hours", [1e300, float("nan"), float("inf")])
+async def test_a_tool_that_waits_for_ever_fails_with_a_reason(home: Path, hours: float) -> None:
+    @tool(read_only=True)
+    async def wait(context: RunContext) -> str:
+        """Wait."""
+        await context.sleep(hours)
+        return "over"
+
+    result = await Agent(ScriptedClient(calls_then_done(call("wait"))), [wait], home=home).run("Wait.")
+    assert "wait must wait a number of seconds" in str(result.answer) or "beyond the year" in str(result.answer)
+
+
+async def test_a_tool_with_effects_cannot_wait_and_one_outside_of_a_run_neither(home: Path) -> None:
+    @tool
+    async def pay(context: RunContext) -> str:
+        """Pay later."""
+        await context.sleep(5)
+        return "paid"
+
+    result = await Agent(ScriptedClient(calls_then_done(call("pay"))), [pay], home=home).run("Pay.")
+    assert "pay waits, so it must be read_only or declared on_crash='rerun'." in str(result.answer)
+    with pytest.raises(ToolError, match="only in a run"):
+        await RunContext().wait_for("payment")
+
+
+async def test_now_must_have_a_zone(home: Path) -> None:
+    with pytest.raises(UsageError, match="with a time zone"):
+        await shop_agent(home).resume_due(now=datetime(2030, 1, 1))
+
+
+# ------------------------------------------------------------------------------------------------- signals
+
+
+async def test_a_signal_resumes_the_run_with_its_payload(home: Path) -> None:
+    shop = Shop()
+    agent = shop_agent(home, call("await_payment", order="a"), shop=shop)
+    result = await agent.run("Ship a.", run_id="r")
+    (pending,) = result.waiting
+    assert (pending.kind, dict(pending.arguments), pending.expires) == ("signal", {"signal": "payment"}, None)
+    assert awaited(pending) == "the signal 'payment'"
+    await agent.signal("r", "refund", 1)
+    assert await agent.resume_due() == []
+    assert await agent.signal("r", "payment", {"付款": [5, None]})
+    (result,) = await agent.resume_due()
+    assert result.answer == "[a] paid {'付款': [5, None]}"
+    assert shop.shipped == ["a:{'付款': [5, None]}"]
+    assert [each.payload for each in open_signals(open_store(home), "r", "payment")] == []
+    replayed, departure = await replay_run(agent.plan(), "r", list(open_store(home).rows("r")))
+    assert (replayed.answer, departure) == (result.answer, "")
+    assert len(shop.shipped) == 1
+
+
+async def test_signals_that_arrive_before_the_waits_are_received_once_and_in_order(home: Path) -> None:
+    @tool(read_only=True)
+    async def collect(context: RunContext) -> str:
+        """Collect three payments."""
+        return str([await context.wait_for("payment") for _ in range(3)])
+
+    model = ScriptedClient(calls_then_done(call("collect")))
+    agent = Agent(model, [collect], home=home)
+    run_id = await agent.submit("Collect.", run_id="r")
+    for number in (1, 2):
+        await agent.signal(run_id, "payment", number)
+    result = await agent.resume(run_id)
+    assert [each.id for each in result.waiting] == ["r1.wait3"]
+    await agent.signal(run_id, "payment", 3)
+    await agent.signal(run_id, "payment", 4)
+    (result,) = await agent.resume_due()
+    assert result.answer == "[1, 2, 3]"
+    assert [each.payload for each in open_signals(open_store(home), "r", "payment")] == ["4"]
+
+
+async def test_concurrent_waits_receive_one_signal_each(home: Path) -> None:
+    shop = Shop()
+    calls = [call("await_payment", order="a"), call("remind", hours=1), call("await_payment", order="b")]
+    agent = shop_agent(home, *calls, shop=shop)
+    result = await agent.run("Ship both.", run_id="r")
+    assert [each.id for each in result.waiting] == ["r1.wait", "r2.wait", "r3.wait"]
+    await agent.signal("r", "payment", 1)
+    (result,) = await agent.resume_due()
+    assert [each.id for each in result.waiting] == ["r2.wait", "r3.wait"]
+    await agent.signal("r", "payment", 2)
+    (result,) = await agent.resume_due()
+    assert [each.id for each in result.waiting] == ["r2.wait"]
+    (result,) = await agent.resume_due(now=tomorrow())
+    assert result.answer == "[a] paid 1 | [1] over | [b] paid 2"
+    assert shop.shipped == ["a:1", "b:2"]
+
+
+async def test_a_tool_may_wait_for_several_things_at_once(home: Path) -> None:
+    @tool(read_only=True)
+    async def both(context: RunContext) -> str:
+        """Wait for two signals."""
+        return str(await asyncio.gather(context.wait_for("a"), context.wait_for("b", timeout=60)))
+
+    agent = Agent(ScriptedClient(calls_then_done(call("both"))), [both], home=home)
+    result = await agent.run("Wait.", run_id="r")
+    assert sorted(each.arguments["signal"] for each in result.waiting) == ["a", "b"]
+    await agent.signal("r", "b", 2)
+    (result,) = await agent.resume_due()
+    assert [each.arguments["signal"] for each in result.waiting] == ["a"]
+    await agent.signal("r", "a", 1)
+    (result,) = await agent.resume_due()
+    assert result.answer == "[1, 2]"
+
+
+async def test_a_wait_that_times_out_raises_and_leaves_a_late_signal_for_others(home: Path) -> None:
+    @tool(read_only=True, retries=2)
+    async def expect(context: RunContext) -> str:
+        """Expect a payment within an hour."""
+        try:
+            return f"paid {await context.wait_for('payment', timeout=3600)}"
+        except TimeoutError:
+            return f"late, then {await context.wait_for('payment', timeout=0)}"
+
+    agent = Agent(ScriptedClient(calls_then_done(call("expect"))), [expect], home=home)
+    result = await agent.run("Expect.", run_id="r")
+    assert awaited(result.waiting[0]).startswith("the signal 'payment' until 20")
+    (result,) = await agent.resume_due(now=tomorrow())
+    assert "The signal 'payment' has not arrived in time." in str(result.answer)
+
+
+async def test_a_tool_that_is_tried_again_does_not_wait_a_second_time(home: Path) -> None:
+    tries = []
+
+    @tool(read_only=True, retries=3)
+    async def flaky(context: RunContext) -> str:
+        """Wait, and fail at first."""
+        paid = await context.wait_for("payment")
+        tries.append(paid)
+        if len(tries) < 3:
+            raise ConnectionError("try again")
+        return f"paid {paid}"
+
+    agent = Agent(ScriptedClient(calls_then_done(call("flaky"))), [flaky], home=home)
+    await agent.run("Wait.", run_id="r")
+    await agent.signal("r", "payment", 7)
+    (result,) = await agent.resume_due()
+    assert (result.answer, tries) == ("paid 7", [7, 7, 7])
+
+
+async def test_a_signal_with_the_same_id_is_sent_once(home: Path) -> None:
+    agent = shop_agent(home, call("await_payment", order="a"), call("await_payment", order="b"))
+    await agent.run("Ship.", run_id="r")
+    assert [await agent.signal("r", "payment", 1, id="evt-1") for _ in range(2)] == [True, False]
+    (result,) = await agent.resume_due()
+    assert not await agent.signal("r", "payment", 1, id="evt-1")
+    assert await agent.resume_due() == []
+    assert [each.id for each in result.waiting] == ["r2.wait"]
+
+
+async def test_what_cannot_be_sent_is_refused_with_the_reason(home: Path) -> None:
+    agent = shop_agent(home, call("remind", hours=0))
+    await agent.run("Wait.", run_id="over")
+    with pytest.raises(SignalRefused, match=r"is over \(answered\)"):
+        await agent.signal("over", "payment")
+    with pytest.raises(RunNotFound):
+        await agent.signal("nobody", "payment")
+    run_id = await agent.submit("Wait.", run_id="r")
+    for name in ("", " ", "a\nb", "x" * 201):
+        with pytest.raises(SignalRefused, match="needs a short name"):
+            await agent.signal(run_id, name)
+    for payload in (object(), float("nan"), {"a": {1, 2}}):
+        with pytest.raises(SignalRefused, match="is not JSON"):
+            await agent.signal(run_id, "payment", payload)
+    with pytest.raises(SignalRefused, match="Store it elsewhere"):
+        await agent.signal(run_id, "payment", "x" * MAX_PAYLOAD)
+
+
+async def test_nobody_decides_a_wait(home: Path) -> None:
+    agent = shop_agent(home, call("remind", hours=1), call("await_payment", order="a"))
+    result = await agent.run("Wait.", run_id="r")
+    for pending in result.waiting:
+        with pytest.raises(DecisionRefused, match="which nobody decides"):
+            await agent.resume("r", decisions={pending.id: "now"})
+
+
+# ------------------------------------------------------------------------------------------------- the rest of a run
+
+
+async def test_a_wait_in_a_sub_agent_suspends_its_callers(home: Path) -> None:
+    shop = Shop()
+    clerk = Agent(ScriptedClient(calls_then_done(call("await_payment", order="a"))), shop.tools, home=home)
+    tools = [clerk.as_tool("clerk", "Handles an order.")]
+    agent = Agent(ScriptedClient(calls_then_done(call("clerk", task="ship"))), tools, home=home)
+    result = await agent.run("Ship.", run_id="r")
+    assert [each.id for each in result.waiting] == ["r1:clerk/r1.wait"]
+    await agent.signal("r", "payment", 5)
+    (result,) = await agent.resume_due()
+    assert "[a] paid 5" in str(result.answer)
+    assert result.usage.requests == 4
+
+
+async def test_a_fork_waits_for_signals_of_its_own_unless_the_call_has_its_result(home: Path) -> None:
+    shop = Shop()
+
+    def script(view: RequestView) -> Turn:
+        done = view.text.count("] paid")
+        return answer("done") if done == 2 else Turn(calls=[call("await_payment", order="ab"[done])])
+
+    agent = Agent(ScriptedClient(script), shop.tools, home=home)
+    await agent.run("Ship.", run_id="r")
+    for number in (1, 2):
+        await agent.signal("r", "payment", number)
+    (result,) = await agent.resume_due()
+    assert (result.answer, shop.shipped) == ("done", ["a:1", "b:2"])
+    rows = list(open_store(home).rows("r"))
+    received = [n for n, row in enumerate(rows) if isinstance(row.event, ev.DecisionMade)]
+    early = await agent.fork("r", at=f"e{received[0]}", new_run_id="early")
+    assert [each.id for each in early.waiting] == ["r2.wait"]  # the first call's outcome belongs to its beginning
+    late = await agent.fork("r", at=2, new_run_id="late")
+    assert (late.status, shop.shipped) == ("waiting", ["a:1", "b:2"])
+    await agent.signal("late", "payment", 3)
+    (result,) = await agent.resume_due()
+    assert (result.run_id, result.status, shop.shipped) == ("late", "answered", ["a:1", "b:2", "b:3"])
+
+
+async def test_a_session_waits_with_its_message(home: Path) -> None:
+    agent = shop_agent(home, call("await_payment", order="a"))
+    session = agent.session("ann")
+    assert (await session.run("Ship.")).status == "waiting"
+    with pytest.raises(DecisionRefused, match="waits"):
+        await session.run("And?")
+    await agent.signal("ann.1", "payment", 5)
+    await agent.resume_due()
+    assert "paid 5" in str(session.messages)
+
+
+async def test_map_with_a_key_continues_runs_whose_wait_is_over(home: Path) -> None:
+    agent = shop_agent(home, call("await_payment", order="a"))
+    first = await agent.run_many(["Ship 1.", "Ship 2."], key="orders")
+    assert [each.status for each in first] == ["waiting", "waiting"]
+    await agent.signal(first[1].run_id, "payment", 9)
+    again = await agent.run_many(["Ship 1.", "Ship 2."], key="orders")
+    assert [(each.status, each.answer) for each in again] == [("waiting", None), ("answered", "[a] paid 9")]
+
+
+async def test_a_cancelled_run_is_not_woken_and_waits_again_when_it_is_resumed(home: Path) -> None:
+    agent = shop_agent(home, call("await_payment", order="a"))
+    await agent.run("Ship.", run_id="r")
+    running = asyncio.ensure_future(agent.resume("r"))
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await agent.signal("r", "payment", 5)
+    result = await agent.resume("r")
+    assert result.answer == "[a] paid 5"
+
+
+async def test_other_agents_and_deleted_runs_are_left_alone(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mine, other = shop_agent(home, call("remind", hours=1), name="mine"), shop_agent(home, name="other")
+    changed = shop_agent(home, call("remind", hours=1), name="mine", instructions="Be brief.")
+    for run_id in ("r", "gone"):
+        await mine.run("Wait.", run_id=run_id)
+    await mine.signal("gone", "payment")
+    open_store(home).delete_runs(["gone"])
+    with caplog.at_level(logging.WARNING, "closeout"):
+        assert await other.resume_due(now=tomorrow()) == []
+        assert await changed.resume_due(now=tomorrow()) == []
+    assert "Run r is due, but it is not resumed" in caplog.text
+    assert [each.run_id for each in await mine.resume_due(now=tomorrow())] == ["r"]
+    with sqlite3.connect(home / "journal.sqlite3") as db:
+        assert db.execute("SELECT count(*) FROM signals WHERE run_id='gone'").fetchone() == (0,)
+
+
+async def test_waiting_is_not_work(home: Path) -> None:
+    agent = shop_agent(home, call("remind", hours=0.00003), max_seconds=60)
+    await agent.run("Wait.", run_id="r")
+    (result,) = await agent.resume_due(now=tomorrow())
+    assert result.status == "answered"
+    assert result.seconds < 60
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+MODULE = """
+from pathlib import Path
+from closeout import Agent, RunContext, tool
+from closeout.testing import ScriptedClient, answer, call
+
+@tool(read_only=True)
+async def await_payment(context: RunContext) -> str:
+    "Wait for a payment."
+    return f"paid {await context.wait_for('the payment', timeout=1e6)}"
+
+def agent():
+    play = lambda view: answer(view.text[view.text.index("paid "):]) if "paid" in view.text else call("await_payment")
+    return Agent(ScriptedClient(play), [await_payment], home=Path(HOME), name="shop")
+"""
+
+
+def test_signals_and_due_runs_on_the_command_line(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop_module.py").write_text(MODULE.replace("HOME", repr(str(home))))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from shop_module import agent  # type: ignore[import-not-found]
+
+    agent().run_sync("Wait.", run_id="r")
+    shown = here("runs", "r").out
+    assert "r1.wait waits for the signal 'the payment' until 20" in shown
+    assert "closeout signal r 'the payment'" in shown
+    assert "r1.wait waits for the signal 'the payment' until" in here("approve").out
+    refused = here("approve", "r")
+    assert (refused.code, "which nobody decides" in refused.err) == (2, True)
+    assert here("signal", "r", "the payment", "{").sentence.startswith("The payload '{' is not JSON.")
+    assert here("signal", "nobody", "x").code == 2
+    assert here("resume", "--due", "shop_module:agent").err == "0 runs resumed.\n"
+    assert "It is kept until the run waits for it." in here("signal", "r", "other").err
+    sent = here("signal", "r", "the payment", "-", "--id", "e1", "--json", stdin='"五"'.encode())
+    assert sent.json == {"run_id": "r", "signal": "the payment", "sent": True, "awaited": True}
+    again = here("signal", "r", "the payment", "1", "--id", "e1")
+    assert again.err == "A signal with the id e1 was sent to this run before.\n"
+    unknown = here("resume", "--due")
+    assert (unknown.code, "Resume it in Python" in unknown.err) == (3, True)
+    (found,) = here("resume", "--due", "shop_module:agent", "--json").json
+    assert (found["run_id"], found["status"], found["answer"]) == ("r", "answered", "paid 五")
+    assert here("resume").code == 2
+    assert here("resume", "--due", "--force").code == 2
