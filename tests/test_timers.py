@@ -16,7 +16,7 @@ from cli_process import here
 from closeout import Agent, RunContext, tool
 from closeout.errors import DecisionRefused, RunNotFound, SignalRefused, ToolError, UsageError
 from closeout.journal import events as ev
-from closeout.journal.signals import MAX_PAYLOAD, open_signals
+from closeout.journal.mailbox import MAX_PAYLOAD, open_signals
 from closeout.journal.store import open_store
 from closeout.run.lifecycle import replay_run
 from closeout.run.waiting import awaited
@@ -421,15 +421,15 @@ def test_signals_and_due_runs_on_the_command_line(home: Path, tmp_path: Path, mo
     assert (refused.code, "which nobody decides" in refused.err) == (2, True)
     assert here("signal", "r", "the payment", "{").sentence.startswith("The payload '{' is not JSON.")
     assert here("signal", "nobody", "x").code == 2
-    assert here("resume", "--due", "shop_module:agent").err == "0 runs resumed.\n"
+    assert here("resume", "--due", "-a", "shop_module:agent").err == "0 runs resumed.\n"
     assert "It is kept until the run waits for it." in here("signal", "r", "other").err
     sent = here("signal", "r", "the payment", "-", "--id", "e1", "--json", stdin='"五"'.encode())
     assert sent.json == {"run_id": "r", "signal": "the payment", "sent": True, "awaited": True}
     again = here("signal", "r", "the payment", "1", "--id", "e1")
     assert again.err == "A signal with the id e1 was sent to this run before.\n"
     unknown = here("resume", "--due")
-    assert (unknown.code, "Resume it in Python" in unknown.err) == (3, True)
-    (found,) = here("resume", "--due", "shop_module:agent", "--json").json
+    assert (unknown.code, "Name it with --agent" in unknown.err) == (3, True)
+    (found,) = here("resume", "--due", "-a", "shop_module:agent", "--json").json
     assert (found["run_id"], found["status"], found["answer"]) == ("r", "answered", "paid 五")
     assert here("resume").code == 2
-    assert here("resume", "--due", "--force").code == 2
+    assert here("resume", "r", "--due").code == 2

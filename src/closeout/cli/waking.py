@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from closeout.cli import exits
-from closeout.cli.agents import load_agent
 from closeout.cli.deciding import describe_pending
 from closeout.cli.options import RunOptions, make_agent, recorded_options
 from closeout.cli.terminal import amount, print_json, say_error
@@ -26,7 +25,7 @@ __all__ = ["resume_due_runs", "signal_command"]
 
 def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bool) -> int:  # noqa: A002
     """Send a signal to a run. Return the exit code."""
-    from closeout.journal.signals import send_signal
+    from closeout.journal.mailbox import send_signal
     from closeout.journal.store import open_store
     from closeout.run.waiting import pending_decisions
 
@@ -62,9 +61,9 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
         as_json: Print the results as a JSON list.
     """
     results: list[RunResult[Any]] = []
-    failed = 0
+    failed = False
     if source is not None:
-        agent = load_agent(source, RunOptions().with_model(model, base_url))
+        agent = make_agent(RunOptions(agent=source).with_model(model, base_url))
         results = asyncio.run(_closing(agent, agent.resume_due()))
     else:
         for run_id in _due_runs():
@@ -74,7 +73,7 @@ def resume_due_runs(source: str | None, model: str | None, base_url: str | None,
             except JournalLocked:
                 continue  # another process was faster
             except CloseoutError as error:
-                failed += 1
+                failed = True
                 say_error(f"{run_id}: {error}")
     if as_json:
         print_json([result.to_dict() for result in results])

@@ -16,7 +16,7 @@ from typing import Any
 
 from closeout.errors import SignalTimeout, ToolError
 from closeout.journal.events import DecisionMade, DecisionRequested
-from closeout.journal.signals import Signal, check_signal_name, mark_received, open_signals
+from closeout.journal.mailbox import SentSignal, check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
 from closeout.run.waiting import decide, question_digest
@@ -69,7 +69,7 @@ class CallWaits:
     def _after(self, seconds: float) -> float:
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
             raise ToolError(f"{self._spec.name} must wait a number of seconds, got {seconds!r:.80}.")
-        return round(self._scope.clock() + seconds, 3)  # a datetime can hold it
+        return math.floor((self._scope.clock() + seconds) * 1000) / 1000  # a datetime can hold it
 
     async def _sleep(self, expires: float) -> None:
         await self._wait("timer", {}, expires, self._over)
@@ -113,7 +113,7 @@ class CallWaits:
     async def _received(self, request: DecisionRequested) -> DecisionMade | None:
         """Return the first signal that nothing in the run has received, or the timeout; None while neither is there."""
         journal, name = self._scope.journal, json.loads(request.arguments)["signal"]
-        sent: list[Signal] = []
+        sent: list[SentSignal] = []
         if journal.store is not None:
             sent = await journal.store.off_loop(open_signals, journal.store, journal.run_id, name)
         for each in sent:

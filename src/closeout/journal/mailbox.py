@@ -19,7 +19,7 @@ from closeout.records import record
 
 __all__ = [
     "MAX_PAYLOAD",
-    "Signal",
+    "SentSignal",
     "check_signal_name",
     "mark_received",
     "open_signals",
@@ -44,7 +44,7 @@ _MARK = "UPDATE signals SET received=1, payload='' WHERE run_id=? AND id=? AND r
 
 
 @record
-class Signal:
+class SentSignal:
     """A signal that a run has not received yet: its id in the run, its payload as JSON, and when it was sent."""
 
     id: str
@@ -106,11 +106,11 @@ def check_signal_name(name: Any) -> str:
     return name
 
 
-def open_signals(store: Store, run_id: str, name: str) -> list[Signal]:
+def open_signals(store: Store, run_id: str, name: str) -> list[SentSignal]:
     """Return the signals of a name that are not known to be received, in the order in which they were sent."""
     if not _exists(store):
         return []
-    return [Signal(*row) for row in store.query(_SELECT_OPEN, (run_id, name))]
+    return [SentSignal(*row) for row in store.query(_SELECT_OPEN, (run_id, name))]
 
 
 def runs_with_signals(store: Store) -> set[tuple[str, str]]:
