@@ -165,6 +165,8 @@ class Agent(Generic[Deps, Value]):
         deps_type: The type of the `deps` that each run is given for the tools: a database handle, the user, a tenant.
             Tools take them as `context.deps`, with a parameter `context: RunContext[THE_TYPE]`.
         secrets: Each a `Secret`, whose value enters the calls that name it; the model sees the name only.
+        skills: Folders of skills, each in a folder with a `SKILL.md`. The model is told their names and descriptions,
+            and reads the rest with `read_skill`.
         forms: Each a `Form` in which the model writes tool calls as text, read before the built-in forms.
         encodings: Each an `Encoding` of results, for `@tool(format=…)`, and for "auto" if it is `automatic`.
         listeners: Callbacks that receive the events of every run, such as an `OpenTelemetryListener`. Those of a run
@@ -219,6 +221,7 @@ class Agent(Generic[Deps, Value]):
         check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
         deps_type: type[Deps] | None = None,
         secrets: Sequence[Secret] = (),
+        skills: Sequence[str | Path] = (),
         forms: Sequence[Form] = (),
         encodings: Sequence[Encoding] = (),
         listeners: Sequence[Listener] = (),
@@ -272,6 +275,7 @@ class Agent(Generic[Deps, Value]):
             code_mode=code_mode,
             deps_type=deps_type,
             secrets=secrets,
+            skills=skills,
             forms=forms,
             encodings=encodings,
             listeners=listeners,
@@ -291,7 +295,8 @@ class Agent(Generic[Deps, Value]):
             paths: YAML files. A later one overrides an earlier one, key by key.
             profile: The profile of the files to use. Defaults to the variable CLOSEOUT_PROFILE.
             overrides: Settings such as `"agent.max_turns=20"`, which override the files.
-            arguments: Further arguments of `Agent`. They take precedence; `tools`, `secrets` and `listeners` are added.
+            arguments: Further arguments of `Agent`. They take precedence; `tools`, `secrets`, `skills` and
+                `listeners` are added.
 
         Raises:
             ConfigError: A file cannot be read, or a setting is not valid. The error names the file and the line.

@@ -156,6 +156,7 @@ class AgentParts(_Section):
     instructions: _Text = Field("", description="the system prompt: a text, or {file: PATH}")
     tools: _Several = Field([], description="built-in tools by name, and functions as package.module:name")
     documents: str | None = Field(None, description="a folder of documents to search and read")
+    skills: _Several = Field([], description="folders of skills")
     answer: str | dict[str, Any] | None = Field(
         None, description="number, choice:A,B, json:SCHEMA.json, … or package.module:Class; or a JSON Schema"
     )
@@ -542,7 +543,8 @@ def _anchor_parts(parts: dict[str, Any], folder: Path) -> None:
 
     _change(parts, "instructions", text)
     _change(parts, "answer", answer)
-    _change(parts, "documents", lambda path: _anchored(path, folder))
+    for key in ("documents", "skills"):
+        _change(parts, key, lambda value: _each(value, lambda path: _anchored(path, folder)))
     for key in ("tools", "listeners", "strategy", "output_formatter", "tool_executor", "answer_generator"):
         _change(parts, key, lambda value: _each(value, named))
     _change(parts, "check", lambda value: _each(value, check))

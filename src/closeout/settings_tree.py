@@ -12,7 +12,17 @@ from typing import Any, Literal
 from closeout.errors import ConfigError
 from closeout.variables import expand_variables
 
-__all__ = ["API_KEYS", "ENV_PREFIX", "MAX_TURNS", "Origin", "SettingsTree", "settings_in"]
+__all__ = [
+    "API_KEYS",
+    "ENV_PREFIX",
+    "MAX_TURNS",
+    "NotYaml",
+    "Origin",
+    "SettingsTree",
+    "nearest",
+    "parse_yaml",
+    "settings_in",
+]
 
 ENV_PREFIX = "CLOSEOUT_"
 MAX_FILE_BYTES = 1_000_000
@@ -168,8 +178,8 @@ class SettingsTree:
         keys = _long(keys)
         branch = _branch(self.values, keys, name)
         try:
-            value = _parsed(text)[0]
-        except _NotYaml:
+            value = parse_yaml(text)[0]
+        except NotYaml:
             value = text
         # An API key of digits is a string.
         if keys in API_KEYS and not isinstance(value, str | None):
@@ -276,12 +286,12 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
             data = file.read(MAX_FILE_BYTES + 1)  # a device may be endless
         if len(data) > MAX_FILE_BYTES:
             raise ConfigError(f"The configuration file {path} is larger than {MAX_FILE_BYTES:,} bytes. Check the path.")
-        tree, lines = _parsed(data.decode("utf-8-sig"))
+        tree, lines = parse_yaml(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"The configuration file {path} is not UTF-8 text.") from None
-    except _NotYaml as error:
+    except NotYaml as error:
         raise ConfigError(f"The configuration file {path} {error}.") from None
     if tree is None:
         return {}, {}
@@ -290,15 +300,15 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     return tree, lines
 
 
-class _NotYaml(Exception):
+class NotYaml(Exception):
     """The text is not usable YAML. The message continues the name of the text: "is not valid YAML at line 3"."""
 
 
-def _parsed(text: str) -> tuple[Any, dict[Keys, int]]:
+def parse_yaml(text: str) -> tuple[Any, dict[Keys, int]]:
     """Return the value of a YAML text, and the line of each value in it.
 
     Raises:
-        _NotYaml: It is not valid, has a key twice, or its aliases expand to too many values.
+        NotYaml: It is not valid, has a key twice, or its aliases expand to too many values.
     """
     import yaml
 
@@ -308,16 +318,16 @@ def _parsed(text: str) -> tuple[Any, dict[Keys, int]]:
         if node is None:
             return None, {}
         if _size(node, {}) > MAX_VALUES:
-            raise _NotYaml(f"is not valid YAML: its aliases expand to more than {MAX_VALUES:,} values")
+            raise NotYaml(f"is not valid YAML: its aliases expand to more than {MAX_VALUES:,} values")
         if (twice := _duplicate_key(node)) is not None:
             line = twice.start_mark.line + 1
-            raise _NotYaml(f"has the key '{twice.value}' a second time at line {line}. Merge the two")
+            raise NotYaml(f"has the key '{twice.value}' a second time at line {line}. Merge the two")
         value = loader.construct_document(node)
         return value, dict(_lines(node, ()))  # after it: only then are keys of `<<` in their place
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2026-13-01
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else f": {str(error).partition(chr(10))[0]}"
-        raise _NotYaml(f"is not valid YAML{where}") from None
+        raise NotYaml(f"is not valid YAML{where}") from None
 
 
 def _lines(node: Any, above: Keys) -> Iterable[tuple[Keys, int]]:

@@ -55,6 +55,7 @@ from closeout.tools.foreign import AdaptedManager, is_foreign_manager
 from closeout.tools.manager import AnyTool, ToolManager
 from closeout.tools.mcp_config import read_servers
 from closeout.tools.secrets import Secret, Secrets
+from closeout.tools.skills import READ_SKILL
 from closeout.tools.tool import ModelTool, Tool
 
 __all__ = ["Assembler"]
@@ -95,6 +96,7 @@ class Assembler:
         code_mode: bool = False,
         deps_type: Any = None,
         secrets: Any = (),
+        skills: Any = (),
         forms: Any = (),
         encodings: Any = (),
         listeners: Any = (),
@@ -130,6 +132,7 @@ class Assembler:
         self._encodings = tuple(map(check_encoding, check_list("encodings", encodings, "[Encoding(…)]")))
         self._strategy = check_strategy(strategy or parts.strategy())
         self._checks = read_checks(check) or parts.checks()
+        self._skills = parts.skills(check_list("skills", skills, '["skills"]'))
         self._listeners = (*parts.listeners(), *check_listeners(listeners))
         self._stream = stream
         self.client = connect(model, base_url, api_key, config.llm)
@@ -155,7 +158,8 @@ class Assembler:
         """
         chosen = set(names)
         if chosen:
-            chosen |= {spec.name for spec in self.manager.specs()} & {read_result_tool.name, program_tool.name}
+            always = {read_result_tool.name, program_tool.name, READ_SKILL}
+            chosen |= {spec.name for spec in self.manager.specs()} & always
         self.home_folder()  # settles the home, which both keep
         other = copy(self)
         other.manager = self.manager.only(chosen)
@@ -261,6 +265,7 @@ class Assembler:
             search_budget=self._search_budget(),
             deps_type=self._deps_type,
             secrets=self._secrets,
+            skills=self._skills,
             forms=self._forms,
             encodings=self._encodings,
         )
@@ -285,7 +290,7 @@ class Assembler:
     # ------------------------------------------------------------------------------------------------ the tools
 
     def _make_manager(self, tools: Any, mcp_servers: Any, configured: Sequence[Any]) -> ToolManager:
-        configured = (*configured, *self._document_tools())
+        configured = (*configured, *self._document_tools(), *([self._skills.tool()] if self._skills else ()))
         if not isinstance(mcp_servers, Mapping):
             mcp_servers = check_list("mcp_servers", mcp_servers, '["python server.py"]')
         servers = (*read_servers(self.config.tools.mcp_servers), *read_servers(mcp_servers))
@@ -388,7 +393,9 @@ class Assembler:
             parts = Parts(entry, f"agent.sub_agents.{name}")
             llm, base_url, api_key = self._connection(entry.model or self.client.name, entry.base_url)
             changes = {
-                "agent": without_parts(config.agent).model_copy(update={"documents": entry.documents}),
+                "agent": without_parts(config.agent).model_copy(
+                    update={"documents": entry.documents, "skills": entry.skills}
+                ),
                 "llm": llm,
                 "tools": config.tools.model_copy(update={"mcp_servers": []}),
             }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from closeout.errors import CloseoutError, ConfigError, UsageError
 from closeout.journal.subscribers import Listener
 from closeout.run.strategy import AskOnce, CallFirst, Majority, Strategy
 from closeout.strategies.small_model import SmallModel
+from closeout.tools.skills import NO_SKILLS, Skills
 
 __all__ = ["Parts", "answer_of", "made_object", "without_parts"]
 
@@ -100,6 +102,18 @@ class Parts:
         with self._of("tools"):
             return [named_object(each) if ":" in each else each for each in self._settings.tools]
 
+    def skills(self, more: Sequence[Any] = ()) -> Skills:
+        """Return the skills of the section, and those in further folders.
+
+        Raises:
+            ConfigError: A skill of the section cannot be used.
+            UsageError: One of the others cannot be used.
+        """
+        if not self._settings.skills:
+            return Skills(map(_folder, more)) if more else NO_SKILLS
+        with self._of("skills"):
+            return Skills([*self._settings.skills, *map(_folder, more)])
+
     def imported(self, key: str) -> Any:
         """Return the class or function that a key of the section names, None if it names none.
 
@@ -127,6 +141,12 @@ class Parts:
             yield
         except CloseoutError as error:
             raise ConfigError(f"'{self._key}.{key}': {error}") from error
+
+
+def _folder(value: Any) -> Any:
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(f"skills must be folders, got {value!r:.80}. Pass skills=['skills'].")
+    return value
 
 
 def without_parts(settings: AgentSettings) -> AgentSettings:

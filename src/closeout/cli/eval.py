@@ -22,6 +22,7 @@ from closeout.cli.option_types import (
     Profile,
     Quiet,
     Settings,
+    SkillFolders,
     Tools,
     Web,
 )
@@ -94,6 +95,7 @@ def run(
     mcp: Mcp = None,
     tools: Tools = None,
     web: Web = False,
+    skills: SkillFolders = None,
     dialect: Dialect = None,
     answer: Answer = None,
     config: Settings = None,

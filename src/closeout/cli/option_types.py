@@ -18,6 +18,7 @@ __all__ = [
     "Profile",
     "Quiet",
     "Settings",
+    "SkillFolders",
     "Tools",
     "Web",
 ]
@@ -35,6 +36,9 @@ BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, 
 Docs = Annotated[str | None, typer.Option(help="A folder of documents that the agent may search and read")]
 Mcp = Annotated[list[str] | None, typer.Option(help="An MCP server: a command or a URL; may be repeated")]
 Tools = Annotated[list[str] | None, typer.Option("--tool", help="fetch_url, run_python or ask_user; may be repeated")]
+SkillFolders = Annotated[
+    list[str] | None, typer.Option("--skills", help="A folder of skills (docs/skills.md); may be repeated")
+]
 Web = Annotated[bool, typer.Option("--web", help="Search and read the web; needs a search provider (docs/web.md)")]
 Dialect = Annotated[str | None, typer.Option(help="auto, function_call, cot_chat, cot_completion, mcp_xml or code")]
 Answer = Annotated[

@@ -49,6 +49,7 @@ class RunOptions:
     answer: str | None = None
     config: tuple[str, ...] = ()
     instructions: str | None = None
+    skills: tuple[str, ...] = ()
     agent: str | None = None
     profile: str | None = None
 
@@ -78,6 +79,7 @@ class RunOptions:
             "docs": docs,
             "mcp": [without_keys(server) for server in self.mcp],
             "answer": f"{kind}:{_absolute(schema)}" if kind in ("json", "yaml") and schema else self.answer,
+            "skills": [_absolute(folder) for folder in self.skills],
             "files": [_absolute(file) for file in self.files],
             "config": settings,
             "agent": None if python is None else anchored_name(python, Path.cwd()),
@@ -182,6 +184,7 @@ def make_agent(options: RunOptions, *, api_key: str | None = None) -> Agent:
         api_key=api_key,
         answer=None if options.answer is None else answer_of(options.answer),
         config=config,
+        skills=options.skills,
         stream=True,
     )
     agent.plan()
@@ -210,6 +213,7 @@ def _refuse_empty(options: RunOptions) -> None:
         ("--agent", options.agent),
         ("--profile", options.profile),
         *(("--file", file) for file in options.files),
+        *(("--skills", folder) for folder in options.skills),
     ):
         if value is not None and not value.strip():
             raise UsageError(f"{name} is empty. Give it a value, or leave it out.")

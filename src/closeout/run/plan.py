@@ -46,6 +46,7 @@ from closeout.tools.executor import ToolExecutor
 from closeout.tools.manager import ToolManager
 from closeout.tools.run_context import RunContext
 from closeout.tools.secrets import NO_SECRETS, Secrets
+from closeout.tools.skills import NO_SKILLS, Skills
 from closeout.tools.tool import ModelTool
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class AgentPlan:
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
     secrets: Secrets = NO_SECRETS
     clock: Callable[[], float] = wall_clock  # for timers
+    skills: Skills = NO_SKILLS
 
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.
@@ -263,8 +265,13 @@ class AgentPlan:
         return tuple(self.manager.specs())
 
     def full_instructions(self) -> str:
-        """Return the agent's instructions, the names of its secrets, and how the answer is to be written."""
-        parts = (self.instructions.strip(), self.secrets.instruction(), self.contract.instruction())
+        """Return the agent's instructions, its skills and secrets, and how the answer is to be written."""
+        parts = (
+            self.instructions.strip(),
+            self.skills.instruction(),
+            self.secrets.instruction(),
+            self.contract.instruction(),
+        )
         return "\n\n".join(filter(None, parts))
 
     def check_secrets(self) -> None:
@@ -328,6 +335,8 @@ class AgentPlan:
             found["forms"] = [each.family for each in self.forms]
         if self.encodings:
             found["encodings"] = [each.name for each in self.encodings]
+        if self.skills:
+            found["skills"] = self.skills.digests
         if self.strategy is not None:
             found["strategy"] = f"{self.strategy.name} {self.strategy.version}"
         return found
@@ -377,15 +386,16 @@ def is_plain_class(value: Any) -> bool:
 def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs between two fingerprints, each as a short sentence."""
     found = []
-    for key in sorted({*recorded, *now} - {"tools"}):
+    for key in sorted({*recorded, *now} - {"tools", "skills"}):
         was, is_now = recorded.get(key), now.get(key)
         if was != is_now:
             shown = f": {was} then, {is_now} now" if key in ("model", "dialect", "dialect_class") else " differ"
             found.append(f"{key}{shown}")
-    then, today = recorded.get("tools") or {}, now.get("tools") or {}
-    found += [f"tool {name}: gone" for name in sorted(set(then) - set(today))]
-    found += [f"tool {name}: new" for name in sorted(set(today) - set(then))]
-    found += [f"tool {name}: changed" for name in sorted(set(then) & set(today)) if then[name] != today[name]]
+    for kind in ("tool", "skill"):
+        then, today = recorded.get(f"{kind}s") or {}, now.get(f"{kind}s") or {}
+        found += [f"{kind} {name}: gone" for name in sorted(set(then) - set(today))]
+        found += [f"{kind} {name}: new" for name in sorted(set(today) - set(then))]
+        found += [f"{kind} {name}: changed" for name in sorted(set(then) & set(today)) if then[name] != today[name]]
     return found
 
 
