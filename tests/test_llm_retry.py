@@ -70,7 +70,9 @@ async def test_what_may_pass_is_asked_again(status: int):
     async with raw_server(http("busy", status=status, content_type="text/plain"), http(chat())) as seen:
         reply = await OpenAIClient("m", seen.url, retry=QUICK).complete(REQUEST, on_retry=notes.append)
     assert (reply.text, len(seen.bodies)) == ("hi", 2)
-    assert [(note.attempt, note.attempts, note.error.status) for note in notes] == [(1, 6, status)]
+    assert [(note.attempt, note.attempts, note.error.status) for note in notes] == [
+        (1, 3 if status == 500 else 6, status)
+    ]
 
 
 async def test_every_attempt_counts_in_the_usage_of_the_reply_and_of_the_client():
@@ -102,10 +104,17 @@ async def test_an_unreachable_server_gets_fewer_attempts_and_no_usage():
 
 def test_the_wait_doubles_up_to_its_bound_and_jitter_is_full():
     policy = RetryPolicy(retries=9, first_wait=1.0, longest_wait=10.0)
-    waits = [policy.wait(attempt, ServerFailed("x"), 1.0) for attempt in range(1, 10)]
-    assert waits == [1, 2, 4, 8, 10, 10, 10, 10, 10]
-    assert policy.wait(10, ServerFailed("x"), 1.0) is None
-    assert policy.wait(3, ServerFailed("x"), 0.0) == 0.0
+    busy = ServerFailed("x", status=503)
+    assert [policy.wait(attempt, busy, 1.0) for attempt in range(1, 10)] == [1, 2, 4, 8, 10, 10, 10, 10, 10]
+    assert policy.wait(10, busy, 1.0) is None
+    assert policy.wait(3, busy, 0.0) == 0.0
+
+
+def test_a_server_that_fails_at_one_request_gets_it_three_times():
+    policy = RetryPolicy(first_wait=1.0)
+    for error in (ServerFailed("x", status=500), ServerFailed("not a reply"), StreamDropped("x")):
+        assert [policy.wait(attempt, error, 1.0) for attempt in (1, 2, 3)] == [1, 2, None]
+    assert RetryPolicy(retries=0).attempts(StreamDropped("x")) == 1
 
 
 def test_the_servers_word_counts():

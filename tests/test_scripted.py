@@ -46,6 +46,7 @@ from closeout.testing import (
     sometimes,
 )
 from closeout.testing.misbehaviour import CONNECTION_FAULTS, REPLY_FAULTS, UNFINISHED
+from closeout.testing.odd_forms import ODD_FORMS
 from closeout.testing.rejections import REJECTIONS
 from closeout.testing.serve import main as serve
 from closeout.testing.serve import read_misbehaviour
@@ -227,7 +228,7 @@ async def test_a_client_can_stop_a_stream_in_process_too():
 
 
 def test_every_fault_has_a_name_and_a_description():
-    assert set(MISBEHAVIOURS) == {*CONNECTION_FAULTS, *REPLY_FAULTS, *UNFINISHED, *REJECTIONS}
+    assert set(MISBEHAVIOURS) == {*CONNECTION_FAULTS, *REPLY_FAULTS, *UNFINISHED, *REJECTIONS, *ODD_FORMS}
     assert Misbehaviour("429").kind == "rate_limited"
     with pytest.raises(UsageError, match="Unknown misbehaviour 'tired'"):
         once("tired")

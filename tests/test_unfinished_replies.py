@@ -12,7 +12,7 @@ from closeout import Agent, tool
 from closeout.messages import ModelReply
 from closeout.models.http_errors import rejected_text
 from closeout.parsing.readers import NativeReader
-from closeout.testing import ScriptedClient, always, answer, call, once, serve_script
+from closeout.testing import ScriptedClient, always, call, once, serve_script
 from closeout.testing.misbehaviour import UNFINISHED
 from closeout.testing.rejections import REJECTIONS
 from closeout.testing.script import say
@@ -39,37 +39,6 @@ def agent(server: ScriptedServer, kind: str = "openai", **options: Any) -> Agent
 def most_identical(server: ScriptedServer) -> int:
     """How often the server received the request that it received most often."""
     return Counter(server.bodies).most_common(1)[0][1]
-
-
-@FAULTS
-@SERVERS
-@STREAMED
-@pytest.mark.parametrize("at", [1, 2], ids=["call", "answer"])
-async def test_half_a_text_is_asked_for_again(fault: str, kind: str, stream: bool, at: int):
-    async with serve_script(SCRIPT, misbehave=once(fault, at)) as server:
-        result = await agent(server, kind, stream=stream).run("What is k1?")
-    assert (result.answer, result.status, result.rollbacks, len(server.requests)) == (TEXT, "answered", 1, 3)
-
-
-@FAULTS
-@SERVERS
-@STREAMED
-async def test_half_a_text_is_never_the_answer(fault: str, kind: str, stream: bool):
-    async with serve_script(SCRIPT, misbehave=always(fault)) as server:
-        result = await agent(server, kind, stream=stream).run("What is k1?")
-    assert (result.answer, result.status == "answered") == (None, False)
-    assert most_identical(server) <= 3
-
-
-@FAULTS
-async def test_it_is_not_taken_in_a_session_or_after_a_fork(fault: str):
-    async with serve_script([answer("41"), SCRIPT[0], say(TEXT), say(TEXT)], misbehave=once(fault, 3)) as server:
-        session = agent(server).session("s")
-        await session.run("What is k0?")
-        result = await session.run("What is k1?")
-        assert (result.answer, result.rollbacks) == (TEXT, 1)
-        again = await agent(server).fork(result.run_id, at=2)
-    assert again.answer == TEXT
 
 
 def test_an_agent_of_a_client_in_process_asks_again_too():

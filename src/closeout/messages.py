@@ -465,8 +465,8 @@ class ModelReply:
         tool_calls: Native calls; their `arguments` are still the model's text.
         finish_reason: "stop", "tool_calls", "cut" (we closed the connection on purpose, having read enough) or
             "should_break" (a user's `process_llm_response` or `handle_llm_call` ends the attempt with it). Any other
-            reply is not finished: "length", "content_filter", "malformed_call", "rejected" (the server could not read
-            what its own model wrote), "missing" (the server gave no reason), or the server's own word.
+            reply is not finished: "length", "context_full", "content_filter", "malformed_call", "rejected" (the server
+            could not read what its own model wrote), "missing" (it gave no reason), or the server's own word.
         attached: What the server added to the message or its calls and wants back unchanged: signed or encrypted
             reasoning, unknown fields. `server` names the server; the rest is known only to the client that wrote it.
         warnings: For people: what the server could not do.

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 TURNS_SPENT = "Task incomplete - reached maximum turns. Will retry with failure experience."
-CUT = ("length", "cut")  # finish reasons of a reply that ends at a limit
+CUT = ("length", "context_full", "cut")  # finish reasons of a reply that ends at a limit
 
 History = list[dict[str, Any]]
 

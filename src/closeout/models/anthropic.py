@@ -37,7 +37,7 @@ _FINISHES: Mapping[str, str] = {
     "stop_sequence": "stop",
     "tool_use": "tool_calls",
     "max_tokens": "length",
-    "model_context_window_exceeded": "length",
+    "model_context_window_exceeded": "context_full",
     "refusal": "content_filter",
 }
 _THINKING = ("thinking", "redacted_thinking")

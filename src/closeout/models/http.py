@@ -193,9 +193,11 @@ class HTTPClient(BaseClient):
     # -------------------------------------------------------------------------------- reading
 
     async def _read_response(self, response: transport.Response, on_delta: OnDelta | None, sent: int) -> ModelReply:
-        """Read a response: as a stream if there is an `on_delta`, unless the server has answered as a whole."""
+        """Read a response: as a stream if there is an `on_delta`, unless the server answers in the other form."""
         if on_delta is not None and response.content_type != "application/json":
             return await self._read_stream(response, on_delta, sent)
+        if response.content_type == "text/event-stream":
+            return await self._read_stream(response, lambda _: None, sent)
         reply = self._read_whole(await response.read(), sent, response.origin)
         return reply if on_delta is None else _replay(reply, on_delta)
 

@@ -64,7 +64,7 @@ _REJECTED = re.compile(
     r"failed to parse (?:input at pos|(?:the )?tool call|fc related info|generated text)|error parsing tool call"
     r"|does not match the expected [\w-]+ format|xml syntax error on line|HarmonyError"
     r"|tokens remaining in message header|while expecting start token"
-    r"|validation errors? for list\[function-wrap|failed to call a function"
+    r"|expected element type <\w+> but have <|validation errors? for list\[function-wrap|failed to call a function"
     r"|tool call validation failed|produced invalid (?:content|sequence)",
     re.IGNORECASE,
 )

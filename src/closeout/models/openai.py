@@ -450,6 +450,7 @@ _FINISHES: Mapping[str, str] = {
     "max_length": "length",
     "model_length": "length",
     "safety": "content_filter",
+    "model_context_window_exceeded": "context_full",  # GLM
 }
 _LONGEST_REASON = 80  # characters of a finish reason that is not ours
 # Tokens from the cache: DeepSeek; Moonshot; Anthropic behind a proxy.

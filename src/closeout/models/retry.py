@@ -8,12 +8,21 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from closeout.errors import CloseoutError, ModelError, ModelTimeout, ModelUnreachable, TransientModelError
+from closeout.errors import (
+    CloseoutError,
+    ModelError,
+    ModelTimeout,
+    ModelUnreachable,
+    ServerFailed,
+    StreamDropped,
+    TransientModelError,
+)
 from closeout.messages import ModelReply, Usage
 
 __all__ = ["OnRetry", "Retries", "RetryNote", "RetryPolicy", "complete_with_retries"]
 
 _NOTHING = Usage()
+_OF_THE_REQUEST = (None, 500)  # statuses of a server that fails at one request; others are those of a server in trouble
 Sleep = Callable[[float], Awaitable[object]]
 
 
@@ -40,6 +49,9 @@ class RetryPolicy:
 
     retries: int = 5
     unreachable_retries: int = 3  # if nothing listens: most often a wrong address
+    failed_retries: int = (
+        2  # if the server fails at the request or breaks off its reply: the third time it is the request
+    )
     first_wait: float = 1.0
     longest_wait: float = 60.0
     longest_server_wait: float = 300.0
@@ -49,6 +61,8 @@ class RetryPolicy:
         """Return the maximum number of attempts for an error of this kind."""
         if isinstance(error, ModelUnreachable):
             return 1 + min(self.retries, self.unreachable_retries)
+        if isinstance(error, StreamDropped) or (isinstance(error, ServerFailed) and error.status in _OF_THE_REQUEST):
+            return 1 + min(self.retries, self.failed_retries)
         return 1 + self.retries
 
     def wait(self, attempt: int, error: ModelError, draw: float) -> float | None:

@@ -48,7 +48,7 @@ def read_reply(
         is_answer: Whether a text without calls is certainly an answer: nothing is salvaged from it.
         forms: Forms of the user's own, beside the built-in ones.
     """
-    if reply.finish_reason in ("cut", "length"):
+    if reply.finish_reason in ("cut", "length", "context_full"):
         start = repeated_tail(reply.text)
         if start >= 0 or repeated_tail(reply.reasoning) >= 0:
             return Reading(reply.text[: max(start, 0)], reply.reasoning, defects=(REPEATING,))

@@ -79,6 +79,7 @@ _UNFINISHED: Mapping[str, Defect] = {
     # The text is what the model wrote, so a call in it may be read by other means.
     "rejected": Defect("rejected_call", "Your last tool call could not be read, so nothing was run. Make it again."),
     "length": Defect("truncated", "Your last {} was cut off at the length limit. Be brief.", refuses=True),
+    "context_full": Defect("truncated", "Your last {} was cut off: the context is full. Be brief.", refuses=True),
     "cut": Defect("truncated", "Your last {} was cut off at the length limit. Be brief.", refuses=True),
 }
 _STOPPED = Defect("unfinished", "Your last {} was interrupted. Write it again, complete.", refuses=True)
@@ -246,7 +247,7 @@ class ReactReader:
         reading = self._summary.reading(reply, self._tools)
         if reply.tool_calls and not reading.calls and not any(defect.refuses for defect in reading.defects):
             return _native_instead(reading, reply)
-        if not reply.finished and reply.finish_reason != "length" and _is_cut(reading):
+        if not reply.finished and reply.finish_reason not in ("length", "context_full") and _is_cut(reading):
             return replace(reading, defects=(unfinished(reply),))
         return reading
 

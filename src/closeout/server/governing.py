@@ -93,9 +93,9 @@ class Governor:
 
     def _without_calls(self, reading: Reading, reply: ModelReply, *, in_text: bool) -> Verdict:
         defect = reading.defects[0] if reading.defects else None
-        # The client has set the limit of a text's length, and knows the reason.
-        is_known = defect is not None and defect.code == "truncated" and reading.answer is not None
-        if defect is not None and not is_known:
+        # The client has set the limit of a text's length, and knows the reason. Not every one knows of a full context.
+        is_known = reply.finish_reason == "length" and reading.answer is not None
+        if defect is not None and not (defect.code == "truncated" and is_known):
             return Verdict(reply=reply, defect=defect)
         if in_text and reading.answer is not None:
             shown = replace(reply, text=reading.answer, reasoning=reading.reasoning)

@@ -330,7 +330,7 @@ class _ProxiedExchange:
             verdict = Verdict(reply=reply) if self._has_choices else self._judge(reply, form_fault=received.fault)
             if verdict.defect is None:
                 return await self._answer(form, received, verdict)
-            if reply.finish_reason == "length" and not self._shown:
+            if reply.finish_reason in ("length", "context_full") and not self._shown:
                 cut = received, verdict
             if not self._may_ask_again:
                 return await self._answer(form, *(cut or (received, verdict)))
@@ -403,7 +403,11 @@ class _ProxiedExchange:
 
     async def _receive(self, form: NativeFormat, response: transport.Response) -> _Received:
         if response.content_type == "text/event-stream":
-            return await self._read_stream(form, response)
+            received = await self._read_stream(form, response)
+            if self._streams or received.reply.finish_reason == "rejected":
+                return received
+            body = encode_json(form.whole(self._body, received.reply))
+            return replace(received, rest=body, fault=received.fault or "framing")
         raw = await response.read()
         try:
             value = decode_json(raw)
@@ -420,7 +424,7 @@ class _ProxiedExchange:
             raise ServerFailed(f"{self._proxy.upstream.base} sent what is not a reply.")
         check = form.form_check()
         check.take(value)
-        return _Received(response, raw, reply, check.fault)
+        return _Received(response, raw, reply, check.fault or ("framing" if self._streams else ""))
 
     async def _read_stream(self, form: NativeFormat, response: transport.Response) -> _Received:
         """Read a stream and pass on what is certainly a part of a valid reply."""
@@ -433,7 +437,7 @@ class _ProxiedExchange:
             form.form_check(),
         )
         # A reply after one of no use is shown when it is known to be of use.
-        closed = self._again > 0 or self._writer.begun
+        closed = self._again > 0 or self._writer.begun or not self._streams
         held: list[bytes] = []
         held_events: list[dict[str, Any]] = []
         held_text: list[str] = []
@@ -555,7 +559,7 @@ class _ProxiedExchange:
             defect = verdict.defect
             if defect is None:
                 break
-            if reply.finish_reason == "length" and not self._shown:
+            if reply.finish_reason in ("length", "context_full") and not self._shown:
                 cut = reply, verdict
             if not self._may_ask_again:
                 reply, verdict = cut or (reply, verdict)

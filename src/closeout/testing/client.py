@@ -13,6 +13,7 @@ from closeout.models.base import BaseClient, OnDelta, OnRetry
 from closeout.models.retry import RetryPolicy
 from closeout.models.streaming import ReplyBuilder
 from closeout.testing.misbehaviour import CONNECTION_FAULTS, MAY_STILL_ACT, Misbehaviour, misbehaviours, spoil
+from closeout.testing.odd_forms import ODD_FORMS
 from closeout.testing.script import RequestView, Script, ScriptItem, Turn, as_deltas, as_turn, one_call_each, write
 
 __all__ = ["ALL_CAPABILITIES", "ConversationKey", "Performance", "Player", "ScriptedClient"]
@@ -87,7 +88,7 @@ class Player:
             return Performance(self._stopped(write(turn, view), view), view.turn, name)
         if fault.kind in MAY_STILL_ACT:
             conversation.doubtful = (_acts(view), len(whole.calls) if turn is not whole else 1)
-        elif fault.kind == "slow":
+        elif fault.kind == "slow" or fault.kind in ODD_FORMS:
             _advance(conversation, whole, turn)
         return Performance(self._stopped(spoil(fault.kind, turn, view, seed=fault.seed), view), view.turn, name, fault)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from closeout.errors import UsageError
 from closeout.messages import ModelReply, ToolCall
+from closeout.testing.odd_forms import ODD_FORMS
 from closeout.testing.rejections import REJECTIONS
 from closeout.testing.script import Dialect, RequestView, Turn, argument_text, hermes_call, write
 
@@ -50,6 +51,9 @@ REPLY_FAULTS: Mapping[str, str] = {
     "wrong_parameter": "a parameter's name slightly wrong",
     "misspelt_tool": "the tool's name slightly wrong",
     "wrong_types": "numbers as strings, texts as lists",
+    "reasoning_only": "everything within the reasoning, no text",
+    "announced": "no call, with the finish reason of calls",
+    "filtered_whole": "no text, with the finish reason of a filter",
 }
 # Half a text, and the finish reason with which a server says, or does not say, that it is one.
 UNFINISHED: Mapping[str, str] = {
@@ -57,6 +61,10 @@ UNFINISHED: Mapping[str, str] = {
     "out_of_resources": "insufficient_system_resource",  # DeepSeek
     "unreadable_call": "function_call_filter: MALFORMED_FUNCTION_CALL",  # Gemini
     "unknown_reason": "something_new",
+    "aborted": "abort",  # vLLM, SGLang
+    "failed_midway": "error",  # OpenRouter
+    "paused": "pause_turn",  # Anthropic
+    "window_exceeded": "model_context_window_exceeded",  # Anthropic
     "no_reason": "missing",  # null; a stream ends with [DONE]
     "no_end": "missing",  # a stream ends without [DONE], too
 }
@@ -73,7 +81,7 @@ NON_ANSWERS: tuple[str, ...] = (
     "Hmm.",
 )
 """Texts that neither call a tool nor answer. A fault's `seed` says which of them comes first."""
-MISBEHAVIOURS: tuple[str, ...] = (*CONNECTION_FAULTS, *REPLY_FAULTS, *UNFINISHED, *REJECTIONS)
+MISBEHAVIOURS: tuple[str, ...] = (*CONNECTION_FAULTS, *REPLY_FAULTS, *UNFINISHED, *REJECTIONS, *ODD_FORMS)
 """Every kind of fault."""
 
 _ON_CALLS = frozenset({
@@ -139,6 +147,8 @@ def sometimes(kind: str, share: float, *, seed: int = 0, seconds: float = 0.0) -
 
 def applies_to(kind: str, turn: Turn) -> bool:
     """Return whether the fault can happen to the turn: a wrong parameter needs a call, a missing box an answer."""
+    if kind in ODD_FORMS:
+        return ODD_FORMS[kind].on in ("any", "calls" if turn.calls else "text")
     if kind in _ON_CALLS:
         return bool(turn.calls)
     return turn.answer is not None if kind == "missing_box" else True
@@ -241,7 +251,19 @@ def _invented(turn: Turn, reply: ModelReply, dialect: Dialect) -> ModelReply:
     return replace(reply, text=reply.text + invented, tool_calls=(), finish_reason="stop")
 
 
+def _reasoned(turn: Turn, reply: ModelReply, dialect: Dialect) -> ModelReply:
+    thought = reply.text or "I think about it."
+    return replace(reply, text="", reasoning=thought, tool_calls=(), finish_reason="stop")
+
+
+def _nothing(finish_reason: str) -> Callable[[Turn, ModelReply, Dialect], ModelReply]:
+    return lambda turn, reply, dialect: replace(reply, text="", tool_calls=(), finish_reason=finish_reason)
+
+
 _ON_REPLIES: Mapping[str, Callable[[Turn, ModelReply, Dialect], ModelReply]] = {
+    "reasoning_only": _reasoned,
+    "announced": _nothing("tool_calls"),
+    "filtered_whole": _nothing("content_filter"),
     "repeated": _repeated,
     "truncated": _truncated,
     "missing_box": _without_box,

@@ -78,6 +78,12 @@ REJECTIONS: Mapping[str, Rejection] = {
         "https://github.com/huggingface/smolagents/issues/1119", 400, _litellm, holds_call=True
     ),
     "rejected_ollama": Rejection("https://github.com/ollama/ollama/issues/12884", 500, _ollama),
+    "rejected_ollama_xml": Rejection(
+        "https://github.com/ollama/ollama/issues/17276",
+        500,
+        _fixed("XML syntax error on line 7: element <parameter> closed by </function>", "api_error"),
+        in_stream=True,
+    ),
     "rejected_vllm": Rejection(
         "https://github.com/vllm-project/vllm/issues/51977",
         500,

@@ -16,6 +16,7 @@ from closeout.messages import ModelReply
 from closeout.testing.byte_tokens import StatedTokens
 from closeout.testing.client import ConversationKey, Performance, Player
 from closeout.testing.misbehaviour import Misbehaviour
+from closeout.testing.odd_forms import ODD_FORMS, OddForm
 from closeout.testing.rejections import REJECTIONS
 from closeout.testing.script import CHARACTERS_PER_TOKEN, RequestView, Script, as_deltas, pieces
 from closeout.testing.vendors import find_vendor
@@ -222,6 +223,9 @@ class ScriptedServer:
         kind = fault.kind if fault is not None else ""
         if performance.fault is not None and performance.fault.kind in ("no_end", *REJECTIONS):
             kind = performance.fault.kind
+        form = ODD_FORMS.get(performance.fault.kind if performance.fault is not None else "")
+        if form is not None:
+            return await self._perform_oddly(request, protocol, performance.reply, body, form)
         if kind in REJECTIONS and not (body.get("stream") and REJECTIONS[kind].in_stream):
             return web.json_response(_rejection(kind, performance.reply), status=REJECTIONS[kind].status)
         if body.get("stream"):
@@ -235,6 +239,23 @@ class ScriptedServer:
             return await _half(request, data)
         data = _faulty_body(kind, data)
         return web.Response(body=data, content_type="application/json")
+
+    async def _perform_oddly(
+        self, request: web.Request, protocol: Protocol, reply: ModelReply, body: Mapping[str, Any], form: OddForm
+    ) -> web.StreamResponse:
+        whole = form.whole(protocol.body(reply, body))
+        if not form.streams(wanted=bool(body.get("stream"))):
+            return web.Response(body=encode_json(whole), content_type="application/json")
+        if "message" in (whole.get("choices") or [{}])[0]:
+            asked = (body.get("stream_options") or {}).get("include_usage")
+            events = form.chunks(whole, with_usage=bool(asked))
+        elif "content" in whole:
+            events = _message_events(whole, reply, self._pieces)
+        else:
+            events = protocol.events(reply, body, self._pieces)
+        if form.framing == "comments":
+            events = (b": OPENROUTER PROCESSING\n\n" + event for event in events)
+        return await self._stream(request, events, "")
 
     async def _stream(self, request: web.Request, events: Iterator[bytes], fault: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -565,7 +586,10 @@ def _anthropic_body(reply: ModelReply, request: Mapping[str, Any]) -> dict[str, 
 
 
 def _anthropic_events(reply: ModelReply, request: Mapping[str, Any], sizes: Sequence[int]) -> Iterator[bytes]:
-    whole = _anthropic_body(reply, request)
+    return _message_events(_anthropic_body(reply, request), reply, sizes)
+
+
+def _message_events(whole: Mapping[str, Any], reply: ModelReply, sizes: Sequence[int]) -> Iterator[bytes]:
     started = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 1}}
     yield _event({"type": "message_start", "message": started}, "message_start")
     yield _event({"type": "ping"}, "ping")

@@ -28,7 +28,13 @@ from closeout.server.usage import messages_usage
 
 __all__ = ["AnthropicMessages"]
 
-_STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+_STOPS = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+    "context_full": "model_context_window_exceeded",
+    "content_filter": "refusal",
+}
 
 
 class AnthropicMessages(NativeFormat):

@@ -134,7 +134,9 @@ class _ChatCheck(FormCheck):
 
 def _finish(reply: ModelReply) -> str:
     """Return the finish reason. One that clients do not know stays, because such a reply is not finished."""
-    return "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
+    if reply.tool_calls and reply.finish_reason == "stop":
+        return "tool_calls"
+    return "length" if reply.finish_reason == "context_full" else reply.finish_reason
 
 
 def _chat_calls(reply: ModelReply) -> list[dict[str, Any]]:
