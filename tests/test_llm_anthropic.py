@@ -207,7 +207,7 @@ async def test_a_reply_with_everything_and_thinking_goes_back_signed():
 @pytest.mark.parametrize(
     ("stop", "ours"),
     [("end_turn", "stop"), ("stop_sequence", "stop"), ("tool_use", "tool_calls"), ("max_tokens", "length"),
-     ("refusal", "content_filter"), ("model_context_window_exceeded", "length"), ("pause_turn", "pause_turn"),
+     ("refusal", "content_filter"), ("model_context_window_exceeded", "context_full"), ("pause_turn", "pause_turn"),
      (None, "missing")],
 )  # fmt: skip
 async def test_stop_reasons(stop: Any, ours: str):

@@ -402,6 +402,62 @@ async def test_the_same_program_twice_is_a_circle() -> None:
     assert (result.status, result.stop_reason) == ("unanswered", "loop")
 
 
+CITY = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "population": {"type": "integer"}},
+    "required": ["name"],
+}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "name='Paris', population=2100000",
+        "'Paris', 2100000",
+        "'Paris', population=2100000",
+        "{'name': 'Paris', 'population': 2100000}",
+        "answer={'name': 'Paris', 'population': 2100000}",
+        '\'{"name": "Paris", "population": 2100000}\'',
+    ],
+)
+async def test_an_answer_with_fields_is_given_as_a_call_gives_its_arguments(given: str) -> None:
+    result, seen, _ = await run([block(f"final_answer({given})")], answer=Json(CITY))
+    assert (result.value, seen) == ({"name": "Paris", "population": 2100000}, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("7", "Call final_answer(name: str, population: int = None)."),
+        ("name=7", "Call final_answer(name: str, population: int = None)."),
+        ("population=7", "Call final_answer(name: str, population: int = None), got 1 arguments"),
+        ("'Paris', 1, 2", "Call final_answer(name: str, population: int = None), got 3 arguments"),
+        ("'Paris', name='Rome'", "Call final_answer(name: str, population: int = None), got 2 arguments"),
+        ("name='Paris', country='F'", "Call final_answer(name: str, population: int = None), got 2 arguments"),
+    ],
+)
+async def test_a_refused_answer_is_shown_the_call_that_is_wanted(given: str, says: str) -> None:
+    script = [block(f"final_answer({given})"), block("final_answer(name='Paris')")]
+    result, seen, _ = await run(script, answer=Json(CITY))
+    assert says in seen[0]
+    assert result.value == {"name": "Paris"}
+
+
+@pytest.mark.parametrize("weak", [True, False], ids=["one text", "chat"])
+async def test_the_prompt_shows_the_fields_of_the_answer(weak: bool) -> None:
+    capabilities = Capabilities(completions=True, weak=weak, known=True)
+    client = ScriptedClient([block("final_answer(name='Paris')")], capabilities=capabilities)
+    await Agent(client, [search], answer=Json(CITY), dialect="code", home=False).run("Which city?")
+    request = client.requests[0]
+    assert "final_answer(name: str, population: int = None)" in (request.prompt or request.messages[0].text)
+
+
+async def test_the_same_refused_answer_ends_the_loop_early() -> None:
+    result, _, _ = await run([block("final_answer('Paris')")] * 40, answer=Number(), max_turns=40)
+    assert (result.status, result.stop_reason, result.turns) == ("unanswered", "loop", 4)
+    assert result.usage.requests <= 8
+
+
 async def test_a_tool_cannot_close_the_run_with_the_mark_of_an_answer() -> None:
     @tool
     def forge() -> ToolOutput:

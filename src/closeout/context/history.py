@@ -6,7 +6,7 @@ The live loop subscribes it to the journal; the events of a recorded run can be 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -33,6 +33,7 @@ class History:
         earlier: The conversation before the task.
         images: Pictures of the task, OpenAI `image_url` parts.
         agent: The agent's path in the run.
+        answer: The JSON Schema of the answer, if its contract has one.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class History:
         earlier: Sequence[Message] = (),
         images: Sequence[dict[str, Any]] = (),
         agent: str = "main",
+        answer: Mapping[str, Any] | None = None,
     ) -> None:
         self.tools = tuple(tools)
         self.evicted_before = 0  # turns before this one show stubs
@@ -54,6 +56,7 @@ class History:
         self._earlier = tuple(earlier)
         self._images = tuple(images)
         self._agent = agent
+        self._answer = answer
         self._steps: list[Step] = []  # only appended to; any other change makes a new list
         self._origin: tuple[list[Step], int] | None = None  # the list before an eviction, and the steps both begin with
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
@@ -153,6 +156,7 @@ class History:
             closing=closing,
             images=self._images,
             borders=tuple(map(self._index_of, self._evictions)),
+            answer=self._answer,
         )
 
 

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 
 from closeout.dialects.constrain import PROGRAM_GRAMMAR
 from closeout.dialects.function_call import NOT_RUN
-from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, call_source, functions_of, stubs
+from closeout.dialects.functions import (
+    FINAL_ANSWER,
+    RUN_PROGRAM,
+    answer_function,
+    answer_stub,
+    call_form,
+    call_source,
+    functions_of,
+    stubs,
+    takes_any,
+)
 from closeout.dialects.prompts import program_slots
 from closeout.dialects.protocol import HistoryView
 from closeout.dialects.text_chat import TextChat, historic_prompt
@@ -62,6 +72,7 @@ class Code(TextChat):
             "code",
             instruction=view.instructions,
             functions=stubs(view.tools),
+            final_answer=_answer_form(view),
             examples=self._program_examples(view.tools) if examples else "",
         )
 
@@ -80,6 +91,7 @@ class Code(TextChat):
             "code_completion",
             instruction=view.instructions,
             functions=stubs(view.tools, documented=False).replace("\n\n", "\n"),
+            final_answer=answer_stub(answer_function(view.answer)),
             examples=self._program_examples(view.tools),
         )
         head = f"{head.rstrip()}\n\n"
@@ -102,6 +114,11 @@ class Code(TextChat):
             text = "".join(f"{text}\n" for text in texts if text)
             step.rendered[form] = (Message(role="user", content=text),)
         return step.rendered[form][0].text
+
+
+def _answer_form(view: HistoryView) -> str:
+    function = answer_function(view.answer)
+    return f"{FINAL_ANSWER}(answer)" if takes_any(function) else call_form(function)
 
 
 def _in_one_text(message: Message) -> str:

@@ -14,12 +14,16 @@ from closeout.messages import Reading, Step, ToolCall, ToolSpec
 __all__ = [
     "FINAL_ANSWER",
     "RUN_PROGRAM",
+    "answer_function",
+    "answer_stub",
+    "call_form",
     "call_source",
     "functions_of",
     "programs_in",
     "programs_of",
     "stub_of",
     "stubs",
+    "takes_any",
     "with_functions",
 ]
 
@@ -28,6 +32,7 @@ FINAL_ANSWER = "final_answer"  # the function that closes a run
 
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict",
           "null": "None"}  # fmt: skip
+_ANY_ANSWER: dict[str, Any] = {"type": "object", "properties": {"answer": {}}, "required": ["answer"]}
 _LONGEST_LITERAL = 200  # characters of an enumeration that a signature shows
 
 
@@ -89,6 +94,33 @@ def stub_of(name: str, tool: ToolSpec, *, documented: bool = True) -> str:
     lines = [f"    {line}".rstrip() for line in text.replace("\\", "\\\\").split("\n")]
     body = "\n".join(lines).lstrip()
     return f'{head}\n    """{body}"""' if body else f"{head} ..."
+
+
+def answer_function(schema: Mapping[str, Any] | None) -> ToolSpec:
+    """Return the function that closes a run: it takes the fields of an answer that is an object, or the answer.
+
+    Args:
+        schema: The JSON Schema of the answer, if there is one.
+    """
+    schema = schema or {}
+    fields = schema.get("properties") if schema.get("type") == "object" else None
+    named = isinstance(fields, Mapping) and all(name.isidentifier() and not keyword.iskeyword(name) for name in fields)
+    return ToolSpec(FINAL_ANSWER, parameters=dict(schema) if fields and named else _ANY_ANSWER)
+
+
+def takes_any(function: ToolSpec) -> bool:
+    """Return whether the function that closes a run takes the answer as one value."""
+    return function.parameters is _ANY_ANSWER
+
+
+def answer_stub(function: ToolSpec) -> str:
+    """Return the function that closes a run as Python source."""
+    return stub_of(FINAL_ANSWER, function, documented=False).replace(") -> Any:", ") -> None:")
+
+
+def call_form(function: ToolSpec) -> str:
+    """Return how the function that closes a run is called: its signature without `def`."""
+    return answer_stub(function).removeprefix("def ").removesuffix(" -> None: ...")
 
 
 def _type(schema: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ class HistoryView:
     # Before which steps results were evicted, the last two times. The prompt stays as it is up to there when more are
     # evicted, so a cache that takes breakpoints gets one there.
     borders: tuple[int, ...] = ()
+    answer: Mapping[str, Any] | None = None  # the JSON Schema of the answer, if its contract has one
 
 
 @runtime_checkable

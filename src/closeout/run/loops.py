@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from closeout.dialects.functions import RUN_PROGRAM
 from closeout.language.words import is_unspaced, split_characters, telling_words, words
 from closeout.messages import ToolCall, ToolReturn
 from closeout.records import record
@@ -16,6 +17,7 @@ __all__ = ["LoopWatch", "Query", "query_of", "same_question"]
 
 WINDOW = 12  # turns that are compared
 CYCLES = {1: 3, 2: 2, 3: 2, 4: 2}  # period in turns → how often it must occur
+FAILED_PROGRAM = 2  # times in a row that a program fails in the same way: nothing outside it can have changed that
 POLLS = 10  # turns of repeatable calls only, with the same results: such tools are meant for waiting
 SAME_RESULT = 3  # different calls of one tool in a row with the same result
 SHORTEST_RESULT = 200  # characters: different calls may rightly return "ok" or "nothing found"
@@ -32,6 +34,7 @@ class _Seen:
     query: Query | None = None
     result: int = 0
     length: int = 0  # of the result
+    failed_program: bool = False
 
 
 class LoopWatch:
@@ -76,10 +79,13 @@ class LoopWatch:
             query=query_of(calls[0].arguments, text),
             result=hash(text),
             length=len(text),
+            failed_program=calls[0].name == RUN_PROGRAM and bool(returns) and not returns[0].ok,
         )
 
     def _cycle(self) -> str:
         turns, last = self._turns, self._turns[-1].mark
+        if turns[-1].failed_program and len(turns) >= FAILED_PROGRAM and turns[-2] == turns[-1]:
+            return "Your last two programs were the same and failed in the same way."
         for period, times in CYCLES.items():
             length = period * times
             if len(turns) < length or turns[-1 - period].mark != last:

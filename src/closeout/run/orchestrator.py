@@ -87,7 +87,13 @@ class Orchestrator:
             question=task or question,
             offered=tools,
             history=History(
-                plan.full_instructions(), question, tools.shown, earlier=earlier, images=images, agent=scope.path
+                plan.full_instructions(),
+                question,
+                tools.shown,
+                earlier=earlier,
+                images=images,
+                agent=scope.path,
+                answer=answers.schema,
             ),
             keeper=keeper,
             session=session,

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from closeout.dialects.functions import RUN_PROGRAM, functions_of
+from closeout.dialects.functions import RUN_PROGRAM, answer_function, call_form, functions_of, takes_any
 from closeout.errors import ToolError
 from closeout.journal.events import AttemptStarted, DecisionMade, Repaired, ToolFinished, ToolStarted
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
@@ -114,6 +114,7 @@ class Programs:
         self._answers = answers
         self._tools = tools
         self._sandbox = ProgramSandbox(scope.journal.started_at, scope.journal.run_id)
+        self._answer_function = answer_function(answers.schema)
         self._past: dict[str, _Recorded] = {}  # programs of the record that the sandbox has not executed, by handle
         self._stack = AsyncExitStack()
 
@@ -158,7 +159,9 @@ class Programs:
         functions = functions_of(self._tools())
         await self._catch_up(functions, scope.handle)
         below = replace(scope.child(PROGRAM, Limits()), artifacts=self._scope.artifacts)
-        execution = ProgramExecution(self._sandbox, functions, self._caller(ToolCalls(below)), self._accept)
+        execution = ProgramExecution(
+            self._sandbox, functions, self._caller(ToolCalls(below)), self._accept, self._answer_function
+        )
         await execution.run(code)
         for repair in execution.repairs:
             below.journal.append(
@@ -172,7 +175,9 @@ class Programs:
         for handle, past in list(self._past.items()):
             if handle == running or not past.done:
                 continue
-            again = ProgramExecution(self._sandbox, functions, self._caller(past), self._accept_again)
+            again = ProgramExecution(
+                self._sandbox, functions, self._caller(past), self._accept_again, self._answer_function
+            )
             await again.run(past.code)
             del self._past[handle]
 
@@ -201,7 +206,11 @@ class Programs:
             for form in _answer_forms(each, contract.finish_prefix):
                 if self._answers.read(form).ok:
                     return form
-        raise ValueError(f"{self._answers.read(text).problem} {contract.instruction()}".strip())
+        problem, wanted = self._answers.read(text).problem, contract.instruction()
+        if not takes_any(self._answer_function):
+            problem = problem if isinstance(value, dict) else "The answer has fields."
+            wanted = f"Call {call_form(self._answer_function)}."
+        raise ValueError(f"{problem} {wanted}".strip())
 
     def _accept_again(self, value: Any) -> str:
         """Refuse the answer of a program of the record: with an accepted answer, no other would have followed it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,14 @@ class Answers:
         self._values: dict[str, Any] = {}
         self._texts: dict[str, str] = {}  # the text that held the answer, the last one if there are several
         self._last: tuple[str, ContractReading] | None = None  # a reply is read in several places
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """The JSON Schema of the answer; None if its contract has none."""
+        constraint = self.contract.constraint()
+        if constraint is None or constraint.kind != "json_schema" or not isinstance(constraint.value, Mapping):
+            return None
+        return constraint.value
 
     def read(self, text: str) -> ContractReading:
         """Return what the contract reads in a text."""

@@ -14,14 +14,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, stubs
+from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, answer_function, call_form, stubs, takes_any
 from closeout.errors import UsageError
 from closeout.messages import Repair, ToolSpec
 from closeout.parsing.program import MAX_PROGRAM, parse_python
@@ -79,7 +79,8 @@ _BLOCKED = re.compile(r"external function '(\w+)' cannot suspend in this synchro
 TOO_MANY = f"A program may make at most {MAX_CALLS:,} calls. Split the work into several programs."
 _TOO_LONG = f"may have at most {MAX_PRINTED:,} characters. Select what matters."
 NOTHING_PRINTED = "The program printed nothing. Print what you need to see."
-_STUB_HEAD = f"from typing import Any, Literal\n\ndef {FINAL_ANSWER}(answer: Any) -> None: ...\n\n"
+# What `final_answer` takes is checked when it is called: an object may be given whole or by its fields.
+_STUB_HEAD = f"from typing import Any, Literal\n\ndef {FINAL_ANSWER}(*answer: Any, **fields: Any) -> None: ...\n\n"
 
 Call: TypeAlias = Callable[[ToolSpec, dict[str, Any]], Awaitable[CallOutcome]]
 
@@ -105,6 +106,7 @@ class ProgramExecution:
         functions: What it can call.
         call: Makes a call.
         accept: Returns the text of the answer that a value is. Raises `ValueError` to refuse it.
+        answer: The function that takes the answer.
     """
 
     def __init__(
@@ -113,12 +115,14 @@ class ProgramExecution:
         functions: Mapping[str, ToolSpec],
         call: Call,
         accept: Callable[[Any], str],
+        answer: ToolSpec | None = None,
     ) -> None:
         self.repairs: list[Repair] = []
         self._sandbox = sandbox
         self._functions = functions
         self._call = call
         self._accept = accept
+        self._answer_function = answer or answer_function(None)
         self._printed = _Printed()
         self._value = ""
         self._answer: str | None = None
@@ -346,17 +350,33 @@ class ProgramExecution:
         return {"return_value": outcome.text if result is None else result}
 
     def _take_answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        values = [*args, *kwargs.values()]
-        if len(values) != 1:
-            return {"exception": TypeError(f"{FINAL_ANSWER}() takes one argument, got {len(values)}")}
-        if _is_huge(values[0]):
+        if _is_huge([*args, dict(kwargs)]):
             return {"exception": ValueError(f"The answer {_TOO_LONG}")}
-        value = normalise(values[0])
-        try:
-            self._answer = self._accept(value)
-        except ValueError as refused:
-            return {"exception": refused}
-        return {"return_value": None}
+        refusals = []
+        for value in self._answers_meant(args, kwargs):
+            try:
+                self._answer = self._accept(normalise(value))
+            except ValueError as refused:
+                refusals.append(refused)
+            else:
+                return {"return_value": None}
+        return {"exception": refusals[-1] if refusals else TypeError(self._wrong_arguments(args, kwargs))}
+
+    def _answers_meant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield the answers that arguments can mean: the object of the named fields, or the only one as it is."""
+        fields = self._answer_function.parameters["properties"]
+        names, required = _parameters(self._answer_function), self._answer_function.parameters.get("required") or ()
+        if len(args) + len(kwargs) == 1 and (args or "answer" in kwargs):
+            yield next(iter([*args, *kwargs.values()]))
+        if takes_any(self._answer_function):
+            return
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        whole = len(args) <= len(names) and len(given) == len(args) + len(kwargs)
+        if whole and not {*required}.difference(given) and {*given}.issubset(fields):
+            yield given
+
+    def _wrong_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        return f"Call {call_form(self._answer_function)}, got {len(args) + len(kwargs)} arguments"
 
 
 def _shown(value: Any) -> str:
