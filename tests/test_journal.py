@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked, RunNotFound
 from closeout.journal import events as ev
 from closeout.journal.locks import RunLocks
-from closeout.journal.run_journal import Journal, new_run_id
+from closeout.journal.run_journal import Journal
+from closeout.journal.run_names import new_run_id
 from closeout.journal.store import BODY_LIMIT, Store, open_store
 from closeout.journal.totals import RunTotals
 from closeout.messages import ModelReply, ToolCall, Usage
@@ -428,7 +429,8 @@ _FORKING = """
 import os, sys, time
 from pathlib import Path
 from closeout.journal.events import RunStarted
-from closeout.journal.run_journal import Journal, new_run_id
+from closeout.journal.run_journal import Journal
+from closeout.journal.run_names import new_run_id
 from closeout.journal.store import open_store
 
 def write(name):

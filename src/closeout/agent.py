@@ -440,7 +440,7 @@ class Agent(Generic[Deps, Value]):
             session_id: The id of the conversation. The same id continues it, also after a crash. Defaults to a new id.
             history: Messages that precede a new conversation.
         """
-        from closeout.journal.run_journal import new_run_id
+        from closeout.journal.run_names import new_run_id
         from closeout.messages import Message
         from closeout.run.conversation import Session
         from closeout.run.many import check_key
@@ -675,6 +675,36 @@ class Agent(Generic[Deps, Value]):
             despite_changes=despite_changes,
             despite_damage=despite_damage,
         )
+
+    async def send(self, run_id: str, text: str, *, interrupt: bool = False, to: str = "", by: str = "") -> None:
+        """Send a message to a running agent, in this process or another one. Its next request has the message.
+
+        It is kept through crashes, and while the run waits for a decision, until the run continues.
+
+        Args:
+            run_id: The id of the run.
+            text: The message.
+            interrupt: Cancel the reply that the model is writing. A tool that is running is not cancelled.
+            to: The name of a sub-agent that is at work. Defaults to the main agent.
+            by: Who sends it, for the record.
+
+        Raises:
+            MessageRefused: The run has ended or is giving its final answer. The error names the next step.
+            RunNotFound: No run in the home has this id.
+            JournalError: The message cannot be written.
+        """
+        import asyncio
+
+        from closeout.journal.inbox import mailbox_of
+
+        store = self.store()
+        if store is None:
+            raise UsageError(
+                "This agent keeps its runs in memory (home=False). Send to a run of its own: run = agent.stream(…); "
+                "await run.send(…)."
+            )
+        mailbox = await asyncio.to_thread(mailbox_of, store, run_id)
+        await asyncio.to_thread(mailbox.send, text, to=to, by=by, interrupt=interrupt)
 
     async def fork(
         self,

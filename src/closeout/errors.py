@@ -5,6 +5,7 @@ CloseoutError
 │   ├── ConfigError             an invalid configuration key or value
 │   ├── DecisionRefused         a decision that the run does not wait for, or that was made before
 │   ├── SignalRefused           a signal that no run can receive
+│   ├── MessageRefused          a message to a run that takes none any more
 │   └── ToolDefinitionError     a tool that cannot be offered: duplicate name, broken schema
 ├── ModelError                  a request to a model failed
 │   ├── PermanentModelError     the same request would fail again
@@ -32,7 +33,7 @@ CloseoutError
     ├── RunExists               a run of this name exists
     └── ResumeRefused           the run was started by a different agent
 
-Suspended is not one of them: like cancellation, it passes through everything that handles errors.
+Suspended and Interrupted are not among them: like cancellation, they pass through everything that handles errors.
 """
 
 from __future__ import annotations
@@ -56,12 +57,14 @@ __all__ = [
     "ContextOverflow",
     "DecisionRefused",
     "Failure",
+    "Interrupted",
     "JournalDamaged",
     "JournalError",
     "JournalFull",
     "JournalLocked",
     "LimitReached",
     "McpServerUnavailable",
+    "MessageRefused",
     "ModelError",
     "ModelNotFound",
     "ModelTimeout",
@@ -95,6 +98,10 @@ class UsageError(CloseoutError):
 
 class ConfigError(UsageError):
     """A configuration key does not exist, or its value is invalid."""
+
+
+class MessageRefused(UsageError):
+    """A run takes no more messages, or has no such agent."""
 
 
 class DecisionRefused(UsageError):
@@ -252,6 +259,13 @@ class ResumeRefused(JournalError):
     def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.differences = tuple(differences)
+
+
+class Interrupted(BaseException):
+    """A message of the user's interrupts the reply that the model is writing. The next request has the message.
+
+    It is a BaseException, as cancellation is, so that nothing takes it for a failure of the model.
+    """
 
 
 class Suspended(BaseException):

@@ -7,7 +7,7 @@ format, so that every API that takes `list[dict]` takes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, field
+from dataclasses import KW_ONLY, field, replace
 from functools import reduce
 from operator import add
 from typing import Any, Literal, NoReturn
@@ -176,6 +176,7 @@ class ToolReturn:
 class Step:
     """One accepted turn as the history shows it: what the model wrote, what it called, what came back.
 
+    `messages` are what the user sent to the running agent after it.
     `rendered` caches each dialect's messages for it, so that a step is written once for ever.
     """
 
@@ -187,7 +188,12 @@ class Step:
     reasoning: str = ""
     raw: str = ""  # the trusted part of the reply as written, for text dialects
     attached: Mapping[str, Any] = field(default_factory=dict)  # see `ModelReply.attached`
+    messages: tuple[str, ...] = ()
     rendered: dict[str, tuple[Message, ...]] = field(default_factory=dict, repr=False)
+
+    def followed_by(self, message: str) -> Step:
+        """Return the step with one more message of the user's after it."""
+        return replace(self, messages=(*self.messages, message), rendered={})
 
     @property
     def succeeded(self) -> bool:

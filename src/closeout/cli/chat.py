@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import io
+import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from closeout.cli import exits
 from closeout.cli.continuing import last_conversation, options_of_session
@@ -26,14 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["chat_command"]
 
+T = TypeVar("T")
+
 PROMPT = "> "
+NOW = "/now "  # begins a line that interrupts the reply
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|.)?")  # keys such as arrows
 HELP = """\
 /help      show this
 /history   show the conversation
 /retry     continue a reply that was stopped, failed or interrupted
 /new       begin a new conversation
 /exit      leave; Ctrl-D does too
-A line that ends in \\ continues on the next one. Ctrl-C stops a reply."""
+A line that ends in \\ continues on the next one. Ctrl-C stops a reply.
+What you type while the agent works reaches it before its next request; /now TEXT interrupts its reply."""
 
 
 def chat_command(options: RunOptions, session_id: str, *, continue_last: bool, quiet: bool) -> int:
@@ -62,11 +70,21 @@ async def _close(agent: Agent[Any]) -> None:
         await client.aclose()
 
 
-class _Echo:
-    """Keeps what is typed during a reply from being echoed into it. It is read at the next prompt."""
+class _Typing:
+    """Reads the lines that are typed during a reply. The terminal does not echo them into it: `show` does.
 
-    def __init__(self, is_terminal: bool) -> None:
+    Args:
+        is_terminal: Whether stdin is a terminal. Lines of a pipe wait for their turn.
+        show: Receives what is being typed.
+        enter: Receives a line.
+    """
+
+    def __init__(self, is_terminal: bool, show: Callable[[str], object], enter: Callable[[str], object]) -> None:
+        self.text = ""  # the beginning of a line
         self._is_terminal = is_terminal
+        self._show = show
+        self._enter = enter
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._before: list[Any] | None = None
 
     def __enter__(self) -> None:
@@ -76,11 +94,38 @@ class _Echo:
 
                 self._before = termios.tcgetattr(sys.stdin)
                 quiet = termios.tcgetattr(sys.stdin)
-                quiet[3] &= ~termios.ECHO
+                quiet[3] &= ~(termios.ECHO | termios.ICANON)
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
 
     def __exit__(self, *_: object) -> None:
         self.on()
+
+    async def during(self, work: Awaitable[T]) -> T:
+        """Wait for the work, and read what is typed meanwhile."""
+        if self._before is None:
+            return await work
+        loop = asyncio.get_running_loop()
+        loop.add_reader(sys.stdin, self._read)
+        try:
+            return await work
+        finally:
+            loop.remove_reader(sys.stdin)
+
+    def _read(self) -> None:
+        data = os.read(sys.stdin.fileno(), 4096)
+        if not data:
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+        for key in _ESCAPES.sub("", self._decoder.decode(data)):
+            if key in "\r\n":
+                line, self.text = self.text, ""
+                self._enter(line)
+            elif key in "\b\x7f":
+                self.text = self.text[:-1]
+            elif key == "\x15":  # Ctrl-U
+                self.text = ""
+            elif key.isprintable():
+                self.text += key
+        self._show(self.text)
 
     def on(self) -> None:
         """Echo again."""
@@ -89,6 +134,25 @@ class _Echo:
 
             with suppress(OSError):
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+            self._before = None
+
+
+@contextmanager
+def _prefilled(text: str) -> Iterator[None]:
+    """Let the next line begin with what was typed before, where there is line editing."""
+    if not text:
+        yield
+        return
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    readline.set_startup_hook(lambda: readline.insert_text(text))
+    try:
+        yield
+    finally:
+        readline.set_startup_hook()
 
 
 class _TerminalChat:
@@ -105,6 +169,9 @@ class _TerminalChat:
         self._is_terminal = sys.stdin is not None and sys.stdin.isatty()
         self._session: Session[Any] = agent.session(session_id)
         self.stopped = False  # whether a reply was stopped, whose tool may still be running
+        self._late: list[str] = []  # lines that were typed too late for a reply: the next messages
+        self._typed = ""  # the beginning of the next line
+        self._sending: set[asyncio.Task[None]] = set()
         self._code = exits.OK
         self._notes = Display(brief=True)
         self._commands: dict[str, Callable[[], object]] = {
@@ -155,6 +222,10 @@ class _TerminalChat:
     def _messages(self) -> Iterator[str]:
         """Yield what the user types, or the lines of stdin."""
         while True:
+            while self._late:
+                text = self._late.pop(0)
+                self._say(f"{PROMPT}{text}")
+                yield text
             try:
                 yield self._read()
             except EOFError:
@@ -173,7 +244,9 @@ class _TerminalChat:
 
     def _line(self, prompt: str) -> str:
         if self._is_terminal:
-            return input(prompt)
+            typed, self._typed = self._typed, ""
+            with _prefilled(typed):
+                return input(prompt)
         line = sys.stdin.readline() if sys.stdin is not None else ""
         if not line:
             raise EOFError
@@ -184,7 +257,12 @@ class _TerminalChat:
     def _reply(self, start: Callable[..., Any]) -> None:
         """Run the agent, show its reply while it is written, and stop it at the first Ctrl-C."""
         display = None if self._quiet else Display(brief=True)
-        echo = _Echo(self._is_terminal)
+
+        def show(typed: str) -> None:
+            if display is not None:
+                display.typed = typed
+
+        typing = _Typing(self._is_terminal, show, lambda line: self._send(line, display))
 
         def on_first_signal() -> None:
             if display is not None:
@@ -193,12 +271,16 @@ class _TerminalChat:
         def on_second_signal() -> None:
             if display is not None:
                 display.close()
-            echo.on()
+            typing.on()
 
         listeners: Sequence[Any] = () if display is None else (display,)
         try:
-            with Signals(on_first_signal, on_second_signal) as signals, echo, display or nullcontext():
-                result = signals.run(start(origin=self._origin, listeners=listeners), self._runner)
+            with Signals(on_first_signal, on_second_signal) as signals, typing, display or nullcontext():
+                work = start(origin=self._origin, listeners=listeners)
+                try:
+                    result = signals.run(typing.during(self._with_messages(work)), self._runner)
+                finally:
+                    self._typed = typing.text
         except Stopped as stopped:
             self.stopped = True
             if display is not None and display.unfinished:
@@ -214,6 +296,37 @@ class _TerminalChat:
             self._show(result, display)
             if result.status == "waiting" and can_ask(False) and (decisions := ask_at_terminal(result.waiting)):
                 self._reply(lambda origin, **more: self._session.resume(decisions=decisions, **more))
+
+    def _send(self, line: str, display: Display | None) -> None:
+        """Send a line that was typed during a reply to the agent; one that is too late is the next message."""
+        interrupt = line.startswith(NOW)
+        text = line.removeprefix(NOW).strip()
+        if not text:
+            return
+        if text.startswith("/") and " " not in text and not interrupt:  # a command
+            self._late.append(text)
+            return
+
+        async def send() -> None:
+            try:
+                await self._session.send(text, interrupt=interrupt, by="terminal")
+            except CloseoutError:
+                self._late.append(text)
+            else:
+                if display is not None:
+                    display.working("interrupting" if interrupt else "your message goes with the next request")
+
+        task = asyncio.get_running_loop().create_task(send())
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _with_messages(self, work: Awaitable[T]) -> T:
+        """Wait for a reply, and until it is known of all messages meanwhile whether they were in time."""
+        try:
+            return await work
+        finally:
+            if self._sending:
+                await asyncio.wait(self._sending)
 
     def _show(self, result: RunResult[Any], display: Display | None) -> None:
         self._code = exits.OUTCOMES.get(result.status, exits.FAILED)

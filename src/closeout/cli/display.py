@@ -28,6 +28,7 @@ from closeout.journal.events import (
     DecisionRequested,
     Event,
     Evicted,
+    MessageReceived,
     ModelFailed,
     ModelReplied,
     ModelRequested,
@@ -41,7 +42,7 @@ from closeout.journal.events import (
     TurnRolledBack,
     Unknown,
 )
-from closeout.journal.recorded import CANCELLED
+from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.story import CallStory, Change, Story
 from closeout.journal.subscribers import Progress
 from closeout.journal.totals import RunTotals
@@ -58,7 +59,7 @@ WORKING = {
     "experience": "summing up",
     "compact": "making room",
 }
-ASCII = str.maketrans({"→": ">", "✗": "x", "↺": "<", "▸": ">", "◂": "<", "·": "-", "—": "-", "…": "~"})
+ASCII = str.maketrans({"»": ">", "→": ">", "✗": "x", "↺": "<", "▸": ">", "◂": "<", "·": "-", "—": "-", "…": "~"})
 LINE_PERIOD = 5.0  # seconds between two lines about the same work if stderr is not a terminal
 EXPERIENCE_LINES = 12
 PROGRAM_LINES = 20
@@ -114,6 +115,7 @@ class Display:
         self._failure = ""  # of the last request; printed if another request follows
         self._turn = 1
         self._doing = "starting"
+        self.typed = ""  # what the user is typing, shown below the status line
         self._said: tuple[str, float] = ("", 0.0)
 
     def __enter__(self) -> Display:
@@ -191,7 +193,7 @@ class Display:
                 wait = f" Retrying in {event.wait:.1f} s." if event.wait else ""
                 self._print(event, f"! {event.reason}{wait}", "yellow")
             case ModelFailed():
-                if not (self._brief and event.kind == CANCELLED):
+                if not (self._brief and event.kind in (CANCELLED, REPLY_INTERRUPTED)):
                     self._failure = event.error  # if no request follows, the command prints it at the end
             case ModelReplied():
                 self._replied(event, change)
@@ -207,6 +209,8 @@ class Display:
                 self._accepted(event, change)
             case TurnRolledBack():
                 self._rolled_back(event)
+            case MessageReceived():
+                self._print(event, f"» {event.text}", "bold", cut=False)
             case Repaired():
                 self._repaired(event)
             case AttemptStarted() if event.attempt:
@@ -361,7 +365,9 @@ class Display:
         def now() -> RenderableType:
             width = width_of(self._console) - 4  # room for the ^C that a terminal echoes
             spinner.update(text=Text(self._line(width - 2)))
-            return Group(*self._written(width_of(self._console), max(self._console.height - 3, 1)), spinner)
+            typed = [Text(f"» {printable(self.typed)}"[-width:])] if self.typed else []
+            written = self._written(width_of(self._console), max(self._console.height - 3 - len(typed), 1))
+            return Group(*written, spinner, *typed)
 
         return now
 

@@ -212,6 +212,21 @@ def send_signal(
 
 @app.command()
 @guarded
+def send(
+    run_id: RunId,
+    message: Annotated[str, typer.Argument(help="What to tell the agent; - reads stdin")],
+    interrupt: Annotated[bool, typer.Option("--interrupt", help="Cancel the reply that is being written")] = False,
+    to: Annotated[str, typer.Option(help="A sub-agent that is at work")] = "",
+    json: Json = False,
+) -> int:
+    """Send a message to a run; its next request to the model has the message."""
+    from closeout.cli.sending import send_command
+
+    return send_command(full_run_id(run_id), message, to=to, interrupt=interrupt, as_json=json)
+
+
+@app.command()
+@guarded
 def fork(
     run_id: RunId,
     at: Annotated[
@@ -230,7 +245,7 @@ def fork(
     """Continue a run from an earlier point as a new run; what is before that point costs nothing."""
     from closeout.cli.options import make_agent, recorded_options
     from closeout.cli.run_tasks import read_result, run_agent
-    from closeout.journal.run_journal import new_run_id
+    from closeout.journal.run_names import new_run_id
 
     run_id = full_run_id(run_id)
     options = recorded_options(run_id, agent=agent).with_model(model, base_url)

@@ -33,7 +33,7 @@ Start = Callable[["Agent", Sequence["Listener"]], Awaitable["RunResult"]]
 
 def run_command(question: str, options: RunOptions, *, continue_last: bool, as_json: bool, quiet: bool) -> int:
     """Answer a question, with `continue_last` as the next message of the last conversation. Return the exit code."""
-    from closeout.journal.run_journal import new_run_id
+    from closeout.journal.run_names import new_run_id
 
     task = _read_question(question)
     session: Session | None = None

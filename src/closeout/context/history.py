@@ -12,12 +12,12 @@ from typing import Any, Self
 
 from closeout.codec import Snapshot
 from closeout.dialects.protocol import HistoryView
-from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, TurnAccepted
+from closeout.journal.events import AttemptStarted, Compacted, Event, Evicted, MessageReceived, TurnAccepted
 from closeout.messages import Message, Step, ToolReturn, ToolSpec
 
 __all__ = ["History", "stub_text"]
 
-_APPLIED = frozenset({TurnAccepted, AttemptStarted, Evicted, Compacted})
+_APPLIED = frozenset({TurnAccepted, AttemptStarted, Evicted, Compacted, MessageReceived})
 
 
 class History:
@@ -60,6 +60,7 @@ class History:
         self._steps: list[Step] = []  # only appended to; any other change makes a new list
         self._origin: tuple[list[Step], int] | None = None  # the list before an eviction, and the steps both begin with
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
+        self._messages: tuple[str, ...] = ()  # of the user's, before the first step
         self._summary = ""  # the last one
         self._summarised: tuple[str, ...] = ()  # handles of the first and the last result of the turns that left
 
@@ -67,6 +68,11 @@ class History:
     def steps(self) -> Snapshot[Step]:
         """The accepted turns of the attempt, oldest first. Evicted results are stubs."""
         return Snapshot(self._steps, self._origin)
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """What the user has sent to the running agent, oldest first."""
+        return (*self._messages, *(message for step in self._steps for message in step.messages))
 
     def after(self, events: Iterable[Event]) -> Self:
         """Apply recorded events, and return the history."""
@@ -91,6 +97,8 @@ class History:
             self._evict(event)
         elif isinstance(event, Compacted):
             self._compact(event)
+        elif isinstance(event, MessageReceived):
+            self._receive(event)
 
     def _accept(self, event: TurnAccepted) -> None:
         step = event.step()
@@ -98,7 +106,15 @@ class History:
             self._replace(self._steps[:-1])
         self._steps.append(step)
 
+    def _receive(self, event: MessageReceived) -> None:
+        if not self._steps:
+            self._messages = (*self._messages, event.text)
+            return
+        *others, last = self._steps
+        self._replace([*others, last.followed_by(event.text)], kept=len(others))
+
     def _start(self, event: AttemptStarted) -> None:
+        self._messages = self.messages
         self._replace([])
         self.evicted_before = 0
         self._evictions = self._summarised = ()
@@ -116,6 +132,8 @@ class History:
     def _compact(self, event: Compacted) -> None:
         self._evictions = ()
         end = self._index_of(event.before)
+        # The user's words are kept as they are: they belong to the task.
+        self._messages = (*self._messages, *(message for step in self._steps[:end] for message in step.messages))
         handles = [r.handle for step in self._steps[:end] for r in step.returns if r.handle]
         if handles:
             self._summarised = ((*self._summarised, *handles)[0], handles[-1])
@@ -152,6 +170,7 @@ class History:
             tools,
             steps=self.steps,
             earlier=self._earlier,
+            messages=self._messages,
             note=note,
             closing=closing,
             images=self._images,

@@ -20,7 +20,7 @@ from closeout.dialects.functions import (
 )
 from closeout.dialects.prompts import program_slots
 from closeout.dialects.protocol import HistoryView
-from closeout.dialects.text_chat import TextChat, historic_prompt
+from closeout.dialects.text_chat import TextChat, historic_prompt, said_by_user
 from closeout.messages import Capabilities, Constraint, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.program import ProgramReader
 
@@ -96,7 +96,8 @@ class Code(TextChat):
         )
         head = f"{head.rstrip()}\n\n"
         hints = "".join(f"{hint}\n" for hint in (view.note, view.closing) if hint)
-        steps = "".join(self._step_text(step) for step in view.steps)
+        steps = "".join(f"{said_by_user(message)}\n" for message in view.messages)
+        steps += "".join(self._step_text(step) for step in view.steps)
         prompt = f"{head}{historic_prompt(view.earlier)}Question: {view.question}\n{steps}{hints}"
         return ModelRequest(prompt=prompt, stop=self._stops(capabilities), shared=len(head))
 
@@ -110,7 +111,10 @@ class Code(TextChat):
     def _step_text(self, step: Step) -> str:
         form = f"{self.name}/text"
         if form not in step.rendered:
-            texts = (_in_one_text(message).rstrip("\n") for message in self.step_messages(step))
+            written = [_in_one_text(message).rstrip("\n") for message in self.step_messages(step)]
+            if step.messages and not step.calls:
+                written.pop()  # which asks to continue
+            texts = (*written, *map(said_by_user, step.messages))
             text = "".join(f"{text}\n" for text in texts if text)
             step.rendered[form] = (Message(role="user", content=text),)
         return step.rendered[form][0].text

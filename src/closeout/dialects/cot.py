@@ -15,7 +15,7 @@ from closeout.dialects.constrain import action_constraint
 from closeout.dialects.function_call import NOT_RUN
 from closeout.dialects.prompts import READ_RESULT, Prompts, examples_slots, tool_names, tools_brief, tools_json
 from closeout.dialects.protocol import HistoryView
-from closeout.dialects.text_chat import TextChat, historic_prompt, observation_text
+from closeout.dialects.text_chat import TextChat, historic_prompt, observation_text, said_by_user
 from closeout.messages import Capabilities, Constraint, Message, ModelRequest, Step, ToolCall, ToolSpec
 from closeout.parsing.action_keys import is_final_answer
 from closeout.parsing.react import CotAgentOutputParser, Markers
@@ -124,7 +124,7 @@ class CotChat(TextChat):
 
     def step_messages(self, step: Step) -> Iterator[Message]:
         for unit in step_units(step):
-            said = said_text(unit)
+            said = said_text(unit) if unit.action or not step.messages else _without_call(step)
             if unit.observation is None:
                 yield Message(role="assistant", content=said)
                 yield Message(role="user", content=self.continue_text())
@@ -141,6 +141,7 @@ class CotCompletion:
 
     name = "cot_completion"
     parallel_calls = False
+    writes_messages = True
     # A base model that has answered continues with a question of its own.
     stop: tuple[str, ...] = ("\nObservation:", "\nQuestion:")
 
@@ -160,7 +161,7 @@ class CotCompletion:
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         brief = capabilities.weak and bool(examples_slots(view.tools))  # as the worked examples write actions
         form = f"{self.name}/brief" if brief else self.name
-        parts = []
+        parts = [f"{said_by_user(message)}\n" for message in view.messages]
         for step in view.steps:
             done = step.rendered.get(form)
             if done is None:
@@ -233,7 +234,13 @@ class CotCompletion:
 
 def _step_text(step: Step, *, brief: bool = False) -> str:
     units = (unit for unit in step_units(step, brief=brief) if unit.action)
-    return scratchpad_text(units) or f"Thought: {step.text}\n"
+    written = scratchpad_text(units) or f"{_without_call(step)}\n"
+    return "".join((written, *(f"{said_by_user(message)}\n" for message in step.messages)))
+
+
+def _without_call(step: Step) -> str:
+    """A step without a call: an answer, if the user has said more since, otherwise a thought."""
+    return f"Final Answer: {step.text}" if step.messages else f"Thought: {step.text}"
 
 
 # ------------------------------------------------------------------------------------------------ scratchpad

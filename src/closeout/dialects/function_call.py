@@ -25,6 +25,7 @@ class FunctionCall:
 
     name = "function_call"
     parallel_calls = True
+    writes_messages = True
 
     def __init__(self, prompts: Mapping[str, str] | None = None, forms: Sequence[Form] = ()) -> None:
         self._prompts = Prompts(prompts)
@@ -48,10 +49,11 @@ class FunctionCall:
         return NativeReader(tools, self._forms)
 
     def _rendered_head(self, view: HistoryView) -> tuple[Message, ...]:
-        key = (view.instructions, view.question, view.earlier, view.images)
+        key = (view.instructions, view.question, view.earlier, view.images, view.messages)
         if self._head is None or self._head[0] != key:
             system = _system_text(self._prompts.source("function_call"), view.instructions)
-            self._head = key, head_messages(system, view.earlier, view.question, view.images)
+            head = head_messages(system, view.earlier, view.question, view.images)
+            self._head = key, (*head, *map(user_message, view.messages))
         return self._head[1]
 
 
@@ -147,7 +149,7 @@ def _step_messages(step: Step, with_images: bool) -> tuple[Message, ...]:
     images = [image for result in step.returns for image in result.images] if with_images else []
     if images:
         messages.append(user_message("Images from the tool results above:", images))
-    return tuple(messages)
+    return (*messages, *map(user_message, step.messages)) if step.messages else tuple(messages)
 
 
 def call_ids(step: Step) -> list[str]:

@@ -34,6 +34,7 @@ class HistoryView:
     tools: tuple[ToolSpec, ...] = ()  # sorted by name
     steps: Sequence[Step] = ()  # accepted turns; evicted results are stubs already
     earlier: tuple[Message, ...] = ()  # the conversation before this run
+    messages: tuple[str, ...] = ()  # what the user has sent to the running agent before its first step
     note: str = ""  # a short hint after the stable prefix, dropped once the turn succeeds
     closing: str = ""  # the closing instruction: no more tools, answer now
     images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts of the question
@@ -48,6 +49,9 @@ class Dialect(Protocol):
     """A way to talk to a model. Implement it to add your own, and pass an instance as `Agent(dialect=…)`.
 
     Text dialects can subclass `closeout.dialects.text_chat.TextChat` and use a reader of `closeout.parsing.readers`.
+
+    A dialect that writes the user's messages to the running agent, `HistoryView.messages` and `Step.messages`, sets
+    `writes_messages = True`. For any other dialect they are part of `HistoryView.note`.
     """
 
     @property

@@ -23,6 +23,7 @@ __all__ = [
     "historic_prompt",
     "history_turns",
     "observation_text",
+    "said_by_user",
 ]
 
 
@@ -38,6 +39,7 @@ class TextChat(ABC):
 
     name = ""
     parallel_calls = False
+    writes_messages = True
     stop: tuple[str, ...] = ()
 
     def __init__(self, prompts: Mapping[str, str] | None = None) -> None:
@@ -59,7 +61,7 @@ class TextChat(ABC):
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
         head = self._rendered_head(view, capabilities.weak)
-        messages: Sequence[Message] = self._transcript.write(head, view.steps, self.name, self.step_messages)
+        messages: Sequence[Message] = self._transcript.write(head, view.steps, self.name, self._with_messages)
         marks = {len(head) - 1, *map(self._transcript.last_of, view.borders)}
         stable = len(messages) - 1
         hint = "\n\n".join(text for text in (view.note, view.closing) if text)
@@ -72,14 +74,30 @@ class TextChat(ABC):
             breakpoints=tuple(sorted({max(0, min(mark, stable)) for mark in (*marks, stable)})),
         )
 
+    def _with_messages(self, step: Step) -> Iterable[Message]:
+        """Write a step, with the user's messages after it as part of its last message: roles must alternate."""
+        written = self.step_messages(step)
+        if not step.messages:
+            return written
+        *others, last = written
+        if not step.calls and last.role == "user":  # which asks to continue
+            last = Message(role="user", content=said_by_user(step.messages[0]))
+            further = step.messages[1:]
+        else:
+            further = step.messages
+        for message in further:
+            last = with_hint(last, said_by_user(message))
+        return [*others, last]
+
     def _rendered_head(self, view: HistoryView, examples: bool) -> tuple[Message, ...]:
-        key = (examples, view.instructions, view.question, view.tools, view.earlier, view.images)
+        key = (examples, view.instructions, view.question, view.tools, view.earlier, view.images, view.messages)
         if self._head is None or self._head[0] != key:
             system = self.system_text(view, examples)
             earlier, question = conversation(view.earlier), view.question
             last = earlier[-1] if earlier else None
             if last is not None and last.role == "user" and isinstance(last["content"], str):  # roles must alternate
                 earlier, question = earlier[:-1], f"{last.text}\n{question}"
+            question = "\n\n".join((question, *map(said_by_user, view.messages)))
             self._head = key, head_messages(system, earlier, question, view.images)
         return self._head[1]
 
@@ -100,6 +118,11 @@ def with_hint(last: Message, hint: str) -> Message:
 
 
 NOTICE_ROLES = ("system", "developer")
+
+
+def said_by_user(message: str) -> str:
+    """A message of the user's to the running agent, where results and other texts of the user's role stand too."""
+    return f"Message from the user: {message}"
 
 
 def observation_text(result: str) -> str:

@@ -22,7 +22,7 @@ from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.sweep import Sweep, SweepSettings, may_run_again, score_attempt
 from closeout.evaluate.tasks import EvalTask, Fields, TaskSource, load_tasks
 from closeout.evaluate.trials import TrialStore, evaluation_file
-from closeout.journal.run_journal import new_run_id
+from closeout.journal.run_names import new_run_id
 from closeout.journal.store import open_store
 from closeout.redaction import redact
 from closeout.run.plan import differences

@@ -11,7 +11,7 @@ from typing import Any
 
 from closeout.errors import JournalError, RunNotFound
 from closeout.journal.database import FILE_NAME, LOCK_SECONDS, VERSION, explained, version_of
-from closeout.journal.store import SEQ_BITS, SYNCED_NAME, Store, SyncedMarks
+from closeout.journal.store import SEQ_BITS, SYNCED_NAME, RunCounts, Store
 
 __all__ = ["copy_runs"]
 
@@ -43,7 +43,7 @@ def copy_runs(source: Path, store: Store, run_ids: Collection[str] | None = None
     copied = 0
     with explained(store.path), closing(_connected(store.path, file)) as db:
         wanted = [row for row in _runs(db) if run_ids is None or row[1] in run_ids]
-        marks = SyncedMarks(store.path.parent / SYNCED_NAME)
+        marks = RunCounts(store.path.parent / SYNCED_NAME)
         try:
             for first in range(0, len(wanted), RUNS_AT_ONCE):
                 db.execute("BEGIN IMMEDIATE")
@@ -82,7 +82,7 @@ def _runs(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
     return db.execute(f"SELECT {columns} FROM theirs.runs ORDER BY id").fetchall()  # noqa: S608 - constant
 
 
-def _copy(db: sqlite3.Connection, store: Store, marks: SyncedMarks, row: tuple[Any, ...]) -> bool:
+def _copy(db: sqlite3.Connection, store: Store, marks: RunCounts, row: tuple[Any, ...]) -> bool:
     """Copy a run, and return whether it was copied."""
     theirs, run_id, _, _, status, *_ = row
     with suppress(RunNotFound):

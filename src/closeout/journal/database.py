@@ -28,7 +28,14 @@ __all__ = [
 
 FILE_NAME = "journal.sqlite3"
 # The files of a journal in its folder. A process that opens and closes one of the first three drops SQLite's locks.
-JOURNAL_FILES = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "journal.locks", "journal.synced")
+JOURNAL_FILES = (
+    FILE_NAME,
+    f"{FILE_NAME}-wal",
+    f"{FILE_NAME}-shm",
+    "journal.locks",
+    "journal.synced",
+    "journal.messages",
+)
 VERSION = 3  # 2 had no checksums, 1 had a row for each event
 LOCK_SECONDS = 20.0  # how long a commit waits while another process holds the write lock
 _LITTLE_SPACE = 64 * 1024  # bytes: less than SQLite needs for its index and a page

@@ -32,6 +32,7 @@ __all__ = [
     "Event",
     "Evicted",
     "InstructionsWritten",
+    "MessageReceived",
     "ModelFailed",
     "ModelReplied",
     "ModelRequested",
@@ -134,6 +135,29 @@ class InstructionsWritten(Event):
     identity = "agent"
     bodies = ("text",)
     text: str
+
+
+@record
+class MessageReceived(Event):
+    """A message that the user sent to the running agent joins its conversation.
+
+    Attributes:
+        id: the name of the message, unique everywhere.
+        request: the number of the agent's first request that has the message.
+        sent: when it was sent, in seconds since the epoch.
+        by: who sent it, as far as that is known.
+        interrupts: whether it cancelled the reply that was being written.
+    """
+
+    identity = "id"
+    bodies = ("text",)
+    id: str
+    request: int
+    _: KW_ONLY
+    text: str
+    sent: float = 0.0
+    by: str = ""
+    interrupts: bool = False
 
 
 @record

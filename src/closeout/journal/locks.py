@@ -65,14 +65,20 @@ class RunLocks:
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(_BETWEEN)
-            with _guard:
-                if (*self._place, number) in _held:
-                    break
-                if _lock(self._file, number):
-                    self._held.add(number)
-                    _held.add((*self._place, number))
-                    return
+            if self.try_take(number):
+                return
+            if (*self._place, number) in _held:
+                break
         raise locked(run_id)
+
+    def try_take(self, number: int) -> bool:
+        """Take a lock if it is free, and return whether it was."""
+        with _guard:
+            if (*self._place, number) in _held or not _lock(self._file, number):
+                return False
+            self._held.add(number)
+            _held.add((*self._place, number))
+            return True
 
     def drop(self, number: int) -> None:
         """Release a run, if this object holds its lock."""

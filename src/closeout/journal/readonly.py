@@ -14,7 +14,7 @@ from pathlib import Path
 from closeout.errors import JournalError
 from closeout.journal.database import FILE_NAME, JOURNAL_FILES, LOCK_SECONDS, VERSION, explained, prepare, version_of
 from closeout.journal.locks import LOCKS_NAME, RunLocks
-from closeout.journal.store import SYNCED_NAME, Store, SyncedMarks, open_store
+from closeout.journal.store import MESSAGES_NAME, SYNCED_NAME, RunCounts, Store, open_store
 
 __all__ = ["open_to_read"]
 
@@ -55,7 +55,8 @@ class _ReadOnlyStore(Store):
             self._db = self._connect()
         self._reader = self._db
         self._locks = RunLocks(folder / LOCKS_NAME, read_only=True)
-        self._synced = SyncedMarks(folder / SYNCED_NAME, read_only=True)
+        self._synced = RunCounts(folder / SYNCED_NAME, read_only=True)
+        self._messages = RunCounts(folder / MESSAGES_NAME, read_only=True)
 
     def _connect(self) -> sqlite3.Connection:
         if _exists(self.path):

@@ -13,6 +13,7 @@ from closeout.journal.events import (
     DecisionMade,
     DecisionRequested,
     Event,
+    MessageReceived,
     ModelFailed,
     ModelReplied,
     ModelRequested,
@@ -22,10 +23,12 @@ from closeout.journal.events import (
 )
 from closeout.journal.store import Row
 
-__all__ = ["CANCELLED", "RecordedRun"]
+__all__ = ["CANCELLED", "REPLY_INTERRUPTED", "RecordedRun"]
 
 # The kind of a ModelFailed whose request was cancelled: a cost, but not an outcome.
 CANCELLED = "CancelledError"
+# The kind of a ModelFailed whose request a message of the user's interrupted: an outcome, from which the run goes on.
+REPLY_INTERRUPTED = "ReplyInterrupted"
 _INTENT_OF = {
     "ModelReplied": "ModelRequested",
     "ModelFailed": "ModelRequested",
@@ -59,6 +62,7 @@ class RecordedRun:
         departure: where the run first did something else than its record; empty if it did not.
         outcomes_left: recorded outcomes that have not been taken yet.
         signals: the ids of the signals that the run has received.
+        message_ids: the recorded messages of the user's, by id.
     """
 
     def __init__(self, rows: tuple[Row, ...]) -> None:
@@ -68,6 +72,8 @@ class RecordedRun:
         self.departure = ""
         self.outcomes_left = 0
         self.signals: set[str] = set()
+        self.message_ids: set[str] = set()
+        self._messages: dict[str, list[MessageReceived]] = {}  # by agent, the last one first
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._events: dict[str, dict[_Place, Event]] = {}  # by agent, like the next two
         self._outcomes: dict[str, dict[_Place, _RecordedOutcome]] = {}
@@ -76,6 +82,8 @@ class RecordedRun:
         self._agents_below: dict[str, dict[str, None]] = {}
         self._index(rows)
         self._counts.clear()
+        for messages in self._messages.values():
+            messages.reverse()
 
     @property
     def work(self) -> float:
@@ -94,12 +102,15 @@ class RecordedRun:
                 continue
             if "/" in event.agent:
                 self._index_below(event)
+            if isinstance(event, MessageReceived) and event.id not in self.message_ids:
+                self.message_ids.add(event.id)
+                self._messages.setdefault(event.agent, []).append(event)
             intent = _INTENT_OF.get(type(event).__name__)
             if intent is None:
                 self._events.setdefault(event.agent, {})[self._place(event)] = event
                 continue
             place = intent, event.key
-            if isinstance(event, ModelFailed) and (row.seq > last_success or event.kind == CANCELLED):
+            if isinstance(event, ModelFailed) and _is_retried(event, late=row.seq > last_success):
                 # A failure that no success followed is not an outcome: to resume is to try again.
                 self._add_failure(place, event)
                 continue
@@ -135,6 +146,18 @@ class RecordedRun:
     def find(self, kind: type[Event], agent: str, key: str) -> Event | None:
         """Return the recorded event of an agent with this key, if it has not been matched yet."""
         return self._events.get(agent, {}).get((kind.__name__, key))
+
+    def has_message(self, agent: str, request: int) -> bool:
+        """True if the record holds a message that joins before this request of an agent, or before an earlier one."""
+        messages = self._messages.get(agent, [])
+        return bool(messages) and messages[-1].request <= request
+
+    def take_messages(self, agent: str, request: int) -> list[MessageReceived]:
+        """Return the recorded messages that join before this request of an agent, each once."""
+        messages, found = self._messages.get(agent, []), list[MessageReceived]()
+        while messages and messages[-1].request <= request:
+            found.append(messages.pop())
+        return found
 
     def outcome_of(self, kind: type[Event], agent: str, key: str) -> Event | None:
         """Return the recorded outcome of an agent's intent with this key, if it has not been taken yet."""
@@ -195,6 +218,10 @@ class RecordedRun:
             self._events.pop(agent, None)
             self.outcomes_left -= len(self._outcomes.pop(agent, {}))
         return self._below.pop(prefix, [])
+
+
+def _is_retried(failed: ModelFailed, *, late: bool) -> bool:
+    return failed.kind == CANCELLED or (late and failed.kind != REPLY_INTERRUPTED)
 
 
 def _place_of(started: Event) -> _Place:

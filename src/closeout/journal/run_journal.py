@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
@@ -17,12 +15,14 @@ from contextlib import suppress
 
 from closeout.errors import JournalDamaged, JournalError, Suspended
 from closeout.journal.events import DecisionRequested, Event, Noted, RunEnded, RunResumed, RunStarted
+from closeout.journal.inbox import Inbox, Mailbox
 from closeout.journal.recorded import RecordedRun
+from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo, Subscribers
 from closeout.visible import visible
 
-__all__ = ["Journal", "describe_damage", "is_new_run_id", "new_run_id"]
+__all__ = ["Journal", "describe_damage"]
 
 logger = logging.getLogger("closeout")
 
@@ -31,28 +31,6 @@ logger = logging.getLogger("closeout")
 COMMIT_SECONDS = 0.025
 
 LOGGED_LENGTH = 1000  # characters of a message in the log; the journal has all of it
-
-_BASE_32 = "0123456789abcdefghjkmnpqrstvwxyz"
-
-
-def new_run_id() -> str:
-    """Return a unique name that sorts by time, such as 20261121-114503-k83v9qw0dmz6t4sn2e.
-
-    The time in UTC to the millisecond, then 80 random bits, as in a ULID; the last 18 letters are the milliseconds and
-    the random bits in base 32.
-    """
-    seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
-    number = milliseconds << 80 | secrets.randbits(80)
-    letters = "".join(_BASE_32[number >> shift & 31] for shift in range(85, -1, -5))
-    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(seconds)) + letters
-
-
-_NEW_RUN_ID = re.compile(rf"\d{{8}}-\d{{6}}-[{_BASE_32}]{{18}}", re.ASCII)
-
-
-def is_new_run_id(name: str) -> bool:
-    """Return whether a name is one that `new_run_id` makes, rather than a user's."""
-    return _NEW_RUN_ID.fullmatch(name) is not None
 
 
 class Journal:
@@ -65,6 +43,7 @@ class Journal:
         run_id: the name of the run.
         started: the event that the run began with.
         subscribers: the callbacks that receive the run's events.
+        inbox: the messages that the user sends to the run.
         replay_only: True if nothing may be done that is not in the record.
     """
 
@@ -98,7 +77,9 @@ class Journal:
         self._timer: asyncio.TimerHandle | None = None  # of the next commit
         self._commit: Future[None] | None = None  # the last one that was begun
         self._failure: JournalError | None = None
-        run = RunInfo(run_id, self.started, resumed=bool(rows) and not replay_only, add=self.append)
+        mailbox = None if replay_only else Mailbox(store, run_id, number)
+        self.inbox = Inbox(mailbox, self._recorded)
+        run = RunInfo(run_id, self.started, resumed=bool(rows) and not replay_only, add=self.append, mailbox=mailbox)
         self.subscribers = Subscribers(run, self._note_listener)
 
     # ------------------------------------------------------------------------------------------ making
@@ -381,6 +362,12 @@ class Journal:
         """
         self._stop_timer()
         try:
+            await self._end(ended)
+        finally:
+            self.inbox.end()
+
+    async def _end(self, ended: RunEnded) -> None:
+        try:
             self.append(ended, durable=True)
         except JournalError as error:
             self._failure = error
@@ -401,6 +388,7 @@ class Journal:
     def abandon(self) -> None:
         """Release the run without an end: what was recorded so far is kept, and it can be resumed."""
         self._stop_timer()
+        self.inbox.end()
         if self._store is not None:
             with suppress(JournalError):
                 self._store.flush()

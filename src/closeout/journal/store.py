@@ -31,7 +31,7 @@ from closeout.journal.database import FILE_NAME, LOCK_SECONDS, connect, explaine
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
 from closeout.journal.locks import LOCKS_NAME, RunLocks, locked
 
-__all__ = ["Row", "RunRecord", "RunRows", "Store", "SyncedMarks", "close_store", "close_stores", "open_store"]
+__all__ = ["Row", "RunCounts", "RunRecord", "RunRows", "Store", "close_store", "close_stores", "open_store"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,6 +39,7 @@ T = TypeVar("T")
 BODY_LIMIT = 1024  # characters: a longer field is stored once, by hash
 BODY_PART = 1 << 20  # characters of a body that are handled in one call, which holds the interpreter's lock
 SYNCED_NAME = "journal.synced"
+MESSAGES_NAME = "journal.messages"
 SWEEPS = 5  # tries to delete unused texts while other processes write; later deletions try again
 RETRY_SECONDS = 0.05  # between a commit that failed and its repetition
 # A row holds what one run put into one commit: a JSON list of [time, type, fields], with the hashes of fields that are
@@ -60,6 +61,13 @@ _SELECT_WAITING = (
     "FROM runs r WHERE status='waiting' ORDER BY id"
 )
 _SELECT_LAST = "SELECT body FROM events WHERE place>=? AND place<? ORDER BY place DESC LIMIT 1"
+# Messages to runs, as JSON. Their places are made as those of events. The first message makes the table.
+_CREATE_MESSAGES = "CREATE TABLE IF NOT EXISTS messages (place INTEGER PRIMARY KEY, body BLOB NOT NULL)"
+_COUNT_MESSAGES = "SELECT max(place) - ? + 1 FROM messages WHERE place>=? AND place<?"
+_INSERT_MESSAGE = "INSERT INTO messages VALUES (?,?)"
+_SELECT_MESSAGES = "SELECT body FROM messages WHERE place>=? AND place<? ORDER BY place"
+_DELETE_MESSAGES = "DELETE FROM messages WHERE place>=? AND place<?"
+_MESSAGE_LOCK = 1 << 30  # added to a run's number: the lock of its messages
 _DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
 _REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # to a body, by its hash
 _ALL = 2**63 - 1  # SQLite's largest number
@@ -144,7 +152,8 @@ class Store:
         self._db = connect(self.path)
         try:
             self._locks = RunLocks(folder / LOCKS_NAME)
-            self._synced = SyncedMarks(folder / SYNCED_NAME)
+            self._synced = RunCounts(folder / SYNCED_NAME)
+            self._messages = RunCounts(folder / MESSAGES_NAME)
         except BaseException:
             self._db.close()
             raise
@@ -192,6 +201,7 @@ class Store:
                     raise RunExists(text) from None
                 number = int(cursor.lastrowid or 0)
                 self._synced.clear(number)
+                self._messages.clear(number)
                 bodies: _Bodies = {}
                 begun = at - later[-1][0] if later else at
                 entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
@@ -300,6 +310,9 @@ class Store:
                     places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
                     db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
                     db.execute("DELETE FROM runs WHERE id=?", (number,))
+                    if self._messages.of(number):
+                        db.execute(_CREATE_MESSAGES)
+                        db.execute(_DELETE_MESSAGES, places)
                 if db.execute("SELECT 1 FROM sqlite_master WHERE name='signals'").fetchone():
                     db.executemany("DELETE FROM signals WHERE run_id=?", [(run_id,) for run_id in numbers])
         finally:
@@ -308,6 +321,48 @@ class Store:
         if sweep:
             self._sweep_bodies()
         return len(numbers)
+
+    # -------------------------------------------------------------------------------------------- messages to runs
+
+    def number_of(self, run_id: str) -> int:
+        """Return the number of a run. Raises RunNotFound."""
+        return self._number(run_id)
+
+    def lock_messages(self, number: int) -> bool:
+        """Lock the messages of a run, and return whether they were free: nobody else can add one."""
+        return self._locks.try_take(number + _MESSAGE_LOCK)
+
+    def unlock_messages(self, number: int) -> None:
+        """Release the messages of a run, which this store has locked."""
+        self._locks.drop(number + _MESSAGE_LOCK)
+
+    def add_message(self, number: int, body: bytes) -> None:
+        """Add a message to those of a run, synced. The caller has locked them.
+
+        Raises:
+            JournalError: It cannot be written.
+        """
+        start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
+
+        def add(db: sqlite3.Connection) -> None:
+            db.execute(_CREATE_MESSAGES)
+            count = db.execute(_COUNT_MESSAGES, (start, start, end)).fetchone()[0] or 0
+            db.execute(_INSERT_MESSAGE, (start + count, body))
+            # Before the commit: whoever executes the run looks once too often rather than once too rarely.
+            self._messages.set(number, count + 1)
+
+        self.transact(add)
+
+    def count_messages(self, number: int) -> int:
+        """Return how many messages were sent to a run. It may be one too many; it costs a read of eight bytes."""
+        return self._messages.of(number)
+
+    def messages(self, number: int, first: int = 0) -> list[bytes]:
+        """Return the messages that were sent to a run, from one on, in order."""
+        start, end = number << SEQ_BITS, number + 1 << SEQ_BITS
+        if not self.query("SELECT 1 FROM sqlite_master WHERE name='messages'"):
+            return []
+        return [body for (body,) in self.query(_SELECT_MESSAGES, (start + first, end))]
 
     def _sweep_bodies(self) -> None:
         """Delete the bodies that no event refers to. Whatever looks like a reference counts as one."""
@@ -693,6 +748,7 @@ class Store:
             else:
                 self._locks.close()
                 self._synced.close()
+                self._messages.close()
         finally:
             self._state.release()
             self._reading.release()
@@ -713,17 +769,20 @@ class Store:
             self._close_reader()
             self._locks.close()
             self._synced.close()
+            self._messages.close()
 
 
-class SyncedMarks:
-    """For each run, how many of its events a durable commit has synced: eight bytes in a file beside the journal.
+class RunCounts:
+    """A number for each run: eight bytes in a file beside the journal, which every process can read at next to no cost.
 
-    If the journal holds fewer, it has lost events that were safely on disk, for example because its log was deleted.
-    The marks are not synced themselves: a mark that a power cut loses only hides such a loss.
+    One file counts the events of a run that a durable commit has synced. If the journal holds fewer, it has lost events
+    that were safely on disk, for example because its log was deleted. Another counts the messages that were sent to a
+    run. The files are not synced themselves: a number that a power cut loses hides such a loss, or is counted again.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._lock = threading.Lock()  # the file has one position
+        self._path = path
         self._file = -1
         try:
             self._file = os.open(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT, 0o600)
@@ -734,7 +793,7 @@ class SyncedMarks:
                 ) from None
 
     def of(self, run: int) -> int:
-        """Return how many events of a run were synced; 0 if that is not known."""
+        """Return the number of a run; 0 if there is none."""
         if self._file < 0:
             return 0
         with self._lock:
@@ -743,14 +802,22 @@ class SyncedMarks:
         return int(struct.unpack("<Q", found)[0]) if len(found) == 8 else 0
 
     def mark(self, counts: Mapping[int, int]) -> None:
-        """Remember how many events of each run are synced. A failure is ignored: the events themselves are safe."""
+        """Remember the numbers of runs, if that is possible."""
         for run, count in counts.items():
-            with self._lock, suppress(OSError):
+            with suppress(JournalError):
+                self.set(run, count)
+
+    def set(self, run: int, count: int) -> None:
+        """Remember the number of a run. Raises JournalError."""
+        try:
+            with self._lock:
                 os.lseek(self._file, run * 8, os.SEEK_SET)
                 os.write(self._file, struct.pack("<Q", count))
+        except OSError as error:
+            raise JournalError(f"{self._path} cannot be written ({error.strerror}).") from None
 
     def clear(self, run: int) -> None:
-        """Forget the mark of a lost run whose number a new run gets."""
+        """Forget the number of a lost run whose place a new run gets."""
         if self.of(run):
             self.mark({run: 0})
 

@@ -17,6 +17,7 @@ from closeout.journal.events import (
     AgentStarted,
     AttemptStarted,
     Event,
+    MessageReceived,
     ModelFailed,
     ModelReplied,
     ModelRequested,
@@ -29,7 +30,7 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
-from closeout.journal.recorded import CANCELLED
+from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.story import AgentStory, CallStory, Change, Story, TurnStory
 from closeout.journal.subscribers import Progress, RunInfo
 from closeout.overrides import is_overridden
@@ -293,7 +294,7 @@ class _StreamedRun:
             self.send("start_of_llm", {"agent_name": event.agent, "purpose": event.purpose})
             return
         self.send("end_of_llm", {"agent_name": event.agent, "usage": dict(event.usage)})
-        if isinstance(event, ModelFailed) and event.kind != CANCELLED:
+        if isinstance(event, ModelFailed) and event.kind not in (CANCELLED, REPLY_INTERRUPTED):
             self.send("show_error", {"error": event.error})
 
     def _send_call(self, event: Event, call: CallStory) -> None:
@@ -328,6 +329,8 @@ class _StreamedRun:
                 self._end_agent(event.agent)
             case TurnAccepted():
                 self._send_not_run(change.agent)
+            case MessageReceived():
+                self.send("user_message", {"agent_name": event.agent, "content": event.text, "by": event.by})
             case TurnRolledBack():
                 message_id = _message_id(change.agent, event.turn)
                 self.send("discard", {"message_id": message_id, "reason": event.reason})

@@ -9,6 +9,7 @@ from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from closeout.journal.events import Event, RunStarted
+from closeout.journal.inbox import Mailbox
 
 __all__ = ["Callback", "Listener", "Progress", "RunInfo", "RunListener", "Subscribers"]
 
@@ -49,6 +50,7 @@ class RunInfo:
         from_record: True while callbacks receive an event that was read from the record. The effect it describes took
             place earlier and is not repeated.
         add: adds an event to the record. Only for momentary events: a resumed run does not repeat it.
+        mailbox: takes messages to the run; None for a replay.
     """
 
     run_id: str
@@ -56,6 +58,7 @@ class RunInfo:
     resumed: bool = False
     from_record: bool = False
     add: Callable[[Event], object] = _ignore
+    mailbox: Mailbox | None = None
 
 
 Callback: TypeAlias = Callable[[Event | Progress], Any]

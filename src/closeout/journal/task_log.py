@@ -18,6 +18,7 @@ from closeout.journal.events import (
     CheckpointReached,
     Event,
     Evicted,
+    MessageReceived,
     ModelFailed,
     ModelReplied,
     ModelRetried,
@@ -31,6 +32,7 @@ from closeout.journal.events import (
     TurnRolledBack,
     usage_record,
 )
+from closeout.journal.recorded import REPLY_INTERRUPTED
 from closeout.journal.store import Row
 from closeout.journal.story import CallStory, Story
 from closeout.journal.subscribers import Progress, RunInfo
@@ -233,8 +235,11 @@ def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
             return "info", f"{who} | Attempt {attempt}", f"starts with {len(event.experiences)} experiences", {}
         case ModelReplied(call=call):
             return "info", f"{who} | Model reply {call}", event.text, {"usage": dict(event.usage), "ms": event.ms}
+        case MessageReceived():
+            return "info", f"{who} | Message from the user", event.text, {"by": event.by}
         case ModelFailed(call=call):
-            return "error", f"{who} | Model request {call}", event.error, {"kind": event.kind}
+            level = "info" if event.kind == REPLY_INTERRUPTED else "error"
+            return level, f"{who} | Model request {call}", event.error, {"kind": event.kind}
         case ModelRetried(call=call):
             return "warning", f"{who} | Model request {call}", event.reason, {"wait": event.wait}
         case ToolStarted() | ToolFinished() | CheckpointReached():

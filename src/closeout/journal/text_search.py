@@ -30,6 +30,7 @@ from closeout.journal.events import (
     AttemptEnded,
     Compacted,
     Event,
+    MessageReceived,
     ModelFailed,
     ModelReplied,
     Noted,
@@ -353,6 +354,7 @@ def _in_all(terms: list[Iterator[tuple[int, int]]]) -> Iterator[tuple[int, int]]
 _SEARCHED: Mapping[type[Event], tuple[str, tuple[str, ...]]] = {
     RunStarted: ("task", ("task", "question", "name")),
     AgentStarted: ("task", ("task", "name")),
+    MessageReceived: ("task", ("text", "by")),
     ModelReplied: ("reply", ("reasoning", "text", "model", "tool_calls")),
     ModelFailed: ("note", ("kind", "error")),
     ToolStarted: ("call", ("name", "arguments")),

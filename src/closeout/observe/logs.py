@@ -44,6 +44,7 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.CheckpointReached: ("attempt", "turn", "name", "handle"),
     ev.Evicted: ("attempt", "before", "results", "tokens", "reason"),
     ev.Compacted: ("attempt", "before", "tokens"),
+    ev.MessageReceived: ("id", "request", "by", "interrupts"),
     ev.Noted: ("level", "name", "message"),
 }
 _CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
@@ -66,6 +67,7 @@ _CONTENT: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.TurnRolledBack: ("detail", "change"),
     ev.AnswerSeen: ("answer",),
     ev.Compacted: ("summary",),
+    ev.MessageReceived: ("text",),
 }
 _QUIET = (ev.ModelRequested, ev.ReplyStreamed, ev.ServerAsked, ev.ToolStarted, ev.AttemptStarted)
 _WARNINGS = (ev.ModelRetried, ev.ModelFailed, ev.TurnRolledBack)

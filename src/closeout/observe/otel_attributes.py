@@ -17,6 +17,7 @@ from closeout.journal.events import (
     Compacted,
     Event,
     Evicted,
+    MessageReceived,
     ModelReplied,
     ModelRequested,
     ModelRetried,
@@ -164,6 +165,9 @@ def of_note(event: Event, content: bool) -> tuple[str, Attributes] | None:
             return "closeout.attempt", {"closeout.attempt": event.attempt}
         case AttemptEnded():
             return "closeout.attempt_end", {"closeout.attempt": event.attempt, "closeout.stop_reason": event.reason}
+        case MessageReceived():
+            said = {"closeout.message": clean(event.text)} if content else {}
+            return "closeout.message", {"closeout.request": event.request, **said}
         case TurnRolledBack():
             found = {"closeout.turn": event.turn, "closeout.reason": event.reason, "closeout.tokens": event.tokens}
             said = {"closeout.change": clean(event.change), "closeout.detail": clean(event.detail)}

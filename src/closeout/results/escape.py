@@ -19,6 +19,7 @@ _WORDS = (
     "thought",
     "answer",
     "question",
+    "message from the user",
     "观察",
     "行动",
     "动作",
@@ -31,7 +32,7 @@ _WORDS = (
 # possessive or bounded, so that no text makes the search more than linear.
 _OPENING = (
     r"[ \t\ufeff\u00a0\u3000\u200b*#_\-\d.)]*+"
-    r"(?i:thought|action(?:[ _]?input)?|observation|(?:final[ _]?)?answer|question"
+    r"(?i:thought|action(?:[ _]?input)?|observation|(?:final[ _]?)?answer|question|message from the user"
     r"|(?:观察|行动|动作|思考|问题|工具)(?:输入|结果)?|(?:最终)?答案)"
     r"[ \t\d*_#.)]{0,40}+[:：]"
 )

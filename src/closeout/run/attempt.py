@@ -10,7 +10,7 @@ from closeout.answers.reading import ContractReading
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.dialects.functions import programs_in
-from closeout.errors import ContextOverflow, Failure, LimitReached, ModelError
+from closeout.errors import ContextOverflow, Failure, Interrupted, LimitReached, ModelError
 from closeout.journal.events import (
     AnswerSeen,
     AttemptStarted,
@@ -199,12 +199,18 @@ class Attempt:
             while not (limit := self._budget.reached(self.turns)):
                 reading, first = first, None
                 if reading is None:
+                    self._receive()
                     self._refresh_tools()
                     info = RequestInfo("act", self.number, self.turns, self._hints())
-                    reading = await self._session.query(self._history, info, self._rollbacks)
+                    try:
+                        reading = await self._session.query(self._history, info, self._rollbacks)
+                    except Interrupted:
+                        continue
                 stop = await self._take(AttemptTurn(self.turns, reading))
                 if stop is not None:
-                    return stop
+                    if await self._takes_no_more():
+                        return stop
+                    self._keep_reply(stop)
             return Stop(reason=limit)
         except LimitReached as error:
             return Stop(reason=error.limit, failure=Failure.of(error))
@@ -213,6 +219,33 @@ class Attempt:
         except ModelError as error:
             late = "max_seconds" if self._budget.out_of_time else "model_failed"
             return Stop(reason=self._budget.reached(self.turns) or late, failure=Failure.of(error))
+
+    # ------------------------------------------------------------------------------------------ messages of the user's
+
+    def _receive(self) -> bool:
+        """Add what the user has sent to the history, and return whether there was anything."""
+        received = self._journal.inbox.due(self._path, self._session.calls.sent)
+        for message in received:
+            self._journal.append(message)
+        if received:
+            self.agent.answers.forget()
+            self._loops, self._loops_found = LoopWatch(), 0
+            self._note_tools()
+        return bool(received)
+
+    async def _takes_no_more(self) -> bool:
+        """Refuse messages from now on. Returns False if one is due, with which the attempt continues."""
+        return await self._journal.inbox.close(self._path, self._session.calls.sent)
+
+    def _keep_reply(self, stop: Stop) -> None:
+        """Make the reply that would have ended the attempt a turn like others."""
+        if stop.reading is not None and stop.text and not stop.accepted:
+            self._accept(AttemptTurn(self.turns, replace(stop.reading, text=stop.text, calls=(), answer=None)))
+
+    async def receive_last(self) -> None:
+        """Add what the user has sent to the history, for closing, and refuse messages from now on."""
+        while not await self._takes_no_more() and self._receive():
+            pass
 
     def _hints(self) -> str:
         """Return what the next request ends with: the note of a fork, and the hint of a rollback."""

@@ -28,6 +28,7 @@ from closeout.answers.generator import AnswerGenerator, max_final_answer_retries
 from closeout.answers.reading import ContractReading
 from closeout.answers.replies import problem_of
 from closeout.answers.selection import AnswerCandidate, select_answer
+from closeout.dialects.text_chat import said_by_user
 from closeout.errors import ContextOverflow, Failure, JournalError, LimitReached, ModelError, ModelTimeout
 from closeout.journal.events import Noted
 from closeout.journal.run_journal import Journal
@@ -245,7 +246,7 @@ class _Closing:
     def _dialogue(self) -> ClosingDialogue:
         plan, agent = self._plan, self._agent
         return ClosingDialogue(
-            task=agent.question,
+            task="\n\n".join((agent.question, *map(said_by_user, agent.history.messages))),
             turns=self._attempt.turns,
             contract=plan.contract,
             format_answer=agent.format.format,

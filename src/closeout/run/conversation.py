@@ -8,8 +8,9 @@ from typing import Any, Generic, Protocol
 
 from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
-from closeout.errors import DecisionRefused, RunExists, RunNotFound, UsageError
-from closeout.journal.run_journal import is_new_run_id
+from closeout.errors import DecisionRefused, MessageRefused, RunExists, RunNotFound, UsageError
+from closeout.journal.inbox import mailbox_of
+from closeout.journal.run_names import is_new_run_id
 from closeout.journal.store import RunRecord, Store
 from closeout.journal.subscribers import Listener
 from closeout.journal.totals import RunTotals
@@ -145,6 +146,22 @@ class Session(Generic[Value]):
         """Send a message and iterate over what happens. The options are those of `Agent.run`."""
         others: Sequence[Listener] = options.pop("listeners", ())
         return RunStream(lambda listener: self.run(task, listeners=(listener, *others), **options))
+
+    async def send(self, text: str, *, interrupt: bool = False, to: str = "", by: str = "") -> None:
+        """Send a message to the agent while it answers the last one. The arguments are those of `Agent.send`.
+
+        Raises:
+            MessageRefused: No message of this session is being answered. Call `run` instead.
+            JournalError: The message cannot be written.
+        """
+        runs = [] if self._store is None else await self._store.off_loop(lambda: self.runs)
+        if self._store is None or not runs or runs[-1].status in REPLIED:
+            raise MessageRefused(
+                f"No message of session {self.id} is being answered, so there is nobody to send to. Call "
+                "session.run(…); without a journal, call send of what session.stream(…) returns."
+            )
+        mailbox = await asyncio.to_thread(mailbox_of, self._store, runs[-1].run_id)
+        await asyncio.to_thread(mailbox.send, text, to=to, by=by, interrupt=interrupt)
 
     async def resume(self, **options: Any) -> RunResult[Value]:
         """Continue the last run, if it was interrupted, cancelled or failed. The options are those of `Agent.resume`.

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic_core import to_json
@@ -22,6 +23,7 @@ from closeout.errors import (
     BudgetReached,
     CloseoutError,
     Failure,
+    Interrupted,
     JournalError,
     LimitReached,
     ModelError,
@@ -41,7 +43,8 @@ from closeout.journal.events import (
     ToolFinished,
     ToolStarted,
 )
-from closeout.journal.recorded import CANCELLED
+from closeout.journal.inbox import Inbox
+from closeout.journal.recorded import CANCELLED, REPLY_INTERRUPTED
 from closeout.journal.subscribers import Progress
 from closeout.journal.token_record import dump_tokens, load_tokens
 from closeout.messages import Message, ModelReply, ModelRequest, RequestInfo, ToolCall, ToolSpec, Usage
@@ -79,6 +82,8 @@ OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and the re
 
 
 _Send: TypeAlias = "Callable[[_Exchange, ModelRequested, OnRetry | None], Awaitable[ModelReplied | ModelFailed]]"
+
+WATCH_SECONDS = 0.2  # between two looks for a message that interrupts a reply
 
 MAX_URL = 2048  # characters of a picture's address in the record of a request; longer ones contain the picture
 
@@ -142,6 +147,7 @@ class ModelCalls:
         Raises:
             ModelError: The request failed.
             LimitReached: A request that is not for a turn would exceed a limit.
+            Interrupted: A message of the user's has cancelled it.
         """
         if not info.may_act and request.tools:
             # The tools stay in the request, because leaving them out would break the cached prefix.
@@ -169,6 +175,8 @@ class ModelCalls:
         if isinstance(outcome, ModelFailed):
             usage = Usage(**outcome.usage)
             self._charge(usage, outcome.ms)
+            if outcome.kind == REPLY_INTERRUPTED:
+                raise Interrupted
             raise exchange.error or outcome.failure().to_exception(usage)
         assert isinstance(outcome, ModelReplied)
         if outcome.tokens:
@@ -271,9 +279,11 @@ class ModelCalls:
 
         began, retries = time.perf_counter(), Retries(self._retry, retried)
         complete = partial(self._complete, step_id=intent.turn + 1) if self._by_methods else self._complete
-        seconds = self._budget.seconds_left(closing=not RequestInfo(intent.purpose).may_act)
+        may_act = RequestInfo(intent.purpose).may_act
+        seconds = self._budget.seconds_left(closing=not may_act)
+        interrupted = partial(self._interrupted, intent) if may_act else None
         try:
-            async with asyncio.timeout(seconds):
+            async with _Deadline(seconds, self._journal.inbox, self._agent, interrupted):
                 while True:
                     try:
                         reply = await complete(exchange.request, on_delta=exchange.on_delta, on_retry=retried)
@@ -315,6 +325,10 @@ class ModelCalls:
         assert isinstance(failed, ModelFailed)
         self._budget.charge(Usage(**failed.usage))
 
+    def _interrupted(self, intent: ModelRequested) -> ReplyInterrupted:
+        text = "A message of the user's interrupted the reply."
+        return ReplyInterrupted(text, usage=self._unfinished(intent.size))
+
     def _unfinished(self, size: int) -> Usage:
         """Estimate a request whose reply was not awaited: the server has read the prompt, whatever it wrote."""
         spent = self._keeper.tokens_of(size)
@@ -336,6 +350,59 @@ class ModelCalls:
             added=_recorded(request, prompt) if self._record_prompts else (),
             tools=_recorded_tools(request) if self._record_prompts and not prompt.same_tools else "",
         )
+
+
+class ReplyInterrupted(ModelError):
+    """A message of the user's has cancelled the request: `REPLY_INTERRUPTED` as the kind of a ModelFailed."""
+
+
+class _Deadline:
+    """Ends a request when its time is over, or when a message of the user's interrupts it. An async context manager.
+
+    Args:
+        seconds: The time; None for no limit.
+        inbox: The messages to the run.
+        agent: The agent that asks.
+        interrupted: What to raise for a message; None to let the request end.
+    """
+
+    def __init__(
+        self, seconds: float | None, inbox: Inbox, agent: str, interrupted: Callable[[], ReplyInterrupted] | None
+    ) -> None:
+        self._timeout = asyncio.timeout(seconds)
+        self._inbox = inbox
+        self._agent = agent
+        self._interrupted = interrupted
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_message = False
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        if self._interrupted is not None:
+            self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def _look(self) -> None:
+        try:
+            self._has_message = self._inbox.is_interrupted(self._agent)
+        except JournalError:
+            return  # the run itself meets it at its next event
+        if self._has_message:
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            if self._has_message and self._interrupted is not None:
+                raise self._interrupted() from None
+            raise
 
 
 class _Exchange:

@@ -9,18 +9,27 @@ from typing import Any, Generic
 from closeout.answers.reading import Value
 from closeout.errors import UsageError
 from closeout.journal.events import Event
-from closeout.journal.subscribers import Listener, Progress
+from closeout.journal.subscribers import Callback, Listener, Progress, RunInfo
 from closeout.run.result import RunResult
 
 __all__ = ["RunStream"]
 
 
 class RunStream(Generic[Value]):
-    """A run as it happens: `async for event in stream` yields journal events and `Progress`, then `result` is set."""
+    """A run as it happens: `async for event in stream` yields journal events and `Progress`, then `result` is set.
+
+    `send` sends a message to the agent while it runs.
+    """
 
     def __init__(self, start: Callable[[Listener], Any]) -> None:
         self._start: Callable[[Listener], Any] | None = start
+        self._run: RunInfo | None = None
         self._result: RunResult[Value] | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run; empty until it has begun."""
+        return "" if self._run is None else self._run.run_id
 
     @property
     def result(self) -> RunResult[Value]:
@@ -33,12 +42,33 @@ class RunStream(Generic[Value]):
             raise UsageError("The run has not ended yet: iterate over the stream first.")
         return self._result
 
+    def _begin(self, run: RunInfo) -> None:
+        self._run = run
+
+    async def send(self, text: str, *, interrupt: bool = False, to: str = "", by: str = "") -> None:
+        """Send a message to the running agent. Its next request has the message.
+
+        Args:
+            text: The message.
+            interrupt: Cancel the reply that the model is writing. A tool that is running is not cancelled.
+            to: The name of a sub-agent that is at work. Defaults to the main agent.
+            by: Who sends it, for the record.
+
+        Raises:
+            UsageError: The run has not begun.
+            MessageRefused: The run has ended or is giving its final answer. The error names the next step.
+            JournalError: The message cannot be written.
+        """
+        if self._run is None or self._run.mailbox is None:
+            raise UsageError("The run has not begun yet: iterate over the stream, and send meanwhile.")
+        await asyncio.to_thread(self._run.mailbox.send, text, to=to, by=by, interrupt=interrupt)
+
     async def __aiter__(self) -> AsyncIterator[Event | Progress]:
         start, self._start = self._start, None
         if start is None:
             raise UsageError("A stream can be iterated only once. Call agent.stream(…) again for another run.")
         queue: asyncio.Queue[Event | Progress | None] = asyncio.Queue()
-        task = asyncio.ensure_future(start(queue.put_nowait))
+        task = asyncio.ensure_future(start(_Listening(self._begin, queue.put_nowait)))
         task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (event := await queue.get()) is not None:
@@ -48,3 +78,15 @@ class RunStream(Generic[Value]):
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+
+
+class _Listening:
+    """The listener of a stream: it learns which run it is of."""
+
+    def __init__(self, begin: Callable[[RunInfo], object], callback: Callback) -> None:
+        self._begin = begin
+        self._callback = callback
+
+    def for_run(self, run: RunInfo, /) -> Callback:
+        self._begin(run)
+        return self._callback

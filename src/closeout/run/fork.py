@@ -28,7 +28,8 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
-from closeout.journal.run_journal import Journal, describe_damage, new_run_id
+from closeout.journal.run_journal import Journal, describe_damage
+from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, Store
 from closeout.results.normal import normalise
 from closeout.results.summary import summarise

@@ -48,6 +48,9 @@ __all__ = [
 ]
 
 
+UNREAD = "The run ended before it read {} of the messages that were sent to it."
+
+
 async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id: str = "") -> Journal:
     """Start the journal of a new run. The plan's tools must be open.
 
@@ -194,6 +197,8 @@ async def execute_run(plan: AgentPlan, task: Task, journal: Journal, listeners: 
             result = _broken(error, journal)
             if orchestrator is not None:
                 result = orchestrator.best_result(result)
+        if result.stop_reason != "waiting" and (unread := journal.inbox.unread):
+            journal.append(Noted("main", "warning", "Messages", message=UNREAD.format(unread)))
         result = with_summary(plan, result, totals.usage, journal)
         await journal.end(_ended(result))
     except asyncio.CancelledError:

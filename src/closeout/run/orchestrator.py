@@ -113,6 +113,7 @@ class Orchestrator:
         agent, settings = self._agent, self._agent.plan.settings
         journal, budget = agent.scope.journal, agent.scope.budget
         unsubscribe = journal.subscribers.subscribe(agent.history)
+        journal.inbox.join(agent.scope.path)
         budget.begin(CLOSING_TOKENS + (estimate_tokens(agent.question) if budget.limited else 0))
         experiences: list[FailureExperience] = []
         programs = AsyncExitStack()
@@ -127,6 +128,7 @@ class Orchestrator:
                 stop = await attempt.run()
                 is_last = number == settings.context_compress_limit
                 while True:
+                    await attempt.receive_last()
                     is_final = is_last or _ends_run(stop.reason, attempt)
                     closed = await close_attempt(attempt, stop, is_final=is_final)
                     if isinstance(closed, AgentResult):
@@ -141,6 +143,7 @@ class Orchestrator:
             return result
         finally:
             budget.end()
+            journal.inbox.leave(agent.scope.path)
             unsubscribe()
             await programs.aclose()
 

@@ -12,7 +12,15 @@ from closeout.answers.experience import FailureExperience
 from closeout.answers.reading import Value
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
-from closeout.journal.events import AttemptStarted, Event, ModelReplied, RunStarted, ToolFinished, TurnAccepted
+from closeout.journal.events import (
+    AttemptStarted,
+    Event,
+    MessageReceived,
+    ModelReplied,
+    RunStarted,
+    ToolFinished,
+    TurnAccepted,
+)
 from closeout.journal.store import Row
 from closeout.journal.story import AgentThought, CallStory, Story, agent_thoughts
 from closeout.journal.task_log import TaskLog
@@ -251,12 +259,18 @@ def conversation_of(rows: Sequence[Row], closing_text: str, *, with_earlier: boo
     if not rows or not isinstance(rows[0].event, RunStarted):
         return ()
     started, steps, reply = rows[0].event, list[Step](), ModelReply()
+    messages: tuple[str, ...] = ()  # of the user's to the running agent, before the first step
     for row in rows:
         event = row.event
         if event.agent != "main":
             continue
         if isinstance(event, AttemptStarted):
+            messages += tuple(message for step in steps for message in step.messages)
             steps = []
+        elif isinstance(event, MessageReceived) and steps:
+            steps[-1] = steps[-1].followed_by(event.text)
+        elif isinstance(event, MessageReceived):
+            messages += (event.text,)
         elif isinstance(event, TurnAccepted):
             steps.append(event.step())
         elif isinstance(event, ModelReplied):
@@ -266,11 +280,12 @@ def conversation_of(rows: Sequence[Row], closing_text: str, *, with_earlier: boo
         started.question or started.task,
         steps=tuple(steps),
         earlier=tuple(map(Message.of, json.loads(started.earlier))) if started.earlier and with_earlier else (),
+        messages=messages,
         images=tuple(json.loads(started.images)) if started.images else (),
     )
-    messages = FunctionCall().render(view, Capabilities(images=True)).messages
+    written = FunctionCall().render(view, Capabilities(images=True)).messages
     if not closing_text:
-        return tuple(messages)
+        return tuple(written)
     if closing_text not in reply.text or reply.tool_calls:  # the answer was given earlier, or put together
         reply = ModelReply()
-    return (*messages, assistant_message(replace(reply, text=closing_text)))
+    return (*written, assistant_message(replace(reply, text=closing_text)))

@@ -78,6 +78,10 @@ class Answers:
             self._texts[found.text] = text
         return found
 
+    def forget(self) -> None:
+        """Keep none of the answers that were seen: the user has said more since."""
+        self.seen.clear()
+
     def text_of(self, answer: str) -> str | None:
         """Return the text that held an answer, or None if it was not seen."""
         return self._texts.get(answer)

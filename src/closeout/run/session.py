@@ -13,6 +13,7 @@ from closeout.context.keeper import ContextKeeper
 from closeout.context.policy import COMPACTION_PROMPT, summary_in
 from closeout.dialects.prompts import examples_slots
 from closeout.dialects.protocol import ConstrainedDialect, Dialect, HistoryView, serves
+from closeout.dialects.text_chat import said_by_user
 from closeout.errors import BadRequest, ContextOverflow, LimitReached, ModelError, ModelNotFound, ServerFailed
 from closeout.journal.events import Noted
 from closeout.messages import (
@@ -192,7 +193,12 @@ class ModelSession:
             draft: A reply that was not accepted and that the hint is about.
             withheld: Names of tools that are not offered this time.
         """
+        writes_messages = getattr(self.dialect, "writes_messages", False) or not history.messages
+        if not writes_messages:
+            note = "\n\n".join((*map(said_by_user, history.messages), *filter(None, (note,))))
         view = history.view("" if draft else note, closing, withheld=withheld)
+        if not writes_messages:
+            view = _without_messages(view)
         request = self.dialect.render(view, self.capabilities)
         if draft:
             request = with_draft(request, draft, note)
@@ -413,6 +419,12 @@ class ModelSession:
         text = request.prompt if request.prompt is not None else "\n".join(m.text for m in request.messages)
         offered = [[tool.name, tool.description, dict(tool.parameters)] for tool in request.tools]
         return estimate_tokens(text) + estimate_tokens(json.dumps(offered, default=str))
+
+
+def _without_messages(view: HistoryView) -> HistoryView:
+    """Return a view without the user's messages, for a dialect that shows them in its note."""
+    steps = tuple(replace(step, messages=()) if step.messages else step for step in view.steps)
+    return replace(view, steps=steps, messages=())
 
 
 def _as_prompt(messages: Sequence[Message]) -> str:

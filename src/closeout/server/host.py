@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from closeout.answers.contracts import Text
 from closeout.errors import JournalError, JournalLocked, RunNotFound, UsageError
 from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
-from closeout.journal.run_journal import Journal, new_run_id
+from closeout.journal.run_journal import Journal
+from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import RunInfo
 from closeout.messages import Usage

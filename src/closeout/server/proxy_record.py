@@ -21,7 +21,8 @@ from closeout.journal.events import (
     TurnAccepted,
     TurnRolledBack,
 )
-from closeout.journal.run_journal import Journal, new_run_id
+from closeout.journal.run_journal import Journal
+from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Store
 from closeout.messages import Message, ModelReply, Repair, Usage
 from closeout.server.governing import Verdict, arguments_object, arguments_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from closeout.codec import encode_json
+from closeout.errors import MessageRefused
 from closeout.journal.events import RunEnded
+from closeout.journal.inbox import mailbox_of
 from closeout.journal.totals import RunTotals
 from closeout.run.waiting import pending_decisions
 from closeout.server.api_errors import ApiError, json_body, json_value
@@ -33,6 +36,7 @@ def add_runs_api(app: web.Application, host: AgentHost) -> None:
     app.router.add_post("/v1/runs/{id}/cancel", api.cancel)
     app.router.add_post("/v1/runs/{id}/decisions", api.decide)
     app.router.add_post("/v1/runs/{id}/signals/{name}", api.signal)
+    app.router.add_post("/v1/runs/{id}/messages", api.send)
 
 
 class _Runs:
@@ -85,6 +89,23 @@ class _Runs:
         key = request.headers.get("Idempotency-Key", "")
         sent = await self._host.signal(run_id, request.match_info["name"], payload, id=key)
         return web.json_response({"run_id": run_id, "sent": sent}, status=202)
+    async def send(self, request: web.Request) -> web.Response:
+        run_id = await self._run_id(request)
+        body = await json_body(request)
+        if unknown := body.keys() - {"text", "interrupt", "to", "user"}:
+            raise ApiError(400, f"Unknown keys: {', '.join(sorted(unknown))[:200]}. Send text, interrupt, to and user.")
+        text, interrupt, to = body.get("text"), body.get("interrupt", False), body.get("to", "")
+        if not isinstance(text, str) or not isinstance(interrupt, bool) or not isinstance(to, str):
+            raise ApiError(400, 'Send {"text": "…"}; interrupt is true or false, and to a name.', param="text")
+        by = user_of(body, client_of(request))
+        try:
+            sent = await asyncio.to_thread(
+                mailbox_of(self._host.store, run_id).send, text, to=to, by=by or "api", interrupt=interrupt
+            )
+        except MessageRefused as error:
+            raise ApiError(409, str(error), code="message_refused") from None
+        data = encode_json({"run_id": run_id, "id": sent.id, "to": sent.to})
+        return web.Response(status=202, body=data, content_type="application/json", headers=run_headers(run_id))
 
     async def _run_id(self, request: web.Request) -> str:
         return (await self._host.find(request.match_info["id"])).run_id

@@ -1,4 +1,4 @@
-"""The pending decisions of a run, as its page shows them, and the decisions that the page sends."""
+"""The pending decisions of a run, as its page shows them, and the decisions and messages that the page sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from closeout.errors import UsageError
 from closeout.run.waiting import Decision, PendingDecision
 from closeout.visible import visible
 
-__all__ = ["TOKEN_HEADER", "check_own_page", "pending_shape", "read_decision"]
+__all__ = ["BY", "TOKEN_HEADER", "check_own_page", "pending_shape", "read_decision", "read_message"]
 
 TOKEN_HEADER = "X-Closeout-Token"  # noqa: S105 - the header's name
 BY = "viewer"
@@ -32,11 +32,11 @@ def check_own_page(request: web.Request, token: str) -> None:
     if (origin is not None and urlsplit(origin).netloc != request.host) or request.headers.get(
         "Sec-Fetch-Site", "same-origin"
     ) != "same-origin":
-        raise web.HTTPForbidden(text="Decisions are taken from the viewer's own page only.")
+        raise web.HTTPForbidden(text="Decisions and messages are taken from the viewer's own page only.")
     if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
         raise web.HTTPForbidden(text="This page is of an earlier start of the viewer. Reload it.")
     if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType(text="Send the decision as application/json.")
+        raise web.HTTPUnsupportedMediaType(text="Send it as application/json.")
 
 
 def pending_shape(pending: PendingDecision) -> dict[str, Any]:
@@ -82,6 +82,19 @@ def read_decision(body: bytes) -> tuple[str, Decision]:
     arguments = _object(texts["arguments"], "The arguments") if texts["arguments"] else None
     verdict, text, digest = texts["verdict"], texts["text"], texts["hash"]  # the verdict is checked when it is recorded
     return texts["id"], Decision(verdict=verdict, arguments=arguments, text=text, hash=digest, by=BY)
+
+
+def read_message(body: bytes) -> tuple[str, bool]:
+    """Return the text of a message to a run, and whether it interrupts the reply.
+
+    Raises:
+        UsageError: The body is not a message.
+    """
+    found = _object(body, "The message")
+    text, interrupt = found.get("text"), found.get("interrupt", False)
+    if not isinstance(text, str) or not isinstance(interrupt, bool):
+        raise UsageError("A message has a text, and interrupt, which is true or false.")
+    return text, interrupt
 
 
 def _object(text: bytes | str, name: str) -> Mapping[str, Any]:

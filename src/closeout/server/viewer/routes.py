@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from aiohttp import web
 
 from closeout.codec import encode_json
-from closeout.errors import DecisionRefused, JournalError, JournalLocked, RunNotFound, UsageError
+from closeout.errors import DecisionRefused, JournalError, JournalLocked, MessageRefused, RunNotFound, UsageError
 from closeout.journal.events import ModelRequested, RunEnded
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import RunRecord, Store, open_store
@@ -71,6 +71,7 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer/api/runs/{run_id}/requests", viewer.list_requests)
     route.add_get("/viewer/api/runs/{run_id}/waiting", viewer.list_waiting)
     route.add_post("/viewer/api/runs/{run_id}/decisions", viewer.decide)
+    route.add_post("/viewer/api/runs/{run_id}/messages", viewer.send_message)
     route.add_get("/viewer/api/runs/{run_id}/export", viewer.export)
     route.add_get("/viewer/api/evaluations", viewer.list_evaluations)
     route.add_get("/viewer/api/evaluations/{name}", viewer.show_evaluation)
@@ -239,6 +240,23 @@ class _Viewer:
         except (DecisionRefused, JournalLocked) as error:
             return error_response(409, str(error), "decision_refused")
         return _json({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
+
+    async def send_message(self, request: web.Request) -> web.Response:
+        """Send a message to a run, whoever executes it."""
+        from closeout.journal.inbox import mailbox_of
+        from closeout.server.viewer.decision_requests import BY, check_own_page, read_message
+
+        check_own_page(request, self._token)
+        text, interrupt = read_message(await request.read())
+        store = await self._read(open_store, self._app[HOME])
+
+        def send() -> str:
+            return mailbox_of(store, request.match_info["run_id"]).send(text, by=BY, interrupt=interrupt).id
+
+        try:
+            return _json({"id": await self._read(send)})
+        except MessageRefused as error:
+            return error_response(409, str(error), "message_refused")
 
     async def _host_of(self, request: web.Request) -> AgentHost | None:
         """Return what executes the run, if this server does."""

@@ -275,6 +275,9 @@ const ITEMS = {
     h("p.quiet", { dir: "auto" }, `${textOf(event.request)} · ${textOf(event.by)}`),
     textOf(event.text) ? longText(event.text) : null,
     event.arguments == null ? null : argumentList(event.arguments, null)]],
+  message: ({ event }, page) => [t("Message from the user"), [
+    longText(event.text, { tag: "div.says", whole: fieldOf(page.runId, event.seq, (each) => each.text) }),
+    h("p.quiet", { dir: "auto" }, [moment(event.sent), textOf(event.by), event.interrupts ? t("interrupted the reply") : ""].filter(Boolean).join(" · "))]],
   serverTold: ({ event }) => [t("The model's server was asked"), h("p.quiet", { dir: "auto" },
     `${textOf(event.what)}: ${event.value == null ? t("unknown") : pretty(event.value)}`)],
   checkpoint: ({ event }) => [t("Checkpoint"), h("p.quiet", { dir: "auto" }, textOf(event.name))],

@@ -1,6 +1,7 @@
 // The page of one run: its summary, its tokens, and its story, live while it runs.
 
 import { DecisionPanel } from "./deciding.js";
+import { MessageBox } from "./messaging.js";
 import { h, replaceChildren } from "./dom.js";
 import { cost, count, duration, moment, percent, short } from "./format.js";
 import { itemElement } from "./items.js";
@@ -50,6 +51,7 @@ class RunPage {
     this.looking = 0;
     this.shownAt = -1; // the number of events when the decisions were shown
     this.decisions = new DecisionPanel(route.id, () => this.look());
+    this.messages = new MessageBox(route.id);
     this.list = new LongList((item) => this.element(item));
     this.head = h("section.run-head");
     this.chart = h("section.chart");
@@ -62,7 +64,7 @@ class RunPage {
     const isMore = await this.load(FIRST_EVENTS);
     if (this.closed) return;
     replaceChildren(this.main, h("div.run-page", null, this.decisions.element,
-      h("aside.run-side", null, this.head, this.verdict, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot)));
+      h("aside.run-side", null, this.head, this.verdict, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot, exportedRun() ? null : this.messages.element)));
     this.draw();
     this.list.fillFirst();
     // After this is painted.
@@ -102,6 +104,7 @@ class RunPage {
   /** Follow a run that runs. Look now and then at one that waits or was interrupted: somebody may continue it. */
   watch() {
     if (this.closed || exportedRun()) return;
+    this.messages.update(this.record.status);
     if (this.record.status === "running") this.follow();
     else if (RESUMABLE.includes(this.record.status)) {
       clearTimeout(this.looking);

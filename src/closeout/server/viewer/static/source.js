@@ -92,9 +92,18 @@ export function listWaiting(id) {
 
 /** Decide on what was shown: {id, hash, verdict, text?, arguments?}. Returns what the run still waits for. */
 export function sendDecision(id, decision) {
+  return post(`${runPath(id)}/decisions`, decision);
+}
+
+/** Send a message to the run's agent: {text, interrupt}. */
+export function sendMessage(id, message) {
+  return post(`${runPath(id)}/messages`, message);
+}
+
+function post(path, body) {
   const token = document.querySelector("meta[name=closeout-token]")?.content ?? "";
   const headers = { "Content-Type": "application/json", "X-Closeout-Token": token };
-  return fetchJson(`${runPath(id)}/decisions`, {}, { method: "POST", headers, body: JSON.stringify(decision) });
+  return fetchJson(path, {}, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
 export function exportAddress(id) {
