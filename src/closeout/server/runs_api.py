@@ -89,6 +89,7 @@ class _Runs:
         key = request.headers.get("Idempotency-Key", "")
         sent = await self._host.signal(run_id, request.match_info["name"], payload, id=key)
         return web.json_response({"run_id": run_id, "sent": sent}, status=202)
+
     async def send(self, request: web.Request) -> web.Response:
         run_id = await self._run_id(request)
         body = await json_body(request)
