@@ -450,12 +450,16 @@ class ReplyTokens:
         prompt: The ids of the prompt.
         logprobs: The log-probabilities of the reply's tokens.
         texts: The texts of the reply's tokens, if there are no ids.
+        version: The version of the weights, as SGLang states it.
+        by_ids: The prompt was sent as ids, so that the model writes calls in its own form.
     """
 
     ids: tuple[int, ...] = ()
     prompt: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     texts: tuple[str, ...] = ()
+    version: str = ""
+    by_ids: bool = False
 
 
 SHOULD_BREAK = "should_break"

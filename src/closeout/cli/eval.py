@@ -316,13 +316,17 @@ def export(
     from closeout.config import home_folder
     from closeout.evaluate.export import export_trials, write_jsonl
     from closeout.evaluate.report import load_report
+    from closeout.evaluate.token_samples import SampleCount
     from closeout.journal.readonly import open_to_read
 
     report = load_report(name, scorer=scorer)
     with open_to_read(home_folder()) as store:
         choice: Any = {"form": format, "which": which}
-        number = write_jsonl(export_trials(report, store, rolled_back=rolled_back, **choice), Path(output))
-    print(f"{number:,} trials written to {output}.", file=sys.stderr)
+        count = SampleCount()
+        records = export_trials(report, store, rolled_back=rolled_back, **choice)
+        number = write_jsonl(count.of(records) if format == "tokens" else records, Path(output))
+    what = f"{count}, written to {output}." if format == "tokens" else f"{number:,} trials written to {output}."
+    print(what, file=sys.stderr)
     return OK
 
 

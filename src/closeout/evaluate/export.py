@@ -76,7 +76,9 @@ def export_trials(
                 "score": report.value_of(trial),
             }
             if form == "tokens":
-                yield from ({**sample, **about} for sample in token_samples(rows, rolled_back=rolled_back))
+                rewards = {scorer: score.value for scorer, score in trial.scores.items()}
+                found = token_samples(rows, rolled_back=rolled_back)
+                yield from ({**sample, **about, "rewards": rewards} for sample in found)
                 continue
             messages = [*head.get("system", ()), *conversation(rows, rolled_back=rolled_back)]
             if form == "openai":

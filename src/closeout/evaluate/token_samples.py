@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,11 @@ from closeout.journal.events import (
     TurnRolledBack,
 )
 from closeout.journal.store import Row
-from closeout.journal.story import Story
+from closeout.journal.story import Story, TurnStory
 from closeout.journal.token_record import load_tokens, shared_length
 from closeout.messages import ReplyTokens
 
-__all__ = ["token_samples"]
+__all__ = ["SampleCount", "token_samples"]
 
 LEARNT = ("act", "close")  # purposes of the requests whose replies are learned
 
@@ -55,9 +55,9 @@ def token_samples(rows: Iterable[Row], *, rolled_back: bool = False) -> list[dic
                 if not sequence.continues(tokens.prompt):
                     samples += sequence.sample()
                     sequence = _Sequence()
-                sequence.add(tokens)
+                sequence.add(tokens, truncated=event.finish_reason == "length")
         elif isinstance(event, TurnAccepted):
-            sequence.accept(learn=place.turn is not None and not place.turn.repairs)
+            sequence.accept(learn=place.turn is not None and _is_own(place.turn, by_ids=sequence.by_ids))
         elif isinstance(event, TurnRolledBack):
             if rolled_back:
                 samples += sequence.rolled_back_sample(event.reason)
@@ -72,6 +72,11 @@ def token_samples(rows: Iterable[Row], *, rolled_back: bool = False) -> list[dic
     return [*samples, *sequence.sample()]
 
 
+def _is_own(turn: TurnStory, *, by_ids: bool) -> bool:
+    """Return whether nothing of a turn was repaired. Behind a chat server, a call in another form is a repair."""
+    return all(by_ids and each.kind.startswith("dialect:") for each in turn.repairs)
+
+
 @dataclass(slots=True)
 class _Sequence:
     """A sequence that grows from request to request. `reply` is where a reply begins that is not settled yet."""
@@ -81,12 +86,15 @@ class _Sequence:
     logprobs: list[float] = field(default_factory=list)
     reply: int | None = None
     complete: bool = True  # every reply has log-probabilities
+    versions: list[str] = field(default_factory=list)  # of the weights, one for each reply
+    by_ids: bool = False  # the prompts were sent as ids
+    truncated: bool = False  # the last reply reached the limit of tokens
 
     def continues(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt has all that is to be learned so far."""
         return not any(self.mask[shared_length(self.ids, list(prompt)) :])
 
-    def add(self, tokens: ReplyTokens) -> None:
+    def add(self, tokens: ReplyTokens, *, truncated: bool = False) -> None:
         """Add a prompt and its reply. What the prompt does not have of the sequence is removed."""
         kept = shared_length(self.ids, list(tokens.prompt))
         self._cut(kept)
@@ -96,6 +104,8 @@ class _Sequence:
         self.logprobs += (*[0.0] * len(inserted), *(tokens.logprobs or [0.0] * len(tokens.ids)))
         self.complete = self.complete and bool(tokens.logprobs)
         self.reply = len(tokens.prompt)
+        self.versions.append(tokens.version)
+        self.truncated, self.by_ids = truncated, tokens.by_ids
 
     def _cut(self, length: int) -> None:
         del self.ids[length:], self.mask[length:], self.logprobs[length:]
@@ -110,6 +120,7 @@ class _Sequence:
         """Remove the last reply."""
         if self.reply is not None:
             self._cut(self.reply)
+            self.versions.pop()
         self.reply = None
 
     def sample(self) -> list[dict[str, Any]]:
@@ -124,5 +135,45 @@ class _Sequence:
         return [{**found, "rolled_back": True, "reason": reason, "reply_at": self.reply}]
 
     def _record(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"input_ids": list(self.ids), "loss_mask": list(self.mask)}
+        found: dict[str, Any] = {"input_ids": list(self.ids), "loss_mask": list(self.mask), "truncated": self.truncated}
+        if any(self.versions):
+            found["versions"] = list(self.versions)
         return {**found, "logprobs": list(self.logprobs)} if self.complete else found
+
+
+class SampleCount:
+    """Counts exported sequences as they pass: how many a trial has, what is cut off, and what trainers need."""
+
+    def __init__(self) -> None:
+        self.trials: dict[str, int] = {}  # sequences by run, rolled-back ones excepted
+        self.tokens = self.learned = self.truncated = self.without_logprobs = 0
+        self.versions: set[str] = set()
+
+    def of(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the records, counted."""
+        for record in records:
+            if not record.get("rolled_back"):
+                self.trials[record["run_id"]] = self.trials.get(record["run_id"], 0) + 1
+                self.tokens += len(record["input_ids"])
+                self.learned += sum(record["loss_mask"])
+                self.truncated += record["truncated"]
+                self.without_logprobs += "logprobs" not in record
+                self.versions.update(record.get("versions", ()))
+            yield record
+
+    @property
+    def split_rate(self) -> float:
+        """Sequences a trial; 1 if every trial is one sequence."""
+        return sum(self.trials.values()) / len(self.trials) if self.trials else 0.0
+
+    def __str__(self) -> str:
+        number = sum(self.trials.values())
+        parts = [
+            f"{number:,} sequences of {len(self.trials):,} trials (split rate {self.split_rate:.2f})",
+            f"{self.learned:,} of {self.tokens:,} tokens learned",
+            f"{self.truncated:,} truncated",
+            f"{self.without_logprobs:,} without log-probabilities",
+        ]
+        if self.versions:
+            parts.append(f"weights {', '.join(sorted(self.versions))}")
+        return "; ".join(parts)

@@ -26,6 +26,8 @@ def dump_tokens(tokens: ReplyTokens | None, before: Sequence[int]) -> str:
         "ids": tokens.ids,
         "logprobs": tokens.logprobs,
         "texts": tokens.texts,
+        "version": tokens.version,
+        "by_ids": tokens.by_ids,
     }
     return json.dumps({name: value for name, value in found.items() if value}, separators=(",", ":"))
 
@@ -38,6 +40,8 @@ def load_tokens(text: str, before: Sequence[int]) -> ReplyTokens:
         prompt=(*before[: found.get("kept", 0)], *found.get("prompt", ())),
         logprobs=tuple(found.get("logprobs", ())),
         texts=tuple(found.get("texts", ())),
+        version=str(found.get("version", "")),
+        by_ids=bool(found.get("by_ids")),
     )
 
 

@@ -1,0 +1,202 @@
+"""The client for servers that take and return token ids: vLLM's text completions and SGLang's `/generate`.
+
+A chat server writes every prompt anew from messages. It may leave out the thinking of earlier turns, write calls in its
+own way, and tokenize what the model sampled differently. Here a prompt is, id for id, the prompt before it, the sampled
+reply, and the tokens of what was added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from closeout.codec import decode_json, encode_json
+from closeout.errors import BadRequest, ConfigError, ServerFailed
+from closeout.messages import Capabilities, Message, ModelReply, ModelRequest, ReplyTokens, Usage
+from closeout.models import transport
+from closeout.models.base import OnDelta
+from closeout.models.chat_template import ChatTemplate
+from closeout.models.http_errors import error_from_response
+from closeout.models.openai import OpenAIClient, finish_reason, read_completion, tool_definitions
+
+__all__ = ["TokenClient"]
+
+TOKENIZE_SECONDS = 60.0
+
+
+class TokenClient(OpenAIClient):
+    """A model that is asked with token ids and answers with them, so that a run is one sequence of tokens.
+
+    The ids of earlier turns are in the messages, as what the server attached to them, so they survive a crash, and a
+    fork has its own. If earlier messages have changed, after an eviction for example, the conversation is written anew.
+
+    Args:
+        model: The model's name on the server.
+        base_url: The server's address, which usually ends in `/v1`.
+        template: The model's chat template: its text, a file, or the model's folder.
+        server: "vllm" or "sglang".
+        api_key: Sent as a bearer token, if set.
+        options: Further arguments of `OpenAIClient`, such as `temperature`, `max_tokens` and `extra_body`.
+
+    Raises:
+        ConfigError: The address or the template is invalid.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        *,
+        template: ChatTemplate | str | Path,
+        server: Literal["vllm", "sglang"] = "vllm",
+        api_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        if server not in ("vllm", "sglang"):
+            raise ConfigError(f"server must be 'vllm' or 'sglang', got {server!r}.")
+        known = Capabilities(streaming=False, json_schema=False, known=True)
+        super().__init__(model, base_url, api_key, server=server, small=False, capabilities=known, **options)
+        self._template = template if isinstance(template, ChatTemplate) else ChatTemplate(template)
+        root = self.base_url.removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers |= options.get("headers") or {}
+        self._tokenize = transport.Endpoint(f"{root}/tokenize", headers)
+        if server == "sglang":
+            self._completions = transport.Endpoint(f"{root}/generate", headers)
+
+    async def _attempt_request(
+        self, request: ModelRequest, on_delta: OnDelta | None, timeout: float | None
+    ) -> ModelReply:
+        if request.prompt is not None:
+            return await super()._attempt_request(request, on_delta, timeout)
+        before, added = await self._prompt(request)
+        prompt = (*before, *added)
+        asked = replace(request, prompt="", extra_body={**request.extra_body, "prompt": prompt})
+        reply = await super()._attempt_request(asked, on_delta, timeout)
+        if reply.tokens is None or not reply.tokens.ids:
+            raise BadRequest(
+                f"{self.base_url} states no token ids. TokenClient needs a vLLM that knows return_token_ids, or SGLang."
+            )
+        kept = {"prompt": added, "reply": list(reply.tokens.ids), "seen": _seen(request), "anew": not before}
+        return replace(
+            reply,
+            tokens=replace(reply.tokens, prompt=prompt, by_ids=True),
+            attached={**reply.attached, "server": self._server, "tokens": kept},
+        )
+
+    async def _prompt(self, request: ModelRequest) -> tuple[list[int], list[int]]:
+        """Return the ids that an earlier request and its reply had, and those that are added to them."""
+        tools = tool_definitions(request.tools)
+        messages = request.messages
+        before, last = self._known(request)
+        if last >= 0:
+            text = self._template.after_reply(messages[last], messages[last + 1 :], tools)
+            if text is not None:
+                added = await self._ids(text)
+                if before and added and before[-1] == added[0]:  # the reply ended with the token that ends a turn
+                    added = added[1:]
+                return before, added
+        return [], await self._ids(self._template.write(messages, tools))
+
+    def _known(self, request: ModelRequest) -> tuple[list[int], int]:
+        """Return the ids up to the last reply, and its place; none and -1 if it is not known how they were written."""
+        ids: list[int] = []
+        last = -1
+        seen = _RequestDigest(request)
+        for place, message in enumerate(request.messages):
+            if message.role == "assistant":
+                kept = _kept(message, self._server)
+                if kept is None or kept.get("seen") != seen.digest():
+                    return [], -1
+                ids = [*([] if kept.get("anew") else ids), *kept["prompt"], *kept["reply"]]
+                last = place
+            seen.add(message)
+        return ids, last
+
+    async def _ids(self, text: str) -> list[int]:
+        body = encode_json({"model": self.model, "prompt": text, "add_special_tokens": False})
+        response = await transport.post(self._tokenize, body, timeout=TOKENIZE_SECONDS)
+        if response.status != 200:
+            said = await response.read_start()
+            raise error_from_response(response.status, response.headers, said, response.origin)
+        found = decode_json(await response.read())
+        tokens = found.get("tokens") if isinstance(found, dict) else None
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise ServerFailed(f"{self.base_url} did not answer /tokenize with the ids of tokens.")
+        return tokens
+
+    # -------------------------------------------------------------------------------- the two protocols
+
+    def _body(self, request: ModelRequest, *, stream: bool) -> bytes:
+        if "prompt" not in request.extra_body:
+            return super()._body(request, stream=stream)
+        options = self._options(request, stream)
+        if self._kind == "vllm":
+            return encode_json({"return_token_ids": True, "logprobs": 1, "skip_special_tokens": False, **options})
+        names = {"max_tokens": "max_new_tokens"}
+        ours = {"model", "prompt"}
+        sampling = {names.get(name, name): value for name, value in options.items() if name not in ours}
+        return encode_json({
+            "input_ids": options["prompt"],
+            "sampling_params": {"skip_special_tokens": False, **sampling},
+            "return_logprob": True,
+        })  # fmt: skip
+
+    def _read(self, value: Any) -> ModelReply | None:
+        return read_completion(value) if self._kind == "vllm" else _read_generated(value)
+
+
+def _read_generated(value: Any) -> ModelReply | None:
+    """Return the reply in the body of SGLang's `/generate`; None if it is something else."""
+    value = value[0] if isinstance(value, list) and value else value
+    meta = value.get("meta_info") if isinstance(value, dict) else None
+    if not isinstance(meta, dict) or not isinstance(value.get("text"), str):
+        return None
+    reason = meta.get("finish_reason")
+    stated = meta.get("output_token_logprobs")
+    pairs = [pair for pair in stated if isinstance(pair, list) and len(pair) > 1] if isinstance(stated, list) else []
+    ids = [pair[1] for pair in pairs] or value.get("output_ids") or []
+    tokens = ReplyTokens(
+        ids=tuple(ids) if all(type(token) is int for token in ids) else (),
+        logprobs=tuple(float(pair[0]) for pair in pairs if isinstance(pair[0], int | float)),
+        version=str(meta.get("weight_version") or ""),
+    )
+    counts = [meta.get(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
+    read, written, cached = (count if type(count) is int else 0 for count in counts)
+    return ModelReply(
+        value["text"],
+        finish_reason=finish_reason(reason.get("type") if isinstance(reason, dict) else reason),
+        usage=Usage(read, written, cache_read_tokens=cached, requests=1),
+        tokens=tokens,
+    )
+
+
+class _RequestDigest:
+    """What a request has before a reply: its tools and, one by one, its messages."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        self._hash = hashlib.sha256(encode_json(tool_definitions(request.tools)))
+
+    def add(self, message: Message) -> None:
+        self._hash.update(encode_json({name: value for name, value in message.items() if name != "attached"}))
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()[:32]
+
+
+def _seen(request: ModelRequest) -> str:
+    seen = _RequestDigest(request)
+    for message in request.messages:
+        seen.add(message)
+    return seen.digest()
+
+
+def _kept(message: Message, server: str) -> Mapping[str, Any] | None:
+    attached = message.get("attached")
+    if not isinstance(attached, Mapping) or attached.get("server") != server:
+        return None
+    kept = attached.get("tokens")
+    return kept if isinstance(kept, Mapping) else None
