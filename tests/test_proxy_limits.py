@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import openai
 import pytest
 
 from closeout.messages import ModelReply
+from closeout.models import http, long_steps
+from closeout.server import proxy, proxy_record
 from closeout.server.formats.anthropic_messages import AnthropicMessages
-from closeout.testing import Turn, answer, once
+from closeout.testing import Turn, answer, once, say
 from serving import WrittenModel, written_model
 from test_proxy import CHAT_TOOLS, MESSAGE_TOOLS, RESPONSE_TOOLS, one_call, proxied
 
@@ -75,6 +78,72 @@ async def test_the_proxy_needs_its_key(home: Path) -> None:
                 else:
                     with pytest.raises(openai.AuthenticationError):
                         await ask(client)
+
+
+# ------------------------------------------------------------------------------------------------ fairness
+
+
+@pytest.mark.parametrize("path", ["stream", "whole", "converted"])
+async def test_others_are_served_while_a_large_message_pauses(
+    home: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    async def noted(_: float, size: int) -> None:
+        sizes.append(size)
+
+    for module in (proxy, http):
+        monkeypatch.setattr(module, "pause_after", noted)
+    said = "x" * 2**21
+    async with proxied(home, lambda _: say(said), pieces=(2**21,)) as server:
+        if path == "converted":
+            async with server.anthropic() as client:
+                question: Any = [{"role": "user", "content": "?"}]
+                streamed = client.messages.stream(model="m", max_tokens=9, messages=question)
+                async with streamed as events:
+                    assert await events.get_final_text() == said
+        else:
+            async with server.openai() as client:
+                found = await ask(client, stream=path == "stream")
+                if path == "stream":
+                    assert "".join([chunk.choices[0].delta.content or "" async for chunk in found]) == said
+                else:
+                    assert found.choices[0].message.content == said
+    assert max(sizes) >= 2**21
+
+
+async def test_a_pause_is_three_times_as_long_as_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_steps.time, "thread_time", lambda: 10.01)
+    order: list[str] = []
+
+    async def other() -> None:
+        await asyncio.sleep(0.025)
+        order.append("other")
+
+    async def large() -> None:
+        await long_steps.pause_after(10.0, 2**21)
+        order.append("large")
+
+    await asyncio.gather(large(), other())
+    assert order == ["other", "large"]
+    await asyncio.gather(other(), long_steps.pause_after(0.0, 2**20))  # not large: no pause of 30 s
+
+
+async def test_a_request_waits_for_its_record_only_if_that_is_long(home: Path) -> None:
+    long_text = "x" * (proxy_record.MAX_UNWRITTEN + 1)
+    said = iter([long_text])
+    async with proxied(home, lambda _: say(next(said, "short"))) as server, server.openai() as client:
+        writing = threading.Event()
+        server.proxy.store.submit(writing.wait)  # the disk is slow
+        long = asyncio.create_task(ask(client))
+        try:
+            await until(lambda: proxy_record._writing)
+            for _ in range(20):
+                assert (await ask(client)).choices[0].message.content == "short"
+            assert not long.done()
+        finally:
+            writing.set()
+        assert (await long).choices[0].message.content == long_text
 
 
 # ------------------------------------------------------------------------------------------------ clients that leave

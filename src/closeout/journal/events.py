@@ -189,7 +189,7 @@ class RunEnded(Event):
     """
 
     momentary = True
-    bodies = ("summary", "closing_text")
+    bodies = ("answer", "summary", "closing_text")
     status: str
     stop_reason: str
     _: KW_ONLY

@@ -74,7 +74,6 @@ _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
 _Entry: TypeAlias = tuple[int, float, Event]  # seq, time
-_Bodies: TypeAlias = dict[bytes, list[bytes]]  # the parts of a large text, by its hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +201,7 @@ class Store:
                 number = int(cursor.lastrowid or 0)
                 self._synced.clear(number)
                 self._messages.clear(number)
-                bodies: _Bodies = {}
+                bodies = _Bodies()
                 begun = at - later[-1][0] if later else at
                 entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
                 db.execute(_INSERT_EVENTS, _row(number, entries, bodies))
@@ -428,11 +427,11 @@ class Store:
         Returns:
             A future that is done when the run is released. It raises JournalError if the end could not be written.
         """
-        row = (status, time.time(), None if answer is None else _storable(answer), stop_reason, number)
+        at = time.time()
 
         def end() -> None:
             try:
-                self._commit((_UPDATE_RUN, row))
+                self._commit((_UPDATE_RUN, (status, at, _storable(answer), stop_reason, number)))
             finally:
                 self.forget(number)
                 self.release(number)
@@ -492,7 +491,7 @@ class Store:
 
     def _write(self, batch: _EventBatch, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         db = self._db
-        bodies: _Bodies = {}
+        bodies = _Bodies()
         rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]
         if batch.durable or statements:
             db.execute("PRAGMA synchronous=FULL")
@@ -863,21 +862,30 @@ def _apart(event: Event, bodies: _Bodies) -> tuple[Any, ...]:
     for name in event.bodies:
         text = values[name]
         if text and len(text) > BODY_LIMIT:
-            values[name], refs[name] = "", _put_body(text, bodies)
+            values[name], refs[name] = "", bodies.add(text)
     if added := values.get("added"):  # the messages of a request, each with a text of its own
         values["added"] = [_message_apart(message, number, bodies, refs) for number, message in enumerate(added)]
     return (values, refs) if refs else (values,)
 
 
-def _put_body(text: str, bodies: _Bodies) -> str:
-    """Add a text to those that are stored by hash, in parts. Returns its hash in hexadecimal."""
-    starts = range(0, len(text), BODY_PART)
-    parts = [text[at : at + BODY_PART].encode("utf-8", "surrogatepass") for at in starts]
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
-    bodies[found.digest()] = parts
-    return found.hexdigest()
+class _Bodies(dict[bytes, list[bytes]]):
+    """The texts that are stored by hash, in parts. One that several events hold, such as a reply, is hashed once."""
+
+    def __init__(self) -> None:
+        self._added: dict[str, str] = {}
+
+    def add(self, text: str) -> str:
+        """Add a text and return its hash in hexadecimal."""
+        if text in self._added:
+            return self._added[text]
+        starts = range(0, len(text), BODY_PART)
+        parts = [text[at : at + BODY_PART].encode("utf-8", "surrogatepass") for at in starts]
+        found = hashlib.sha256()
+        for part in parts:
+            found.update(part)
+        self[found.digest()] = parts
+        self._added[text] = found.hexdigest()
+        return self._added[text]
 
 
 def _insert_bodies(db: sqlite3.Connection, bodies: Iterable[tuple[bytes, list[bytes]]]) -> None:
@@ -896,7 +904,7 @@ def _message_apart(message: Mapping[str, Any], number: int, bodies: _Bodies, ref
     for key in ("content", "prompt"):
         text = message.get(key)
         if isinstance(text, str) and len(text) > BODY_LIMIT:
-            refs[f"added/{number}/{key}"] = _put_body(text, bodies)
+            refs[f"added/{number}/{key}"] = bodies.add(text)
             message = {**message, key: ""}
     return message
 
@@ -922,8 +930,8 @@ def _time(at: Any) -> float | None:
     return at if isinstance(at, float) and 0 <= at < _LATEST else None
 
 
-def _storable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
+def _storable(text: str | None) -> str | None:
+    return text and text.encode("utf-8", "replace").decode("utf-8")
 
 
 # ------------------------------------------------------------------------------------------------ one store per folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -27,6 +28,7 @@ from closeout.models.http_errors import (
     refuses_tools,
     rejected_text,
 )
+from closeout.models.long_steps import pause_after
 from closeout.models.retry import RetryPolicy, complete_with_retries
 from closeout.models.streaming import EventReader, ReplyBuilder, StreamReader
 from closeout.redaction import redact, secrets_in
@@ -294,8 +296,10 @@ async def _drive(reader: StreamReader, response: transport.Response) -> bytes:
         while chunk := await _next_chunk(chunks, FINISH_SECONDS if reader.complete else None):
             if not builder.started and len(start) < MAX_UNREAD:
                 start += chunk
+            began = time.thread_time()
             for data in events.feed(chunk):
                 _take(reader, data, response.origin)
+                await pause_after(began, len(data))
                 if builder.enough:
                     response.close()
                     return start

@@ -113,7 +113,7 @@ class _PartialText:
 
     def whole(self) -> str:
         """Return all of the text. A half that is still waiting becomes U+FFFD."""
-        return "".join((*self.pieces, join_surrogates(self._half)))
+        return "".join(self.pieces) + join_surrogates(self._half)
 
 
 @dataclass(slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from aiohttp import web
 
 from closeout.codec import decode_json, encode_json
 from closeout.errors import CloseoutError
+from closeout.models.long_steps import pause_after
 from closeout.server.admission import Busy
 from closeout.server.app import Handler
 
@@ -90,7 +92,11 @@ async def json_value(request: web.Request) -> Any:
     """
     if request.content_type != "application/json":
         raise ApiError(415, f"Send Content-Type: application/json, not {request.content_type[:80]}.")
+    data = await request.read()
+    began = time.thread_time()
     try:
-        return decode_json(await request.read())
+        value = decode_json(data)
     except ValueError:
         raise ApiError(400, "The body is not valid JSON.") from None
+    await pause_after(began, len(data))
+    return value

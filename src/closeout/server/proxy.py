@@ -23,6 +23,7 @@ from closeout.messages import Capabilities, Delta, Message, ModelReply, ModelReq
 from closeout.models import transport
 from closeout.models.base import BaseClient
 from closeout.models.http_errors import error_from_body, refusal, refuses_tools, rejected_text
+from closeout.models.long_steps import pause_after
 from closeout.models.openai_messages import added_names, refused_names, without_names
 from closeout.models.streaming import MAX_EVENT, EventReader, ReplyBuilder, StreamReader
 from closeout.parsing.forms import Form, check_forms
@@ -102,7 +103,11 @@ class Proxy:
     def _handler(self, each: Format) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
             async with self.admission.enter():
-                return await _ProxiedExchange(self, request, each, await json_body(request)).run()
+                body = await json_body(request)
+                began = time.thread_time()
+                exchange = _ProxiedExchange(self, request, each, body)
+                await pause_after(began, request.content_length or 0)
+                return await exchange.run()
 
         return handle
 
@@ -290,6 +295,8 @@ class _ProxiedExchange:
         except BaseException as error:
             self._record.ended("failed", "failed", error=f"{type(error).__name__}: {error}")
             raise
+        finally:
+            await self._record.written()
 
     # ------------------------------------------------------------------------------------------ the same format
 
@@ -325,9 +332,10 @@ class _ProxiedExchange:
                     raise
                 self._keep_shown()
                 continue
-            reply = received.reply
+            reply, began = received.reply, time.thread_time()
             self._record.replied(reply)
             verdict = Verdict(reply=reply) if self._has_choices else self._judge(reply, form_fault=received.fault)
+            await pause_after(began, self._record.size)
             if verdict.defect is None:
                 return await self._answer(form, received, verdict)
             if reply.finish_reason in ("length", "context_full") and not self._shown:
@@ -409,6 +417,7 @@ class _ProxiedExchange:
             body = encode_json(form.whole(self._body, received.reply))
             return replace(received, rest=body, fault=received.fault or "framing")
         raw = await response.read()
+        began = time.thread_time()
         try:
             value = decode_json(raw)
         except ValueError:
@@ -424,6 +433,7 @@ class _ProxiedExchange:
             raise ServerFailed(f"{self._proxy.upstream.base} sent what is not a reply.")
         check = form.form_check()
         check.take(value)
+        await pause_after(began, len(raw))
         return _Received(response, raw, reply, check.fault or ("framing" if self._streams else ""))
 
     async def _read_stream(self, form: NativeFormat, response: transport.Response) -> _Received:
@@ -443,6 +453,7 @@ class _ProxiedExchange:
         held_text: list[str] = []
         async with aclosing(_frames(response)) as stream:
             async for frames in stream:
+                began = time.thread_time()
                 passing = 0  # frames of `held` that may be passed on
                 for frame in frames:
                     held.append(frame)
@@ -468,6 +479,7 @@ class _ProxiedExchange:
                         for event in held_events:
                             self._writer.observe(event)
                         held_events.clear()
+                await pause_after(began, sum(map(len, frames)))
                 if passing:
                     out = await self._begin(response)
                     await out.write(b"".join(held[:passing]))
@@ -554,8 +566,10 @@ class _ProxiedExchange:
             except ModelError as error:
                 self._record.failed(error)
                 raise
+            began = time.thread_time()
             self._record.replied(reply)
             verdict = self._judge(reply, dialect)
+            await pause_after(began, self._record.size)
             defect = verdict.defect
             if defect is None:
                 break
@@ -692,6 +706,7 @@ async def _frames(response: transport.Response) -> AsyncGenerator[list[bytes], N
     rest = bytearray()
     async with aclosing(response.chunks()) as chunks:
         async for chunk in chunks:
+            began = time.thread_time()
             searched = max(0, len(rest) - 3)  # an end may have begun in the chunk before
             rest += chunk
             frames, start = [], 0
@@ -702,6 +717,8 @@ async def _frames(response: transport.Response) -> AsyncGenerator[list[bytes], N
             if frames:
                 del rest[:start]
                 yield frames
+            else:
+                await pause_after(began, len(rest))
             if len(rest) > MAX_EVENT:
                 raise ServerFailed("The upstream server sent an event of more than 16 MiB, which cannot be a reply.")
     if rest:

@@ -34,6 +34,8 @@ KIND = "proxy"
 
 WRITE_SECONDS = 0.02  # after the end of a request until its record is written
 MAX_TASK = 20_000  # characters of the last message that are kept
+# Characters that wait to be written, were all records as long as one: above it, its request waits for it to be written.
+MAX_UNWRITTEN = 2**22
 log = logging.getLogger("closeout.server")
 
 
@@ -45,12 +47,19 @@ class ProxyRecord:
         model: The model that the client asked for.
         messages: The conversation.
         notes: What else to keep: the format, the upstream server.
+
+    Attributes:
+        run_id: The name of the run.
+        usage: The tokens of all replies.
+        size: The characters of all replies.
     """
 
     def __init__(self, store: Store, model: str, messages: list[Message], notes: Mapping[str, Any]) -> None:
         self.run_id = new_run_id()
         self.usage = Usage()
         self._events: list[Event] = []
+        self._writing: asyncio.Task[None] | None = None
+        self.size = 0
         self._calls = 0
         self._began = time.monotonic()
         self._over = False
@@ -69,6 +78,7 @@ class ProxyRecord:
     def replied(self, reply: ModelReply) -> None:
         """Note the reply to the last request."""
         self.usage += reply.usage
+        self.size += len(reply.text) + len(reply.reasoning) + sum(len(call.text) for call in reply.tool_calls)
         self._events.append(ModelReplied.of("main", self._calls - 1, reply, self._ms()))
 
     def failed(self, error: ModelError) -> None:
@@ -111,9 +121,14 @@ class ProxyRecord:
             answer = "\n".join(filter(None, (reply.text, *calls)))
             self._events.append(_accepted(reply))
         self._events.append(RunEnded("main", status, reason, answer=answer, error=error, closing_text=answer or ""))
-        task = asyncio.create_task(self._write())
-        _writing.add(task)
-        task.add_done_callback(_writing.discard)
+        self._writing = asyncio.create_task(self._write())
+        _writing.add(self._writing)
+        self._writing.add_done_callback(_writing.discard)
+
+    async def written(self) -> None:
+        """Wait until the record is written, if it is so long that with such records too much would wait for that."""
+        if self._writing is not None and self.size * len(_writing) > MAX_UNWRITTEN:
+            await asyncio.wait([self._writing])
 
     async def _write(self) -> None:
         await asyncio.sleep(WRITE_SECONDS)  # the writing thread would delay the reply that is being sent
