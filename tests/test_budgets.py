@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,8 +18,9 @@ from cli_process import here
 from closeout import Agent, ConfigError, UsageError, tool, usage_totals
 from closeout.budget_limits import NANO, BudgetLimit, read_limits
 from closeout.evaluate import evaluate
-from closeout.journal.events import Noted
+from closeout.journal.events import AgentEnded, Noted
 from closeout.journal.ledger import Amount, Ledger, Refusal, open_ledger, spent_by_day
+from closeout.journal.store import open_store
 from closeout.messages import Usage
 from closeout.models.openai import OpenAIClient
 from closeout.models.retry import RetryPolicy
@@ -227,6 +230,136 @@ async def test_a_sub_agent_pays_for_the_keys_of_its_parent(home: Path) -> None:
     assert spent_in(home)["team"].requests == result.usage.requests == 3
 
 
+def team_of(budget: Any, *, main: Any = None) -> Agent[Any]:
+    """An agent whose sub-agent has a budget of its own."""
+    config = {"llm": {"prices": PRICE, "max_tokens": 1000}}
+    asked = ScriptedClient(lambda view: call("look_up", name="Bern") if view.turn == 1 else answer("8"))
+    below = Agent(asked, [look_up], config=config, budget=budget)
+    chief = ScriptedClient([call("clerk", task="Count."), answer("8")])
+    return Agent(chief, [below.as_tool("clerk", "Counts.")], config=config, budget=main, home=True)
+
+
+async def test_a_sub_agent_with_a_budget_pays_for_its_own_keys_too(home: Path) -> None:
+    result = await team_of({"clerks": "1 USD", "team": "1 USD"}, main={"team": "1 USD"}).run("How many?")
+    assert result.answer == "8"
+    spent = spent_in(home)
+    assert {key: amount.requests for key, amount in spent.items()} == {"clerks": 2, "team": 4}
+    assert spent["clerks"].usd < spent["team"].usd
+    by_key = {total.group["key"]: total.usage.requests for total in usage_totals(by=["key"])}
+    assert by_key == {"clerks": 2, "team": 4}
+    replayed, departure = await replay_run(team_of({"clerks": "1 USD"}).plan(), result.run_id, rows_of(home, result))
+    assert (replayed.answer, departure) == ("8", "")
+
+
+def rows_of(home: Path, result: Any) -> list[Any]:
+    return list(open_store(home).rows(result.run_id))
+
+
+async def test_a_sub_agent_that_reaches_its_budget_reports_so_and_its_caller_continues(home: Path) -> None:
+    result = await team_of({"clerks": "1 requests"}).run("How many?")
+    assert (result.answer, result.stop_reason) == ("8", "answered")
+    assert {key: amount.requests for key, amount in spent_in(home).items()} == {"clerks": 1}
+    (ended,) = [row.event for row in rows_of(home, result) if isinstance(row.event, AgentEnded)]
+    assert ended.status == "budget"
+    settings = {"agent": {"sub_agents": {"clerk": {"description": "Counts.", "budget": {"clerks": "1 requests"}}}}}
+    agent = Agent(ScriptedClient([call("clerk", task="Go."), answer("8")]), config=settings, home=True)
+    assert (await agent.run("How many?")).answer == "8", "the sub-agent of settings has no room any more"
+    assert spent_in(home)["clerks"].requests == 1
+
+
+KILLED = """
+import asyncio, json, os, signal, sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+home = Path(os.environ["CLOSEOUT_HOME"])
+import test_budgets
+from closeout.journal.ledger import close_ledgers, spent_by_day
+from closeout.journal.store import close_stores
+
+
+def child(act):
+    pid = os.fork()
+    if not pid:
+        act()
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def team():
+    agent = test_budgets.team_of({"clerks": "1 USD"}, main={"team": "1 USD"})
+    clients = [agent.plan().client, agent.plan().manager.local_tools[0].plan_of(False).client]
+    for client in clients:  # every request that is answered is written down before its reply is known
+        complete = client.complete
+
+        async def counted(*args, complete=complete, **options):
+            reply = await complete(*args, **options)
+            usage = reply.usage
+            with open(home / "sent", "a") as file:
+                file.write(json.dumps([usage.input_tokens, usage.output_tokens]) + chr(10))
+            return reply
+
+        client.complete = counted
+    return agent
+
+
+def run_until(number, run_id):
+    seen = 0
+
+    def kill(event):
+        nonlocal seen
+        seen += type(event).__name__ != "Progress"
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(team().run("How many?", run_id=run_id, listeners=[kill]))
+
+
+def resume(run_id):
+    result = asyncio.run(team().resume(run_id))
+    assert result.answer == "8", result
+
+
+os.environ["CLOSEOUT_HOME"] = str(home / "warm")  # what is imported here is not imported in each child
+asyncio.run(team().run("How many?"))
+close_stores()
+close_ledgers()
+os.environ["CLOSEOUT_HOME"] = str(home)
+(home / "sent").unlink()
+number = 0
+while True:
+    number += 1
+    status = child(lambda: run_until(number, f"run{number}"))
+    if not status:
+        break
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    found = child(lambda: resume(f"run{number}"))
+    assert not found, (number, found)
+sent = [json.loads(line) for line in open(home / "sent")]
+held = {each.key: each for each in spent_by_day(home)}
+print(json.dumps({
+    "events": number - 1,
+    "sent": len(sent),
+    "cost": sum(prompt + 10 * reply for prompt, reply in sent) * 1000,
+    "counted": {key: each.spent.requests + each.reserved.requests for key, each in held.items()},
+    "usd": {key: each.spent.usd + each.reserved.usd for key, each in held.items()},
+}))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks a child for each kill point")
+def test_killed_at_every_event_a_run_pays_for_all_that_it_sent(home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(Path(__file__).parent)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["events"] > 20
+    assert found["counted"]["team"] >= found["sent"], "no request that was answered is free"
+    assert found["cost"] <= found["usd"]["team"] <= NANO
+    assert 0 < found["usd"]["clerks"] < found["usd"]["team"]
+
+
 async def test_map_and_sessions_pay_and_a_resumed_run_keeps_its_keys(home: Path) -> None:
     agent = agent_of([answer("1")])
     tasks = [{"task": f"Task {number}", "budget": {f"user:{number}": "1 USD/day"}} for number in range(3)]
@@ -406,9 +539,18 @@ async def test_a_served_agent_limits_each_user_that_requests_name(home: Path) ->
 
 async def test_an_evaluation_pays_too(home: Path) -> None:
     agent = agent_of([answer("42")], home=True, budget={"sweep": "2 requests"})
-    report = await evaluate(agent, [{"id": n, "question": f"How many {n}?", "answer": "42"} for n in range(4)])
+    tasks = [{"id": n, "question": f"How many {n}?", "answer": "42"} for n in range(4)]
+    report = await evaluate(agent, tasks)
     assert spent_in(home)["sweep"].requests == 2
-    assert sum(map(report.value_of, report.trials)) == 2, "trials without budget are not answered"
+    finished = [trial for trial in report.trials if trial.outcome is not None]
+    assert [report.value_of(trial) for trial in finished] == [1, 1], "a trial without budget is not wrong"
+    assert report.stopped == "a budget: The budget of sweep (2 requests) has no room for another request."
+    more = agent_of([answer("42")], home=True, budget={"sweep": "9 requests"})
+    report = await evaluate(more, tasks)
+    assert (report.stopped, sum(map(report.value_of, report.trials))) == ("", 4), (
+        "the rest continues when there is room"
+    )
+    assert spent_in(home)["sweep"].requests == 4
 
 
 def test_killed_processes_never_exceed_a_budget(tmp_path: Path) -> None:

@@ -142,6 +142,21 @@ def _read_check(value: Any) -> Any:
     raise ValueError("Give a function as package.module:name, or {function: …, times: 2, then: accept | unanswered}")
 
 
+_BUDGET_FORM = 'Give limits by key, such as {"team": "100 USD/month"}. To limit each run by itself, set max_cost'
+
+
+def _read_budget(budget: Any) -> Any:
+    if not isinstance(budget, Mapping):
+        raise ValueError(_BUDGET_FORM)
+    if budget:
+        from closeout.budget_limits import read_limits
+
+        read_limits(budget)
+    return budget
+
+
+_Limits = dict[str, str | list[str]]
+_Budget = Annotated[_Limits, BeforeValidator(_read_budget, _Limits)]
 _Text = Annotated[str | TextFile, BeforeValidator(_read_text, str | TextFile)]
 _Several = Annotated[list[str], BeforeValidator(_one_or_more, str | list[str])]
 _Checks = Annotated[
@@ -164,6 +179,7 @@ class AgentParts(_Section):
     strategy: str | None = Field(
         None, description="how the model is asked: majority:N, call_first:TOOL, small_model, or package.module:Name"
     )
+    budget: _Budget = Field({}, description="limits over all runs by key: team → 100 USD/month, or a list of limits")
     code_mode: bool = Field(False, description="let the model write programs that call the tools")
     output_formatter: str | None = Field(None, description="a class, as package.module:Name")
     tool_executor: str | None = Field(None, description="the same")
@@ -191,7 +207,6 @@ class SubAgentSettings(AgentParts):
 
 # The beginnings of answers and strategies that are not modules.
 _FORMS = frozenset({"choice", "json", "yaml", "tagged", "majority", "call_first"})
-_BUDGET_FORM = 'Give limits by key, such as {"team": "100 USD/month"}. To limit each run by itself, set max_cost'
 
 
 class AgentSettings(AgentParts):
@@ -214,9 +229,6 @@ class AgentSettings(AgentParts):
     max_tokens: int | None = Field(None, ge=1, description="input and output tokens of the run")
     max_cost: float | None = Field(None, gt=0, description="US dollars that the run may cost")
     max_seconds: float | None = Field(None, gt=0, description="seconds that the run may take")
-    budget: dict[str, str | list[str]] = Field(
-        {}, description="limits over all runs by key: team → 100 USD/month, or a list of limits"
-    )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="constrained decoding, if the server supports it"
     )
@@ -227,17 +239,6 @@ class AgentSettings(AgentParts):
     low_water: float = Field(0.5, gt=0, le=1, description="share of the context that eviction leaves")
     main_agent: AgentLimits = AgentLimits()
     sub_agents: dict[str, SubAgentSettings] = {}
-
-    @field_validator("budget", mode="before")
-    @classmethod
-    def _budget(cls, budget: Any) -> Any:
-        if not isinstance(budget, Mapping):
-            raise ValueError(_BUDGET_FORM)
-        if budget:
-            from closeout.budget_limits import read_limits
-
-            read_limits(budget)
-        return budget
 
 
 class FallbackSettings(_Section):

@@ -394,7 +394,7 @@ class Assembler:
             llm, base_url, api_key = self._connection(entry.model or self.client.name, entry.base_url)
             changes = {
                 "agent": without_parts(config.agent).model_copy(
-                    update={"documents": entry.documents, "skills": entry.skills}
+                    update={"documents": entry.documents, "skills": entry.skills, "budget": entry.budget}
                 ),
                 "llm": llm,
                 "tools": config.tools.model_copy(update={"mcp_servers": []}),

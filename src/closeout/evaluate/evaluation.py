@@ -309,7 +309,9 @@ def _description(agent: Agent[Any], *, shared: bool) -> dict[str, Any]:
     fingerprint = plan.fingerprint(plan.offered_tools())
     if not shared:  # each task has tools of its own; their runs compare them on resume
         del fingerprint["tools"]
-    config: Any = agent.config.model_dump(mode="json", exclude_defaults=True)
+    # What a trial may spend with others, and who watches it, decides nothing in it.
+    apart = {"agent": {"budget", "listeners"}}
+    config: Any = agent.config.model_dump(mode="json", exclude_defaults=True, exclude=apart)
     return {
         "agent": fingerprint,
         "settings": {key: value for key, value in _flat(redact(config)) if not key.endswith("api_key")},

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from closeout.errors import RateLimited, ServerFailed, UsageError
+from closeout.errors import BudgetReached, RateLimited, ServerFailed, UsageError
 from closeout.journal.events import ModelFailed, ModelReplied
 
 __all__ = ["AdaptiveLimit", "SweepGate"]
@@ -187,6 +187,10 @@ class SweepGate:
     def retried(self, error: Exception) -> None:
         if self._adaptive is not None and type(error).__name__ in _OVERLOADED:
             self._adaptive.refused(time.monotonic() - self._latency)
+
+    async def over_budget(self, error: BudgetReached) -> None:
+        self.close(f"a budget: {error}")
+        await self._slot()  # until the trial is cancelled: it continues when there is room
 
     # -------------------------------------------------------------------------------------------- parts
 

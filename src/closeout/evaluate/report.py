@@ -388,7 +388,7 @@ class Report:
         found += [(f"agreement with {name}", _kappa(self.agreement(self.scorer, name))) for name in others]
         found += self._cost_lines()
         if self.stopped:
-            found.append(("stopped", f"early, by {self.stopped}; the same command continues"))
+            found.append(("stopped", f"early, by {self.stopped.rstrip('.')}; the same command continues"))
         return found
 
     def _cost_lines(self) -> list[tuple[str, str]]:

@@ -111,7 +111,7 @@ class Sweep:
 
     @property
     def stopped(self) -> str:
-        """The reason for an end before all trials were done: "stopped", "max_cost", "max_tokens"; else empty."""
+        """The reason for an end before all trials were done, such as "stopped", "max_cost"; else empty."""
         return self.gate.closed
 
     def stop(self, reason: str = "stopped") -> None:

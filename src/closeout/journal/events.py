@@ -204,13 +204,14 @@ class RunEnded(Event):
 
 @record
 class AgentStarted(Event):
-    """A sub-agent begins."""
+    """A sub-agent begins. `budget` has the keys that its requests are charged to beside those of its caller."""
 
     bodies = ("task",)
     name: str
     task: str
     _: KW_ONLY
     model: str = ""
+    budget: tuple[str, ...] = ()
 
 
 @record

@@ -79,22 +79,30 @@ def usage_totals(
 
 def _requests(store: Store, run: RunRecord, *, with_keys: bool) -> Iterator[tuple[dict[str, str], Usage]]:
     """Yield the groups and the usage of each request of a run, once for each of its keys."""
-    keys: Sequence[str] = ("",)
+    keys: dict[str, set[str]] = {"main": set()}
     models, names = {"main": run.model}, {"main": ""}
     for row in store.rows(run.run_id):
         event = row.event
         if isinstance(event, RunStarted):
             names["main"] = event.name
-            keys = sorted(event.settings.get("budget") or ()) if with_keys else keys
+            keys["main"] = set(event.settings.get("budget") or ()) if with_keys else set()
         elif isinstance(event, AgentStarted):
+            keys[event.agent] = _keys_of(event.agent, keys) | set(event.budget if with_keys else ())
             models[event.agent], names[event.agent] = event.model, event.name
         elif isinstance(event, ModelReplied | ModelFailed) and event.usage:
             path = event.agent
             if isinstance(event, ModelReplied) and event.model:
                 models[path] = event.model
             model, name = models.get(path, run.model), names.get(path) or path.rpartition(":")[2]
-            for key in keys or ("",):
+            for key in sorted(_keys_of(path, keys)) or ("",):
                 yield {"day": _date(row.time), "key": key, "model": model, "agent": name}, Usage(**event.usage)
+
+
+def _keys_of(agent: str, keys: Mapping[str, set[str]]) -> set[str]:
+    """Return the keys of an agent, or of the nearest one above it."""
+    while agent not in keys and "/" in agent:
+        agent = agent.rpartition("/")[0]
+    return keys.get(agent, keys["main"])
 
 
 def _date(at: float) -> str:

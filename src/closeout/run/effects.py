@@ -220,6 +220,8 @@ class ModelCalls:
             outcome = await send(exchange, intent, retried)
         finally:
             gate.leave(outcome)
+        if isinstance(exchange.error, BudgetReached):
+            await gate.over_budget(exchange.error)
         return outcome
 
     async def _send_reserved(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from closeout.errors import BudgetReached
 from closeout.journal.events import ModelFailed, ModelReplied
 
 __all__ = ["RequestGate"]
@@ -20,3 +21,9 @@ class RequestGate(Protocol):
 
     def retried(self, error: Exception) -> None:
         """Note that the transport sends an admitted request again."""
+
+    async def over_budget(self, error: BudgetReached) -> None:
+        """Note that a budget has no room for a request. Return to let the run end; or wait, and the run is cancelled.
+
+        What waits is not in the record: a resumed run makes the request again.
+        """

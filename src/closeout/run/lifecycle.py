@@ -7,7 +7,7 @@ import json
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError, ResumeRefused, Suspended, ToolError
 from closeout.journal.events import Noted, RunEnded, RunStarted, ToolsChanged
@@ -31,9 +31,6 @@ from closeout.run.subagents import read_result_tool
 from closeout.run.task import Task, dump_texts, load_texts
 from closeout.run.waiting import Decisions, pending_of, record_decisions
 from closeout.tools.manager import ToolManager
-
-if TYPE_CHECKING:
-    from closeout.run.reserves import Reserves
 
 __all__ = [
     "as_recorded",
@@ -151,7 +148,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         stream=plan.stream,
         record_prompts=plan.record_prompts,
         gate=plan.gate,
-        reserves=_reserves(plan) if plan.settings.budget and not journal.replay_only else None,
+        home=plan.home,
         deps=plan.deps,
         telemetry=run_telemetry(plan.telemetry, journal),
         state=dict(task.state),
@@ -160,13 +157,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         clock=plan.clock,
     )
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
-    return scope
-
-
-def _reserves(plan: AgentPlan) -> Reserves:
-    from closeout.run.reserves import open_reserves  # only runs with a budget pay for it
-
-    return open_reserves(plan.settings.budget, plan.home(), plan.llm.prices)
+    return scope.charged(plan)
 
 
 def _orchestrator(plan: AgentPlan, task: Task, scope: Scope) -> Orchestrator:

@@ -432,6 +432,7 @@ class Scope:
         telemetry: Collects the tool calls of the run.
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
         gate: Admits the run's requests to models, those of sub-agents too. None admits all.
+        home: Returns the folder of the run, whose ledger keeps the budgets; None: it is kept in memory.
         reserves: The budgets that the run's requests are charged to, those of sub-agents too. None: it has none.
         deps: What the tools get as `RunContext.deps`.
         stream_handler: The user's, or one that sends nothing.
@@ -453,6 +454,7 @@ class Scope:
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
     state: dict[str, Any] = field(default_factory=dict)
     gate: RequestGate | None = None
+    home: Callable[[], Path | None] = lambda: None
     reserves: Reserves | None = None
     deps: Any = None
     stream_handler: StreamHandler = field(default_factory=StreamHandler)
@@ -500,6 +502,7 @@ class Scope:
             telemetry=self.telemetry,
             state=self.state,
             gate=self.gate,
+            home=self.home,
             reserves=self.reserves,
             deps=self.deps,
             stream_handler=self.stream_handler,
@@ -509,6 +512,17 @@ class Scope:
         )
         below.share(self.shared.items())
         return below
+
+    def charged(self, plan: AgentPlan) -> Scope:
+        """Return the scope of an agent whose requests are charged to its own budget too."""
+        budget = plan.settings.budget
+        if not budget or self.journal.replay_only:
+            return self
+        from closeout.run.reserves import open_reserves  # only runs with a budget pay for it
+
+        if self.reserves is not None:
+            return replace(self, reserves=self.reserves.with_budget(budget))
+        return replace(self, reserves=open_reserves(budget, self.home(), plan.llm.prices))
 
     def update_state(self, output: ToolOutput) -> None:
         """Merge the state update of a call that succeeded."""

@@ -126,6 +126,11 @@ class Reserves:
         self._prices = prices or {}
         self._counts_cost = any(limit.unit == "USD" for limit in limits)
 
+    def with_budget(self, budget: Mapping[str, str | list[str]]) -> Reserves:
+        """Return the same for an agent below, whose requests are charged to further keys too."""
+        limits = tuple(dict.fromkeys((*self._limits, *read_limits(budget))))
+        return Reserves(self._ledger, limits, self._prices)
+
     async def hold(
         self,
         client: BaseClient,

@@ -166,8 +166,9 @@ def sub_agent_tool(name: str, description: str, plan_of: Callable[[bool], AgentP
         plan = plan if plan.deps is not None else plan.given(scope.deps)
         below = scope.child(name, plan.limits)
         telemetry = run_telemetry(plan.telemetry, below.journal, below.telemetry)
-        below = replace(below, telemetry=telemetry, deps=plan.deps)
-        below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name))
+        below = replace(below, telemetry=telemetry, deps=plan.deps).charged(plan)
+        keys = tuple(sorted(plan.settings.budget))
+        below.journal.append(AgentStarted(below.path, name, task, model=plan.client.name, budget=keys))
         async with plan.manager:
             note_problems(plan.manager, below.journal, below.path)
             plan.check_secrets()
