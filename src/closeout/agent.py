@@ -81,6 +81,7 @@ class TaskKeywords(RunSettings, total=False):
     origin: Mapping[str, Any] | None
     listeners: Sequence[Listener]
     state: Mapping[str, Any]
+    user: str
     deps: Any
 
 
@@ -387,6 +388,7 @@ class Agent(Generic[Deps, Value]):
         origin: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
         state: Mapping[str, Any] | None = None,
+        user: str = "",
         deps: Deps | None = None,
         **settings: Unpack[RunSettings],
     ) -> RunResult[Value]:
@@ -402,6 +404,8 @@ class Agent(Generic[Deps, Value]):
             origin: JSON-able notes for the person who resumes the run.
             listeners: Callables that receive each journal event and each piece of progress, such as a `StreamHandler`.
             state: The state that the run begins with: JSON values by name, which tools read as `RunContext.state`.
+            user: The person for whom the agent runs. It is recorded, and never shown to the model: `export_data` and
+                `delete_data` find the run by it.
             deps: Dependencies for the tools, of the agent's `deps_type`.
             settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost`, `budget` or `temperature` for this run. The
                 keys of `budget` pay beside those of the agent.
@@ -427,18 +431,22 @@ class Agent(Generic[Deps, Value]):
             ground_truth=ground_truth,
             origin=origin or {},
             state=checks.check_state(state),
+            user=checks.check_user(user),
         )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
             journal = await start_journal(plan, prepared, self.store(), run_id)
             return await execute_run(plan, prepared, journal, listeners)
 
-    def session(self, session_id: str = "", *, history: Sequence[Mapping[str, Any]] = ()) -> Session[Value]:
+    def session(
+        self, session_id: str = "", *, history: Sequence[Mapping[str, Any]] = (), user: str = ""
+    ) -> Session[Value]:
         """Start a conversation, or continue an earlier one: `await session.run("…")`.
 
         Args:
             session_id: The id of the conversation. The same id continues it, also after a crash. Defaults to a new id.
             history: Messages that precede a new conversation.
+            user: As for `run`, for each message.
         """
         from closeout.journal.run_names import new_run_id
         from closeout.messages import Message
@@ -452,6 +460,7 @@ class Agent(Generic[Deps, Value]):
             resume=self.resume,
             context_length=self._history_context,
             history=map(Message.of, checks.check_history(history)),
+            user=checks.check_user(user),
         )
 
     async def _history_context(self) -> int | None:
@@ -588,6 +597,7 @@ class Agent(Generic[Deps, Value]):
         history: Sequence[Mapping[str, Any]] = (),
         run_id: str = "",
         origin: Mapping[str, Any] | None = None,
+        user: str = "",
         **settings: Unpack[RunSettings],
     ) -> str:
         """Record a run without starting it. `resume(run_id)` starts it, also in another process.
@@ -607,7 +617,9 @@ class Agent(Generic[Deps, Value]):
         from closeout.run.lifecycle import start_journal, with_read_result
 
         store, plan = self._kept_runs(), self.plan().overridden(settings)
-        prepared = replace(await prepare_task(plan, task, files, history), origin=origin or {})
+        prepared = replace(
+            await prepare_task(plan, task, files, history), origin=origin or {}, user=checks.check_user(user)
+        )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
             journal = await start_journal(plan, prepared, store, run_id)

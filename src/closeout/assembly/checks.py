@@ -30,9 +30,11 @@ __all__ = [
     "check_telemetry",
     "check_text",
     "check_time",
+    "check_user",
     "refuse_unknown",
 ]
 
+MAX_USER = 512  # characters
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # The keys of messages in vendors' SDKs; an unknown key is a misspelling.
 MESSAGE_KEYS = (
@@ -200,6 +202,13 @@ def check_time(value: Any) -> Any:
     """Return a time, which must have a zone. None is the time now."""
     if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
         raise UsageError(f"now must be a datetime with a time zone, got {value!r:.80}. Pass datetime.now(UTC).")
+    return value
+
+
+def check_user(value: Any) -> str:
+    """Return the name of the person for whom a run is."""
+    if not isinstance(value, str) or len(value) > MAX_USER or not value.isprintable():
+        raise UsageError(f"user must be a printable text of at most {MAX_USER} characters, got {value!r:.80}.")
     return value
 
 

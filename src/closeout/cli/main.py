@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from closeout.cli.data import data_app
 from closeout.cli.eval import eval_app
 from closeout.cli.exits import OK, CommandGroup, guarded
 from closeout.cli.option_types import (
@@ -49,6 +50,7 @@ app = typer.Typer(
 models_app = typer.Typer(help="Manage the weights of the embedded models.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
 app.add_typer(eval_app, name="eval")
+app.add_typer(data_app, name="data")
 
 RunId = Annotated[
     str,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from closeout.cli.selecting import RunFilter
-from closeout.cli.terminal import amount, print_json
+from closeout.cli.terminal import amount, confirmed, print_json
 from closeout.config import home_folder
 from closeout.errors import JournalError, UsageError
 from closeout.journal.copying import copy_runs
@@ -72,7 +71,7 @@ def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
         chosen = [
             each.run_id for each in wanted.select(store) if each.status not in BUSY or each.status == wanted.status
         ]
-    if chosen and not yes and not _confirmed(len(chosen)):
+    if chosen and not yes and not confirmed("prune", amount(len(chosen), "run")):
         return _report({"deleted": 0}, "Nothing was deleted", as_json=as_json)
     count = _deleted(chosen) if chosen else 0
     return _report({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
@@ -84,13 +83,6 @@ def _deleted(run_ids: Sequence[str]) -> int:
     count = store.delete_runs(run_ids)
     forget_deleted(store)
     return count
-
-
-def _confirmed(number: int) -> bool:
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"prune would delete {amount(number, 'run')}. Add --yes to do it without a question.")
-    print(f"Delete {amount(number, 'run')}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _report(result: dict[str, object], text: str, *, as_json: bool) -> int:

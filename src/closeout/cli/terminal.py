@@ -13,12 +13,14 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from closeout.errors import UsageError
 from closeout.messages import Usage
 
 __all__ = [
     "Cell",
     "Column",
     "amount",
+    "confirmed",
     "duration",
     "fit_table",
     "make_console",
@@ -96,6 +98,18 @@ def usage_line(usage: Usage) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ output
+
+
+def confirmed(command: str, what: str) -> bool:
+    """Ask whether something is to be deleted.
+
+    Raises:
+        UsageError: There is nobody to ask.
+    """
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"{command} would delete {what}. Add --yes to do it without a question.")
+    print(f"Delete {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def say_error(sentence: str) -> None:

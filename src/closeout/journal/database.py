@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from closeout.errors import JournalDamaged, JournalError, JournalFull, JournalLocked
@@ -18,12 +18,14 @@ __all__ = [
     "LOCK_SECONDS",
     "VERSION",
     "connect",
+    "empty_log",
     "explained",
     "journal_error",
     "make_folder",
     "open_file",
     "set_modes",
     "version_of",
+    "wipe",
 ]
 
 FILE_NAME = "journal.sqlite3"
@@ -158,6 +160,31 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def wipe(path: Path) -> None:
+    """Write an SQLite file anew, without the bytes of what was deleted, and empty its log. Takes as long as a copy.
+
+    Raises:
+        JournalError: Another process uses the file, or it cannot be written.
+    """
+    with explained(path), closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as db:
+        db.execute("VACUUM")
+        empty_log(db, path)
+
+
+def empty_log(db: sqlite3.Connection, path: Path) -> None:
+    """Move what is in the log of an SQLite file into the file, and make the log empty.
+
+    Raises:
+        JournalLocked: Another process reads the file.
+    """
+    db.execute("PRAGMA busy_timeout=20000")
+    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        raise JournalLocked(
+            f"Everything was deleted, but another process is reading {path}, so its log still holds the bytes. Repeat "
+            "this when that process has ended."
+        )
 
 
 @contextmanager

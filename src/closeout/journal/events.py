@@ -105,6 +105,7 @@ class RunStarted(Event):
         notes: hints for the model, each with its `text` and the number of the first `request` that shows it.
         overrides: settings of this run only, as they were passed to `Agent.run`.
         state: the state that the run begins with.
+        user: the person for whom it runs; empty if nobody is named.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools")
@@ -126,6 +127,7 @@ class RunStarted(Event):
     notes: tuple[Mapping[str, Any], ...] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    user: str = ""
 
 
 @record

@@ -8,15 +8,25 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from closeout.budget_limits import BudgetLimit, Unit, period_start
-from closeout.journal.database import explained, make_folder, open_file, set_modes
+from closeout.journal.database import LOCK_SECONDS, empty_log, explained, make_folder, open_file, set_modes
 from closeout.journal.locks import RunLocks
 
-__all__ = ["LEDGER_NAME", "Amount", "Ledger", "Refusal", "Spent", "close_ledgers", "open_ledger", "spent_by_day"]
+__all__ = [
+    "LEDGER_NAME",
+    "Amount",
+    "Ledger",
+    "Refusal",
+    "Spent",
+    "close_ledgers",
+    "forget_key",
+    "open_ledger",
+    "spent_by_day",
+]
 
 LEDGER_NAME = "budgets.sqlite3"
 LOCKS_FILE = "budgets.locks"
@@ -235,6 +245,20 @@ def spent_by_day(folder: Path) -> list[Spent]:
         finally:
             db.close()
     return [Spent(key, day, *pair) for (day, key), pair in sorted(found.items())]
+
+
+def forget_key(folder: Path, key: str) -> None:
+    """Delete what a key has spent, overwriting its bytes. What is reserved by requests under way is forgotten, too.
+
+    Raises:
+        JournalError: The ledger cannot be written.
+    """
+    path = folder / LEDGER_NAME
+    with explained(path), closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as db:
+        db.execute("PRAGMA secure_delete=ON")
+        db.execute("DELETE FROM counters WHERE key=?", (key,))
+        db.execute("DELETE FROM reservations WHERE key=?", (key,))
+        empty_log(db, path)
 
 
 _ledgers: dict[tuple[int, str], Ledger] = {}

@@ -56,6 +56,10 @@ _UNDER_NONE = "NOT EXISTS (SELECT 1 FROM json_each(?) WHERE run_id>value||'.' AN
 _SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
 _SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # of format 2
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
+_SELECT_BEGINNING = (
+    "SELECT run_id FROM runs r JOIN events e ON e.place=r.id<<32 "
+    "WHERE instr(CAST(e.body AS BLOB), ?) OR instr(CAST(e.body AS BLOB), ?) ORDER BY r.id"
+)
 _SELECT_WAITING = (
     "SELECT run_id, (SELECT max(place) FROM events WHERE place>=r.id<<32 AND place<(r.id+1)<<32) "
     "FROM runs r WHERE status='waiting' ORDER BY id"
@@ -304,6 +308,8 @@ class Store:
             for run_id, number in numbers.items():
                 self._locks.take(run_id, number)
                 locked.append(number)
+            with self._writing, explained(self.path):
+                self._db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
             with self._transaction() as db:
                 for number in numbers.values():
                     places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
@@ -312,6 +318,9 @@ class Store:
                     if self._messages.of(number):
                         db.execute(_CREATE_MESSAGES)
                         db.execute(_DELETE_MESSAGES, places)
+                # A note on a run ends with its name.
+                notes = [(-len(run_id) - 1, f" {run_id}") for run_id in numbers]
+                db.executemany("DELETE FROM notes WHERE substr(name, ?)=?", notes)
                 if db.execute("SELECT 1 FROM sqlite_master WHERE name='signals'").fetchone():
                     db.executemany("DELETE FROM signals WHERE run_id=?", [(run_id,) for run_id in numbers])
         finally:
@@ -557,6 +566,16 @@ class Store:
     def version(self) -> int:
         """Return a number that changes when anything in the journal does, in whatever process."""
         return int(self.query("PRAGMA data_version")[0][0])
+
+    def runs_that_begin_with(self, text: str) -> list[str]:
+        """Return the ids of the runs in whose first commit a text value or key ends with this text, the oldest first.
+
+        Among them are all runs whose first event names it; the commit may hold other events, too.
+        """
+        import json
+
+        needles = (to_json(_storable(text))[1:], json.dumps(text)[1:].encode())
+        return [str(run_id) for (run_id,) in self.query(_SELECT_BEGINNING, needles)]
 
     def waiting_runs(self) -> list[tuple[str, int]]:
         """Return the ids of suspended runs, the oldest first, each with a number that changes with its record."""

@@ -57,6 +57,7 @@ class Session(Generic[Value]):
         resume: Resumes one of its runs.
         context_length: Asks for the size of the model's context in tokens, None if it is not known.
         history: Messages before the first one.
+        user: The person who sends the messages.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class Session(Generic[Value]):
         resume: ResumeRun[Value],
         context_length: Callable[[], Awaitable[int | None]],
         history: Iterable[Message] = (),
+        user: str = "",
     ) -> None:
         self.id = session_id
         self._store = store
         self._start = start
         self._resume = resume
         self._context_length = context_length
+        self._user = user
         self._messages = tuple(history)
         self._state: Mapping[str, Any] = {}
         self._messages_of: tuple[str, ...] = ()  # the ids of the runs that `_messages` was read from
@@ -117,6 +120,8 @@ class Session(Generic[Value]):
         for name in ("history", "run_id", "state"):
             if name in options:
                 raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
+        if self._user:
+            options.setdefault("user", self._user)
         async with self._turn:
             while True:
                 runs = await self._idle_runs()

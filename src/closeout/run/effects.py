@@ -447,6 +447,7 @@ class ToolCalls:
         return RunContext(
             deps=scope.deps,
             run_id=scope.journal.run_id,
+            user=scope.journal.started.user if scope.journal.started is not None else "",
             agent=scope.path,
             handle=handle,
             state=copy.deepcopy(scope.state),

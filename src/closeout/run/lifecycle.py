@@ -77,6 +77,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         tools=dump_specs(tools),
         overrides=plan.overrides,
         state=task.state,
+        user=task.user,
     )
 
 
@@ -331,6 +332,7 @@ def recorded_task(plan: AgentPlan, rows: Sequence[Row], run_id: str, despite_cha
         earlier=tuple(map(Message.of, json.loads(started.earlier))) if started.earlier else (),
         texts=load_texts(started.texts),
         state=started.state,
+        user=started.user,
     )
 
 

@@ -305,6 +305,7 @@ class AgentPlan:
                 RunContext(
                     deps=scope.deps,
                     run_id=journal.run_id,
+                    user=journal.started.user if journal.started is not None else "",
                     agent=scope.path,
                     state=copy.deepcopy(scope.state),
                     usage=scope.budget.usage,

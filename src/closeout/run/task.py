@@ -37,6 +37,7 @@ class Task:
         texts: Texts of which the question holds only the beginning.
         notes: What was left out of the files, a sentence each.
         state: The state that the run begins with.
+        user: The person for whom it runs.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Task:
     texts: tuple[FileText, ...] = ()
     notes: tuple[str, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)
+    user: str = ""
 
 
 def dump_texts(texts: Iterable[FileText]) -> str:

@@ -223,9 +223,9 @@ class AgentHost:
         self._tasks[run_id] = asyncio.Future()  # type: ignore[assignment]  # takes its place in the queue
         try:
             origin = {**self._origin, ORIGIN: {"agent": self.name, **(notes or {})}}
-            budget = self._budget_of(str((notes or {}).get("user") or ""))
+            user = str((notes or {}).get("user") or "")
             agent = self._agent_for(notes or {})
-            await agent.submit(task, history=history, run_id=run_id, origin=origin, **budget)
+            await agent.submit(task, history=history, run_id=run_id, origin=origin, user=user, **self._budget_of(user))
         except BaseException:
             del self._tasks[run_id]
             raise

@@ -82,6 +82,7 @@ class RunContext(Generic[Deps]):
     Attributes:
         deps: What was passed as `deps` when the run was started or resumed. It is never recorded.
         run_id: The run's id in the journal.
+        user: The person for whom the run is, as passed to `run(user=…)`; empty if nobody was named.
         agent: The path of the calling agent, "main" for the main agent.
         handle: The call's name in the run, such as "r7".
         state: A copy of the run's state. A tool changes the state by returning `ToolOutput(state_update={…})`.
@@ -92,6 +93,7 @@ class RunContext(Generic[Deps]):
 
     deps: Deps = field(default=None, repr=False)  # type: ignore[assignment]  # without deps, Deps is None
     run_id: str = ""
+    user: str = ""
     agent: str = "main"
     handle: str = ""
     state: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,247 @@
+"""The data of one person or of one session in a home: list it, write it into files, delete it so that it is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from closeout.config import home_folder
+from closeout.errors import JournalLocked, RunNotFound, UsageError
+from closeout.journal.database import FILE_NAME, wipe
+from closeout.journal.events import RunEnded, RunStarted
+from closeout.journal.ledger import forget_key, spent_by_day
+from closeout.journal.readonly import open_to_read
+from closeout.journal.store import Row, RunRecord, Store, open_store
+from closeout.journal.text_search import forget_deleted
+from closeout.records import record
+from closeout.run.result import conversation_of
+
+__all__ = ["PersonalData", "delete_data", "export_data", "find_data"]
+
+_NUMBERED = re.compile(r"(.+)\.\d{1,9}")  # the runs of a session
+_UNSAFE = re.compile(r"[^\w.-]")  # in the name of a folder
+_BUSY = {"running": "being executed", "waiting": "waiting"}
+
+
+@record(kw_only=True)
+class PersonalData:
+    """What a home has of a person or of a session.
+
+    Attributes:
+        user: The person; empty if a session was meant.
+        session: The session; empty if a person was meant.
+        runs: The runs, oldest first.
+        sessions: The sessions that they belong to.
+        budget_keys: The keys of budgets that hold the person's spending.
+    """
+
+    user: str
+    session: str
+    runs: tuple[RunRecord, ...]
+    sessions: tuple[str, ...]
+    budget_keys: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        fields = {"user": self.user, "session": self.session, "sessions": list(self.sessions)}
+        return {**fields, "budget_keys": list(self.budget_keys), "runs": [asdict(run) for run in self.runs]}
+
+
+def find_data(user: str = "", *, session: str = "", home: str | Path | None = None) -> PersonalData:
+    """List what a home has of a person or of a session.
+
+    A run is a person's if it was started with `run(user=…)`, served for that user, or charged to the budget
+    `user:NAME`. The other messages of the sessions of these runs belong to them, unless they name another person.
+
+    Args:
+        user: The person.
+        session: The session, instead of a person.
+        home: The folder of the runs. Defaults to `CLOSEOUT_HOME` or the user's data folder.
+
+    Raises:
+        UsageError: Neither or both are named.
+        JournalError: The runs cannot be read.
+    """
+    if bool(user) == bool(session):
+        raise UsageError("Name either a user or a session whose data is meant.")
+    folder = _folder(home)
+    with open_to_read(folder) as store:
+        if session:
+            found = {run.run_id: run for run in _session_runs(store, session)}
+        else:
+            found = {run.run_id: run for run in _runs_of_person(store, user)}
+        sessions = [session] if session and found else []
+        for run_id in tuple(found) if user else ():
+            name = _session_of(run_id)
+            if name and name not in sessions:
+                sessions.append(name)
+                siblings = (run for run in _session_runs(store, name) if run.run_id not in found)
+                found |= {run.run_id: run for run in siblings if not _persons(store, run.run_id) - {user}}
+    keys = {spent.key for spent in spent_by_day(folder)} & {f"user:{user}"} if user else ()
+    runs = sorted(found.values(), key=lambda run: run.started)
+    return PersonalData(user=user, session=session, runs=tuple(runs), sessions=tuple(sessions), budget_keys=tuple(keys))
+
+
+def export_data(
+    target: str | Path, user: str = "", *, session: str = "", home: str | Path | None = None
+) -> PersonalData:
+    """Write the data of a person or of a session into a new folder, as JSON and as text.
+
+    The folder has `index.json` with the list of runs, and for each run a folder with `conversation.txt` (what was said
+    and done), `events.jsonl` (the whole record, an event on each line) and `run.json` (its answer and status).
+
+    Args:
+        target: The folder. It must not exist, or be empty.
+        user: The person.
+        session: The session, instead of a person.
+        home: As for `find_data`.
+
+    Returns:
+        What was written.
+
+    Raises:
+        UsageError: Nothing is named, or the folder has files.
+        JournalError: The runs cannot be read.
+        OSError: The files cannot be written.
+    """
+    folder = Path(target)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{target} exists already and is not an empty folder. Choose another name.")
+    data = find_data(user, session=session, home=home)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    names: list[str] = []
+    with open_to_read(_folder(home)) as store:
+        for number, run in enumerate(data.runs, 1):
+            names.append(f"{number:04}-{_UNSAFE.sub('_', run.run_id)[:80]}")
+            _write_run(folder / names[-1], run, list(store.rows(run.run_id)))
+    spent = [asdict(each) for each in spent_by_day(_folder(home)) if each.key in data.budget_keys]
+    index = {"exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **data.to_dict(), "budgets": spent}
+    for shown, name in zip(index["runs"], names, strict=True):
+        shown["folder"] = name
+    _write(folder / "index.json", json.dumps(index, ensure_ascii=False, indent=2))
+    return data
+
+
+def delete_data(
+    user: str = "",
+    *,
+    session: str = "",
+    home: str | Path | None = None,
+    waiting: bool = False,
+    dry_run: bool = False,
+) -> PersonalData:
+    """Delete the data of a person or of a session: runs, their texts and signals, search words, budget counters.
+
+    The bytes are overwritten in the home's files, not only marked as free, which takes as long as copying the files.
+
+    Args:
+        user: The person.
+        session: The session, instead of a person.
+        home: As for `find_data`.
+        waiting: Delete also runs that wait for a decision, a time or a signal.
+        dry_run: Delete nothing.
+
+    Returns:
+        What was deleted, or would be.
+
+    Raises:
+        UsageError: Nothing is named, or runs wait and `waiting` is not set.
+        JournalLocked: A run is being executed; nothing is deleted. Or the runs are deleted, and the files could not be
+            written anew because another process reads them.
+        JournalError: The files cannot be written.
+    """
+    data = find_data(user, session=session, home=home)
+    if dry_run:
+        return data
+    busy = [run for run in data.runs if run.status in _BUSY and not (waiting and run.status == "waiting")]
+    if busy:
+        run = busy[0]
+        text = f"Run {run.run_id} is {_BUSY[run.status]}, so nothing was deleted."
+        if run.status == "running":
+            raise JournalLocked(f"{text} Wait for its end, or stop it first.")
+        raise UsageError(f"{text} Pass waiting=True (--waiting) to delete such runs too.")
+    folder = _folder(home)
+    if not (folder / FILE_NAME).exists():
+        return data
+    store = open_store(folder)
+    if data.runs:
+        store.delete_runs([run.run_id for run in data.runs])
+        forget_deleted(store)
+    for key in data.budget_keys:
+        forget_key(folder, key)
+    wipe(store.path)  # also if nothing was found: an earlier deletion may have been disturbed
+    return data
+
+
+# ------------------------------------------------------------------------------------------------ finding
+
+
+def _folder(home: str | Path | None) -> Path:
+    return home_folder() if home is None else Path(home)
+
+
+def _runs_of_person(store: Store, user: str) -> Iterator[RunRecord]:
+    for run_id in store.runs_that_begin_with(user):
+        if user in _persons(store, run_id):
+            yield store.run(run_id)
+
+
+def _persons(store: Store, run_id: str) -> set[str]:
+    """Return whom a run names: its user, and the users whose budgets it was charged to."""
+    try:
+        rows = store.rows_from(run_id, 0, 1)
+    except RunNotFound:
+        return set()
+    started = rows[0].event if rows else None
+    if not isinstance(started, RunStarted):
+        return set()
+    served = started.origin.get("serve")
+    named = {started.user, str(served.get("user") or "") if isinstance(served, dict) else ""}
+    keys = started.settings.get("budget") or ()
+    named |= {str(key).removeprefix("user:") for key in keys if str(key).startswith("user:")}
+    return named - {""}
+
+
+def _session_runs(store: Store, session: str) -> list[RunRecord]:
+    """Return the runs of a session, and the run that it was begun with."""
+    found = store.runs_under(session)
+    return [run for run in found if run.run_id == session or _session_of(run.run_id) == session]
+
+
+def _session_of(run_id: str) -> str:
+    numbered = _NUMBERED.fullmatch(run_id)
+    return numbered[1] if numbered else ""
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def _write_run(folder: Path, run: RunRecord, rows: Sequence[Row]) -> None:
+    folder.mkdir(mode=0o700)
+    ended = next((row.event for row in reversed(rows) if isinstance(row.event, RunEnded)), None)
+    closing = "" if ended is None else ended.closing_text or ended.answer or ""
+    _write(folder / "run.json", json.dumps(asdict(run), ensure_ascii=False, indent=2))
+    _write(folder / "conversation.txt", "\n\n".join(map(_as_text, conversation_of(rows, closing))))
+    events = ({"time": row.time, "type": type(row.event).__name__, **row.event.values()} for row in rows)
+    lines = (json.dumps(event, ensure_ascii=False, default=str) for event in events)
+    _write(folder / "events.jsonl", "\n".join(lines))
+
+
+def _as_text(message: Any) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+    calls = [
+        f"calls {call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()
+    ]
+    return f"[{message.get('role')}]\n" + "\n".join(filter(None, (text, *calls)))
+
+
+def _write(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text.encode("utf-8", "backslashreplace") + b"\n")

@@ -1,0 +1,175 @@
+"""The data of a person: found, written into files, and deleted so that no byte of it is left in the home."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from cli_process import here
+from closeout import Agent, RunContext, ToolOutput, delete_data, export_data, find_data, tool
+from closeout.errors import JournalLocked, UsageError
+from closeout.journal.ledger import close_ledgers
+from closeout.journal.store import Store, close_stores, open_store
+from closeout.journal.text_search import SearchIndex
+from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
+from serving import serving
+
+PRICES = {"llm": {"prices": {"*": [1, 1]}}}
+SECRET = "藍莓Blaubeerkuchen"  # what only Ann says
+SHARED = "The rules of the house. " * 200  # a text of both, which is stored once
+LONG = f"{SECRET} " * 500  # a text of Ann's that is stored apart
+
+
+@tool(read_only=True)
+def look(key: str, context: RunContext) -> ToolOutput:
+    """Look up a key."""
+    return ToolOutput(result=f"[{key}] {SHARED}", state_update={"seen": context.user})
+
+
+def house(home: Path) -> Agent:
+    clerk = Agent(ScriptedClient(lambda view: answer("ok") if "[" in view.text else call("look", key="k")), [look])
+    tools = [look, clerk.as_tool("clerk", "Looks something up.")]
+
+    def script(view: RequestView) -> Turn:
+        if "[k]" in view.text or "ok" in view.text:
+            return answer(f"It is {view.question}.")
+        return Turn(calls=[call("look", key="k"), call("clerk", task=view.question)])
+
+    return Agent(ScriptedClient(script), tools, home=home)
+
+
+def places_of(home: Path, text: str) -> list[str]:
+    """The files of a home whose bytes hold a text, as it is, or as JSON writes it."""
+    forms = {text.encode(), json.dumps(text)[1:-1].encode(), text.casefold().encode()}
+    return sorted(
+        path.name for path in home.rglob("*") if path.is_file() and any(form in path.read_bytes() for form in forms)
+    )
+
+
+async def test_all_of_a_person_is_found_exported_and_deleted(home: Path, tmp_path: Path) -> None:
+    agent = house(home)
+    session = agent.session("ann-1", user="ann")
+    await session.run(f"Where is the {LONG}?")
+    await agent.session("ann-1").run("And now?")  # another program forgot to say who it is
+    first = await agent.run(f"Find {SECRET}", user="ann", run_id=f"of-{SECRET}", task_id="7")
+    await agent.fork(first.run_id, at=2, new_run_id="forked")
+    async for _ in agent.stream(f"Stream {SECRET}", user="ann"):
+        pass
+    await agent.run_many([{"task": f"Map {SECRET}", "user": "ann"}, {"task": "Find the rules", "user": "bob"}], key="m")
+    kept = await agent.run("Find the rules", user="bob", run_id="bobs")
+    with SearchIndex(agent.store()) as index:  # type: ignore[arg-type]
+        index.update()
+    found = find_data("ann", home=home)
+    assert len(found.runs) == 6
+    assert {run.run_id for run in found.runs} >= {"ann-1.1", "ann-1.2", f"of-{SECRET}", "forked"}
+    assert found.sessions == ("ann-1",)
+    assert first.state == {"seen": "ann"}
+
+    export_data(tmp_path / "out", "ann", home=home)
+    index_file = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert [run["run_id"] for run in index_file["runs"]] == [run.run_id for run in found.runs]
+    folder = tmp_path / "out" / index_file["runs"][0]["folder"]
+    assert LONG.strip() in (folder / "conversation.txt").read_text()
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert (events[0]["type"], events[-1]["type"]) == ("RunStarted", "RunEnded")
+    with pytest.raises(UsageError, match="is not an empty folder"):
+        export_data(tmp_path / "out", "ann", home=home)
+
+    assert places_of(home, SECRET)
+    assert len(delete_data("ann", home=home, dry_run=True).runs) == 6
+    assert len(find_data("ann", home=home).runs) == 6
+    delete_data("ann", home=home)
+    assert find_data("ann", home=home).runs == ()
+    assert places_of(home, SECRET) == []
+    rows = list(open_store(home).rows(kept.run_id))
+    assert SHARED in str([row.event for row in rows])
+    assert open_store(home).read(kept.run_id).problems == ()
+    close_stores()
+    assert places_of(home, SECRET) == []
+
+
+async def test_budgets_and_served_users_name_the_same_persons(home: Path) -> None:
+    agent = Agent(ScriptedClient([answer("done")] * 9), home=home, max_tokens=100, config=PRICES)
+    await agent.run("Spend.", budget={"user:安": "5 USD/day", "team": "9 USD/day"})
+    close_ledgers()
+    found = find_data("安", home=home)
+    assert (len(found.runs), found.budget_keys) == (1, ("user:安",))
+    assert "budgets.sqlite3" in places_of(home, "user:安")
+    delete_data("安", home=home)
+    assert places_of(home, "user:安") == []
+    assert find_data("安", home=home).budget_keys == ()
+    assert "budgets.sqlite3" in places_of(home, "team")
+
+
+async def test_a_served_run_belongs_to_the_user_of_the_request() -> None:
+    async with serving(Agent(ScriptedClient([answer("done")] * 2))) as served:
+        for user in ("ann", "bob"):
+            async with served.http.post(f"{served.base_url}/runs", json={"task": "Go.", "user": user}) as response:
+                run_id = (await response.json())["run_id"]
+        await served.host.wait(run_id)
+        assert [run.run_id for run in find_data("bob", home=served.host.store.path.parent).runs] == [run_id]
+
+
+async def test_runs_that_are_executed_or_wait_are_not_deleted(home: Path) -> None:
+    @tool(read_only=True)
+    async def nap(context: RunContext) -> str:
+        """Wait."""
+        await context.sleep_until(datetime(2999, 1, 1, tzinfo=UTC))
+        return "over"
+
+    agent = Agent(ScriptedClient([call("nap"), answer("done")]), [nap], home=home)
+    await agent.run("Wait.", user="ann", run_id="r")
+    await agent.signal("r", "note", SECRET)
+    with pytest.raises(UsageError, match="--waiting"):
+        delete_data("ann", home=home)
+    other = Store(home)
+    try:
+        number = other.reopen_run("r")
+        with pytest.raises(JournalLocked, match="nothing was deleted"):
+            delete_data("ann", home=home, waiting=True)
+        other.release(number)
+    finally:
+        other.close()
+    open_store(home).query("SELECT 1")
+    await agent.resume("r")
+    assert len(delete_data("ann", home=home, waiting=True).runs) == 1
+    assert places_of(home, SECRET) == []
+
+
+async def test_a_session_is_deleted_by_its_id_and_others_of_the_name_stay(home: Path) -> None:
+    agent = Agent(ScriptedClient([answer("done")] * 9), home=home)
+    for session_id in ("s", "s.1", "ss"):
+        await agent.session(session_id).run("Hello.")
+    assert [run.run_id for run in delete_data(session="s", home=home).runs] == ["s.1"]
+    assert sorted(run.run_id for run in open_store(home).runs()) == ["s.1.1", "ss.1"]
+    assert delete_data(session="nobody", home=home).runs == ()
+    for names in ({}, {"user": "a", "session": "b"}):
+        with pytest.raises(UsageError, match="either a user or a session"):
+            find_data(**names, home=home)
+
+
+def test_data_on_the_command_line(home: Path, tmp_path: Path) -> None:
+    agent = Agent(ScriptedClient([answer("done")] * 9), home=home)
+    agent.run_sync("你好", user="安", run_id="r1")
+    agent.run_sync("Hello", user="bob", run_id="r2")
+    assert here("data", "list", "--user", "安").out == "r1  answered  你好\n"
+    assert [run["run_id"] for run in here("data", "list", "--user", "安", "--json").json["runs"]] == ["r1"]
+    assert here("data", "list").code == 2
+    out = tmp_path / "安"
+    assert here("data", "export", "--user", "安", "-o", str(out), "--json").json == {"exported": 1, "folder": str(out)}
+    assert "你好" in (out / "0001-r1" / "conversation.txt").read_text()
+    assert here("data", "delete", "--user", "安").sentence.startswith("data delete would delete 1 run. Add --yes")
+    assert here("data", "delete", "--user", "安", "--dry-run").err == "1 run would be deleted.\n"
+    assert here("data", "delete", "--user", "安", "--yes", "--json").json["deleted"] is True
+    assert here("data", "list", "--user", "安").out == ""
+    assert [run.run_id for run in open_store(home).runs()] == ["r2"]
+
+
+def test_a_person_must_be_a_printable_text(home: Path) -> None:
+    agent = Agent(ScriptedClient([answer("done")]), home=home)
+    for user in (5, "a\nb", "x" * 600):
+        with pytest.raises(UsageError, match="user must be a printable text"):
+            agent.run_sync("Hello", user=user)  # type: ignore[arg-type]
