@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import pytest
 
 from cli_process import here
 from closeout import Agent, RunContext, ToolOutput, delete_data, export_data, find_data, tool
-from closeout.errors import JournalLocked, UsageError
+from closeout.errors import ConfigError, JournalLocked, UsageError
 from closeout.journal.ledger import close_ledgers
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.journal.text_search import SearchIndex
+from closeout.server.host import AgentHost
 from closeout.testing import RequestView, ScriptedClient, Turn, answer, call
 from serving import serving
 
@@ -173,3 +176,37 @@ def test_a_person_must_be_a_printable_text(home: Path) -> None:
     for user in (5, "a\nb", "x" * 600):
         with pytest.raises(UsageError, match="user must be a printable text"):
             agent.run_sync("Hello", user=user)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ retention
+
+
+async def test_old_runs_are_deleted_every_day_and_by_prune(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @tool(read_only=True)
+    async def nap(context: RunContext) -> str:
+        """Wait."""
+        await context.sleep(1e6)
+        return "over"
+
+    agent = Agent(
+        ScriptedClient(lambda view: call("nap") if view.question == "Wait." else answer("done")), [nap], home=home
+    )
+    for run_id in ("old", "older", "new"):
+        await agent.run("Hello.", run_id=run_id)
+    await agent.run("Wait.", run_id="waits")
+    store = open_store(home)
+    for run_id, days in (("old", 40), ("older", 100), ("waits", 100)):
+        row = (time.time() - days * 86_400, run_id)
+        store.submit(store._db.execute, "UPDATE runs SET ended=? WHERE run_id=?", row).result()
+    assert "the setting journal.keep_days" in (await asyncio.to_thread(here, "runs", "prune")).sentence
+    monkeypatch.setenv("CLOSEOUT_JOURNAL__KEEP_DAYS", "90")
+    assert "would delete 1 run" in (await asyncio.to_thread(here, "runs", "prune")).sentence
+    assert (await asyncio.to_thread(here, "runs", "prune", "--yes")).out == "1 run deleted.\n"
+    monkeypatch.delenv("CLOSEOUT_JOURNAL__KEEP_DAYS")
+    kept = Agent(ScriptedClient([answer("done")]), home=home, config={"journal": {"keep_days": 30}})
+    async with AgentHost(kept):
+        while "old" in {run.run_id for run in store.runs()}:  # noqa: ASYNC110 - a thread deletes it
+            await asyncio.sleep(0.02)
+    assert sorted(run.run_id for run in store.runs()) == ["new", "waits"]
+    with pytest.raises(ConfigError):
+        Agent(ScriptedClient([answer("done")]), config={"journal": {"keep_days": 0}})

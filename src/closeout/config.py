@@ -388,6 +388,11 @@ class ToolSettings(_Section):
 class JournalSettings(_Section):
     """Settings of a run's record."""
 
+    keep_days: float | None = Field(
+        None,
+        gt=0,
+        description="delete runs that ended more days ago: by `closeout serve` every day, and by `closeout runs prune`",
+    )
     prompts: bool = Field(
         True, description="record every request as the model saw it, for the viewer and for export; known keys redacted"
     )

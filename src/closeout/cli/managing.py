@@ -10,17 +10,16 @@ from pathlib import Path
 
 from closeout.cli.selecting import RunFilter
 from closeout.cli.terminal import amount, confirmed, print_json
-from closeout.config import home_folder
+from closeout.config import home_folder, load_config
 from closeout.errors import JournalError, UsageError
 from closeout.journal.copying import copy_runs
 from closeout.journal.database import FILE_NAME
 from closeout.journal.readonly import open_to_read
+from closeout.journal.retention import UNENDED, ended_before
 from closeout.journal.store import Store, open_store
 from closeout.journal.text_search import forget_deleted
 
 __all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs"]
-
-BUSY = ("running", "waiting")  # the status of runs that prune leaves alone
 
 
 def export_runs(run_ids: Sequence[str], wanted: RunFilter, output: str, *, as_json: bool) -> int:
@@ -64,13 +63,22 @@ def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
 
 
 def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
-    """Delete the runs that match a filter, except those that are running or wait for a decision."""
-    if not wanted.is_set:
-        raise UsageError("prune needs a filter. Write: closeout runs prune --older-than 30d")
+    """Delete the runs that match a filter, or are older than the setting `journal.keep_days`.
+
+    Runs that are being executed stay, and those that wait unless the filter says so.
+    """
+    days = load_config().journal.keep_days
+    if not wanted.is_set and days is None:
+        raise UsageError(
+            "prune needs a filter, or the setting journal.keep_days. Write: closeout runs prune --older-than 30d"
+        )
     with open_to_read(home_folder()) as store:
-        chosen = [
-            each.run_id for each in wanted.select(store) if each.status not in BUSY or each.status == wanted.status
-        ]
+        if wanted.is_set:
+            runs = wanted.select(store)
+            chosen = [each.run_id for each in runs if each.status not in UNENDED or each.status == wanted.status]
+        else:
+            assert days is not None
+            chosen = ended_before(store, days)
     if chosen and not yes and not confirmed("prune", amount(len(chosen), "run")):
         return _report({"deleted": 0}, "Nothing was deleted", as_json=as_json)
     count = _deleted(chosen) if chosen else 0

@@ -311,18 +311,18 @@ class Store:
             with self._writing, explained(self.path):
                 self._db.execute("PRAGMA secure_delete=ON")  # what is deleted must not stay in free pages
             with self._transaction() as db:
+                tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
                 for number in numbers.values():
                     places = (number << SEQ_BITS, number + 1 << SEQ_BITS)
                     db.execute("DELETE FROM events WHERE place>=? AND place<?", places)
                     db.execute("DELETE FROM runs WHERE id=?", (number,))
-                    if self._messages.of(number):
-                        db.execute(_CREATE_MESSAGES)
+                    if "messages" in tables:  # to the runs
                         db.execute(_DELETE_MESSAGES, places)
+                if "signals" in tables:
+                    db.executemany("DELETE FROM signals WHERE run_id=?", [(run_id,) for run_id in numbers])
                 # A note on a run ends with its name.
                 notes = [(-len(run_id) - 1, f" {run_id}") for run_id in numbers]
                 db.executemany("DELETE FROM notes WHERE substr(name, ?)=?", notes)
-                if db.execute("SELECT 1 FROM sqlite_master WHERE name='signals'").fetchone():
-                    db.executemany("DELETE FROM signals WHERE run_id=?", [(run_id,) for run_id in numbers])
         finally:
             for number in locked:
                 self._locks.drop(number)

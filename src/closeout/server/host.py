@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from closeout.answers.contracts import Text
 from closeout.errors import JournalError, JournalLocked, RunNotFound, UsageError
 from closeout.journal.events import DecisionMade, ModelReplied, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
+from closeout.journal.retention import delete_ended
 from closeout.journal.run_journal import Journal
 from closeout.journal.run_names import new_run_id
 from closeout.journal.store import Row, Store
@@ -37,6 +38,7 @@ UNNAMED = "unnamed"  # the user of a request that names none
 ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
 MAX_RESUMES = 3  # in a row without progress: such a run may be what kills the server
 WAKE_SECONDS = 1.0  # between two looks for runs that can continue because of another process
+PRUNE_SECONDS = 86_400.0  # between two deletions of old runs
 MAX_SCANNED = 100_000  # runs that are looked at for interrupted ones at start-up
 
 
@@ -97,7 +99,7 @@ class AgentHost:
         self._executing: set[str] = set()
         self._due = DueRuns(self.store)
         self._look = asyncio.Event()  # a run waits, ended, or got a signal: look for runs that can continue
-        self._waker: asyncio.Task[None] | None = None
+        self._chores: list[asyncio.Task[None]] = []
         self._left_waiting: set[str] = set()  # waiting runs of others, and those that no client comes back for
         self._failures: dict[str, str] = {}  # why a run could not be executed
         self._streamed: set[str] = set()  # runs that a client follows as a stream, and whose replies are answers
@@ -113,7 +115,10 @@ class AgentHost:
         except BaseException:
             await self.agent.__aexit__(None, None, None)
             raise
-        self._waker = asyncio.create_task(self._keep_waking(), name="wake waiting runs")
+        self._chores = [asyncio.create_task(self._keep_waking(), name="wake waiting runs")]
+        days = self.agent.config.journal.keep_days
+        if days is not None:
+            self._chores.append(asyncio.create_task(self._keep_pruning(days), name="delete old runs"))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,9 +133,8 @@ class AgentHost:
         An interrupted run is resumed when a host of the same name is entered.
         """
         self.stopping = True
-        wakers = [self._waker] if self._waker is not None else []
-        for waker in wakers:
-            waker.cancel()
+        for chore in self._chores:
+            chore.cancel()
         executing = [task for run_id, task in self._tasks.items() if run_id in self._executing]
         if executing:
             await asyncio.wait(executing, timeout=self._drain_seconds)
@@ -138,7 +142,7 @@ class AgentHost:
             if run_id in self._executing:
                 self.store.note(_resume_note(run_id), "1")  # its record will say "cancelled"
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), *wakers, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), *self._chores, return_exceptions=True)
 
     async def _resume_interrupted(self) -> None:
         for record in reversed(await asyncio.to_thread(self.store.runs, MAX_SCANNED)):
@@ -184,6 +188,17 @@ class AgentHost:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look.wait(), pause)
                 version = None
+
+    async def _keep_pruning(self, days: float) -> None:
+        """Delete the runs that ended so many days ago, now and every day."""
+        while True:
+            try:
+                count = await asyncio.to_thread(delete_ended, self.store, days)
+                if count:
+                    log.info("%d runs that ended more than %g days ago were deleted.", count, days)
+            except JournalError as error:
+                log.warning("Old runs were not deleted: %s", error)
+            await asyncio.sleep(PRUNE_SECONDS)
 
     async def _wake_due(self) -> None:
         for run_id in await asyncio.to_thread(lambda: list(self._due.find())):
