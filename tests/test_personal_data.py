@@ -126,6 +126,7 @@ async def test_runs_that_are_executed_or_wait_are_not_deleted(home: Path) -> Non
     agent = Agent(ScriptedClient([call("nap"), answer("done")]), [nap], home=home)
     await agent.run("Wait.", user="ann", run_id="r")
     await agent.signal("r", "note", SECRET)
+    await agent.send("r", SECRET)
     with pytest.raises(UsageError, match="--waiting"):
         delete_data("ann", home=home)
     other = Store(home)
