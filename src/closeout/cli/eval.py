@@ -304,7 +304,7 @@ def retry_(
 def export(
     name: Name,
     output: Annotated[str, typer.Option("--output", "-o", help="The JSONL file to write")],
-    format: Annotated[str, typer.Option(help="openai, chatml, tokens or rows")] = "openai",  # noqa: A002
+    format: Annotated[str, typer.Option(help="openai, chatml, tokens, atif or rows")] = "openai",  # noqa: A002
     which: Annotated[str, typer.Option(help="correct, answered or finished trials")] = "correct",
     rolled_back: Annotated[bool, typer.Option(help="Include rolled-back replies, marked")] = False,
     scorer: Annotated[str, typer.Option("--scorer", help="Whose scores decide what is correct")] = "",

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from closeout.dialects.function_call import FunctionCall
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import RunNotFound, UsageError
+from closeout.evaluate.atif import to_atif
 from closeout.evaluate.token_samples import token_samples
 from closeout.journal.events import (
     AttemptStarted,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportFormat", "Which", "chatml", "conversation", "export_trials"]
 
-ExportFormat = Literal["openai", "chatml", "tokens", "rows"]
+ExportFormat = Literal["openai", "chatml", "tokens", "atif", "rows"]
 Which = Literal["correct", "answered", "finished"]
 
 
@@ -50,7 +51,8 @@ def export_trials(
         store: The journal with its runs.
         form: "openai": `messages`, each with `loss`, and with `tokens` as far as the server stated them; "chatml":
             `text`, and `spans` of characters to learn; "tokens": `input_ids` and `loss_mask`, several records for a
-            trial whose prompts do not extend each other; "rows": the flat records of `report.rows()`.
+            trial whose prompts do not extend each other; "atif": documents of Harbor's format, with the system prompt
+            and the tools; "rows": the flat records of `report.rows()`.
         which: Trials that are right, that answered, or that have ended.
         rolled_back: Include rolled-back replies, marked, with no loss. Otherwise they are left out.
         agent: The agent that made the runs, if it is at hand: its system prompt and its tools are included.
@@ -58,8 +60,9 @@ def export_trials(
     Raises:
         UsageError: There is no such format or choice, or a trial has no token ids.
     """
-    if form not in ("openai", "chatml", "tokens", "rows") or which not in ("correct", "answered", "finished"):
-        raise UsageError("The format is openai, chatml, tokens or rows; the choice is correct, answered or finished.")
+    if form not in get_args(ExportFormat) or which not in get_args(Which):
+        forms, choices = (", ".join(get_args(each)) for each in (ExportFormat, Which))
+        raise UsageError(f"The format is one of {forms}; the choice is one of {choices}.")
     chosen = [trial for trial in report.trials if _is_chosen(report, trial, which)]
     runs = {trial.run_id for trial in chosen}
     if form == "rows":
@@ -75,8 +78,12 @@ def export_trials(
                 "run_id": trial.run_id,
                 "score": report.value_of(trial),
             }
+            rewards = {scorer: score.value for scorer, score in trial.scores.items()}
+            if form == "atif":
+                messages = conversation(rows, rolled_back=rolled_back, numbered=True)
+                yield to_atif(rows, messages, run_id=trial.run_id, extra={**about, "rewards": rewards})
+                continue
             if form == "tokens":
-                rewards = {scorer: score.value for scorer, score in trial.scores.items()}
                 found = token_samples(rows, rolled_back=rolled_back)
                 yield from ({**sample, **about, "rewards": rewards} for sample in found)
                 continue
@@ -119,7 +126,7 @@ def _head_of(agent: Agent[Any]) -> dict[str, Any]:
     }
 
 
-def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict[str, Any]]:
+def conversation(rows: Sequence[Row], *, rolled_back: bool = False, numbered: bool = False) -> list[dict[str, Any]]:
     """Return the messages of a run's last attempt in OpenAI's form, each with `loss`: whether to learn from it.
 
     Only what the model wrote, and the runtime did not repair, has loss. A reply to the instruction to close, which the
@@ -128,6 +135,7 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
     Args:
         rows: The record of the run.
         rolled_back: Include rolled-back replies, marked `rolled_back`.
+        numbered: Name the `request` of each reply by its number.
     """
     if not rows or not isinstance(rows[0].event, RunStarted):
         return []
@@ -138,13 +146,15 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
     messages = list(head)
     story = Story(whole=True)
     sequence: tuple[int, ...] = ()  # ids of the last prompt and its reply
-    tokens: dict[int, dict[str, Any]] = {}  # tokens of the replies, by the numbers of their requests
+    stated_of: dict[int, dict[str, Any]] = {}  # what is known of the replies, by the numbers of their requests
     for event in (row.event for row in rows if row.event.agent == "main"):
         story.feed(event)
         if isinstance(event, ModelReplied) and event.tokens:
             loaded = load_tokens(event.tokens, sequence)
             sequence = (*loaded.prompt, *loaded.ids)
-            tokens[event.call] = {"tokens": _stated(loaded)}
+            stated_of[event.call] = {"tokens": _stated(loaded)}
+        if isinstance(event, ModelReplied) and numbered:
+            stated_of.setdefault(event.call, {})["request"] = event.call
     main = story.agents["main"]
     for item in main.items:
         if isinstance(item, AttemptStarted):
@@ -152,7 +162,7 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
         if not isinstance(item, TurnStory):
             continue
         reply = item.reply
-        stated = {} if reply is None else tokens.get(reply.call, {})
+        stated = {} if reply is None else stated_of.get(reply.call, {})
         if item.accepted is not None:
             messages += _turn(item.accepted, view, was_repaired=bool(item.repairs), stated=stated)
         elif item.rolled_back is not None and rolled_back and reply is not None:
@@ -161,7 +171,7 @@ def conversation(rows: Sequence[Row], *, rolled_back: bool = False) -> list[dict
     if story.ended is not None and story.ended.closing_text:
         message = {"role": "assistant", "content": story.ended.closing_text, "loss": True}
         if (last := main.turn) is not None and last.reply is not None and last.is_open:
-            message |= tokens.get(last.reply.call, {})
+            message |= stated_of.get(last.reply.call, {})
         if last is not None and last.purpose != "act":
             message["closing"] = True
         messages.append(message)
