@@ -4,8 +4,11 @@ The client is strict: it runs a call only if its name and arguments are valid an
 takes a text without calls for the answer, unless it was cut off. Right is a task whose calls were all made and whose
 answer is right. "ask again" is the least that a guardrail can do, written here: three inferences, with the error as a
 hint. With `--forge`, the proxy of forge-guardrails takes part, run by the Python in whose environment it is installed.
+With `--clients`, the agents of five libraries take the place of that client: 23 kinds of faults, each once in a task,
+at a turn that the seed says, whole and streamed.
 
     python bench/proxy.py [--tasks 100] [--requests 300] [--seed 1] [--forge PYTHON]
+    python bench/proxy.py --clients PYTHON [--seeds 10] [--only CLIENT …] [--forge PYTHON]
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ ASKED_AGAIN = (
     "garbage_body",
 )
 RETRIED_BY_CLIENTS = ("server_error", "overloaded", "html_error")
+UNFINISHED = ("dropped", "filtered", "no_reason", "no_end", "unknown_reason")
+ODD = ("rejected_llama_cpp", "rejected_llama_cpp_peg", "null_id", "object_arguments")
+KINDS = (*REPAIRABLE, *ASKED_AGAIN, *RETRIED_BY_CLIENTS, *UNFINISHED, *ODD)
 SHARE = 0.3
 PAUSE = 0.05  # seconds between two requests whose time is taken: records are written after a request
 ANSWER = "4711"
@@ -253,6 +259,84 @@ async def faults(tasks: int, home: Path, seed: int, forge_python: str | None) ->
         await field.run([sometimes(kind, SHARE / len(kinds)) for kind in kinds], 20, tasks)
 
 
+# ------------------------------------------------------------------------------------------------ agents of libraries
+
+KEYS = 3  # calls of a task
+
+
+def library_turn(view: RequestView) -> Any:
+    """The next turn for any of the clients: the first key whose value the conversation does not show, or the answer.
+
+    A model that is told of an error makes the call again. smolagents gives its answer with a tool.
+    """
+    known = view.text.count("The value is 5.")
+    if known < KEYS:
+        return Turn("", calls=[call("lookup", search_term=f"key {known}", limit=5)])
+    return call("final_answer", answer=ANSWER) if "final_answer" in view.tools else answer(ANSWER, "I know it now.")
+
+
+@dataclass
+class Clients:
+    """The agents of the libraries, in a process of another Python."""
+
+    process: asyncio.subprocess.Process
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, python: str) -> AsyncIterator[Clients]:
+        program = str(Path(__file__).with_name("proxy_clients.py"))
+        pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(python, program, stdin=pipe, stdout=pipe, stderr=nowhere)
+        try:
+            yield cls(process)
+        finally:
+            process.kill()
+            await process.wait()
+
+    async def run(self, **task: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(task).encode() + b"\n")
+        await self.process.stdin.drain()
+        found: dict[str, Any] = json.loads(await self.process.stdout.readline())
+        return found
+
+
+async def libraries(python: str, seeds: int, only: Sequence[str], home: Path, forge_python: str | None) -> None:
+    from proxy_clients import CLIENTS
+
+    port = free_port()
+    upstream = f"http://127.0.0.1:{port}/v1"
+    async with AsyncExitStack() as stack:
+        clients = await stack.enter_async_context(Clients.started(python))
+        proxy = Proxy(Upstream(upstream), open_store(home), read_only_tools=["lookup"])
+        ways = {"direct": upstream, "closeout": await stack.enter_async_context(served(proxy_app(proxy)))}
+        if forge_python:
+            ways["forge"] = await stack.enter_async_context(forge(forge_python, upstream))
+        for name in only or CLIENTS:
+            for stream in (False, True):
+                for way, url in ways.items():
+                    wanted = {f"key {n}" for n in range(KEYS)}
+                    tally, clean, wrong = Tally(), Tally(), dict[str, int]()
+                    for seed in range(seeds):
+                        for kind in ("", *KINDS):
+                            task = {"client": name, "url": url, "key": f"{seed}-{kind}", "stream": stream}
+                            at = 1 + seed % KEYS
+                            faults = [replace(once(kind, at), seed=seed)] if kind else []
+                            made = serve_script(library_turn, misbehave=faults, by=one_conversation, port=port)
+                            async with made as model:
+                                found = await clients.run(**task)
+                            right = ANSWER in found["answer"] and {*map(str, found["made"])} == wanted
+                            counted = tally if kind else clean
+                            counted.right += right
+                            counted.tasks += 1
+                            counted.extra += max(len(model.requests) - KEYS - 1, 0)
+                            if kind and not right:
+                                wrong[kind] = wrong.get(kind, 0) + 1
+                    form = "streamed" if stream else "whole"
+                    print(f"{name:<16} {form:<8} {way:<8} {tally}; without a fault {clean}; wrong: {wrong}", flush=True)
+
+
 # ------------------------------------------------------------------------------------------------ the cost
 
 
@@ -317,9 +401,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--forge", metavar="PYTHON")
+    parser.add_argument("--clients", metavar="PYTHON")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", nargs="*", default=())
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
+        if options.clients:
+            asyncio.run(libraries(options.clients, options.seeds, options.only, home, options.forge))
+            close_stores()
+            return
         if options.tasks:
             asyncio.run(faults(options.tasks, home, options.seed, options.forge))
         if options.requests:
