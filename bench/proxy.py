@@ -284,7 +284,7 @@ class Clients:
     @classmethod
     @asynccontextmanager
     async def started(cls, python: str) -> AsyncIterator[Clients]:
-        program = str(Path(__file__).with_name("proxy_clients.py"))
+        program = str(Path(__file__).with_name("_proxy_clients.py"))
         pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(python, program, stdin=pipe, stdout=pipe, stderr=nowhere)
         try:
@@ -303,7 +303,7 @@ class Clients:
 
 
 async def libraries(python: str, seeds: int, only: Sequence[str], home: Path, forge_python: str | None) -> None:
-    from proxy_clients import CLIENTS
+    from _proxy_clients import CLIENTS
 
     port = free_port()
     upstream = f"http://127.0.0.1:{port}/v1"
