@@ -14,8 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from closeout.cli.main import app
-from closeout.evaluate.overview import list_evaluations
-from closeout.journal.store import close_stores
+from closeout.errors import UsageError
+from closeout.evaluate.overview import delete_evaluation, list_evaluations
+from closeout.evaluate.trials import TrialStore, evaluation_file
+from closeout.journal.store import close_stores, open_store
 
 AGENT = """
 import sys
@@ -97,6 +99,31 @@ def test_failed_trials_are_repeated(folder: Path) -> None:
     (folder / "down").unlink()
     found = json.loads(call("retry", "first", "--json").stdout)
     assert (found["totals"]["correct"], found["failures"]) == (4, {})
+
+
+def test_some_tasks_are_run_and_an_evaluation_is_deleted_with_its_runs(folder: Path, home: Path) -> None:
+    assert "2 of 2 trials" in call(*RUN, "--id", "3", "--id", "1", "--shuffle", "5").stdout
+    found = json.loads(call("show", "first", "--json", "--trials").stdout)
+    assert sorted(trial["task_id"] for trial in found["trials"]) == ["1", "3"]
+    assert "Add --yes" in call("delete", "first", code=2).output
+    assert call("delete", "first", "--yes", "--json").exit_code == 0
+    assert json.loads(call("list", "--json").stdout) == []
+    assert len(open_store(home).runs(limit=10)) == 2  # only with --runs
+    call(*RUN, "--id", "3", "--force")
+    assert json.loads(call("delete", "first", "--yes", "--runs", "--json").stdout) == {"deleted": 1}
+    assert not any("first" in path.name for path in (home / "evaluations").iterdir())
+    call("delete", "first", "--yes", code=2)
+
+
+def test_an_evaluation_on_which_a_process_works_is_not_deleted(folder: Path, home: Path) -> None:
+    call(*RUN)
+    store = TrialStore(evaluation_file(home, "first"))
+    store.register("")
+    with pytest.raises(UsageError, match="Stop them first"):
+        delete_evaluation(home, "first")
+    store.close()
+    delete_evaluation(home, "first")
+    assert list_evaluations(home) == []
 
 
 def test_a_trial_that_waits_for_a_decision_ends_with_code_4(folder: Path) -> None:

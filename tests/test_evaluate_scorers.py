@@ -10,7 +10,7 @@ import pytest
 
 from closeout.answers.grading import Grade
 from closeout.errors import UsageError
-from closeout.evaluate import Attempted, EvalTask, Judge, Score
+from closeout.evaluate import Attempted, EvalTask, Judge, Panel, Score
 from closeout.evaluate.scorers import make_scorer
 from closeout.evaluate.sweep import score_attempt
 from closeout.testing import ScriptedClient, answer, say
@@ -120,6 +120,36 @@ def test_a_judge_gives_its_verdict_once(home: Path) -> None:
     assert first == second
     assert first.correct
     assert len(client.requests) == 1  # the verdict is a run in the journal
+
+
+def test_a_panel_says_what_most_of_its_judges_say_and_asks_each_once(home: Path) -> None:
+    verdicts = {"a": "right", "b": "right", "c": "wrong"}
+    clients = {name: ScriptedClient([answer(verdict)]) for name, verdict in verdicts.items()}
+    judges = [Judge(client, name=name, home=home) for name, client in clients.items()]
+    panel = Panel(judges)
+    attempt = Attempted(EvalTask(id="t", question="Who?", answer="Galois"), "Évariste", run_id="r")
+
+    async def all_scores() -> list[Score]:
+        return [await each.score(attempt) for each in (panel, *judges)]
+
+    score, *own = asyncio.run(all_scores())
+    assert (score.value, score.correct) == (pytest.approx(2 / 3), True)
+    assert score.reason == "2 of 3 say right: a right, b right, c wrong."
+    assert [each.correct for each in own] == [True, True, False]
+    assert [len(client.requests) for client in clients.values()] == [1, 1, 1]
+
+
+def test_a_tie_is_wrong_and_judges_without_a_verdict_count_against_the_answer(home: Path) -> None:
+    def judge(name: str, *script: Any) -> Judge:
+        return Judge(ScriptedClient(list(script)), name=name, home=home, max_turns=1)
+
+    attempt = Attempted(EvalTask(id="t", question="Who?", answer="A"), "A", run_id="r")
+    tie = asyncio.run(Panel([judge("a", answer("right")), judge("b", answer("wrong"))]).score(attempt))
+    assert (tie.value, tie.correct, tie.judged) == (0.5, False, True)
+    silent = asyncio.run(Panel([judge("c", *[say("Hm.")] * 9), judge("d", *[say("Hm.")] * 9)], name="p").score(attempt))
+    assert (silent.correct, silent.judged) == (False, False)
+    with pytest.raises(UsageError, match="each with a name of its own"):
+        Panel([judge("a"), judge("a")])
 
 
 def test_a_judge_without_a_verdict_does_not_count(home: Path) -> None:

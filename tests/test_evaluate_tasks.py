@@ -121,3 +121,18 @@ def test_a_task_survives_being_stored() -> None:
     assert EvalTask.of(json.loads(json.dumps(task.to_dict()))) == task
     assert task.golds == ("x", "1")
     assert task.digest() != EvalTask(id="a", question="Who?", answer=["x", 2]).digest()
+
+
+def test_tasks_are_chosen_by_id_and_put_in_the_order_of_a_seed() -> None:
+    tasks = [{"id": f"t{n}", "question": "?"} for n in range(50)]
+
+    def ids(**options: Any) -> list[str]:
+        return [task.id for task in load_tasks(tasks, **options)]
+
+    assert ids(ids=["t7", "t3"]) == ["t3", "t7"]
+    shuffled = ids(shuffle=1)
+    assert sorted(shuffled) == sorted(ids()) != shuffled
+    assert ids(shuffle=1, limit=10) == shuffled[:10]
+    assert ids(shuffle=2) != shuffled
+    with pytest.raises(UsageError, match="No task has the id 'x'"):
+        load_tasks(tasks, ids=["x"])

@@ -75,6 +75,10 @@ def run(
     scorer: Scorer = None,
     name: Annotated[str, typer.Option(help="The evaluation's name; the same name continues it")] = "",
     epochs: Annotated[int, typer.Option(help="Trials of each task", min=1)] = 1,
+    task_id: Annotated[
+        list[str] | None, typer.Option("--id", help="Take only the task with this id; repeatable")
+    ] = None,
+    shuffle: Annotated[int | None, typer.Option(help="Put the tasks in the order of this seed")] = None,
     limit: Annotated[int | None, typer.Option(help="Take only the first tasks", min=1)] = None,
     field: Annotated[
         list[str] | None, typer.Option(help="Where records hold id, question, answer, files or tools: question=problem")
@@ -128,6 +132,8 @@ def run(
         "scorer": scorer or ("normalized" if benchmark is None else benchmark.scorer),
         "name": name if benchmark is None else name or default_name(tasks, loaded),
         "epochs": epochs,
+        "ids": task_id,
+        "shuffle": shuffle,
         "limit": limit,
         "fields": evaluating.fields_of(field or ()),
         "concurrency": evaluating.concurrency_of(concurrency),
@@ -328,6 +334,30 @@ def export(
     what = f"{count}, written to {output}." if format == "tokens" else f"{number:,} trials written to {output}."
     print(what, file=sys.stderr)
     return OK
+
+
+@eval_app.command("delete")
+@guarded
+def delete_(
+    name: Name,
+    runs: Annotated[bool, typer.Option("--runs", help="Delete the runs of its trials too")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    json: Json = False,
+) -> int:
+    """Delete an evaluation: its trials and scores, and with --runs their runs."""
+    from closeout.cli.managing import delete_runs, report_done
+    from closeout.cli.terminal import confirmed
+    from closeout.config import home_folder
+    from closeout.evaluate.overview import delete_evaluation, runs_of
+
+    found = runs_of(home_folder(), name)
+    what = f"{name} with {len(found):,} trials" + (" and their runs" if runs else "; their runs stay")
+    if not yes and not confirmed("eval delete", what):
+        return report_done({"deleted": False}, "Nothing was deleted", as_json=json)
+    delete_evaluation(home_folder(), name)
+    if runs and found:
+        return delete_runs(found, as_json=json)
+    return report_done({"deleted": True, "trials": len(found)}, f"{what}: deleted", as_json=json)
 
 
 @eval_app.command("merge")

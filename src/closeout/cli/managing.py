@@ -19,7 +19,7 @@ from closeout.journal.retention import UNENDED, ended_before
 from closeout.journal.store import Store, open_store
 from closeout.journal.text_search import forget_deleted
 
-__all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs"]
+__all__ = ["delete_runs", "export_runs", "import_runs", "prune_runs", "report_done"]
 
 
 def export_runs(run_ids: Sequence[str], wanted: RunFilter, output: str, *, as_json: bool) -> int:
@@ -38,7 +38,7 @@ def export_runs(run_ids: Sequence[str], wanted: RunFilter, output: str, *, as_js
         with closing(Store(Path(folder))) as copy:
             count = copy_runs(home, copy, frozenset(chosen))
         shutil.move(Path(folder) / FILE_NAME, target)
-    return _report({"exported": count, "file": str(target)}, f"{amount(count, 'run')} in {output}", as_json=as_json)
+    return report_done({"exported": count, "file": str(target)}, f"{amount(count, 'run')} in {output}", as_json=as_json)
 
 
 def import_runs(files: Sequence[str], *, as_json: bool) -> int:
@@ -51,7 +51,7 @@ def import_runs(files: Sequence[str], *, as_json: bool) -> int:
             raise JournalError(f"No such file: {file}. Nothing of it was imported.")
         count += copy_runs(Path(file), store)
     text = f"{amount(count, 'run')} imported" if count else "Nothing new: all runs are in the journal already"
-    return _report({"imported": count}, text, as_json=as_json)
+    return report_done({"imported": count}, text, as_json=as_json)
 
 
 def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
@@ -59,7 +59,7 @@ def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
     if not run_ids:
         raise UsageError("delete needs the ids of runs. `closeout runs` lists them; `closeout runs prune` goes by age.")
     count = _deleted(run_ids)
-    return _report({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
+    return report_done({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
 
 
 def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
@@ -80,9 +80,9 @@ def prune_runs(wanted: RunFilter, *, yes: bool, as_json: bool) -> int:
             assert days is not None
             chosen = ended_before(store, days)
     if chosen and not yes and not confirmed("prune", amount(len(chosen), "run")):
-        return _report({"deleted": 0}, "Nothing was deleted", as_json=as_json)
+        return report_done({"deleted": 0}, "Nothing was deleted", as_json=as_json)
     count = _deleted(chosen) if chosen else 0
-    return _report({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
+    return report_done({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
 
 
 def _deleted(run_ids: Sequence[str]) -> int:
@@ -93,7 +93,8 @@ def _deleted(run_ids: Sequence[str]) -> int:
     return count
 
 
-def _report(result: dict[str, object], text: str, *, as_json: bool) -> int:
+def report_done(result: dict[str, object], text: str, *, as_json: bool) -> int:
+    """Say what was done. Return the exit code."""
     if as_json:
         print_json(result)
     else:

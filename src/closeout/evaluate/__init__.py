@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from closeout.evaluate.evaluation import evaluate, rescore, retry
     from closeout.evaluate.report import Report, load_report
     from closeout.evaluate.report_html import write_html
-    from closeout.evaluate.scorers import Judge, Scorer
+    from closeout.evaluate.scorers import Judge, Panel, Scorer
     from closeout.evaluate.scores import Attempted, Score
     from closeout.evaluate.tasks import EvalTask, load_tasks
 
@@ -24,6 +24,7 @@ __all__ = [
     "EvalTask",
     "Judge",
     "PairedEstimate",
+    "Panel",
     "Report",
     "Score",
     "Scorer",
@@ -43,7 +44,7 @@ _HOMES = {
     "evaluation": ("evaluate", "rescore", "retry"),
     "report": ("Report", "load_report"),
     "report_html": ("write_html",),
-    "scorers": ("Judge", "Scorer"),
+    "scorers": ("Judge", "Panel", "Scorer"),
     "scores": ("Attempted", "Score"),
     "tasks": ("EvalTask", "load_tasks"),
 }

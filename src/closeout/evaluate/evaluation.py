@@ -6,7 +6,7 @@ import asyncio
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -48,6 +48,8 @@ async def evaluate(
     scorer: ScorerSource | Sequence[ScorerSource] = "normalized",
     name: str = "",
     epochs: int = 1,
+    ids: Collection[str] | None = None,
+    shuffle: int | None = None,
     limit: int | None = None,
     fields: Fields | None = None,
     concurrency: int | str = 10,
@@ -73,6 +75,8 @@ async def evaluate(
             first one's scores.
         name: The evaluation's name; by default it is made of the names of the tasks and the model.
         epochs: How many trials each task has.
+        ids: Take only the tasks with these ids.
+        shuffle: Put the tasks in the order of this seed.
         limit: Take only the first so many tasks.
         fields: Where records hold a task's fields, if they name them otherwise.
         concurrency: How many trials run at once, "auto" to adapt to the endpoint.
@@ -97,7 +101,7 @@ async def evaluate(
     """
     if epochs < 1:
         raise UsageError(f"epochs must be at least 1, got {epochs}.")
-    read = load_tasks(tasks, fields=fields, limit=limit)
+    read = load_tasks(tasks, fields=fields, ids=ids, shuffle=shuffle, limit=limit)
     example = _example(agent, read[0], on_ray=bool(ray))
     shared = bool(ray) or isinstance(agent, Agent)
     home = store_of(example).path.parent

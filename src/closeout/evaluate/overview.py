@@ -1,4 +1,4 @@
-"""Evaluations as JSON values for a page: the list, and one as a matrix of tasks and epochs."""
+"""The evaluations of a home: the list, one as a matrix of tasks and epochs, as JSON values; and their deletion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from closeout.evaluate.report import read_report
 from closeout.evaluate.trials import TrialStore, evaluation_file, evaluations_in
 from closeout.evaluate.wording import finite
 
-__all__ = ["list_evaluations", "show_evaluation"]
+__all__ = ["delete_evaluation", "list_evaluations", "runs_of", "show_evaluation"]
 
 
 def list_evaluations(home: Path) -> list[dict[str, Any]]:
@@ -96,3 +96,34 @@ def show_evaluation(home: Path, name: str, *, scorer: str = "", first: int = 0, 
         "scorers": report.scorers,
         "matrix": matrix,
     }
+
+
+def runs_of(home: Path, name: str) -> list[str]:
+    """Return the ids of the runs of an evaluation's trials.
+
+    Raises:
+        UsageError: There is no such evaluation.
+    """
+    store = TrialStore(evaluation_file(home, name))
+    try:
+        return [trial.run_id for trial in store.trials()]
+    finally:
+        store.close()
+
+
+def delete_evaluation(home: Path, name: str) -> None:
+    """Delete the trials and scores of an evaluation. The runs of its trials stay.
+
+    Raises:
+        UsageError: There is no such evaluation, or processes work on it.
+    """
+    file = evaluation_file(home, name)
+    store = TrialStore(file)
+    try:
+        workers = store.progress(store.spec["scorers"][0]).workers
+    finally:
+        store.close()
+    if workers:
+        raise UsageError(f"{workers} processes work on {name}. Stop them first: closeout eval control {name} --stop")
+    for path in (file, *(file.with_name(f"{file.name}{end}") for end in ("-wal", "-shm", "-workers"))):
+        path.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from closeout.agent import Agent
     from closeout.models.base import BaseClient
 
-__all__ = ["Judge", "Scorer", "ScorerSource", "make_scorer"]
+__all__ = ["Judge", "Panel", "Scorer", "ScorerSource", "make_scorer"]
 
 
 class Scorer(Protocol):
@@ -303,3 +303,33 @@ class Judge:
                 break
             run_id = f"{first}.{number}"
         return run_id
+
+
+class Panel:
+    """Several judges: an answer is right if more than half of them say so. The value is their share.
+
+    A judge without a verdict counts against the answer. A judge's verdict is a run in the journal, so the judges may be
+    scorers of their own beside the panel: they are asked once, and the report shows how well each agrees with it.
+
+    Args:
+        judges: The judges, or names of models. Each must have a name of its own.
+        name: The scorer's name.
+        home: Where judges that are made of names keep their runs.
+    """
+
+    def __init__(self, judges: Sequence[Scorer | str], *, name: str = "panel", home: Any = None) -> None:
+        self.judges = [Judge(each, home=home) if isinstance(each, str) else each for each in judges]
+        names = [judge.name for judge in self.judges]
+        if len(names) < 2 or len({*names}) < len(names):
+            raise UsageError(f"A panel needs two or more judges, each with a name of its own, got {', '.join(names)}.")
+        self.name = name
+
+    async def score(self, attempt: Attempted) -> Score:
+        scores = await asyncio.gather(*(judge.score(attempt) for judge in self.judges))
+        right = sum(score.judged and score.correct for score in scores)
+        votes = [
+            f"{judge.name} {'right' if score.correct else 'wrong' if score.judged else 'no verdict'}"
+            for judge, score in zip(self.judges, scores, strict=True)
+        ]
+        reason = f"{right} of {len(scores)} say right: {', '.join(votes)}."
+        return Score(right / len(scores), 2 * right > len(scores), reason, any(score.judged for score in scores))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -79,7 +80,14 @@ TaskSource: TypeAlias = "str | Path | Iterable[EvalTask | Mapping[str, Any]]"
 """The path of a file, or tasks, or mappings with the fields of a task."""
 
 
-def load_tasks(source: TaskSource, *, fields: Fields | None = None, limit: int | None = None) -> list[EvalTask]:
+def load_tasks(
+    source: TaskSource,
+    *,
+    fields: Fields | None = None,
+    ids: Collection[str] | None = None,
+    shuffle: int | None = None,
+    limit: int | None = None,
+) -> list[EvalTask]:
     """Return the tasks of a file or an iterable.
 
     Fields of a record that are not a task's own become its metadata.
@@ -87,10 +95,12 @@ def load_tasks(source: TaskSource, *, fields: Fields | None = None, limit: int |
     Args:
         source: A path that ends in .jsonl, .json, .csv, .tsv or .parquet, or an iterable of tasks or mappings.
         fields: Where records hold `id`, `question`, `answer`, `files` and `tools`, if they name them otherwise.
+        ids: Take only the tasks with these ids.
+        shuffle: Put them in the order of this seed, which is the same each time; a larger `limit` then adds tasks.
         limit: Take only the first so many.
 
     Raises:
-        UsageError: A task is malformed, its id is missing, or two tasks have the same id.
+        UsageError: A task is malformed, its id is missing or not found, or two tasks have the same id.
     """
     mapping = _checked_fields(fields or {})
     if isinstance(source, str | Path):
@@ -100,10 +110,19 @@ def load_tasks(source: TaskSource, *, fields: Fields | None = None, limit: int |
         records, folder = _numbered(source), Path()
     tasks: list[EvalTask] = []
     seen: dict[str, str] = {}
-    for where, record in islice(records, limit):
+    every = ids is None and shuffle is None
+    for where, record in islice(records, limit if every else None):
         task = record if isinstance(record, EvalTask) else _task(record, mapping, where, folder)
         _check_id(task.id, where, seen)
         tasks.append(task)
+    if ids is not None:
+        if missing := [task_id for task_id in ids if task_id not in seen]:
+            first = ", ".join(list(seen)[:5])
+            raise UsageError(f"No task has the id {missing[0]!r:.80}. The first of {len(seen):,} ids: {first}.")
+        tasks = [task for task in tasks if task.id in ids]
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(tasks)  # noqa: S311 - not for secrets
+    tasks = tasks if every else tasks[:limit]
     if not tasks:
         raise UsageError(f"There are no tasks in {source if isinstance(source, str | Path) else 'the iterable'}.")
     return tasks
