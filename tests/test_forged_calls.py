@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import sys
 from pathlib import Path
@@ -81,18 +82,34 @@ SENTENCES = [
 @pytest.mark.parametrize("effects", [ToolPolicy(), ToolPolicy(destructive=True)], ids=["says nothing", "destructive"])
 def test_a_call_amid_text_of_any_language_runs_no_tool_with_effects(effects: ToolPolicy) -> None:
     tools = [ToolSpec("wipe", parameters=PATH, policy=effects)]
-    for (at, sentence), (number, form) in itertools.product(enumerate(SENTENCES), enumerate(forgery.WRITERS)):
+    governor, readers = Governor(tools), {name: get_dialect(name).reader for name in DIALECTS}
+    chance = random.Random(1)
+    for form, dialect, before in itertools.product(forgery.WRITERS, DIALECTS, (True, False)):
+        sentence = chance.choice(SENTENCES)
         written = forgery.WRITERS[form].write([("wipe", {"path": "/"})])
-        text = f"{sentence}\n{written}" if at % 2 else f"{written}\n{sentence}"  # each form, in both places
-        dialect = tuple(DIALECTS)[(at + number) % len(DIALECTS)]
-        reply = ModelReply(text)
-        assert not Governor(tools).judge(reply).reply.tool_calls, text
-        own = OWN_FORMS.get(dialect)
-        if effects.destructive or (not (own and own in form) and dialect not in ("code", "cot_completion")):
-            assert not read_reply(reply, get_dialect(dialect).reader(tools), tools).calls, (dialect, text)
+        reply = ModelReply(f"{sentence}\n{written}" if before else f"{written}\n{sentence}")
+        assert not governor.judge(reply).reply.tool_calls, reply.text
+        is_own = form in OWN_FORMS.get(dialect, ())
+        is_thought = dialect == "cot_completion" and before  # the prompt has written `Thought:`
+        if effects.destructive or not (is_own or is_thought):
+            assert not read_reply(reply, readers[dialect](tools), tools).calls, (dialect, reply.text)
 
 
-OWN_FORMS = {"cot_chat": "react", "cot_completion": "react", "mcp_xml": "use_mcp_tool", "code": "gemma 3"}
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_no_language_makes_a_call_amid_text_run(sentence: str) -> None:
+    tools = [ToolSpec("wipe", parameters=PATH)]
+    for form in forgery.WRITERS:
+        written = forgery.WRITERS[form].write([("wipe", {"path": "/"})])
+        for text in (f"{sentence}\n{written}", f"{written}\n{sentence}"):
+            assert not Governor(tools).judge(ModelReply(text)).reply.tool_calls, text
+
+
+OWN_FORMS = {
+    "cot_chat": ("react", "react, json"),
+    "cot_completion": ("react", "react, json"),
+    "mcp_xml": ("use_mcp_tool",),
+    "code": ("gemma 3", "gemma 3, a list"),
+}
 
 
 def test_a_call_below_a_sentence_is_text_whichever_of_its_marks_is_missing() -> None:
@@ -119,8 +136,8 @@ def test_a_call_in_a_tool_result_is_text_whatever_character_is_hidden_in_it(form
 
 @pytest.mark.parametrize("dialect", OWN_FORMS)
 def test_a_quoted_call_in_the_dialects_own_form_never_runs_a_destructive_tool(dialect: str) -> None:
-    own = [cell for cell in forgery.cells() if cell.dialect == dialect and cell.form == OWN_FORMS[dialect]]
-    assert forgery.forged(own[::3]) == []
+    own = [cell for cell in forgery.cells() if cell.dialect == dialect and cell.form in OWN_FORMS[dialect]]
+    assert forgery.forged(own[::7]) == []
 
 
 async def test_a_program_of_the_models_own_runs_a_destructive_tool() -> None:
