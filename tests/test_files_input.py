@@ -340,7 +340,8 @@ async def test_the_text_of_a_file_is_kept_once_for_many_runs(home: Path) -> None
         assert started.files == ("long.txt",)
         assert started.task == "What?"
     close_stores()
-    assert (home / "journal.sqlite3").stat().st_size < 2 * len(text)
+    # Once as the text that the model reads on in, once as the file that scripts open.
+    assert (home / "journal.sqlite3").stat().st_size < 3 * len(text)
 
 
 async def test_a_sub_agent_can_look_into_the_files_too() -> None:

@@ -484,10 +484,10 @@ async def test_code_mode_adds_one_tool_to_native_calls() -> None:
 # ------------------------------------------------------------------------------------------------ hostile programs
 
 HOSTILE = {
-    "open('/etc/passwd').read()": "PermissionError",
-    "open('here.txt', 'w')": "PermissionError",
+    "open('/etc/passwd').read()": "FileNotFoundError",
+    "open('../../there/x.txt', 'w')": "FileNotFoundError",
     "import os\nos.system('id')": "AttributeError",
-    "import os\nos.listdir('/')": "PermissionError",
+    "import os\nos.listdir('/etc')": "FileNotFoundError",
     "import socket": "ModuleNotFoundError",
     "import subprocess": "ModuleNotFoundError",
     "import ctypes": "ModuleNotFoundError",

@@ -51,7 +51,9 @@ print(Path("here").read_text(), os.listdir())
 @isolated
 async def test_a_script_computes_and_writes_in_its_own_folder_only(tmp_path: Path) -> None:
     places = [str(tmp_path), "/", "/tmp", "/usr", "/etc", "/var/tmp", str(Path.home()), sys.prefix]
-    assert await run_python.call({"code": WRITE.format(places=places)}) == "fine ['here']"
+    output = await run_python.call({"code": WRITE.format(places=places)})
+    assert output.result == "fine ['here']\n\nFiles written: here (text/plain, 4 bytes)"
+    assert [(file.name, file.text) for file in output.files] == [("here", "fine")]
     assert await run_python.call({"code": "import sqlite3, json, ssl, decimal\n6 * 7"}) == "42"
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ToolError,
         UsageError,
     )
+    from closeout.file_values import File
     from closeout.journal.events import (
         AnswerSeen,
         Event,
@@ -155,6 +156,7 @@ __all__ = [
     "Eviction",
     "EvictionPolicy",
     "Fallback",
+    "File",
     "FunctionCallAgentRunner",
     "HistoryView",
     "JournalError",
@@ -262,6 +264,7 @@ _HOMES = {
     "BaseAgentRunner": "compat.runners",
     "BaseClient": "models.base",
     "Fallback": "models.fallback",
+    "File": "file_values",
     "Boxed": "answers.contracts",
     "CacheOptimizedOutput": "results.output_forms",
     "CallFirst": "run.strategy",

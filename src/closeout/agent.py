@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from closeout.context.policy import ContextPolicy
     from closeout.dialects.cot import MakeParser
     from closeout.dialects.protocol import Dialect
+    from closeout.file_values import File
     from closeout.journal.store import Store
     from closeout.journal.subscribers import Listener
     from closeout.models.base import BaseClient
@@ -75,6 +76,7 @@ class TaskKeywords(RunSettings, total=False):
     """The keyword arguments of `Agent.run` that tasks of `Agent.map` may have too."""
 
     files: Sequence[str | Path]
+    work_files: Sequence[File]
     history: Sequence[Mapping[str, Any]]
     task_id: str
     ground_truth: str | None
@@ -381,6 +383,7 @@ class Agent(Generic[Deps, Value]):
         task: str,
         *,
         files: Sequence[str | Path] = (),
+        work_files: Sequence[File] = (),
         history: Sequence[Mapping[str, Any]] = (),
         task_id: str = "",
         ground_truth: str | None = None,
@@ -396,7 +399,10 @@ class Agent(Generic[Deps, Value]):
 
         Args:
             task: The question or the instruction.
-            files: Documents, tables and images. Their text precedes the task, within a budget.
+            files: Documents, tables and images. Their text precedes the task, within a budget. Scripts and tools can
+                read them whole.
+            work_files: Files that scripts and tools find beside those, such as `result.files` of an earlier run. The
+                model is not shown what is in them.
             history: The messages before the task, `[{"role": "user" | "assistant", "content": …}]`.
             task_id: An id for graders. It is recorded, and never shown to the model.
             ground_truth: The right answer. It is recorded, and never shown to the model.
@@ -424,7 +430,7 @@ class Agent(Generic[Deps, Value]):
 
         listeners = checks.check_listeners(listeners)
         plan = self.plan(streamed=bool(listeners)).given(deps).overridden(settings)
-        prepared = await prepare_task(plan, task, files, history)
+        prepared = await prepare_task(plan, task, files, history, work_files=work_files)
         prepared = replace(
             prepared,
             task_id=task_id,

@@ -349,6 +349,7 @@ class PythonSettings(_Section):
     isolation: Literal["auto", "bubblewrap", "sandbox-exec", "none"] = Field(
         "auto", description="what isolates scripts; auto: what works here, else they are refused; none: your rights"
     )
+    keep_variables: bool = Field(False, description="whether a script's variables are there for the run's next one")
 
 
 _Approval = Literal["destructive", "always", "never"]

@@ -204,9 +204,9 @@ def install(at: int, flushed: bool) -> Callable[[], int]:
         end()
         return found
 
-    def create_run(self: Store, *arguments: Any) -> int:
+    def create_run(self: Store, *arguments: Any, **keywords: Any) -> int:
         begin()
-        number = original_create(self, *arguments)
+        number = original_create(self, *arguments, **keywords)
         end()
         return number
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import UsageError
+from closeout.file_values import MAX_FILES, File
 
 if TYPE_CHECKING:
     from closeout.journal.subscribers import Listener
@@ -210,6 +212,24 @@ def check_user(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_USER or not value.isprintable():
         raise UsageError(f"user must be a printable text of at most {MAX_USER} characters, got {value!r:.80}.")
     return value
+
+
+def check_work_files(files: Any) -> tuple[File, ...]:
+    """Return files as they are, in a tuple.
+
+    Raises:
+        UsageError: Something in them is no `File`, or they are too many.
+    """
+    if isinstance(files, str | Path | File) or not isinstance(files, Sequence):
+        raise UsageError(f"work_files must be a list of File, got {files!r:.80}. Pass work_files=result.files.")
+    for each in files:
+        if not isinstance(each, File):
+            raise UsageError(f"work_files must hold File objects, got {each!r:.80}. Pass File.from_path(…).")
+    if len({file.name.casefold() for file in files}) < len(files):
+        raise UsageError("Two of work_files have the same name.")
+    if len(files) > MAX_FILES:
+        raise UsageError(f"{len(files)} work_files are too many for a run, which keeps {MAX_FILES}.")
+    return tuple(files)
 
 
 def check_history(value: Any) -> Sequence[Mapping[str, Any]]:

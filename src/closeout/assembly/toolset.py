@@ -45,7 +45,8 @@ def built_in_tool(name: str, settings: ToolSettings) -> AnyTool:
         return builtin.web_tool(allow_private=True)
     if name == "run_python":
         find_isolation(settings.python.isolation)  # before the run costs anything
-        return builtin.python_tool(isolation=settings.python.isolation)
+        python = settings.python
+        return builtin.python_tool(isolation=python.isolation, keep_variables=python.keep_variables)
     if name == "ask_user":
         return builtin.ask_tool(max_wait=settings.ask.max_wait, default=settings.ask.default)
     if name in WEB:

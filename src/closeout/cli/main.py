@@ -291,7 +291,9 @@ def replay(run_id: RunId, agent: AgentSource = None, json: Json = False) -> int:
 def runs(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN_ID | export | import | delete | prune] …", help="A run to show, or what to do"),
+        typer.Argument(
+            metavar="[RUN_ID | files | export | import | delete | prune] …", help="A run to show, or what to do"
+        ),
     ] = None,
     status: Annotated[str, typer.Option(help="answered, unanswered, failed, cancelled, interrupted, waiting")] = "",
     model: Annotated[str, typer.Option("--model", "-m", help="A part of the model's name")] = "",
@@ -299,12 +301,15 @@ def runs(
     older_than: Annotated[str, typer.Option(help="Only runs that began earlier, such as 30d or 12h")] = "",
     newer_than: Annotated[str, typer.Option(help="Only runs that began later")] = "",
     limit: Annotated[int, typer.Option(help="How many runs to list", min=1)] = 20,
-    output: Annotated[str, typer.Option("--output", "-o", help="export: the file to write")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="prune: do not ask")] = False,
+    output: Annotated[
+        str, typer.Option("--output", "--out", "-o", help="export: the file to write; files: the folder")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="prune: do not ask; files: replace files")] = False,
     json: Json = False,
 ) -> int:
     """List the runs, or show one: its turns, calls, repairs, rollbacks, tokens and cost.
 
+    files RUN_ID [NAME…] lists the files that a run left, and with -o FOLDER writes them there.
     export [RUN_ID…] -o FILE writes runs into a file, import FILE… reads it, delete RUN_ID… deletes runs, and prune
     deletes those that match --status, --model, --text, --older-than.
     """
@@ -314,6 +319,12 @@ def runs(
 
     wanted = RunFilter(status=status, model=model, text=text, older_than=older_than, newer_than=newer_than)
     word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if word == "files":
+        from closeout.cli.run_files import files_command
+
+        if not rest:
+            raise UsageError("files needs the id of a run. Write: closeout runs files RUN_ID -o FOLDER")
+        return files_command(full_run_id(rest[0]), rest[1:], output, yes=yes, as_json=json)
     if word in ("export", "import", "delete", "prune"):
         from closeout.cli import managing
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read_result", "replay_command", "resume_run", "run_agent", "run_command"]
 
+SHOWN_FILES = 5  # names of files below an answer
+
 Start = Callable[["Agent", Sequence["Listener"]], Awaitable["RunResult"]]
 
 
@@ -199,6 +201,10 @@ def _report(result: RunResult, display: Display | None, *, as_json: bool) -> Non
     if display is not None:
         display.say(_outcome(result), "dim")
         display.say(f"closeout runs {result.run_id}", "dim")
+        if result.files:
+            names = ", ".join(file.name for file in result.files[:SHOWN_FILES])
+            more = f" and {len(result.files) - SHOWN_FILES} more" if len(result.files) > SHOWN_FILES else ""
+            display.say(f"{names}{more}: closeout runs files {result.run_id} -o FOLDER", "dim")
     if as_json:
         print_json(result.to_dict())
     elif result.answer is not None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from closeout.errors import JournalError, RunNotFound
 from closeout.journal.database import FILE_NAME, LOCK_SECONDS, VERSION, explained, version_of
-from closeout.journal.store import SEQ_BITS, SYNCED_NAME, RunCounts, Store
+from closeout.journal.store import SEQ_BITS, SYNCED_NAME, RunCounts, Store, references
 
 __all__ = ["copy_runs"]
 
@@ -100,14 +99,6 @@ def _copy(db: sqlite3.Connection, store: Store, marks: RunCounts, row: tuple[Any
         ((number << SEQ_BITS) - start, start, end),
     )
     bodies = db.execute("SELECT body FROM theirs.events WHERE place>=? AND place<?", (start, end))
-    for digest in {digest for (body,) in bodies for digest in _digests(body)}:
+    for digest in {digest for (body,) in bodies for digest in references(body)}:
         db.execute("INSERT OR IGNORE INTO main.bodies SELECT hash, body FROM theirs.bodies WHERE hash=?", (digest,))
     return True
-
-
-def _digests(body: bytes) -> Iterator[bytes]:
-    """Yield the hashes of the large texts that a row of events refers to."""
-    with suppress(ValueError, TypeError, RecursionError):
-        for _, _, _, *refs in json.loads(body):
-            for names in refs:
-                yield from map(bytes.fromhex, names.values())

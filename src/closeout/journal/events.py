@@ -106,6 +106,8 @@ class RunStarted(Event):
         overrides: settings of this run only, as they were passed to `Agent.run`.
         state: the state that the run begins with.
         user: the person for whom it runs; empty if nobody is named.
+        kept_files: the files that the run begins with, as `File.to_dict` describes them: those of the task, and in a
+            session those that earlier messages left. Their content is stored by its SHA-256.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools")
@@ -128,6 +130,7 @@ class RunStarted(Event):
     overrides: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
+    kept_files: tuple[Mapping[str, Any], ...] = ()
 
 
 @record
@@ -434,7 +437,13 @@ class ToolStarted(Event):
 
 @record
 class ToolFinished(Event):
-    """Outcome of a tool call. `record` is the ToolOutput as JSON text, without its token counts: see `TurnAccepted`."""
+    """Outcome of a tool call.
+
+    Attributes:
+        record: the ToolOutput as JSON text, without its token counts: see `TurnAccepted`.
+        files: the files that the call left, as `File.to_dict` describes them, and `{"name": …, "removed": true}` for
+            those that it removed. Their content is stored by its SHA-256.
+    """
 
     identity = "handle"
     bodies = ("record",)
@@ -445,6 +454,7 @@ class ToolFinished(Event):
     record: str
     ms: float = 0.0
     note: str = ""
+    files: tuple[Mapping[str, Any], ...] = ()
 
 
 @record

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
 from closeout.errors import JournalDamaged, JournalError, Suspended
-from closeout.journal.events import DecisionRequested, Event, Noted, RunEnded, RunResumed, RunStarted
+from closeout.file_values import File
+from closeout.journal.events import DecisionRequested, Event, Noted, RunEnded, RunResumed, RunStarted, ToolFinished
 from closeout.journal.inbox import Inbox, Mailbox
 from closeout.journal.recorded import RecordedRun
 from closeout.journal.run_names import new_run_id
@@ -71,6 +72,9 @@ class Journal:
         self._worked_before = self._recorded.work  # seconds, in the processes before this one
         self._next = rows[-1].seq + 1 if rows else 0
         self._kept: list[Row] = []  # of a run without a store
+        # The content of files by SHA-256: until the event that names it is written; without a store, to the end.
+        self._contents: dict[str, bytes] = {}
+        self._load: Callable[[str], bytes] | None = None if store is None else store.content
         # Within a process the monotonic clock counts, so that a change of the wall clock moves no deadline.
         self._opened, self._opened_at = time.monotonic(), time.time()
         self.started_at = rows[0].time if rows else self._opened_at  # seconds since the epoch
@@ -85,24 +89,53 @@ class Journal:
     # ------------------------------------------------------------------------------------------ making
 
     @classmethod
-    def start(cls, store: Store | None, started: RunStarted, model: str = "", *, run_id: str = "") -> Journal:
-        """Create a run and its journal. Raises JournalError if it cannot be recorded."""
+    def start(
+        cls,
+        store: Store | None,
+        started: RunStarted,
+        model: str = "",
+        *,
+        run_id: str = "",
+        files: Sequence[File] = (),
+    ) -> Journal:
+        """Create a run and its journal.
+
+        Args:
+            store: where the run is kept; None: in memory.
+            started: its first event.
+            model: the name of its model.
+            run_id: the name of the run; a new one by default.
+            files: the files that `started` names, whose content is kept with the run.
+
+        Raises:
+            JournalError: it cannot be recorded.
+        """
         run_id = run_id or new_run_id()
         if store is None:
             journal = cls(run_id, None, 0)
             journal.append(started)
+            journal._contents.update((file.sha256, file.data) for file in files)
         else:
-            journal = cls(run_id, store, store.create_run(run_id, model, started))
+            journal = cls(run_id, store, store.create_run(run_id, model, started, files=files))
             journal._next = 1
         journal.started = journal.subscribers.run.started = journal._opening = started
         return journal
 
     @classmethod
-    async def begin(cls, store: Store | None, started: RunStarted, model: str = "", *, run_id: str = "") -> Journal:
+    async def begin(
+        cls,
+        store: Store | None,
+        started: RunStarted,
+        model: str = "",
+        *,
+        run_id: str = "",
+        files: Sequence[File] = (),
+    ) -> Journal:
         """`start` without stopping the event loop."""
         if store is None:
-            return cls.start(None, started, model, run_id=run_id)
-        return await _opened_off_loop(store, store.submit(cls.start, store, started, model, run_id=run_id))
+            return cls.start(None, started, model, run_id=run_id, files=files)
+        opening = store.submit(cls.start, store, started, model, run_id=run_id, files=files)
+        return await _opened_off_loop(store, opening)
 
     @classmethod
     def reopen(cls, store: Store, run_id: str, *, despite_damage: bool = False) -> Journal:
@@ -139,13 +172,22 @@ class Journal:
         return await _opened_off_loop(store, store.submit(cls.reopen, store, run_id, despite_damage=despite_damage))
 
     @classmethod
-    def replay(cls, run_id: str, rows: Iterable[Row], *, suspends: bool = False) -> Journal:
+    def replay(
+        cls,
+        run_id: str,
+        rows: Iterable[Row],
+        *,
+        suspends: bool = False,
+        load: Callable[[str], bytes] | None = None,
+    ) -> Journal:
         """Return a journal in memory that repeats a record.
 
         An effect that is not in the record raises JournalError; with `suspends` it raises Suspended, so that other
-        effects that are under way are repeated first.
+        effects that are under way are repeated first. `load` returns the content of a file by its SHA-256.
         """
-        return cls(run_id, None, 0, recorded=rows, replay_only=True, suspends=suspends)
+        journal = cls(run_id, None, 0, recorded=rows, replay_only=True, suspends=suspends)
+        journal._load = load
+        return journal
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -210,6 +252,21 @@ class Journal:
         if self._opening is not None:
             self.subscribers.publish(self._opening, from_record=self.replay_only)
 
+    # ------------------------------------------------------------------------------------------ files
+
+    def keep(self, data: bytes, sha256: str) -> None:
+        """Keep the content of a file. It is written together with the next event that names it."""
+        self._contents[sha256] = data
+
+    def content(self, sha256: str) -> bytes:
+        """Return the content of a file that an event of the run names. Raises JournalError if it is missing."""
+        found = self._contents.get(sha256)
+        if found is not None:
+            return found
+        if self._load is None:
+            raise JournalError(f"The content of a file ({sha256[:12]}…) is not in this record of the run.")
+        return self._load(sha256)
+
     def _note_listener(self, problem: str) -> None:
         with suppress(JournalError):
             self.append(Noted("main", "warning", "Listener", message=problem))
@@ -248,7 +305,11 @@ class Journal:
             self._kept.append(Row(self._next, self._now(), event))
             self._next += 1
             return
-        self._store.put(self._number, self._next, self._now(), event, durable=durable)
+        contents = None
+        if self._contents and isinstance(event, ToolFinished):
+            digests = {str(each["sha256"]) for each in event.files if "sha256" in each}
+            contents = {digest: self._contents.pop(digest) for digest in digests & self._contents.keys()}
+        self._store.put(self._number, self._next, self._now(), event, durable=durable, contents=contents)
         self._next += 1
         if self._timer is None:
             self._plan_commit()

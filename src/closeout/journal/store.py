@@ -27,11 +27,22 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 from pydantic_core import PydanticSerializationError, to_json
 
 from closeout.errors import JournalError, JournalLocked, RunExists, RunNotFound
+from closeout.file_values import File
 from closeout.journal.database import FILE_NAME, LOCK_SECONDS, connect, explained, journal_error, make_folder
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
 from closeout.journal.locks import LOCKS_NAME, RunLocks, locked
 
-__all__ = ["Row", "RunCounts", "RunRecord", "RunRows", "Store", "close_store", "close_stores", "open_store"]
+__all__ = [
+    "Row",
+    "RunCounts",
+    "RunRecord",
+    "RunRows",
+    "Store",
+    "close_store",
+    "close_stores",
+    "open_store",
+    "references",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,16 +124,20 @@ class RunRows:
 
 @dataclass(slots=True)
 class _EventBatch:
-    """Events put since the last commit began, by run number. `durable`: the commit must be synced."""
+    """Events put since the last commit began, by run number, and the content of the files that they name by its hash.
+
+    `durable`: the commit must be synced.
+    """
 
     events: dict[int, list[_Entry]] = field(default_factory=dict)
     durable: bool = False
+    contents: dict[bytes, bytes] = field(default_factory=dict)
 
     def before(self, later: _EventBatch) -> _EventBatch:
         """This batch, which could not be written, followed by what was put after it."""
         for run, entries in later.events.items():
             self.events.setdefault(run, []).extend(entries)
-        return _EventBatch(self.events, self.durable or later.durable)
+        return _EventBatch(self.events, self.durable or later.durable, self.contents | later.contents)
 
 
 class Store:
@@ -178,7 +193,13 @@ class Store:
         return await asyncio.shield(asyncio.wrap_future(self.submit(act, *args, **kwargs)))
 
     def create_run(
-        self, run_id: str, model: str, started: RunStarted, later: Sequence[tuple[float, Event]] = ()
+        self,
+        run_id: str,
+        model: str,
+        started: RunStarted,
+        later: Sequence[tuple[float, Event]] = (),
+        *,
+        files: Iterable[File] = (),
     ) -> int:
         """Create a run together with its first event, lock it, and return its number.
 
@@ -187,6 +208,7 @@ class Store:
             model: the name of its model.
             started: its first event.
             later: the events of a fork, each with the seconds that the run has been at work.
+            files: the files that `started` names. Their content is stored, if it is not.
 
         Raises:
             RunExists: a run of this name exists.
@@ -206,6 +228,10 @@ class Store:
                 self._synced.clear(number)
                 self._messages.clear(number)
                 bodies = _Bodies()
+                for file in files:
+                    digest = bytes.fromhex(file.sha256)
+                    if not db.execute("SELECT 1 FROM bodies WHERE hash=?", (digest,)).fetchone():
+                        bodies[digest] = [file.data]
                 begun = at - later[-1][0] if later else at
                 entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
                 db.execute(_INSERT_EVENTS, _row(number, entries, bodies))
@@ -381,9 +407,9 @@ class Store:
                 version = db.execute("PRAGMA data_version").fetchone()
                 used: set[bytes] = set()
                 for (body,) in db.execute("SELECT body FROM events"):
-                    used.update(_REFERENCE.findall(body if isinstance(body, bytes) else str(body).encode()))
+                    used |= references(body)
                 stored = db.execute("SELECT hash FROM bodies")
-                unused = [key for key in stored if isinstance(key[0], bytes) and key[0].hex().encode() not in used]
+                unused = [key for key in stored if isinstance(key[0], bytes) and key[0] not in used]
                 if not unused:
                     return
                 with self._transaction():
@@ -401,11 +427,31 @@ class Store:
             self._deletions = found
             self._known.clear()
 
-    def put(self, run: int, seq: int, at: float, event: Event, *, durable: bool = False) -> None:
-        """Add a run's next event to the next commit. `durable`: that commit is synced."""
+    def put(
+        self,
+        run: int,
+        seq: int,
+        at: float,
+        event: Event,
+        *,
+        durable: bool = False,
+        contents: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Add a run's next event to the next commit.
+
+        Args:
+            run: the number of the run.
+            seq: the place of the event.
+            at: its time.
+            event: what happened.
+            durable: sync that commit.
+            contents: the contents of the files that the event names, by their SHA-256.
+        """
         with self._state:
             self._batch.events.setdefault(run, []).append((seq, at, event))
             self._batch.durable |= durable
+            if contents:
+                self._batch.contents.update((bytes.fromhex(digest), data) for digest, data in contents.items())
 
     def commit(self) -> Future[None]:
         """Begin to commit everything that has been put, in the writing thread.
@@ -500,7 +546,7 @@ class Store:
 
     def _write(self, batch: _EventBatch, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         db = self._db
-        bodies = _Bodies()
+        bodies = _Bodies((digest, [data]) for digest, data in batch.contents.items())
         rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]
         if batch.durable or statements:
             db.execute("PRAGMA synchronous=FULL")
@@ -742,10 +788,30 @@ class Store:
             return unreadable(kind)
 
     def _body(self, digest: bytes) -> str:
+        return self._stored(digest).decode("utf-8", "surrogatepass")
+
+    def _stored(self, digest: bytes) -> bytes:
         found = self.query("SELECT body FROM bodies WHERE hash=?", (digest,))
         if not found or not isinstance(found[0][0], bytes) or hashlib.sha256(found[0][0]).digest() != digest:
             raise ValueError("a stored body is missing or damaged")
-        return found[0][0].decode("utf-8", "surrogatepass")
+        return found[0][0]
+
+    def content(self, sha256: str) -> bytes:
+        """Return the content of a file that an event names by its hash.
+
+        Raises:
+            JournalError: it is missing or damaged, or the journal cannot be read.
+        """
+        digest = bytes.fromhex(sha256)
+        with self._state:  # it may not be committed yet
+            for batch in (self._batch, self._in_commit):
+                if batch is not None and digest in batch.contents:
+                    return batch.contents[digest]
+        try:
+            return self._stored(digest)
+        except ValueError:
+            text = f"The content of a file ({sha256[:12]}…) is missing in {self.path}, or damaged. Was its run deleted?"
+            raise JournalError(text) from None
 
     # -------------------------------------------------------------------------------------------- lifetime
 
@@ -866,6 +932,12 @@ def _row(run: int, entries: Sequence[_Entry], bodies: _Bodies) -> tuple[int, byt
 
         body = json.dumps(items, default=str).encode()
     return place, body, _checksum(place, body)
+
+
+def references(row: bytes | str) -> set[bytes]:
+    """Return the hashes of the large texts and files that a stored row refers to, and whatever looks like one."""
+    found = _REFERENCE.findall(row if isinstance(row, bytes) else str(row).encode())
+    return {bytes.fromhex(digest.decode()) for digest in found}
 
 
 def _checksum(place: int, body: bytes | str) -> int:

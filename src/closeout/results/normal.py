@@ -8,6 +8,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from contextvars import ContextVar
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -18,12 +19,14 @@ from typing import Any
 from uuid import UUID
 
 from closeout.errors import UsageError
+from closeout.file_values import File, shown_size
 
 __all__ = [
     "MAX_DEPTH",
     "EncodingError",
     "compact_json",
     "count_lines",
+    "files_found",
     "is_large",
     "join_surrogates",
     "json_text",
@@ -37,6 +40,9 @@ MAX_INT_BITS = 14_000  # about 4,200 decimal digits; CPython refuses to print mo
 LARGE = 2_000  # values: what is done with more takes 10 ms and longer, too long for an event loop
 LARGE_TEXT = 1 << 20  # characters: what is done with more of them is done in parts of this size
 REPR_LENGTH = 200  # characters of an unknown object's repr that are shown
+
+# Receives the files in the values that are normalised.
+files_found: ContextVar[list[File] | None] = ContextVar("closeout_files_found", default=None)
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -157,7 +163,8 @@ def normalise(value: Any, *, strict: bool = False) -> Any:
     Dates and times become ISO 8601, durations and paths and UUIDs their text, enums their value, numbers of other
     kinds an int or float where that is exact and text where not, NaN and NaT None, infinities "Infinity", integers over
     14,000 bits hexadecimal text, bytes their UTF-8 text or "base64:…", sets a sorted list, tuples a list; named tuples,
-    dataclasses, pydantic models, mappings an object; numpy and pandas values what they hold (a table a list of rows).
+    dataclasses, pydantic models, mappings, files an object; numpy and pandas values what they hold (a table a list of
+    rows).
 
     Anything else (a function, a cycle, two keys with one text, nesting over 200 levels) becomes a short text in angle
     brackets; with `strict` it raises `EncodingError`, which names the place.
@@ -289,6 +296,13 @@ def _decimal(value: Decimal) -> Any:
     return near if Decimal(repr(near)) == value else str(value)
 
 
+def _file(value: File) -> dict[str, Any]:
+    """What a model is shown of a file."""
+    if (found := files_found.get()) is not None:
+        found.append(value)
+    return {"file": value.name, "media_type": value.media_type, "size": shown_size(value.size)}
+
+
 def _bytes(value: bytes | bytearray | memoryview) -> str:
     data = bytes(value)
     try:
@@ -334,6 +348,7 @@ _CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (BaseException, lambda value: f"{type(value).__name__}: {_message(value)}"),
     ((set, frozenset), _sorted),
     (MappingProxyType, dict),
+    (File, _file),
 )
 
 

@@ -20,6 +20,7 @@ from closeout.results.tokens import count_tokens
 
 __all__ = [
     "BLANK_TELEMETRY",
+    "REMOVED_FILES",
     "ResponseFormat",
     "ToolOutput",
     "ToolTelemetry",
@@ -86,7 +87,8 @@ class ToolOutput(BaseModel):
     An `observation` that a tool passes is what the model is shown. Otherwise it is written from the other fields.
     `model_dump` and `model_dump_json` are the model's side: `telemetry` and `metadata` are never in them. `to_record`
     is the whole, `lean_record` as much of it as tells it from a blank one; `from_record` reads both. `result` may be
-    any Python value; in JSON it is written as `results.normal.normalise` defines.
+    any Python value; in JSON it is written as `results.normal.normalise` defines. `files` (of `File`) become files of
+    the run; no record here holds them.
     """
 
     result: Any | None = None
@@ -96,6 +98,7 @@ class ToolOutput(BaseModel):
     response_format: ResponseFormat = ResponseFormat.CONCISE
     compressed: bool = False
 
+    files: tuple[Any, ...] = Field(default=(), exclude=True)
     telemetry: ToolTelemetry = Field(default_factory=ToolTelemetry, exclude=True)
     metadata: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
@@ -190,6 +193,7 @@ def unvalidated(kind: type[_M], blank: Mapping[str, Any], **fields: Any) -> _M:
     return made
 
 
+REMOVED_FILES = "removed_files"  # in the metadata of an output: the names of files of the run that the call removed
 _LABEL = "Observation: "
 _NO_POLICY = ToolPolicy()
 BLANK_TELEMETRY = dict(ToolTelemetry())

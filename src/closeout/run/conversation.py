@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol
 from closeout.answers.reading import Value
 from closeout.dialects.text_chat import fit_history, historic_prompt
 from closeout.errors import DecisionRefused, MessageRefused, RunExists, RunNotFound, UsageError
+from closeout.file_values import File
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.run_names import is_new_run_id
 from closeout.journal.store import RunRecord, Store
@@ -17,6 +18,7 @@ from closeout.journal.totals import RunTotals
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.event_stream import RunStream
+from closeout.run.kept_files import files_of
 from closeout.run.result import RunResult, conversation_of, state_of
 
 __all__ = ["Session"]
@@ -79,6 +81,7 @@ class Session(Generic[Value]):
         self._user = user
         self._messages = tuple(history)
         self._state: Mapping[str, Any] = {}
+        self._files: tuple[File, ...] = ()
         self._messages_of: tuple[str, ...] = ()  # the ids of the runs that `_messages` was read from
         self._turn = asyncio.Lock()
 
@@ -98,6 +101,12 @@ class Session(Generic[Value]):
         return self._state
 
     @property
+    def files(self) -> tuple[File, ...]:
+        """The files of the conversation: those of its tasks and those that its runs left, in their latest versions."""
+        self._read(self.runs)
+        return self._files
+
+    @property
     def runs(self) -> list[RunRecord]:
         """The runs of the conversation, oldest first, those that failed included. Empty without a journal."""
         if self._store is None:
@@ -113,11 +122,11 @@ class Session(Generic[Value]):
         """Send a message and return the result of its run. The options are those of `Agent.run`.
 
         Raises:
-            UsageError: An argument is wrong; `history`, `run_id` and `state` are the session's own.
+            UsageError: An argument is wrong; `history`, `run_id`, `state` and `work_files` are the session's own.
             DecisionRefused: The last message waits for a decision.
             JournalError: The record cannot be started.
         """
-        for name in ("history", "run_id", "state"):
+        for name in ("history", "run_id", "state", "work_files"):
             if name in options:
                 raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
         if self._user:
@@ -138,7 +147,8 @@ class Session(Generic[Value]):
                 run_id = self._id_after(runs)
                 history = await self._fitting_history()
                 try:
-                    result = await self._start(task, history=history, run_id=run_id, state=self._state, **options)
+                    own = {"history": history, "run_id": run_id, "state": self._state, "work_files": self._files}
+                    result = await self._start(task, **own, **options)
                 except RunExists:  # another process sent a message meanwhile
                     continue
                 return self._keep(result)
@@ -183,6 +193,7 @@ class Session(Generic[Value]):
     def _keep(self, result: RunResult[Value]) -> RunResult[Value]:
         if result.status in REPLIED:
             self._messages, self._state, self._messages_of = result.messages, result.state, (result.run_id,)
+            self._files = result.work_files
         return result
 
     async def _idle_runs(self) -> list[RunRecord]:
@@ -212,6 +223,7 @@ class Session(Generic[Value]):
             return
         messages: tuple[Message, ...] = ()
         state: dict[str, Any] = {}
+        files: dict[str, File] = {}
         for run_id in parts:
             rows = self._store.read(run_id).rows
             ended = RunTotals(row.event for row in rows).ended
@@ -219,7 +231,10 @@ class Session(Generic[Value]):
             is_last = run_id == last.run_id
             messages += conversation_of(rows, reply, with_earlier=is_last)
             state.update(state_of([row.event for row in rows[0 if is_last else 1 :]]))
+            found = files_of((row.event for row in rows), self._store.content)
+            files |= {file.name: file for file in (found.all() if is_last else found.left())}
         self._messages, self._state, self._messages_of = messages, state, parts
+        self._files = tuple(files.values())
 
     async def _fitting_history(self) -> tuple[Message, ...]:
         """Return the messages; without the oldest ones once they take half of the model's context."""

@@ -30,6 +30,7 @@ from closeout.errors import (
     ModelTimeout,
     ToolError,
 )
+from closeout.file_values import File
 from closeout.journal.events import (
     REFUSED_CALL,
     DecisionMade,
@@ -53,7 +54,7 @@ from closeout.models.history_methods import asks_by_methods, complete_by_methods
 from closeout.models.retry import OnRetry, Retries, RetryNote, RetryPolicy
 from closeout.redaction import mask
 from closeout.results.normal import is_large, json_text
-from closeout.results.tool_output import ToolOutput, ToolTelemetry
+from closeout.results.tool_output import REMOVED_FILES, ToolOutput, ToolTelemetry
 from closeout.run.gate import RequestGate
 from closeout.run.plan import Scope, enter, leave
 from closeout.run.reply_listener import ReplyListener
@@ -68,7 +69,7 @@ from closeout.tools.threads import run_in_thread
 if TYPE_CHECKING:
     from closeout.run.reserves import PromptBound, Reserves
 
-__all__ = ["ModelCalls", "ToolCalls", "as_decided", "refusal_note", "refused_calls"]
+__all__ = ["ModelCalls", "ToolCalls", "as_decided", "recorded_output", "refusal_note", "refused_calls"]
 
 UNPRICED = (
     "max_cost cannot be kept: the price of {} is unknown. Set max_tokens or max_seconds instead, "
@@ -458,6 +459,7 @@ class ToolCalls:
                 cost_usd=budget.cost_left,
                 seconds=budget.seconds_left(closing=False),
             ),
+            files=scope.files.before(scope.path, handle),
             logger=_tool_logger(scope, handle, spec.name, secrets),
             asker=partial(self._ask, handle, spec, count(), secrets),
             waits=CallWaits(scope, handle, spec, self._memo),
@@ -556,6 +558,8 @@ class ToolCalls:
                 context_factory.reset(context)
                 leave(token)
             live.append(output)
+            for file in output.files:
+                scope.journal.keep(file.data, file.sha256)
             finished = partial(_finished, scope.path, handle, spec.name, output, began)
             return await run_in_thread(finished) if is_large(output.result) else finished()
 
@@ -571,7 +575,7 @@ class ToolCalls:
         if live:
             return plan, live[0]
         assert isinstance(finished, ToolFinished)
-        return plan, ToolOutput.from_record(json.loads(finished.record))
+        return plan, recorded_output(finished, scope.files.load)
 
     def _started(self, call: ToolCall, spec: ToolSpec, handle: str) -> ToolStarted:
         return ToolStarted(
@@ -740,9 +744,28 @@ def _finished(agent: str, handle: str, name: str, output: ToolOutput, began: flo
         record = json_text(result, before=f'{_json_text(fields)[:-1]},"result":', after="}")
     else:
         record = _json_text(fields if result is None else {"result": result, **fields})
+    files: tuple[Mapping[str, Any], ...] = ()
+    if output.files or REMOVED_FILES in output.metadata:
+        removed = [{"name": name, "removed": True} for name in output.metadata.get(REMOVED_FILES, ())]
+        files = (*(file.to_dict() for file in output.files), *removed)
     return ToolFinished(
-        agent, handle, name, ok=telemetry.success, record=record, ms=_ms(began), note=telemetry.error_message or ""
+        agent,
+        handle,
+        name,
+        ok=telemetry.success,
+        record=record,
+        ms=_ms(began),
+        note=telemetry.error_message or "",
+        files=files,
     )
+
+
+def recorded_output(finished: ToolFinished, load: Callable[[str], bytes]) -> ToolOutput:
+    """Return the output of a recorded call, with the files that it left."""
+    output = ToolOutput.from_record(json.loads(finished.record))
+    if finished.files:
+        output.files = tuple(File.recorded(each, load) for each in finished.files if "sha256" in each)
+    return output
 
 
 def _failed(name: str, text: str, code: str) -> ToolOutput:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError, ResumeRefused, Suspended, ToolError
+from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunStarted, ToolsChanged
 from closeout.journal.run_journal import Journal, describe_damage
 from closeout.journal.store import Row, Store
@@ -22,6 +23,7 @@ from closeout.redaction import redact
 from closeout.results.artifacts import Artifact
 from closeout.run.closing import with_summary
 from closeout.run.collecting import run_telemetry
+from closeout.run.kept_files import Load, RunFiles, no_content
 from closeout.run.limits import Budget
 from closeout.run.offered_tools import dump_specs, load_specs, with_server_tools
 from closeout.run.orchestrator import Orchestrator
@@ -54,7 +56,7 @@ async def start_journal(plan: AgentPlan, task: Task, store: Store | None, run_id
     Raises:
         JournalError: It cannot be kept.
     """
-    return await Journal.begin(store, new_started(plan, task), plan.client.name, run_id=run_id)
+    return await Journal.begin(store, new_started(plan, task), plan.client.name, run_id=run_id, files=task.kept)
 
 
 def new_started(plan: AgentPlan, task: Task) -> RunStarted:
@@ -78,6 +80,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         overrides=plan.overrides,
         state=task.state,
         user=task.user,
+        kept_files=tuple(file.to_dict() for file in task.kept),
     )
 
 
@@ -107,7 +110,7 @@ async def resume_run(
     rows = record.rows
     plan = as_recorded(plan, rows)
     async with plan.manager:
-        task = recorded_task(plan, rows, run_id, despite_changes)
+        task = recorded_task(plan, rows, run_id, load=store.content, despite_changes=despite_changes)
         if decisions:
             await store.off_loop(record_decisions, store, run_id, decisions)
         journal = await Journal.resume(store, run_id, despite_damage=despite_damage)
@@ -115,9 +118,14 @@ async def resume_run(
 
 
 async def replay_run(
-    plan: AgentPlan, run_id: str, rows: Sequence[Row], listeners: Sequence[Listener] = ()
+    plan: AgentPlan,
+    run_id: str,
+    rows: Sequence[Row],
+    listeners: Sequence[Listener] = (),
+    *,
+    load: Load = no_content,
 ) -> tuple[RunResult, str]:
-    """Run a record again without a model, tools or the network.
+    """Run a record again without a model, tools or the network. `load` returns the content of a file by its SHA-256.
 
     Returns:
         The result, and where the run first departed from its record (empty if it did not).
@@ -126,8 +134,8 @@ async def replay_run(
     started = rows[0].event if rows else None
     if isinstance(started, RunStarted) and started.tools:
         plan = replace(plan, manager=_RecordedTools(plan.manager, load_specs(started.tools)))
-    task = recorded_task(plan, tuple(rows), run_id, despite_changes=True)
-    journal = Journal.replay(run_id, rows)
+    task = recorded_task(plan, tuple(rows), run_id, load=load, despite_changes=True)
+    journal = Journal.replay(run_id, rows, load=load)
     result = await execute_run(plan, task, journal, listeners)
     return result, journal.departure
 
@@ -145,6 +153,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
     scope = Scope(
         journal,
         budget,
+        RunFiles(journal.content),
         sub_agents=plan.settings.sub_agents,
         stream=plan.stream,
         record_prompts=plan.record_prompts,
@@ -157,6 +166,8 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         log=log,
         clock=plan.clock,
     )
+    scope.files.begin(task.kept)
+    journal.subscribers.subscribe(scope.files)
     scope.share((text.handle, Artifact(text.text, text.name)) for text in task.texts)
     return scope.charged(plan)
 
@@ -275,6 +286,8 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
         candidates=result.candidates,
         waiting=result.waiting,
         state=scope.state,
+        files=scope.files.left(),
+        work_files=scope.files.all(),
         telemetry=scope.telemetry,
         task=task.text,
         task_id=task.task_id,
@@ -305,8 +318,22 @@ def with_read_result(plan: AgentPlan, needed: bool) -> AgentPlan:
     return replace(plan, manager=ToolManager([read_result_tool]))
 
 
-def recorded_task(plan: AgentPlan, rows: Sequence[Row], run_id: str, despite_changes: bool) -> Task:
+def recorded_task(
+    plan: AgentPlan,
+    rows: Sequence[Row],
+    run_id: str,
+    *,
+    load: Load = no_content,
+    despite_changes: bool = False,
+) -> Task:
     """Return the task of a record, after comparing the agent with the one that made it.
+
+    Args:
+        plan: The agent.
+        rows: The record.
+        run_id: The name of the run.
+        load: Returns the content of a file by its SHA-256.
+        despite_changes: Whether the agents may differ.
 
     Raises:
         JournalError: The record has no readable beginning.
@@ -333,6 +360,7 @@ def recorded_task(plan: AgentPlan, rows: Sequence[Row], run_id: str, despite_cha
         texts=load_texts(started.texts),
         state=started.state,
         user=started.user,
+        kept=tuple(File.recorded(each, load) for each in started.kept_files),
     )
 
 

@@ -13,13 +13,19 @@ from closeout.journal.store import Row
 from closeout.journal.totals import RunTotals
 from closeout.results.telemetry import TelemetryCollector
 from closeout.run.effects import refused_calls
+from closeout.run.kept_files import Load, files_of
 from closeout.run.result import RunResult, Status, outputs_of, state_of
 
 __all__ = ["load_result"]
 
 
 def load_result(
-    run_id: str, rows: Sequence[Row], contract: AnswerContract, read_rows: Callable[[], Sequence[Row]]
+    run_id: str,
+    rows: Sequence[Row],
+    contract: AnswerContract,
+    read_rows: Callable[[], Sequence[Row]],
+    *,
+    load: Load,
 ) -> RunResult:
     """Return the result of a recorded run that has ended.
 
@@ -28,6 +34,7 @@ def load_result(
         rows: Its record.
         contract: Reads `value` from the recorded answer.
         read_rows: Reads the record again, for the result's views of it.
+        load: Returns the content of a file by its SHA-256.
 
     Raises:
         JournalError: The run has not ended.
@@ -38,6 +45,7 @@ def load_result(
     if ended is None or not isinstance(started, RunStarted):
         raise JournalError(f"Run {run_id} has not ended, so it has no result. `closeout resume {run_id}` continues it.")
     failed = ended.error or ended.error_kind
+    files = files_of(events, load)
     telemetry = TelemetryCollector()
     for output in outputs_of(events):
         telemetry.record(output.telemetry)
@@ -62,6 +70,8 @@ def load_result(
         seconds=round(RecordedRun(tuple(rows)).work, 3),
         candidates=tuple((str(answer), float(share)) for answer, share in ended.candidates),
         state=state_of(events),
+        files=files.left(),
+        work_files=files.all(),
         telemetry=telemetry,
         task=started.task,
         task_id=started.task_id,

@@ -121,11 +121,12 @@ class OnceRunner(Generic[Value]):
         rows = (await store.off_loop(store.read, run_id)).rows
         plan = as_recorded(self.plan.given(options.get("deps")), rows)
         async with plan.manager:
-            recorded = recorded_task(plan, rows, run_id, self.despite_changes)
+            recorded = recorded_task(plan, rows, run_id, load=store.content, despite_changes=self.despite_changes)
             if recorded.text != task:
                 raise ResumeRefused(f"Run {run_id} has another task: {recorded.text!r:.80}. Use another name.")
             if record.status in ENDED or (record.status == "failed" and not self.retry_failed):
-                return Once(load_result(run_id, rows, plan.contract, lambda: store.read(run_id).rows), loaded=True)
+                loaded = load_result(run_id, rows, plan.contract, lambda: store.read(run_id).rows, load=store.content)
+                return Once(loaded, loaded=True)
             listeners = options.get("listeners", ())
             return Once(await resume_run(plan, store, run_id, listeners, despite_changes=self.despite_changes))
 

@@ -40,6 +40,7 @@ from closeout.results.normal import normalise
 from closeout.results.telemetry import TelemetryCollector
 from closeout.results.tool_output import ToolOutput
 from closeout.run.gate import RequestGate
+from closeout.run.kept_files import RunFiles
 from closeout.run.limits import Budget, Limits
 from closeout.run.strategy import Strategy
 from closeout.tools.executor import ToolExecutor
@@ -422,6 +423,7 @@ class Scope:
     Attributes:
         journal: The run's journal.
         budget: What the agent may spend.
+        files: The run's files, which every agent of the run shares.
         path: "main", or "main/r4:researcher" for the sub-agent that call r4 started.
         depth: 0 for the main agent.
         artifacts: Results that `read_result` can show, by handle.
@@ -444,6 +446,7 @@ class Scope:
 
     journal: Journal
     budget: Budget
+    files: RunFiles
     path: str = "main"
     depth: int = 0
     artifacts: MemoryArtifacts = field(default_factory=NormalArtifacts)
@@ -495,6 +498,7 @@ class Scope:
         below = Scope(
             self.journal,
             budget,
+            self.files,
             path,
             self.depth + 1,
             sub_agents=self.sub_agents,

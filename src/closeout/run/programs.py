@@ -19,7 +19,8 @@ from closeout.errors import ToolError
 from closeout.journal.events import AttemptStarted, DecisionMade, Repaired, ToolFinished, ToolStarted
 from closeout.messages import ToolCall, ToolPolicy, ToolSpec
 from closeout.results.tool_output import ToolOutput
-from closeout.run.effects import ToolCalls, as_decided
+from closeout.run.effects import ToolCalls, as_decided, recorded_output
+from closeout.run.kept_files import Load
 from closeout.run.limits import Limits
 from closeout.run.plan import Scope, current_scope
 from closeout.run.review import Answers
@@ -49,6 +50,9 @@ async def program_tool(code: str) -> ToolOutput:
     return await programs.run(code, scope)
 
 
+program_tool.reads_files = True
+
+
 def answer_given(outcomes: Iterable[CallOutcome]) -> str | None:
     """Return the answer that a program among the calls of a turn gave with `final_answer`, None if none did."""
     given = [
@@ -64,6 +68,7 @@ class _Recorded:
     """A program of the record, with the outcomes of its calls, and the decisions on them, by their handles."""
 
     code: str
+    load: Load
     outcomes: dict[str, ToolFinished] = field(default_factory=dict)
     decisions: dict[str, DecisionMade] = field(default_factory=dict)
     done: bool = False
@@ -89,7 +94,7 @@ class _Recorded:
             plan = plan if approved is plan.call else executor.edited(plan, approved)
         if plan.handle not in self.outcomes:
             return plan, failed_output(plan.tool.name, "This call is not in the record.", "ToolError")
-        return plan, ToolOutput.from_record(json.loads(self.outcomes[plan.handle].record))
+        return plan, recorded_output(self.outcomes[plan.handle], self.load)
 
 
 class Programs:
@@ -135,7 +140,7 @@ class Programs:
             self._past.clear()
             self._sandbox.forget()
         elif isinstance(event, ToolStarted) and event.agent == path and event.name == RUN_PROGRAM:
-            self._past[event.handle] = _Recorded(_code_of(event))
+            self._past[event.handle] = _Recorded(_code_of(event), self._scope.files.load)
         elif isinstance(event, ToolFinished) and event.agent == path and event.handle in self._past:
             if LOST_KEY in ToolOutput.from_record(json.loads(event.record)).metadata:
                 self._past.clear()
@@ -159,8 +164,14 @@ class Programs:
         functions = functions_of(self._tools())
         await self._catch_up(functions, scope.handle)
         below = replace(scope.child(PROGRAM, Limits()), artifacts=self._scope.artifacts)
+        view = self._scope.files.before(self._scope.path, scope.handle)
         execution = ProgramExecution(
-            self._sandbox, functions, self._caller(ToolCalls(below)), self._accept, self._answer_function
+            self._sandbox,
+            functions,
+            self._caller(ToolCalls(below)),
+            self._accept,
+            self._answer_function,
+            view=view,
         )
         await execution.run(code)
         for repair in execution.repairs:
@@ -175,8 +186,9 @@ class Programs:
         for handle, past in list(self._past.items()):
             if handle == running or not past.done:
                 continue
+            view = self._scope.files.before(self._scope.path, handle)
             again = ProgramExecution(
-                self._sandbox, functions, self._caller(past), self._accept_again, self._answer_function
+                self._sandbox, functions, self._caller(past), self._accept_again, self._answer_function, view=view
             )
             await again.run(past.code)
             del self._past[handle]

@@ -12,6 +12,7 @@ from closeout.answers.experience import FailureExperience
 from closeout.answers.reading import Value
 from closeout.dialects.protocol import HistoryView
 from closeout.errors import Failure
+from closeout.file_values import File
 from closeout.journal.events import (
     AttemptStarted,
     Event,
@@ -120,6 +121,10 @@ class RunResult(Generic[Value]):
         candidates: Other answers that appeared, best first, each with its share of the vote.
         waiting: What a suspended run waits for: calls to approve, questions to answer.
         state: The state updates of the run's tools, merged by key.
+        files: The files that the run left: what its scripts wrote and its tools returned, the latest version of each.
+            The bytes are read from the journal when they are needed.
+        work_files: The files that are there at the end: those that it began with, and those that it left. Pass them to
+            the next run as `work_files`, and its scripts continue with them.
         telemetry: The tool calls of the run, those of sub-agents included: calls, latency, failures, tokens by tool.
         task: The task of the run.
         task_id: The name that graders know the task by, if it has one.
@@ -146,6 +151,8 @@ class RunResult(Generic[Value]):
     candidates: tuple[tuple[str, float], ...] = ()
     waiting: tuple[PendingDecision, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
+    files: tuple[File, ...] = ()
+    work_files: tuple[File, ...] = field(default=(), repr=False, compare=False)
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector, repr=False, compare=False)
     task: str = ""
     task_id: str = ""
@@ -210,6 +217,8 @@ class RunResult(Generic[Value]):
         names = [f.name for f in fields(self) if f.name not in ("read_rows", "failure", "telemetry")]
         record = {name: getattr(self, name) for name in (*names, "error", "error_kind", "permanent")}
         record["value"] = normalise(self.value)
+        record["files"] = [file.to_dict() for file in self.files]
+        del record["work_files"]
         record["usage"] = asdict(self.usage)
         record["repairs"] = [asdict(repair) for repair in self.repairs]
         record["waiting"] = [asdict(pending) for pending in self.waiting]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from closeout.file_values import File
 from closeout.messages import Message
 
 __all__ = ["FileText", "Task", "dump_texts", "load_texts"]
@@ -38,6 +39,7 @@ class Task:
         notes: What was left out of the files, a sentence each.
         state: The state that the run begins with.
         user: The person for whom it runs.
+        kept: The files that scripts and tools see: its own, and those of earlier messages of a session.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Task:
     notes: tuple[str, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
+    kept: tuple[File, ...] = ()
 
 
 def dump_texts(texts: Iterable[FileText]) -> str:

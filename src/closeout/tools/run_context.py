@@ -14,6 +14,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 
 from closeout.errors import ToolError
+from closeout.file_values import NO_FILES, FileView
 from closeout.messages import Usage
 
 if TYPE_CHECKING:  # not at run time: it would load pydantic with every tool
@@ -88,6 +89,8 @@ class RunContext(Generic[Deps]):
         state: A copy of the run's state. A tool changes the state by returning `ToolOutput(state_update={…})`.
         usage: The tokens and cost of the calling agent so far, with its sub-agents.
         budget: What the calling agent may still spend.
+        files: The files that the call sees, by name: those of the task, and those that earlier calls left. A tool adds
+            files by returning them: see `File`.
         logger: Its records go into the run's log, and to the handlers of the logger "closeout.tools".
     """
 
@@ -99,6 +102,7 @@ class RunContext(Generic[Deps]):
     state: Mapping[str, Any] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     budget: BudgetLeft = field(default_factory=BudgetLeft)
+    files: FileView = field(default_factory=lambda: NO_FILES, repr=False)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("closeout.tools"), repr=False)
     report: Progress | None = field(default=None, repr=False)
     asker: Ask | None = field(default=None, repr=False)

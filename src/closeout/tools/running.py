@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from closeout.errors import Suspended, ToolError, UsageError
+from closeout.file_values import File, FileView
 from closeout.messages import ToolSpec
 from closeout.redaction import redact
-from closeout.results.normal import is_large, normalise
+from closeout.results.normal import files_found, is_large, normalise
 from closeout.results.summary import summarise
 from closeout.results.telemetry import CallMeter, joined_telemetry
 from closeout.results.tool_output import ResponseFormat, ToolOutput, WrappedOutput, format_observation, observation_of
 from closeout.tools.calls import Progress, extensible_timeout
+from closeout.tools.run_context import RunContext
 from closeout.tools.secrets import NO_SECRETS, Secrets
 from closeout.tools.threads import note_cpu_time, run_in_thread
 
@@ -37,6 +40,7 @@ _EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)  # the
 TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds
+MAX_IMAGE_BYTES = 5_000_000  # of a picture that a model is shown: the smallest limit of the large vendors
 
 logger = logging.getLogger("closeout.tools")
 
@@ -106,8 +110,15 @@ async def run_tool(
         else:
             meter.stop()
             value, result = _bare_result(value)
-            normal = partial(_normal_output, spec, value, result, meter, number)
-            output = await run_in_thread(normal) if is_large(result) else normal()
+            files: list[File] = []
+            token = files_found.set(files)
+            try:
+                normal = partial(_normal_output, spec, value, result, meter, number)
+                output = await run_in_thread(normal) if is_large(result) else normal()
+            finally:
+                files_found.reset(token)
+            if files or output.files:
+                output = await run_in_thread(partial(_with_files, output, files, RunContext.current().files))
             return await _hidden(output, secrets) if secrets else output
         meter.stop()
         if number + 1 < tries and not isinstance(failure, _PERMANENT):
@@ -135,11 +146,20 @@ async def _hidden(output: ToolOutput, secrets: Secrets) -> ToolOutput:
         telemetry = output.telemetry
         words = {name: secrets.hide(value) for name, value in telemetry.__dict__.items()}
         fields["telemetry"] = telemetry.model_copy(update=words)
+        fields["files"] = tuple(_file_hidden(file, secrets) for file in output.files)
         changed = output.model_copy(update=fields)
         changed.__pydantic_fields_set__.intersection_update(output.model_fields_set)
         return changed
 
-    return await run_in_thread(hidden) if is_large(output.result) else hidden()
+    return await run_in_thread(hidden) if output.files or is_large(output.result) else hidden()
+
+
+def _file_hidden(file: File, secrets: Secrets) -> File:
+    text = file.data.decode("utf-8", "surrogateescape")
+    hidden = secrets.hide(text)
+    if hidden == text:
+        return file
+    return File(file.name, hidden.encode("utf-8", "surrogateescape"), media_type=file.media_type)
 
 
 def failed_output(
@@ -156,6 +176,26 @@ def images_of(output: ToolOutput) -> tuple[Mapping[str, Any], ...]:
     """Return the images that a tool put beside its result, as OpenAI `image_url` parts."""
     images = output.metadata.get("images")
     return tuple(image for image in images if isinstance(image, Mapping)) if isinstance(images, list | tuple) else ()
+
+
+def _with_files(output: ToolOutput, found: Sequence[File], view: FileView) -> ToolOutput:
+    """Return the output with the files that its result holds, or a failed one if the run does not keep them."""
+    files = {file.name: file for file in (*output.files, *found)}
+    added = 0
+    for file in files.values():
+        if problem := view.refusal(file.name, file.size, files.keys() - {file.name}, added):
+            text = f"The file {file.name!r} is not kept: {problem}."
+            return failed_output(output.telemetry.tool_name, text, "FileRefused")
+        file.sha256  # noqa: B018  # computed here, beside the event loop
+        added += file.size
+    shown = [_image_part(file) for file in found if file.is_image and file.size <= MAX_IMAGE_BYTES]
+    metadata = {**output.metadata, "images": [*images_of(output), *shown]} if shown else output.metadata
+    return output.model_copy(update={"files": tuple(files.values()), "metadata": metadata})
+
+
+def _image_part(file: File) -> dict[str, Any]:
+    data = base64.b64encode(file.data).decode("ascii")
+    return {"type": "image_url", "image_url": {"url": f"data:{file.media_type};base64,{data}"}}
 
 
 def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,6 +93,7 @@ class Tool(Generic[P, R]):
         names: Extra names for hints that are written as strings.
     """
 
+    reads_files = False  # whether what it runs finds the files of the task in its folder
     __name__: str  # copied from the function
     __doc__: str | None
 

@@ -23,17 +23,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from closeout.dialects.functions import FINAL_ANSWER, RUN_PROGRAM, answer_function, call_form, stubs, takes_any
 from closeout.errors import UsageError
+from closeout.file_values import NO_FILES, FileView
 from closeout.messages import Repair, ToolSpec
 from closeout.parsing.program import MAX_PROGRAM, parse_python
 from closeout.repair.argument_repair import repair_arguments
 from closeout.repair.names import resolve_tool_name
 from closeout.results.normal import normalise
-from closeout.results.tool_output import ToolOutput
+from closeout.results.tool_output import REMOVED_FILES, ToolOutput
+from closeout.tools.builtin.work_folder import FilesLeft
 from closeout.tools.executor import CallOutcome
 from closeout.tools.running import failed_output
 
 if TYPE_CHECKING:
     from pydantic_monty import AsyncMontySession, AsyncSnapshot, MontyRuntimeError
+
+    from closeout.tools.builtin.program_files import ProgramFiles
 
 __all__ = [
     "ANSWER_KEY",
@@ -56,6 +60,7 @@ MAX_MEMORY = 200_000_000  # bytes
 MAX_DEPTH = 300
 # Function calls in one program.
 MAX_CALLS = 1_000
+MAX_FILE_STEPS = 100_000  # steps with files in one program: each write of a line is one
 MAX_PRINTED = 200_000  # characters of output, an answer, a last value or arguments that are kept
 MAX_TRACEBACK = 2_000  # characters of an error
 # Frames of an error's traceback that are shown.
@@ -107,6 +112,7 @@ class ProgramExecution:
         call: Makes a call.
         accept: Returns the text of the answer that a value is. Raises `ValueError` to refuse it.
         answer: The function that takes the answer.
+        view: The files that it can open.
     """
 
     def __init__(
@@ -116,6 +122,8 @@ class ProgramExecution:
         call: Call,
         accept: Callable[[Any], str],
         answer: ToolSpec | None = None,
+        *,
+        view: FileView = NO_FILES,
     ) -> None:
         self.repairs: list[Repair] = []
         self._sandbox = sandbox
@@ -129,6 +137,9 @@ class ProgramExecution:
         self._error = ""
         self._lost = False  # the variables of all programs are gone
         self._steps = 0  # steps of the host
+        self._view = view
+        self._files: ProgramFiles | None = None  # made when the program uses files
+        self._file_steps = 0
 
     async def run(self, code: str) -> None:
         """Execute the program. What goes wrong in it is in `output`."""
@@ -168,9 +179,16 @@ class ProgramExecution:
             if self._lost:
                 failed.metadata[LOST_KEY] = True
             return failed
+        text, metadata = f"{printed}{self._value}", dict[str, Any]()
         if self._answer is not None:
-            return ToolOutput(result=f"{printed}{self._answer}", metadata={ANSWER_KEY: self._answer})
-        return ToolOutput(result=f"{printed}{self._value}" or NOTHING_PRINTED)
+            text, metadata = f"{printed}{self._answer}", {ANSWER_KEY: self._answer}
+        if self._files is None:
+            return ToolOutput(result=text or NOTHING_PRINTED, metadata=metadata)
+        left = FilesLeft(files=self._files.left(), removed=self._files.removed())
+        if left.removed:
+            metadata[REMOVED_FILES] = list(left.removed)
+        said = "\n".join(filter(None, (text.rstrip("\n"), left.text())))
+        return ToolOutput(result=said or NOTHING_PRINTED, files=left.files, metadata=metadata)
 
     # ------------------------------------------------------------------------------------------ before it runs
 
@@ -301,7 +319,7 @@ class ProgramExecution:
         from pydantic_monty import AsyncFunctionSnapshot, AsyncNameLookupSnapshot, MontyComplete
 
         while not isinstance(snapshot, MontyComplete):
-            self._steps += 1
+            self._steps += not getattr(snapshot, "is_os_function", False)
             if self._steps > MAX_CALLS:
                 raise _TooMany
             if isinstance(snapshot, AsyncNameLookupSnapshot):
@@ -309,10 +327,35 @@ class ProgramExecution:
             elif not isinstance(snapshot, AsyncFunctionSnapshot):
                 raise _TooMany  # nothing here is asynchronous, so no future is ever awaited
             elif snapshot.is_os_function:
-                snapshot = await snapshot.resume_not_handled()
+                snapshot = await self._with_files(snapshot)
             else:
                 snapshot = await snapshot.resume(await self._called(snapshot))
         return snapshot.output
+
+    async def _with_files(self, snapshot: Any) -> AsyncSnapshot:
+        """Do what the program wants of its files. It gets nothing else of a system."""
+        name = str(snapshot.function_name)
+        if name != "open" and not name.startswith("Path."):
+            return await snapshot.resume_not_handled()
+        self._file_steps += 1
+        if self._file_steps > MAX_FILE_STEPS:
+            raise _TooMany
+        try:
+            result = {
+                "return_value": self._own_files().dispatch(snapshot.function_name, snapshot.args, snapshot.kwargs)
+            }
+        except (OSError, ValueError) as error:
+            result = {"exception": error}
+        except NotImplementedError:
+            return await snapshot.resume_not_handled()
+        return await snapshot.resume(result)
+
+    def _own_files(self) -> ProgramFiles:
+        if self._files is None:
+            from closeout.tools.builtin.program_files import ProgramFiles
+
+            self._files = ProgramFiles(self._view)
+        return self._files
 
     async def _look_up(self, snapshot: Any) -> AsyncSnapshot:
         name = snapshot.variable_name
@@ -344,6 +387,8 @@ class ProgramExecution:
             return {"exception": ValueError(f"The arguments of {name}() {_TOO_LONG}")}
         outcome = await self._call(spec, normalise(arguments | snapshot.kwargs))
         self.repairs += outcome.repairs
+        if outcome.output.files:
+            self._own_files().add(outcome.output.files)
         if not outcome.ok:
             return {"exception": RuntimeError(f"{name}: {outcome.reason or outcome.text}")}
         result = outcome.output.result

@@ -69,10 +69,10 @@ def refuse_connection(event: str, values: tuple[Any, ...]) -> None:
             raise OSError("the network is switched off in run_python")
 
 
-def run(source: str) -> None:
+def run(source: str, names: dict[str, Any]) -> None:
     """Run the script; the value of a last line that is an expression is printed, as the interactive prompt does."""
     linecache.cache[SCRIPT] = (len(source), None, source.splitlines(keepends=True), SCRIPT)
-    names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    names |= {"__name__": "__main__", "__builtins__": __builtins__}
     try:
         tree = ast.parse(source, SCRIPT)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -91,6 +91,86 @@ def run(source: str) -> None:
         )
         print(*trace.format(), sep="", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+def load_variables(path: str, names: dict[str, Any]) -> str:
+    """Put the variables of the script before into `names`. Returns what is to be said of them, if they are lost."""
+    import importlib
+    import marshal
+    import pickle
+    import types
+    from pathlib import Path
+
+    if not Path(path).exists():
+        return ""
+    try:
+        with Path(path).open("rb") as file:
+            version, modules, functions, values = pickle.load(file)  # noqa: S301  # of a script like this one
+            if version != sys.version:
+                return "The variables of earlier calls are lost: they were kept by another version of Python."
+            for name, module in modules.items():
+                names[name] = importlib.import_module(module)
+            names.update(pickle.loads(values))  # noqa: S301
+            for name, (code, *rest) in functions.items():
+                made = types.FunctionType(marshal.loads(code), names, *rest[:2])  # noqa: S302
+                made.__kwdefaults__, made.__doc__ = rest[2:]
+                names[name] = made
+    except Exception as error:
+        return f"The variables of earlier calls are lost: {type(error).__name__}: {error}"[:500]
+    return ""
+
+
+def save_variables(path: str, names: dict[str, Any], most: int) -> str:
+    """Write the variables for the next script. Returns what is to be said of those that are lost."""
+    import io
+    import marshal
+    import pickle
+    import types
+    from pathlib import Path
+
+    modules, functions, values, lost = {}, {}, {}, []
+    for name, value in names.items():
+        if name.startswith("__"):
+            continue
+        if isinstance(value, types.ModuleType):
+            modules[name] = value.__name__
+            continue
+        try:
+            if type(value) is types.FunctionType and value.__globals__ is names and value.__closure__ is None:
+                settings = (value.__name__, value.__defaults__, value.__kwdefaults__, value.__doc__)
+                pickle.dumps(settings)
+                functions[name] = (marshal.dumps(value.__code__), *settings)
+            else:
+                pickle.dumps(value)
+                values[name] = value
+        except Exception:
+            lost.append(f"{name} ({type(value).__name__})")
+    written = io.BytesIO()
+    # Together, so that what two variables share stays shared.
+    pickle.dump((sys.version, modules, functions, pickle.dumps(values)), written)
+    if written.tell() > most:
+        Path(path).write_bytes(b"")
+        return f"Variables not kept: they have {written.tell():,} bytes together, {most:,} are kept."
+    Path(path).write_bytes(written.getvalue())
+    return f"Variables not kept: {', '.join(lost)}"[:1000] if lost else ""
+
+
+def run_keeping_variables(source: str, path: str, most: int) -> None:
+    """Run the script with the variables of the one before, and keep its own if it does not fail."""
+    from pathlib import Path
+
+    names: dict[str, Any] = {}
+    said = load_variables(path, names)
+    try:
+        run(source, names)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    try:
+        said = "\n".join(filter(None, (said, save_variables(path, names, most))))
+    except Exception as error:  # values of a class that misbehaves
+        said = f"Variables not kept: {type(error).__name__}: {error}"[:500]
+    Path(f"{path}.txt").write_text(said, "utf-8", "backslashreplace")
 
 
 def supervise(seconds: float) -> None:
@@ -162,7 +242,11 @@ def main() -> None:
     sys.argv = [SCRIPT]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # half an emoji must not fail it
-    run(source.decode("utf-8", "replace"))
+    text = source.decode("utf-8", "replace")
+    if limits["variables"]:
+        run_keeping_variables(text, limits["variables"], limits["variables_bytes"])
+    else:
+        run(text, {})
 
 
 if __name__ == "__main__":

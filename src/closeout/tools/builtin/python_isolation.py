@@ -62,7 +62,15 @@ def _works(kind: Isolation) -> bool:
     return done.returncode == 0
 
 
-def isolated(kind: Isolation, command: Sequence[str], folder: str, *, network: bool) -> list[str]:
+def isolated(
+    kind: Isolation,
+    command: Sequence[str],
+    folder: str,
+    *,
+    network: bool,
+    work: str = "",
+    read_only: Sequence[str] = (),
+) -> list[str]:
     """Return the command that runs a command in an isolation.
 
     It may write to `folder` only and sees no other process. Of the files it can read those of programs and of Python;
@@ -73,11 +81,13 @@ def isolated(kind: Isolation, command: Sequence[str], folder: str, *, network: b
         command: A Python interpreter with its arguments.
         folder: Its private folder.
         network: Whether it may use the network.
+        work: The folder in `folder` that it begins in; `folder` itself by default.
+        read_only: Files in `folder` that it may only read.
     """
     if kind == "bubblewrap":
-        return [*_bubblewrap(folder, network=network), *command]
+        return [*_bubblewrap(folder, work or folder, network=network, read_only=read_only), *command]
     if kind == "sandbox-exec":
-        return ["sandbox-exec", "-p", _profile(folder, network=network), *command]
+        return ["sandbox-exec", "-p", _profile(folder, network=network, read_only=read_only), *command]
     return list(command)
 
 
@@ -91,7 +101,7 @@ _ETC = (
 )
 
 
-def _bubblewrap(folder: str, *, network: bool) -> Iterator[str]:
+def _bubblewrap(folder: str, work: str, *, network: bool, read_only: Sequence[str]) -> Iterator[str]:
     yield from ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
     if network:
         yield "--share-net"
@@ -101,7 +111,10 @@ def _bubblewrap(folder: str, *, network: bool) -> Iterator[str]:
         yield from ("--ro-bind", source, path)
     # Some of /proc/sys is the whole machine's, and root may write it without any capability.
     yield from ("--dev", "/dev", "--proc", "/proc", "--remount-ro", "/proc")
-    yield from ("--bind", folder, folder, "--remount-ro", "/", "--chdir", folder)
+    yield from ("--bind", folder, folder)
+    for path in read_only:
+        yield from ("--ro-bind", path, path)
+    yield from ("--remount-ro", "/", "--chdir", work)
 
 
 def _python() -> Iterator[tuple[str, str]]:
@@ -117,7 +130,7 @@ def _python() -> Iterator[tuple[str, str]]:
                 yield str(place.resolve()), str(shown)
 
 
-def _profile(folder: str, *, network: bool) -> str:
+def _profile(folder: str, *, network: bool, read_only: Sequence[str]) -> str:
     """The profile for sandbox-exec: later rules win."""
 
     def paths(found: Sequence[str | Path]) -> str:
@@ -131,6 +144,7 @@ def _profile(folder: str, *, network: bool) -> str:
         "(deny file-write*)",
         f'(allow file-write* {paths([folder])} (literal "/dev/null"))',
     ]
+    rules += [f"(deny file-write* {paths(read_only)})"] if read_only else []
     return "".join(rules)
 
 

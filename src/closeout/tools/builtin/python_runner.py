@@ -21,7 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import ConfigError, ToolError
+from closeout.file_values import MAX_FILE_SIZE, File, FileView
+from closeout.results.summary import summarise
+from closeout.results.tool_output import REMOVED_FILES, ToolOutput
 from closeout.tools.builtin.python_isolation import Isolation, find_isolation, isolated
+from closeout.tools.builtin.work_folder import WorkFolder, read_left_file
+from closeout.tools.run_context import RunContext
 from closeout.tools.threads import run_in_thread
 from closeout.tools.tool import Tool, tool
 
@@ -40,6 +45,8 @@ _PREFIX = "closeout-python-"
 _PSS = re.compile(r"^Pss:\s+(\d+)", re.MULTILINE)  # kB
 # Bytes of any file that the script writes.
 MAX_FILE_BYTES = 100_000_000
+VARIABLES = "variables"  # the file of a script's variables, in its home
+MAX_NOTE_BYTES = 4_000  # of what the script's process says of them
 _CHILD = Path(__file__).with_name("python_child.py")
 _KEPT_VARIABLES = (
     "PATH",
@@ -55,12 +62,18 @@ _KEPT_VARIABLES = (
 
 
 def python_tool(
-    *, seconds: float = 30.0, memory_mb: int = 1024, network: bool = False, isolation: Isolation = "auto"
+    *,
+    seconds: float = 30.0,
+    memory_mb: int = 1024,
+    network: bool = False,
+    isolation: Isolation = "auto",
+    keep_variables: bool = False,
 ) -> Tool[..., Any]:
     """Make a `run_python` with its own limits.
 
-    The script's process ends with this program, however that ends. Folders that a killed program left are removed when
-    the tool is first used.
+    A script works in a folder that holds the files of the task, which it can read, and what earlier scripts of the run
+    left. What it writes there becomes files of the run, unless it fails. The script's process ends with this program,
+    however that ends. Folders that a killed program left are removed when the tool is first used.
 
     Args:
         seconds: Wall-clock time of a script.
@@ -68,6 +81,9 @@ def python_tool(
         network: Whether it may use the network.
         isolation: What keeps the script from your files and processes: "bubblewrap", "sandbox-exec", or "auto": the one
             that works here. If none does, every call fails. "none" gives scripts your rights.
+        keep_variables: Whether the variables of a script are there for the agent's next one in the run. They are kept
+            as a pickle, which is written and read in the script's process only, by the same isolation. What cannot be
+            pickled is lost, and the model is told.
     """
     remove_leftovers = functools.cache(_remove_leftovers)
     limits = {
@@ -78,17 +94,23 @@ def python_tool(
         "network": network,
     }
 
+    # What runs without network in a folder of its own may be run again: nothing remains of a script that was killed.
+    repeats = isolation != "none" and not network
+
     @tool(
         name="run_python",
+        description=_described(network=network, keep_variables=keep_variables),
         timeout=seconds + 30.0,  # the script is stopped before; this is for starting and clearing up
+        on_crash="rerun" if repeats else None,
         aliases={"code": ("code_block", "script", "source", "program", "python_code", "python", "input")},
     )
-    async def run(code: str) -> str:
-        """Run a Python script and return what it prints. Nothing is kept between calls; there is no network.
+    async def run(code: str) -> str | ToolOutput:
+        """Run a Python script.
 
         Args:
             code: A whole Python script that prints its result.
         """
+        view = RunContext.current().files
         try:
             kind = await run_in_thread(lambda: find_isolation(isolation))
         except ConfigError as error:
@@ -96,11 +118,81 @@ def python_tool(
         await run_in_thread(remove_leftovers)
         folder, lock = await run_in_thread(_own_folder)
         try:
-            return await _run(code, folder, limits, seconds, kind)
+            script = _Script(code, folder, kind, view, keep_variables=keep_variables)
+            await run_in_thread(script.prepare)
+            printed = await _run(script, limits, seconds)
+            output: str | ToolOutput = await run_in_thread(lambda: script.output(printed))
+            return output
         finally:
             await asyncio.shield(run_in_thread(lambda: _remove(folder, lock)))
 
+    run.reads_files = True
     return run
+
+
+def _described(*, network: bool, keep_variables: bool) -> str:
+    """The description of the tool for the model."""
+    lost = "Variables are kept between calls" if keep_variables else "Variables are not kept between calls"
+    return (
+        f"Run a Python script and return what it prints. {lost}{'' if network else '; there is no network'}. "
+        "Files in the current folder are kept: write a file there to give it to the user or to a later call. "
+        "A script that fails leaves nothing."
+    )
+
+
+class _Script:
+    """A script with its folder: `work`, which it begins in, and `home` for what is not kept.
+
+    Args:
+        code: The script.
+        folder: An empty folder.
+        kind: What isolates it.
+        view: The files that it sees.
+        keep_variables: Whether its variables are kept.
+    """
+
+    def __init__(self, code: str, folder: str, kind: Isolation, view: FileView, *, keep_variables: bool) -> None:
+        self.source = code.encode("utf-8", "replace")
+        self.folder = folder
+        self.kind = kind
+        self.home = Path(folder, "home")
+        self.work = WorkFolder(Path(folder, "work"), view)
+        self.variables = str(self.home / VARIABLES) if keep_variables else ""
+        self._kept = view.variables if keep_variables else None
+
+    def prepare(self) -> None:
+        """Write what the script finds."""
+        self.home.mkdir()
+        self.work.path.mkdir()
+        self.work.fill()
+        # A pickle of a script that was isolated is not read by one that is not.
+        if self._kept is not None and self._kept.name == self._variables_name:
+            Path(self.variables).write_bytes(self._kept.data)
+
+    @property
+    def _variables_name(self) -> str:
+        return f"variables.{self.kind}"
+
+    def output(self, printed: str) -> str | ToolOutput:
+        """Return what the script printed, with the files that it left."""
+        left = self.work.collect()
+        files = list(left.files)
+        notes = [left.text()]
+        if self.variables:
+            if self._kept is not None and self._kept.name != self._variables_name:
+                notes.append("The variables of earlier calls are lost: they were kept by another isolation.")
+            if said := read_left_file(f"{self.variables}.txt", MAX_NOTE_BYTES):
+                notes.append(said.decode("utf-8", "replace"))
+            if data := read_left_file(self.variables, MAX_FILE_SIZE):
+                kept = File(self._variables_name, data)
+                kept.hidden = True
+                files.append(kept)
+        text = "\n\n".join(filter(None, (printed, "\n".join(filter(None, notes)))))
+        text = text or "The script printed nothing. Use print() to see a result."
+        if not files and not left.removed:
+            return text
+        metadata = {REMOVED_FILES: list(left.removed)} if left.removed else {}
+        return ToolOutput(result=text, summary=summarise(text), files=tuple(files), metadata=metadata)
 
 
 def _own_folder() -> tuple[str, int | None]:
@@ -150,22 +242,27 @@ def _remove_leftovers() -> None:
                 _remove(str(folder), lock)
 
 
-async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float, kind: Isolation) -> str:
+async def _run(script: _Script, limits: dict[str, Any], seconds: float) -> str:
+    """Run a script and return what it prints."""
     loop = asyncio.get_running_loop()
-    source = code.encode("utf-8", "replace")
-    network = limits["network"]
-    # An isolated script is in an empty network already, and may not make another one.
-    settings = json.dumps({**limits, "script_bytes": len(source), "network": network or kind == "bubblewrap"})
-    command = [sys.executable, "-I", "-B", "-X", "utf8", str(_CHILD), settings]
-    command = isolated(kind, command, folder, network=network)
+    network, kind, work = limits["network"], script.kind, script.work
+    own = {
+        "script_bytes": len(script.source),
+        # An isolated script is in an empty network already, and may not make another one.
+        "network": network or kind == "bubblewrap",
+        "variables": script.variables,
+        "variables_bytes": MAX_FILE_SIZE,
+    }
+    command = [sys.executable, "-I", "-B", "-X", "utf8", str(_CHILD), json.dumps({**limits, **own})]
+    command = isolated(kind, command, script.folder, network=network, work=str(work.path), read_only=work.read_only)
     transport, watched = await loop.subprocess_exec(
         lambda: _Watched(loop), *command,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        cwd=folder, env=_environment(folder), start_new_session=os.name == "posix",
+        cwd=work.path, env=_environment(str(script.home)), start_new_session=os.name == "posix",
     )  # fmt: skip
     try:
-        script: Any = transport.get_pipe_transport(0)
-        script.write(source)  # the pipe stays open: when it closes, the script ends
+        pipe: Any = transport.get_pipe_transport(0)
+        pipe.write(script.source)  # the pipe stays open: when it closes, the script ends
         async with asyncio.timeout(seconds):
             while not watched.done.done():
                 await asyncio.wait((watched.done,), timeout=WATCH_SECONDS)
@@ -188,7 +285,7 @@ async def _run(code: str, folder: str, limits: dict[str, Any], seconds: float, k
     if kind == "bubblewrap" and code_of_exit is not None and code_of_exit > 128:
         code_of_exit = 128 - code_of_exit  # it exits so for a script that a signal ended
     if code_of_exit == 0:
-        return watched.output.text().rstrip() or "The script printed nothing. Use print() to see a result."
+        return watched.output.text().rstrip()
     message = ["The script failed.", _why(code_of_exit), watched.errors.text().strip("\n"), watched.printed().strip()]
     raise ToolError("\n".join(part for part in message if part))
 
