@@ -14,8 +14,10 @@ from closeout.errors import MessageRefused
 from closeout.journal.events import RunEnded
 from closeout.journal.inbox import mailbox_of
 from closeout.journal.totals import RunTotals
+from closeout.run.kept_files import RunFiles
 from closeout.run.waiting import pending_decisions
 from closeout.server.api_errors import ApiError, json_body, json_value
+from closeout.server.file_download import file_response, files_shape, find_file, run_files
 from closeout.server.host import AgentHost
 from closeout.server.messages_in import chat_conversation, user_of
 from closeout.server.responses import run_headers
@@ -33,6 +35,8 @@ def add_runs_api(app: web.Application, host: AgentHost) -> None:
     app.router.add_post("/v1/runs", api.create)
     app.router.add_get("/v1/runs/{id}", api.get)
     app.router.add_get("/v1/runs/{id}/events", api.events)
+    app.router.add_get("/v1/runs/{id}/files", api.list_files)
+    app.router.add_get("/v1/runs/{id}/files/{name:.+}", api.send_run_file)
     app.router.add_post("/v1/runs/{id}/cancel", api.cancel)
     app.router.add_post("/v1/runs/{id}/decisions", api.decide)
     app.router.add_post("/v1/runs/{id}/signals/{name}", api.signal)
@@ -69,6 +73,19 @@ class _Runs:
         run_id = await self._run_id(request)
         last = _number(request, "after", _number(request, "Last-Event-ID", -1.0))
         return await send_events(request, self._events(run_id, int(last) + 1), run_headers(run_id))
+
+    async def list_files(self, request: web.Request) -> web.Response:
+        run_id = await self._run_id(request)
+        files = await self._files(run_id)
+        return web.json_response({"run_id": run_id, "files": files_shape(files)}, headers=run_headers(run_id))
+
+    async def send_run_file(self, request: web.Request) -> web.Response:
+        run_id = await self._run_id(request)
+        file = find_file(await self._files(run_id), run_id, request.match_info["name"])
+        return file_response(file, await asyncio.to_thread(lambda: file.data))
+
+    async def _files(self, run_id: str) -> RunFiles:
+        return run_files(self._host.store, (row.event for row in await self._host.rows(run_id)))
 
     async def cancel(self, request: web.Request) -> web.Response:
         run_id = await self._run_id(request)

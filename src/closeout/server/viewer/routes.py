@@ -22,6 +22,7 @@ from closeout.journal.readonly import open_to_read
 from closeout.journal.store import RunRecord, Store, open_store
 from closeout.journal.text_search import SearchIndex
 from closeout.server.app import HOME, error_response
+from closeout.server.file_download import file_response, files_shape, find_file, run_files
 from closeout.server.following import follow
 from closeout.server.viewer.page_export import export_run, joined_modules
 from closeout.server.viewer.shapes import cut, event_shape, hit_shape, run_shape, without_messages
@@ -73,6 +74,8 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_post("/viewer/api/runs/{run_id}/decisions", viewer.decide)
     route.add_post("/viewer/api/runs/{run_id}/messages", viewer.send_message)
     route.add_get("/viewer/api/runs/{run_id}/export", viewer.export)
+    route.add_get("/viewer/api/runs/{run_id}/files", viewer.list_files)
+    route.add_get("/viewer/api/runs/{run_id}/files/{name:.+}", viewer.send_run_file)
     route.add_get("/viewer/api/evaluations", viewer.list_evaluations)
     route.add_get("/viewer/api/evaluations/{name}", viewer.show_evaluation)
     route.add_get("/viewer/{name:[a-z]*(?:\\.[a-z]+)?}", viewer.send_file)
@@ -390,6 +393,24 @@ class _Viewer:
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in request.match_info["run_id"])
         headers = {"Content-Disposition": f'attachment; filename="{name}.html"'}
         return web.Response(text=page, content_type="text/html", headers=headers)
+
+    async def list_files(self, request: web.Request) -> web.Response:
+        """The files of the run: those that it left, then those that it began with."""
+
+        def read(store: Store, run_id: str) -> list[dict[str, Any]]:
+            return files_shape(run_files(store, (row.event for row in store.rows(run_id))))
+
+        return _json({"files": await self._in_store(read, request)})
+
+    async def send_run_file(self, request: web.Request) -> web.Response:
+        """One file of the run, to save."""
+
+        def read(store: Store, run_id: str) -> web.Response:
+            files = run_files(store, (row.event for row in store.rows(run_id)))
+            file = find_file(files, run_id, request.match_info["name"])
+            return file_response(file, file.data)
+
+        return await self._in_store(read, request)
 
     async def _in_store(self, read: Callable[[Store, str], T], request: web.Request) -> T:
         run_id = request.match_info["run_id"]

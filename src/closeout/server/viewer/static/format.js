@@ -30,6 +30,11 @@ export function cost(dollars) {
 }
 
 /** Milliseconds as a duration. */
+export function fileSize(bytes) {
+  if (bytes < 1000) return `${bytes} B`;
+  return bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
 export function duration(ms) {
   if (typeof ms !== "number" || !Number.isFinite(ms)) return "";
   if (ms < 1000) return `${Math.round(ms)} ms`;

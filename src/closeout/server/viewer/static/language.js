@@ -266,6 +266,8 @@ const CHINESE = {
   "Failed calls": "失败的调用",
   "Failed requests": "失败的请求",
   "Verdict": "评判",
+  "Files": "文件",
+  "Files of the task": "任务文件",
   "Expected answer": "标准答案",
   "Trials are listed in their evaluations:": "各评测的试验列在其页面中:",
   "all {n}": "全部 {n} 个",

@@ -3,12 +3,12 @@
 import { DecisionPanel } from "./deciding.js";
 import { MessageBox } from "./messaging.js";
 import { h, replaceChildren } from "./dom.js";
-import { cost, count, duration, moment, percent, short } from "./format.js";
+import { cost, count, duration, moment, percent, short, fileSize } from "./format.js";
 import { itemElement } from "./items.js";
 import { t } from "./language.js";
 import { LongList } from "./list.js";
 import { copyFrom, longText, statusChip } from "./parts.js";
-import { exportAddress, exportedRun, followRun, listEvents, loadTrial, textOf } from "./source.js";
+import { exportAddress, exportedRun, fileAddress, followRun, listEvents, listFiles, loadTrial, textOf } from "./source.js";
 import { loadMore, requestsOf, Story, usageOf } from "./story.js";
 
 const FIRST_EVENTS = 60; // enough for the first screen
@@ -58,13 +58,15 @@ class RunPage {
     this.jumps = h("nav.jumps", { "aria-label": t("Go to") });
     this.foot = h("p.foot", { role: "status" });
     this.verdict = h("div.verdict", { hidden: true });
+    this.files = h("div.files", { hidden: true });
+    this.filesAt = -1; // the number of events when the files were listed
   }
 
   async open() {
     const isMore = await this.load(FIRST_EVENTS);
     if (this.closed) return;
     replaceChildren(this.main, h("div.run-page", null, this.decisions.element,
-      h("aside.run-side", null, this.head, this.verdict, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot, exportedRun() ? null : this.messages.element)));
+      h("aside.run-side", null, this.head, this.files, this.verdict, this.chart, this.jumps), h("div.run-main", null, this.list.element, this.foot, exportedRun() ? null : this.messages.element)));
     this.draw();
     this.list.fillFirst();
     // After this is painted.
@@ -103,7 +105,9 @@ class RunPage {
 
   /** Follow a run that runs. Look now and then at one that waits or was interrupted: somebody may continue it. */
   watch() {
-    if (this.closed || exportedRun()) return;
+    if (this.closed) return;
+    this.drawFiles();
+    if (exportedRun()) return;
     this.messages.update(this.record.status);
     if (this.record.status === "running") this.follow();
     else if (RESUMABLE.includes(this.record.status)) {
@@ -228,6 +232,30 @@ class RunPage {
           !each.judged ? t("not judged") : each.correct ? t("right") : t("wrong")),
         h("span.quiet", { dir: "auto" }, `${t("Scorer")}: ${each.scorer}`), [0, 1].includes(each.value) ? null : h("span.quiet", null, `${t("Score")} ${each.value}`)),
         each.reason ? longText(each.reason, { tag: "p" }) : null)));
+  }
+
+  /** The files that the run left, to save, with its pictures; then those of its task. */
+  async drawFiles() {
+    const left = this.items.some((item) => item.calls?.some(({ finished }) => finished?.files?.length));
+    if ((!left && !this.story.started?.kept_files?.length) || this.filesAt === this.story.count) return;
+    this.filesAt = this.story.count;
+    let files = [];
+    try {
+      files = await listFiles(this.runId);
+    } catch {
+      return; // the server may be back at the next look
+    }
+    const list = (title, found) => found.length === 0 ? null : [h("h2", null, t(title)), h("ul", null, found.map((file) => this.file(file)))];
+    this.files.hidden = files.length === 0;
+    replaceChildren(this.files, list("Files", files.filter((file) => file.left)), list("Files of the task", files.filter((file) => !file.left)));
+  }
+
+  file({ name, media_type: type, size: bytes, left, image }) {
+    const about = h("span.quiet", null, `${type} · ${fileSize(bytes)}`);
+    if (exportedRun()) return h("li", null, h("b", { dir: "auto" }, name), " ", about);
+    const address = fileAddress(this.runId, name);
+    return h("li", null, h("a", { href: address, download: name.split("/").pop(), dir: "auto" }, name), " ", about,
+      image && left ? h("img", { src: address, alt: name, loading: "lazy" }) : null);
   }
 
   /** Where the run is a fork: links to the run that it was made of, and to the difference. */

@@ -39,6 +39,16 @@ export async function loadTrial(id) {
   return fetchJson(`${runPath(id)}/trial`);
 }
 
+/** The files of a run: {name, media_type, size, left, image} each. */
+export async function listFiles(id) {
+  if (exportedData) return exportedData.files;
+  return (await fetchJson(`${runPath(id)}/files`)).files;
+}
+
+export function fileAddress(id, name) {
+  return `api/${runPath(id)}/files/${name.split("/").map(encodeURIComponent).join("/")}`;
+}
+
 /** A run, and its events from number `start` on: {run, events}. */
 export function listEvents(id, start, limit) {
   return fetchJson(`${runPath(id)}/events`, { start, limit });
