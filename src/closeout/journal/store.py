@@ -546,7 +546,8 @@ class Store:
 
     def _write(self, batch: _EventBatch, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         db = self._db
-        bodies = _Bodies((digest, [data]) for digest, data in batch.contents.items())
+        bodies = _Bodies()
+        bodies.update((digest, [data]) for digest, data in batch.contents.items())
         rows = [_row(run, entries, bodies) for run, entries in batch.events.items()]
         if batch.durable or statements:
             db.execute("PRAGMA synchronous=FULL")
