@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from cli_process import here
+from closeout import Agent
 from closeout.errors import ConfigError, ToolError
+from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.builtin import python_isolation, python_tool
 from closeout.tools.builtin.python_isolation import find_isolation
 
@@ -257,3 +259,30 @@ async def test_without_isolation_run_python_is_off_unless_allowed_by_name() -> N
 def test_the_command_line_says_so_before_a_run() -> None:
     done = here("run", "Compute", "-m", "openai:x", "--base-url", "http://127.0.0.1:9/v1", "--tool", "run_python")
     assert (done.code, "tools.python.isolation=none" in done.err) == (2, True)
+
+
+CHANGE = """
+import os
+for act in (lambda: open("crew.csv", "a"), lambda: os.remove("crew.csv"), lambda: os.rename("crew.csv", "other.csv"),
+            lambda: os.chmod("crew.csv", 0o666)):
+    try:
+        act()
+    except OSError:
+        continue
+    print("changed it")
+open("sum.txt", "w").write(open("crew.csv").read())
+kept = [1]
+"""
+
+
+@isolated
+def test_an_isolated_script_cannot_change_a_file_of_the_task_and_leaves_files(tmp_path: Path) -> None:
+    crew = tmp_path / "crew.csv"
+    crew.write_text("Ada")
+    codes = (CHANGE, "open('sum.txt').read(), kept")
+    turns = [*(call("run_python", code=code) for code in codes), answer("done")]
+    agent = Agent(ScriptedClient(turns), [python_tool(keep_variables=True)], home=tmp_path / "home")
+    result = agent.run_sync("Go.", files=[crew])
+    first, second = (output.result for output in result.tool_outputs)
+    assert (first, second) == ("Files written: sum.txt (text/plain, 3 bytes)", "('Ada', [1])")
+    assert [(file.name, file.text) for file in result.files] == [("sum.txt", "Ada")]

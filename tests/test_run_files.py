@@ -13,6 +13,7 @@ import pytest
 from cli_process import here
 from closeout import Agent, File, RunContext, ToolOutput, UsageError, tool
 from closeout.journal import events as ev
+from closeout.journal.check import check_home
 from closeout.journal.store import close_stores, open_store
 from closeout.testing import ScriptedClient, Turn, answer, call
 from closeout.tools.builtin import python_tool
@@ -218,6 +219,17 @@ def test_content_is_kept_once_and_goes_with_the_last_run_that_has_it(home: Path)
     assert b"\0same" not in contents(home)
     third = script_agent(home, code).run_sync("Go.")  # the store knows that it has to write it again
     assert third.files[0].data == b"\0same"
+
+
+def test_a_lost_content_is_an_error_that_names_the_file_and_doctor_finds_it(home: Path) -> None:
+    result = script_agent(home, "open('a.txt', 'w').write('once')").run_sync("Go.", run_id="run")
+    close_stores()
+    with sqlite3.connect(home / "journal.sqlite3") as db:
+        db.execute("UPDATE bodies SET body=? WHERE hash=?", (b"twice", bytes.fromhex(result.files[0].sha256)))
+    assert check_home(home).run_problems == (("run", ("the content of the file 'a.txt' is missing or damaged",)),)
+    saved = here("runs", "files", "run", "-o", str(home / "out"))
+    assert (saved.code, "is missing in" in saved.sentence) == (2, True)
+    assert not (home / "out").exists() or not any((home / "out").iterdir())
 
 
 async def test_a_run_killed_at_any_event_has_the_same_files_when_it_is_resumed(home: Path, crew: Path) -> None:

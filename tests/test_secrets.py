@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closeout import Agent, Event, RunContext, Secret, ToolFinished, ToolOutput, tool
+from closeout import Agent, Event, File, RunContext, Secret, ToolFinished, ToolOutput, tool
 from closeout.errors import ConfigError, ToolError, UsageError
+from closeout.journal.store import close_stores
 from closeout.testing import ScriptedClient, answer, call
 from closeout.tools.secrets import Secrets
 
@@ -415,4 +416,16 @@ async def test_a_server_gets_the_value_also_when_tools_are_searched_for(tmp_path
         assert "the secret:k" in str(model.requests[-1].messages[-1].content)
     wrong = Agent(model, mcp_servers={"everything": server}, secrets=[Secret("k", SAFE, tools=["everything/shout"])])
     assert "'everything/shout', which does not exist" in str((await wrong.run("Say it.")).failure)
+    assert SAFE.encode() not in everything_written(tmp_path)
+
+
+def test_a_value_is_hidden_in_the_files_that_a_tool_returns(tmp_path: Path):
+    @tool
+    def save(token: str) -> list[File]:
+        return [File("a.txt", f"{token}\n"), File("b.bin", b"\xff\0" + token.encode()), File("c.txt", "fine")]
+
+    secrets = [Secret("crm_token", SAFE, tools=["save"])]
+    _, result = run_one(call("save", token="secret:crm_token"), [save], secrets, home=tmp_path)
+    assert [file.data for file in result.files] == [b"secret:crm_token\n", b"\xff\0secret:crm_token", b"fine"]
+    close_stores()
     assert SAFE.encode() not in everything_written(tmp_path)

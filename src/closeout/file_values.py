@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
+import os
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -194,7 +194,7 @@ class File:
         """
         target = Path(folder).joinpath(*PurePosixPath(self.name).parts)
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = target.parent / f".closeout-{secrets.token_hex(8)}"
+        written = target.parent / f".closeout-{os.urandom(8).hex()}"
         try:
             with written.open("xb") as file:
                 file.write(self.data)

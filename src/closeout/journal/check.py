@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from closeout.errors import JournalError
+from closeout.journal.events import RunStarted, ToolFinished
 from closeout.journal.readonly import open_to_read
-from closeout.journal.store import Store
+from closeout.journal.store import Row, Store
 
 __all__ = ["HomeReport", "check_home"]
 
@@ -44,11 +47,25 @@ def check_home(folder: Path) -> HomeReport:
         for record in records:
             found = store.read(record.run_id)
             events += len(found.rows)
-            if found.problems:
-                damaged.append((record.run_id, found.problems))
+            problems = (*found.problems, *_lost_contents(store, found.rows))
+            if problems:
+                damaged.append((record.run_id, problems))
         return HomeReport(
             runs=len(records), events=events, file_problems=_integrity(store), run_problems=tuple(damaged)
         )
+
+
+def _lost_contents(store: Store, rows: Iterable[Row]) -> Iterator[str]:
+    """Yield what is wrong with the contents of the files that a run names."""
+    for row in rows:
+        event = row.event
+        files = event.kept_files if isinstance(event, RunStarted) else ()
+        for file in event.files if isinstance(event, ToolFinished) else files:
+            try:
+                if "sha256" in file:
+                    store.content(str(file["sha256"]))
+            except (JournalError, ValueError):
+                yield f"the content of the file {str(file.get('name'))!r:.80} is missing or damaged"
 
 
 def _integrity(store: Store) -> tuple[str, ...]:
