@@ -314,6 +314,14 @@ def test_variables_live_for_a_run_if_they_are_asked_for(home: Path) -> None:
     assert "NameError" in shown(script_agent(home, "a = 1", "a").run_sync("Go."))[1]  # by default nothing is kept
 
 
+def test_variables_that_are_too_large_take_the_place_of_earlier_ones(home: Path) -> None:
+    codes = ("a = 1", "big = bytes(60_000_000)", "'a' in globals(), 'big' in globals()")
+    texts = shown(script_agent(home, *codes, python=KEEPS).run_sync("Go."))
+    assert "they have 60,000," in texts[1]
+    assert texts[1].endswith("No variables are kept for the next call.")
+    assert texts[2] == "(False, False)"
+
+
 async def test_variables_that_cannot_be_read_are_lost_and_the_model_is_told(home: Path) -> None:
     await script_agent(home, "a = 1", "a", python=KEEPS).run("Go.", run_id="run")
     [kept] = [file for event in events_of(home, "run") for file in getattr(event, "files", ()) if file["name"]][:1]

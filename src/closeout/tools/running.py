@@ -159,7 +159,9 @@ def _file_hidden(file: File, secrets: Secrets) -> File:
     hidden = secrets.hide(text)
     if hidden == text:
         return file
-    return File(file.name, hidden.encode("utf-8", "surrogateescape"), media_type=file.media_type)
+    changed = File(file.name, hidden.encode("utf-8", "surrogateescape"), media_type=file.media_type)
+    changed.hidden = file.hidden
+    return changed
 
 
 def failed_output(
@@ -183,6 +185,8 @@ def _with_files(output: ToolOutput, found: Sequence[File], view: FileView) -> To
     files = {file.name: file for file in (*output.files, *found)}
     added = 0
     for file in files.values():
+        if file.hidden:  # of `run_python`, which has looked
+            continue
         if problem := view.refusal(file.name, file.size, files.keys() - {file.name}, added):
             text = f"The file {file.name!r} is not kept: {problem}."
             return failed_output(output.telemetry.tool_name, text, "FileRefused")

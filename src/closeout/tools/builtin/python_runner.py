@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,7 @@ class _Script:
         self.work = WorkFolder(Path(folder, "work"), view)
         self.variables = str(self.home / VARIABLES) if keep_variables else ""
         self._kept = view.variables if keep_variables else None
+        self._view = view
 
     def prepare(self) -> None:
         """Write what the script finds."""
@@ -166,12 +168,22 @@ class _Script:
         self.work.path.mkdir()
         self.work.fill()
         # A pickle of a script that was isolated is not read by one that is not.
-        if self._kept is not None and self._kept.name == self._variables_name:
+        if self._kept is not None and self._kept.size and self._kept.name == self._variables_name:
             Path(self.variables).write_bytes(self._kept.data)
 
     @property
     def _variables_name(self) -> str:
         return f"variables.{self.kind}"
+
+    def _variables_left(self, files: Sequence[File]) -> File:
+        """Return the script's variables, empty if the run cannot keep them: earlier ones must not come back."""
+        data = read_left_file(self.variables, MAX_FILE_SIZE)
+        added = sum(file.size for file in files)
+        if self._view.refusal(self._variables_name, len(data), [file.name for file in files], added):
+            data = b""
+        kept = File(self._variables_name, data)
+        kept.hidden = True
+        return kept
 
     def output(self, printed: str) -> str | ToolOutput:
         """Return what the script printed, with the files that it left."""
@@ -183,10 +195,10 @@ class _Script:
                 notes.append("The variables of earlier calls are lost: they were kept by another isolation.")
             if said := read_left_file(f"{self.variables}.txt", MAX_NOTE_BYTES):
                 notes.append(said.decode("utf-8", "replace"))
-            if data := read_left_file(self.variables, MAX_FILE_SIZE):
-                kept = File(self._variables_name, data)
-                kept.hidden = True
-                files.append(kept)
+            kept = self._variables_left(files)
+            if not kept.size:
+                notes.append("No variables are kept for the next call.")
+            files.append(kept)
         text = "\n\n".join(filter(None, (printed, "\n".join(filter(None, notes)))))
         text = text or "The script printed nothing. Use print() to see a result."
         if not files and not left.removed:
