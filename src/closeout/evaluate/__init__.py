@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from closeout.evaluate.report_html import write_html
     from closeout.evaluate.scorers import Judge, Panel, Scorer
     from closeout.evaluate.scores import Attempted, Score
+    from closeout.evaluate.simulated_user import SimulatedUser
     from closeout.evaluate.tasks import EvalTask, load_tasks
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Report",
     "Score",
     "Scorer",
+    "SimulatedUser",
     "compare",
     "compare_all",
     "evaluate",
@@ -46,6 +48,7 @@ _HOMES = {
     "report_html": ("write_html",),
     "scorers": ("Judge", "Panel", "Scorer"),
     "scores": ("Attempted", "Score"),
+    "simulated_user": ("SimulatedUser",),
     "tasks": ("EvalTask", "load_tasks"),
 }
 
