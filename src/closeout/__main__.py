@@ -11,7 +11,7 @@ def main() -> None:
         from closeout.cli.main import main as command_line
     except KeyboardInterrupt:
         print("closeout: stopped.", file=sys.stderr)
-        sys.exit(130)  # as cli.exits says; nothing of ours is loaded yet
+        sys.exit(130)  # the exit code of cli.exits, which is not loaded yet
     command_line()
 
 

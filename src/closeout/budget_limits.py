@@ -14,7 +14,6 @@ __all__ = ["NANO", "BudgetLimit", "Unit", "period_start", "read_limits"]
 Unit: TypeAlias = Literal["USD", "tokens", "requests"]
 
 NANO = 10**9  # US dollars are counted in whole billionths, so that sums are exact
-PERIODS = ("minute", "hour", "day", "month")
 FORM = (
     'A limit is an amount, a unit (USD, tokens, requests) and a period (minute, hour, day, month, or none), such as "5 '
     'USD/day" or "60 requests/minute or wait"'

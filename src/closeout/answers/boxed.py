@@ -65,7 +65,7 @@ _BRACE = re.compile(rb"[{}]")
 _SPACES = b" \t\n\r\v\f"
 _NO_BRACES = bytes(code for code in range(256) if code not in b"{}")
 _SWAPPED = bytes.maketrans(b"{}", b"}{")
-_STEPS = bytes({0x7B: 1, 0x7D: 0xFF}.get(code, 0) for code in range(256))  # as signed bytes: +1, -1, 0
+_STEPS = bytes({0x7B: 1, 0x7D: 0xFF}.get(code, 0) for code in range(256))  # signed bytes: +1, -1, 0
 _REPLY_LENGTH = 65_536  # characters behind the reasoning that are looked at before the whole text is
 _CHUNK = 16_384  # bytes that are counted at once
 
@@ -101,7 +101,7 @@ class Box:
 
 
 def extract_boxed(text: str | None, blacklist: Collection[str] = PLACEHOLDERS) -> str:
-    r"""The content of the box that counts, stripped; "" when there is none or it holds only a placeholder.
+    r"""The content of the box that counts, stripped; "" without a box or with only a placeholder in it.
 
     The last box wins. A box without its closing brace runs to the end of the text, unless a complete one follows; a
     box inside a complete box is part of that one's content, except that a box which holds nothing but a box gives the
@@ -157,7 +157,7 @@ def reasoning_regions(text: str) -> tuple[Region, ...]:
 
 
 def _mentions(text: str) -> bool:
-    # From the end, where answers are: in a long trace with its box at the end this costs nothing.
+    # The search starts at the end, where answers are: in a long trace with its box at the end it costs nothing.
     return text.rfind("\\boxed") >= 0 or text.rfind("\\fbox") >= 0
 
 
@@ -249,7 +249,7 @@ def _unwrapped(text: str, inner: int, closing: int) -> tuple[int, int]:
     braces = _braces(text[inner:closing])
     first, last = chain.end() - inner, len(braces.rstrip(b"}" + _SPACES))
     opens = braces[:first].translate(_SWAPPED)
-    # Of the boxes that open the content, those that stay open up to its last closing braces hold nothing beside.
+    # Boxes that open the content and stay open up to its last closing braces hold nothing else.
     levels = opens.count(b"}") + _lowest(_cut(braces[first:last]))
     if levels <= 0:
         return inner, closing

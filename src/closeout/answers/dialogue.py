@@ -144,8 +144,8 @@ class FinalizedAnswer(_Finalized):
     The experience is set only if another attempt should learn from this one.
 
     Attributes:
-        text: The model's closing text, "" if there is none.
-        value: The answer in the contract's type, None if there is none.
+        text: The model's closing text, "" without one.
+        value: The answer in the contract's type, None without an answer.
         failure: The exception that ended the requests, if it was the model that failed.
     """
 
@@ -206,7 +206,7 @@ class ClosingRequest:
     """One request of closing: a conversation, and what follows it.
 
     Attributes:
-        base: The conversation. Whoever sends the request may shorten it.
+        base: The conversation. The sender of the request may shorten it.
         added: The messages after it.
         purpose: The step's name in the log.
         step: The step's number in the log.
@@ -317,7 +317,7 @@ class ClosingDialogue:
         request = ClosingRequest(base=base, added=(_user(first),), purpose="", step=0)
         text, summary, usage_log = "", "", ""
         failure: Exception | None = None
-        transient_failures = 0  # in a row
+        transient_failures = 0  # consecutive ones
         for attempt in range(self.retries):
             request = replace(
                 request,

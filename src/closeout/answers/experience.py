@@ -142,7 +142,7 @@ def experience_from(
 
 
 def extract_failure_experience_summary(text: str) -> str:
-    """Return the model's account from its reply, without reasoning and tool calls; "" if there is none.
+    """Return the model's account from its reply, without reasoning and tool calls; "" if nothing else is in it.
 
     A reply that is nothing but reasoning returns the reasoning.
     """

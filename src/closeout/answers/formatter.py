@@ -60,7 +60,7 @@ class FormattedAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalSummary:
-    """The final summary as a record. `answer` is None if `reading` says why there is none; `value` is typed."""
+    """The final summary as a record. Without an `answer`, `reading` says why; `value` is typed."""
 
     final_answer: str
     answer: str | None

@@ -19,7 +19,7 @@ from typing import Any
 __all__ = ["MathVerifyMissing", "MathWorkerFailed", "equivalent"]
 
 _START_SECONDS = 60.0  # importing sympy on a busy machine
-_MOST_CHARACTERS = 2_000  # of one answer
+_MOST_CHARACTERS = 2_000  # the length of one answer
 
 
 class MathWorkerFailed(Exception):

@@ -36,7 +36,7 @@ class RankedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen answer (None if there is none), and all answers, the best first."""
+    """The chosen answer, None without answers, and all answers, the best first."""
 
     answer: str | None
     ranking: tuple[RankedAnswer, ...] = ()

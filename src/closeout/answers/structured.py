@@ -25,10 +25,10 @@ __all__ = ["Json", "Yaml"]
 _OPEN = re.compile(r"[{\[]")
 # A string ends with its line at the latest, so that none is scanned twice.
 _TOKEN = re.compile(r'"(?:[^"\\\n]++|\\.|\\\Z)*+(?:"|(?=\n)|\Z)|[{}\[\]]', re.DOTALL)
-_MOST_PLACES = 100  # of JSON in one reply, the last ones
+_MOST_PLACES = 100  # only the last pieces of JSON in a reply are read
 _LONGEST_VALUE = 10_000  # characters of a reply that is one bare value
 _MOST_TRIES = 8  # candidates that are read and checked, the last ones first
-_MOST_PROBLEMS = 10  # of one answer that the model is told
+_MOST_PROBLEMS = 10  # the model is shown the first problems of an answer
 _ABOUT_KEYS = frozenset({"missing", "required", "additionalProperties"})  # kinds of errors, of pydantic and JSON Schema
 _BRACKET = re.compile(r"[\[\]{}]")
 _DEEPEST_YAML = 100  # brackets; the YAML reader's time grows with the square of their depth

@@ -17,7 +17,7 @@ from closeout.messages import Constraint
 
 __all__ = ["CONTRACT_NAMES", "Converted", "contract_of", "is_contract_name", "named_contract"]
 
-MEMBERS = ("instruction", "finishing", "read", "constraint", "finish_prefix")  # of AnswerContract
+MEMBERS = ("instruction", "finishing", "read", "constraint", "finish_prefix")  # the members of AnswerContract
 CONTRACT_NAMES = (
     "text, boxed, number, int, bool, choice:A,B,C, json, json:SCHEMA.json, yaml, yaml:SCHEMA.json or tagged:TAG"
 )

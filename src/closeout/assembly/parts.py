@@ -76,7 +76,7 @@ class Parts:
         """Return the strategy, None if the section says nothing.
 
         Raises:
-            ConfigError: There is none of this name.
+            ConfigError: Nothing has this name.
         """
         given = self._settings.strategy
         with self._of("strategy"):

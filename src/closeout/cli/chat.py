@@ -163,7 +163,7 @@ class _TerminalChat:
     ) -> None:
         self._agent = agent
         self._origin = options.as_origin()
-        self._files = options.files  # for the first message
+        self._files = options.files  # sent with the first message
         self._runner = runner
         self._quiet = quiet
         self._is_terminal = sys.stdin is not None and sys.stdin.isatty()

@@ -112,7 +112,7 @@ class Display:
         self._final: ModelReplied | None = None  # a reply that may be the answer, not printed yet
         self._final_words = ""
         self._shown: set[str] = set()  # agents whose current turn is already printed
-        self._failure = ""  # of the last request; printed if another request follows
+        self._failure = ""  # why the last request failed; printed if another request follows
         self._turn = 1
         self._doing = "starting"
         self.typed = ""  # what the user is typing, shown below the status line

@@ -23,7 +23,7 @@ from closeout.evaluate.wording import SLICE_COLUMNS, percent
 
 __all__ = ["opened", "print_evaluations", "print_report", "watch"]
 
-SHOW_SECONDS = 1.0  # between two looks at the progress
+SHOW_SECONDS = 1.0  # seconds between two looks at the progress
 
 
 async def watch(path: Path, display: EvalDisplay) -> None:

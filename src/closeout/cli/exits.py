@@ -132,7 +132,7 @@ class CommandGroup(TyperGroup):
         try:
             return super().main(args, *more, **options)
         except SystemExit as end:
-            message = getattr(end.__context__, "format_message", None)  # of the parser's error, already printed
+            message = getattr(end.__context__, "format_message", None)  # the parser has printed its error already
             if message is not None and _wants_json(arguments):
                 _configure_streams()
                 _print_object(_failure(message(), "UsageError"))

@@ -57,7 +57,9 @@ def import_runs(files: Sequence[str], *, as_json: bool) -> int:
 def delete_runs(run_ids: Sequence[str], *, as_json: bool) -> int:
     """Delete runs by their ids. Return the exit code."""
     if not run_ids:
-        raise UsageError("delete needs the ids of runs. `closeout runs` lists them; `closeout runs prune` goes by age.")
+        raise UsageError(
+            "delete needs the ids of runs. `closeout runs` lists them; `closeout runs prune` deletes by age."
+        )
     count = _deleted(run_ids)
     return report_done({"deleted": count}, f"{amount(count, 'run')} deleted", as_json=as_json)
 

@@ -29,7 +29,7 @@ __all__ = [
     "recorded_options",
 ]
 
-TOOLS = ("fetch_url", "run_python", "ask_user")  # for --tool; calculate is always included
+TOOLS = ("fetch_url", "run_python", "ask_user")  # values of --tool; calculate is always included
 _SETTING = re.compile(r"(?:llm\.prices\.[^=]+|[\w.]+)\s*=")
 _SECRET = re.compile(r"(?:llm|tools\.web)\.api_key\s*=")
 

@@ -176,7 +176,7 @@ def _counts(rows: Iterable[Row]) -> dict[str, Any]:
 
 def _with_words(rows: Sequence[Row]) -> Iterator[Event | Progress]:
     """Yield the events, with the text of each accepted turn before the reply that contained it."""
-    pieces: dict[tuple[str, int], list[Progress]] = {}  # by the agent and the number of the request
+    pieces: dict[tuple[str, int], list[Progress]] = {}  # keyed by agent and number of the request
     story = Story()
     for row in rows:
         event, turn = row.event, story.feed(row.event).agent.turn
@@ -237,7 +237,7 @@ def _request_cells(request: dict[str, Any]) -> list[Cell]:
 
 
 def print_difference(first: str, second: str, *, as_json: bool) -> int:
-    """Print the first difference between two runs. Return 0 if there is none, 1 if there is."""
+    """Print the first difference between two runs. Return 0 if they are the same, 1 if they differ."""
     from closeout.config import home_folder
     from closeout.journal.readonly import open_to_read
     from closeout.run.compare import agent_differences, first_difference

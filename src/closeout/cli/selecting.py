@@ -73,7 +73,7 @@ def seconds_in(option: str, age: str) -> float:
     """Return the seconds of an age such as `12h`.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is not a duration.
     """
     found = _AGE.fullmatch(age.strip())
     if found is None:

@@ -51,7 +51,7 @@ class History:
         self.evicted_before = 0  # turns before this one show stubs
         self._instructions = instructions
         self._question = question
-        self._task = question  # as passed
+        self._task = question  # the question as it was passed
         self._with_experience = question  # the task and the experience of earlier attempts
         self._earlier = tuple(earlier)
         self._images = tuple(images)
@@ -142,8 +142,8 @@ class History:
         if self._summarised:
             first, last = self._summarised
             left += f"\n(Results {first} to {last}: read_result shows them.)"
-        # Into the question rather than into a step: the oldest part of the prompt changes either way, and roles must
-        # alternate.
+        # The list goes into the question, not into a step: the oldest part of the prompt changes either way, and roles
+        # must alternate.
         self._question = f"{self._with_experience}\n\n{left}"
         self._replace(self._steps[end:])
 

@@ -63,7 +63,7 @@ class ContextKeeper:
     ) -> None:
         self.policy = policy
         self.max_context = max_context or client.capabilities.max_context
-        self.prompt_tokens = 0  # of the last request, as the server counted them
+        self.prompt_tokens = 0  # the server's count for the last request
         self.growth = (0, 0)  # characters and tokens that the last request added to the one before
         self._client = client
         self._journal = journal
@@ -150,7 +150,7 @@ class ContextKeeper:
             history: The agent's history.
             attempt: The number of the attempt, for the journal.
             tokens: The estimated size of the next prompt.
-            summarise: Ask the model for a summary of the oldest turns; returns an empty text if there is none.
+            summarise: Ask the model for a summary of the oldest turns; returns an empty text if it writes none.
         """
         if tokens > WORTH_ASKING and self.max_context is None and not self._server_asked:
             await self._ask_server()

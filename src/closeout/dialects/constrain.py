@@ -11,7 +11,7 @@ from closeout.messages import Capabilities, Constraint, ToolSpec
 
 __all__ = ["PROGRAM_GRAMMAR", "action_constraint", "action_grammar", "action_schema"]
 
-_MAX_DEPTH = 6  # of a schema; what is deeper may be any JSON
+_MAX_DEPTH = 6  # deeper parts of a schema may be any JSON
 _LONGEST_THOUGHT = 400  # characters; a weak model that is held to one line may never end it
 # `end`: vocabularies have brackets and the newline after them as one token. Without `end` that token is ruled out, and
 # the most likely continuation is not the bracket alone but more of the input: "7 * 12 + 7 * 5 + …".
@@ -95,7 +95,7 @@ def action_grammar(
     calls = []
     for number, tool in enumerate(tools):
         name, given = json.dumps(tool.name, ensure_ascii=False), writer.rule(f"input{number}", tool.parameters)
-        # As the examples show it: one JSON object, or for weak models the bare name and its input.
+        # The examples show one JSON object, or for weak models the bare name and its input.
         whole = f"""{_literal(f'{{"action": {name}, "action_input": ')} {given} "}}\""""
         writer.rules[f"call{number}"] = f"{whole} | {_literal(f'{tool.name} ')} {given}"
         calls.append(f"call{number}")

@@ -159,7 +159,7 @@ class CotCompletion:
         self.stop = _stop_words(self.stop, self._markers)
 
     def render(self, view: HistoryView, capabilities: Capabilities) -> ModelRequest:
-        brief = capabilities.weak and bool(examples_slots(view.tools))  # as the worked examples write actions
+        brief = capabilities.weak and bool(examples_slots(view.tools))  # the worked examples write actions so
         form = f"{self.name}/brief" if brief else self.name
         parts = [f"{said_by_user(message)}\n" for message in view.messages]
         for step in view.steps:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from closeout.messages import Reading, Step, ToolCall, ToolSpec
+from closeout.messages import ToolCall, ToolSpec
 
 __all__ = [
     "FINAL_ANSWER",
@@ -20,7 +20,6 @@ __all__ = [
     "call_source",
     "functions_of",
     "programs_in",
-    "programs_of",
     "stub_of",
     "stubs",
     "takes_any",
@@ -171,8 +170,3 @@ def programs_in(calls: Iterable[ToolCall]) -> list[str]:
         call.arguments.get("code") for call in calls if call.name == RUN_PROGRAM and not isinstance(call.arguments, str)
     )
     return [program for program in written if isinstance(program, str)]
-
-
-def programs_of(turns: Iterable[Step | Reading]) -> list[str]:
-    """Return the programs of several turns."""
-    return programs_in(call for turn in turns for call in turn.calls)

@@ -38,8 +38,8 @@ class HistoryView:
     note: str = ""  # a short hint after the stable prefix, dropped once the turn succeeds
     closing: str = ""  # the closing instruction: no more tools, answer now
     images: tuple[Mapping[str, Any], ...] = ()  # OpenAI image_url parts of the question
-    # Before which steps results were evicted, the last two times. The prompt stays as it is up to there when more are
-    # evicted, so a cache that takes breakpoints gets one there.
+    # The steps before which results were evicted, the last two times. The prompt stays as it is up to there when more
+    # are evicted, so a cache that takes breakpoints gets one there.
     borders: tuple[int, ...] = ()
     answer: Mapping[str, Any] | None = None  # the JSON Schema of the answer, if its contract has one
 

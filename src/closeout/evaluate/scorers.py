@@ -282,7 +282,7 @@ class Judge:
             "right_answer": " | ".join(attempt.task.golds),
             "answer_to_grade": shorten(attempt.answer, 4_000),
         }
-        task = json.dumps(parts, ensure_ascii=False, indent=0)  # as JSON, so that an answer cannot pose as another part
+        task = json.dumps(parts, ensure_ascii=False, indent=0)  # JSON, so that an answer cannot pose as another part
         digest = hashlib.sha256(f"{self.name}\0{self._instructions}\0{task}".encode()).hexdigest()[:12]
         judge = self.agent.with_gate(attempt.gate)
         run_id = self._run_id(f"{attempt.run_id or 'judge'}.judge-{digest}")

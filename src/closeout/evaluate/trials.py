@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from closeout.evaluate.estimates import Estimate, mean_of_sums
 from closeout.evaluate.outcome import RunOutcome
 from closeout.evaluate.scores import Attempted, Score
 from closeout.evaluate.tasks import EvalTask
-from closeout.journal.database import LOCK_SECONDS, explained, make_folder
+from closeout.journal.database import LOCK_SECONDS, explained, make_folder, transaction
 from closeout.journal.locks import RunLocks
 
 __all__ = [
@@ -255,15 +255,8 @@ class TrialStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with explained(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
+        with explained(self.path), transaction(self._db) as db:
+            yield db
 
     def _query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with explained(self.path):

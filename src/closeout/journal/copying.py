@@ -14,7 +14,7 @@ from closeout.journal.store import SEQ_BITS, SYNCED_NAME, RunCounts, Store, refe
 
 __all__ = ["copy_runs"]
 
-RUNS_AT_ONCE = 100  # in one commit, so that other writers do not wait for long
+RUNS_AT_ONCE = 100  # runs in one commit, so that other writers do not wait for long
 _KEPT = ("answered", "unanswered", "running")  # the status of runs that a copy does not replace
 
 
@@ -45,14 +45,8 @@ def copy_runs(source: Path, store: Store, run_ids: Collection[str] | None = None
         marks = RunCounts(store.path.parent / SYNCED_NAME)
         try:
             for first in range(0, len(wanted), RUNS_AT_ONCE):
-                db.execute("BEGIN IMMEDIATE")
-                try:
+                with transaction(db):
                     copied += sum(_copy(db, store, marks, row) for row in wanted[first : first + RUNS_AT_ONCE])
-                    db.execute("COMMIT")
-                except BaseException:
-                    with suppress(sqlite3.Error):
-                        db.execute("ROLLBACK")
-                    raise
         finally:
             marks.close()
     return copied

@@ -24,6 +24,7 @@ __all__ = [
     "make_folder",
     "open_file",
     "set_modes",
+    "transaction",
     "version_of",
     "wipe",
 ]
@@ -86,8 +87,7 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
     set_modes(db, path)
     if version_of(db, path) == VERSION:
         return
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(db):
         version = version_of(db, path)  # another process may have done it meanwhile
         if version == 0:
             for statement in _SCHEMA.split(";"):
@@ -95,11 +95,6 @@ def prepare(db: sqlite3.Connection, path: Path) -> None:
         elif version == 2:
             db.execute("ALTER TABLE events ADD COLUMN crc INTEGER")
         db.execute(f"PRAGMA user_version={VERSION}")
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
 
 
 def version_of(db: sqlite3.Connection, path: Path) -> int:
@@ -185,6 +180,19 @@ def empty_log(db: sqlite3.Connection, path: Path) -> None:
             f"Everything was deleted, but another process is reading {path}, so its log still holds the bytes. Repeat "
             "this when that process has ended."
         )
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Write all that is done within, or nothing if it raises. Other writers wait."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield db
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
 
 
 @contextmanager

@@ -468,7 +468,7 @@ class DecisionRequested(Event):
         arguments: the arguments of the call, as JSON; for a signal its name.
         digest: SHA-256 of the tool, its definition and the arguments. A decision holds for these alone.
         reason: why a decision is needed.
-        default: the answer if there is none by then, or None to wait for ever.
+        default: the answer if nobody has decided by then, or None to wait for ever.
         expires: when the default counts or the waiting ends, in seconds since the epoch.
     """
 

@@ -8,12 +8,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from closeout.budget_limits import BudgetLimit, Unit, period_start
-from closeout.journal.database import LOCK_SECONDS, empty_log, explained, make_folder, open_file, set_modes
+from closeout.journal.database import LOCK_SECONDS, empty_log, explained, make_folder, open_file, set_modes, transaction
 from closeout.journal.locks import RunLocks
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 
 LEDGER_NAME = "budgets.sqlite3"
 LOCKS_FILE = "budgets.locks"
-KEPT_SECONDS = 7200  # of the counters of minutes and hours
+KEPT_SECONDS = 7200  # counters of minutes and hours are kept this long
 VERSION = 1
 
 _SCHEMA = """
@@ -151,15 +151,8 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._guard, explained(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._guard, explained(self.path), transaction(self._db) as db:
+            yield db
 
     def _refusals(
         self, db: sqlite3.Connection, limits: Sequence[BudgetLimit], amount: Amount, now: float
@@ -211,18 +204,12 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     set_modes(db, path)
     if db.execute("PRAGMA user_version").fetchone()[0] == VERSION:
         return
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(db):
         for statement in _SCHEMA.split(";"):
             db.execute(statement)
         if db.execute("SELECT COUNT(*) FROM processes").fetchone()[0] == 0:
             db.execute("INSERT INTO processes VALUES (0)")
         db.execute(f"PRAGMA user_version={VERSION}")
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
 
 
 def spent_by_day(folder: Path) -> list[Spent]:

@@ -30,7 +30,7 @@ _ABSENT = -1  # instead of a file handle: there is no lock file, so no run is be
 _SEALED = -2  # the lock file may not be read, so the status in the record has to be believed
 
 _guard = threading.Lock()
-_held: set[tuple[int, int, int]] = set()  # by this process: device and inode of the file, number of the run
+_held: set[tuple[int, int, int]] = set()  # locks of this process: device and inode of the file, number of the run
 
 
 def _forget_parent() -> None:
@@ -107,7 +107,7 @@ class RunLocks:
             if _BELONG_TO_HANDLE or all(held[:2] != self._place for held in _held):
                 if self._file >= 0:
                     os.close(self._file)
-            else:  # to close the file would release what another object of this process holds
+            else:  # closing the file would release the lock of another object of this process
                 for number in self._held:
                     _unlock(self._file, number)
             self._file = _ABSENT

@@ -23,7 +23,7 @@ _EFFECTIVE = os.access in os.supports_effective_ids
 
 @contextmanager
 def open_to_read(folder: Path) -> Iterator[Store]:
-    """Open the runs kept in a folder to look at them; there are none if it has no journal. Raises JournalError."""
+    """Open the runs kept in a folder to look at them; a folder without a journal has no runs. Raises JournalError."""
     try:
         store = open_store(folder, _writable_store)
     except _OnlyToRead:

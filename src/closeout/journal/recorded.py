@@ -75,10 +75,10 @@ class RecordedRun:
         self.message_ids: set[str] = set()
         self._messages: dict[str, list[MessageReceived]] = {}  # by agent, the last one first
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._events: dict[str, dict[_Place, Event]] = {}  # by agent, like the next two
+        self._events: dict[str, dict[_Place, Event]] = {}  # keyed by agent, like the next two
         self._outcomes: dict[str, dict[_Place, _RecordedOutcome]] = {}
-        self._failures: dict[str, dict[_Place, list[Event]]] = {}  # after which the effect was tried again
-        self._below: dict[str, list[Event]] = {}  # by the beginning of their paths: "main/r4:"
+        self._failures: dict[str, dict[_Place, list[Event]]] = {}  # failures before the effect was tried again
+        self._below: dict[str, list[Event]] = {}  # keyed by the beginning of their paths: "main/r4:"
         self._agents_below: dict[str, dict[str, None]] = {}
         self._index(rows)
         self._counts.clear()
@@ -180,7 +180,7 @@ class RecordedRun:
     def _depart(self, recorded: Event, event: Event) -> None:
         if not self.departure:
             self.departure = _difference(recorded, event)
-        if not isinstance(event, (ModelRequested, DecisionRequested)):  # to ask again is not to do something else
+        if not isinstance(event, (ModelRequested, DecisionRequested)):  # asking again does nothing else
             self._events.pop(event.agent, None)
 
     def has_started(self, started: Event) -> bool:
@@ -189,7 +189,7 @@ class RecordedRun:
         return recorded is not None and _same_call(recorded, started)
 
     def take_outcome(self, started: Event) -> Event | None:
-        """Return the recorded outcome of an effect, once; None if there is none."""
+        """Return the recorded outcome of an effect, once; None if it is not recorded."""
         found = self._outcomes.get(started.agent, {}).pop(_place_of(started), None)
         if found is None:
             return None
@@ -247,7 +247,7 @@ def _same(recorded: Event, event: Event) -> bool:
 
 
 def _fields(event: Event) -> list[bytes]:
-    # As JSON, because tuples come back from a record as lists.
+    # JSON is compared, because tuples come back from a record as lists.
     return [_json(getattr(event, name)) for name in event.names]
 
 

@@ -78,7 +78,7 @@ class Journal:
         # Within a process the monotonic clock counts, so that a change of the wall clock moves no deadline.
         self._opened, self._opened_at = time.monotonic(), time.time()
         self.started_at = rows[0].time if rows else self._opened_at  # seconds since the epoch
-        self._timer: asyncio.TimerHandle | None = None  # of the next commit
+        self._timer: asyncio.TimerHandle | None = None  # calls the next commit
         self._commit: Future[None] | None = None  # the last one that was begun
         self._failure: JournalError | None = None
         mailbox = None if replay_only else Mailbox(store, run_id, number)
@@ -284,7 +284,7 @@ class Journal:
             The event as it is recorded.
 
         Raises:
-            JournalError: the journal cannot be written. Subscribers receive the event all the same: it has happened.
+            JournalError: the journal cannot be written. Subscribers still receive the event: it has happened.
         """
         recorded = self._recorded.match(event)
         if recorded is not None:
@@ -453,7 +453,7 @@ class Journal:
         if self._store is not None:
             with suppress(JournalError):
                 self._store.flush()
-            self._store.forget(self._number)  # from now on another process may write this run
+            self._store.forget(self._number)  # another process may write this run now
             self._store.release(self._number)
 
     def _stop_timer(self) -> None:
@@ -475,7 +475,7 @@ def describe_damage(run_id: str, problems: Iterable[str]) -> str:
     return (
         f"The record of run {run_id} is damaged: {'; '.join(found[:3])}{more}. What the run did there is not known, so "
         "resuming it could repeat calls that must not be repeated. `closeout doctor --check` examines the journal; "
-        "`--force` (in Python despite_damage=True) resumes the run all the same."
+        "`--force` (in Python despite_damage=True) resumes the run anyway."
     )
 
 

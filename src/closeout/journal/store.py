@@ -52,7 +52,7 @@ BODY_PART = 1 << 20  # characters of a body that are handled in one call, which 
 SYNCED_NAME = "journal.synced"
 MESSAGES_NAME = "journal.messages"
 SWEEPS = 5  # tries to delete unused texts while other processes write; later deletions try again
-RETRY_SECONDS = 0.05  # between a commit that failed and its repetition
+RETRY_SECONDS = 0.05  # seconds until a failed commit is repeated
 # A row holds what one run put into one commit: a JSON list of [time, type, fields], with the hashes of fields that are
 # stored apart. Its place is run * 2**32 + seq of the first event. One row costs half as much as five, and with one
 # integer as its key the table grows at its end: a commit writes two pages instead of five.
@@ -65,7 +65,7 @@ _UPDATE_RUN = "UPDATE runs SET status=?, ended=?, answer=?, stop_reason=? WHERE 
 _SELECT_RUN = "SELECT id, run_id, started, ended, status, task, model, answer, stop_reason FROM runs"
 _UNDER_NONE = "NOT EXISTS (SELECT 1 FROM json_each(?) WHERE run_id>value||'.' AND run_id<value||'/')"
 _SELECT_EVENTS = "SELECT place, body, crc FROM events WHERE place>=? AND place<? ORDER BY place"
-_SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # of format 2
+_SELECT_EVENTS_2 = "SELECT place, body, NULL FROM events WHERE place>=? AND place<? ORDER BY place"  # reads format 2
 _SELECT_PLACES = "SELECT place, body FROM events WHERE place>=? AND place<? ORDER BY place LIMIT ?"
 _SELECT_BEGINNING = (
     "SELECT run_id FROM runs r JOIN events e ON e.place=r.id<<32 "
@@ -84,7 +84,7 @@ _SELECT_MESSAGES = "SELECT body FROM messages WHERE place>=? AND place<? ORDER B
 _DELETE_MESSAGES = "DELETE FROM messages WHERE place>=? AND place<?"
 _MESSAGE_LOCK = 1 << 30  # added to a run's number: the lock of its messages
 _DELETIONS = "journal.deletions"  # a note that changes when runs are deleted
-_REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # to a body, by its hash
+_REFERENCE = re.compile(rb'"([0-9a-f]{64})"')  # refers to a body by its hash
 _ALL = 2**63 - 1  # SQLite's largest number
 _LATEST = 2.0**37  # seconds: the year 6325. A later time was not written by this module, and no calendar shows it
 _NO_REFS: Mapping[str, str] = {}
@@ -236,7 +236,7 @@ class Store:
                 entries = [(0, begun, started), *((n, begun + t, event) for n, (t, event) in enumerate(later, 1))]
                 db.execute(_INSERT_EVENTS, _row(number, entries, bodies))
                 _insert_bodies(db, bodies.items())
-                self._locks.take(run_id, number)  # before others see the run and think that its process died
+                self._locks.take(run_id, number)  # now, before others see the run and think that its process died
         except BaseException:
             self.release(number)
             raise
@@ -256,16 +256,9 @@ class Store:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is done within, or nothing."""
         with self._writing:
-            db = self._db
             try:
-                db.execute("BEGIN IMMEDIATE")
-                try:
+                with transaction(self._db) as db:
                     yield db
-                    db.execute("COMMIT")
-                except BaseException:
-                    with suppress(sqlite3.Error):
-                        db.execute("ROLLBACK")
-                    raise
             except sqlite3.Error as error:
                 raise journal_error(error, self.path) from error
 
@@ -1042,7 +1035,7 @@ def open_store(folder: Path, make: Callable[[Path], Store] = Store) -> Store:
     with _stores_lock:
         found = _stores.get(key)
         if found is None:
-            # By its real path too: two stores of one folder would not see each other's run locks on every system.
+            # The real path counts: two stores of one folder would not see each other's run locks on every system.
             real = (key[0], Path(os.path.realpath(folder)))
             found = _stores[key] = _stores[real] = _stores.get(real) or make(folder)
         return found

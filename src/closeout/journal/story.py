@@ -82,7 +82,7 @@ class CallStory:
         index: Its place in the reply.
         handle: Its name in its agent; empty until it starts or is refused.
         name: The tool, as it is called; until then as the model wrote it.
-        arguments: The arguments, JSON text or a value, likewise.
+        arguments: The arguments, JSON text or a value, in the same way.
         decision: The decision of a person that it needs.
         decided: That decision, once it is made.
         shown: Its result as the model sees it, an item of `TurnAccepted.returns`.
@@ -167,8 +167,8 @@ class AgentStory:
     turn: TurnStory | None = None
     running: dict[str, CallStory] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
-    requests: dict[int, RequestStory] = field(default_factory=dict)  # without a reply, by their numbers
-    causes: list[Event] = field(default_factory=list)  # for the next request
+    requests: dict[int, RequestStory] = field(default_factory=dict)  # requests without a reply, keyed by number
+    causes: list[Event] = field(default_factory=list)  # what changes the prompt of the next request
 
 
 @record

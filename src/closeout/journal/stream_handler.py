@@ -185,7 +185,7 @@ class _Overrides:
         self._handler = handler
         self._names = names
         self._waiting: deque[tuple[str, Mapping[str, Any]]] = deque()
-        self._ids: dict[str, str] = {}  # of workflows and agents, that the methods replaced
+        self._ids: dict[str, str] = {}  # ids of workflows and agents that the methods replaced
         self._task: asyncio.Task[None] | None = None
 
     def add(self, event_type: str, data: Mapping[str, Any]) -> None:
@@ -238,7 +238,7 @@ class _StreamedRun:
         self._workflow = str(uuid.uuid4())
         self._story = Story()
         self._agents: dict[str, str] = {}  # the ids of those that have started and not ended
-        self._written: dict[str, list[int]] = {}  # of each agent, the indexes of its reply's calls in their order
+        self._written: dict[str, list[int]] = {}  # keyed by agent: the indexes of its reply's calls, in order
         names = ("update", *(name for name, _ in _METHODS.values()))
         own = frozenset(name for name in names if is_overridden(handler, StreamHandler, name))
         self._overrides = _Overrides(handler, own) if own else None

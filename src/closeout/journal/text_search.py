@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, Self
 import platformdirs
 
 from closeout.errors import JournalError, RunNotFound
-from closeout.journal.database import open_file, set_modes
+from closeout.journal.database import open_file, set_modes, transaction
 from closeout.journal.events import (
     AgentEnded,
     AgentStarted,
@@ -49,7 +49,7 @@ __all__ = ["IndexState", "RunHit", "SearchIndex", "forget_deleted", "parse_query
 FILE_NAME = "search.sqlite3"
 FORMAT = 2
 BATCH_SECONDS = 0.5  # a commit after this long, so that others can search what is indexed and nothing is lost
-BATCH_EVENTS = 2000  # of one run at once
+BATCH_EVENTS = 2000  # events of one run that are indexed at once
 EXCERPT = 160  # characters
 _ALL = 2**63 - 1
 _SEQ_MASK = (1 << SEQ_BITS) - 1
@@ -135,7 +135,7 @@ class SearchIndex:
         self._db = _connect(self._path)
         try:
             self._db.execute("PRAGMA secure_delete=ON")  # the words of a deleted run must not stay in free pages
-            with self._transaction():
+            with transaction(self._db):
                 if self._db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
                     for name in ("texts", "runs"):
                         self._db.execute(f"DROP TABLE IF EXISTS {name}")
@@ -194,7 +194,7 @@ class SearchIndex:
         done = 0
         while done < len(stale):
             batch_ends = min(time.monotonic() + BATCH_SECONDS, deadline)
-            with self._transaction():
+            with transaction(self._db):
                 while done < len(stale):
                     done += self._index(*stale[done])
                     if time.monotonic() > batch_ends:
@@ -220,7 +220,7 @@ class SearchIndex:
 
     def _start_again(self) -> tuple[list[tuple[int, str, float | None]], int]:
         """Empty the index. Texts cannot be removed from it one by one, because it does not hold them."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("DELETE FROM runs")
             self._db.execute("INSERT INTO texts(texts) VALUES('delete-all')")
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log held the words too
@@ -262,17 +262,6 @@ class SearchIndex:
         indexed = (run, run_id, following, ended if is_whole else None, counts)
         self._db.execute("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?)", indexed)
         return is_whole
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-            raise
 
     # -------------------------------------------------------------------------------------------- searching
 
@@ -350,7 +339,7 @@ def _in_all(terms: list[Iterator[tuple[int, int]]]) -> Iterator[tuple[int, int]]
         return
 
 
-# For each type of event: what a hit in it is called, and its fields that are searched.
+# The name of a hit in each type of event, and the fields of the event that are searched.
 _SEARCHED: Mapping[type[Event], tuple[str, tuple[str, ...]]] = {
     RunStarted: ("task", ("task", "question", "name")),
     AgentStarted: ("task", ("task", "name")),

@@ -50,7 +50,7 @@ class RunTotals:
         self.warnings: dict[str, None] = {}  # each once, in the order in which they came
         self.candidates: list[AnswerSeen] = []
         self.ended: RunEnded | None = None
-        self._turns_before = 0  # in the earlier attempts
+        self._turns_before = 0  # turns of the earlier attempts
         self._repairs_before = 0  # counted by the totals that these continue
         for event in events:
             self(event)

@@ -1,4 +1,4 @@
-"""Prices and context lengths of well-known models, and the cost of a request."""
+"""Prices and context lengths of well-known models, as of October 2026, and the cost of a request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 
 from closeout.messages import Usage
 
-__all__ = ["AS_OF", "CONTEXTS", "PRICES", "Price", "find_price", "known_context", "price", "undated"]
-
-AS_OF = "2026-10"
+__all__ = ["CONTEXTS", "PRICES", "Price", "find_price", "known_context", "price", "undated"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class CircuitBreaker:
         return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(self.failures - 1, 16))
 
 
-# Of the process, not of a run: a server that is down is down for every run. By model and address; a client without an
+# Shared by the process: a server that is down is down for every run. Keyed by model and address; a client without an
 # address has a breaker of its own.
 _BREAKERS: dict[str, CircuitBreaker] = {}
 _OWN_BREAKERS: WeakKeyDictionary[BaseClient, CircuitBreaker] = WeakKeyDictionary()
@@ -141,7 +141,7 @@ class FallbackClient(BaseClient):
         self._breakers = [_breaker_of(client) for client in clients]
         self._first = 0  # the model that this run prefers now
         self._spare: list[int] = []  # models that it left for their replies: asked again only if no other can answer
-        self._cost = [0.0] * len(self.clients)  # of this run, by model
+        self._cost = [0.0] * len(self.clients)  # the cost of this run, by model
 
     def for_run(self) -> Self:
         return type(self)(self.clients, self._rules, self._retry)

@@ -36,7 +36,7 @@ from closeout.redaction import redact, secrets_in
 __all__ = ["HTTPClient"]
 
 ONE_REQUEST = Usage(requests=1)
-# For replies without a usage (a stream that was cut off): about four bytes a token.
+# An estimate for replies without a usage, such as a stream that was cut off: about four bytes a token.
 BYTES_PER_TOKEN = 4
 # Bytes of a stream without events that are kept, to read it as a whole reply or to say what it is.
 MAX_UNREAD = 2**20

@@ -43,7 +43,7 @@ _SPIN = "30000"
 _SHORTEST_KEPT = 1000  # characters of a prompt's beginning whose state is kept on disk; shorter ones are read quickly
 
 _SAVE_SECONDS = 60.0
-# As the library calls them → as Linux does.
+# The library's names → those of Linux.
 _INSTRUCTIONS = {
     "AVX512": "avx512f",
     "AVX512_VNNI": "avx512_vnni",
@@ -143,7 +143,7 @@ class Engine:
                 self._states.finish(key, name)
             else:
                 self._states.discard(name)
-        except OSError as error:  # without the file, the prompt is read again next time
+        except OSError as error:  # the prompt is then read again next time
             _log.debug("the state of the prompt is not kept: %s", error)
         return True
 

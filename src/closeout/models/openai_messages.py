@@ -34,7 +34,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 # Our keys, not the protocol's: the encoder decides what is sent of them.
 _PRIVATE = frozenset({"reasoning_content", "reasoning", "attached"})
-# For calls that another model made: https://ai.google.dev/gemini-api/docs/thought-signatures#faqs
+# The signature of calls that another model made: https://ai.google.dev/gemini-api/docs/thought-signatures#faqs
 _UNSIGNED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
 # The fields that a request needs; and names in a server's error: quoted, at the end of a path, or not a word.
 _NEEDED = frozenset({"role", "content", "tool_calls", "function_call", "name"})

@@ -97,7 +97,7 @@ class Retries:
         sleep: Sleep = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.spent = _NOTHING  # by the failed attempts
+        self.spent = _NOTHING  # the usage of the failed attempts
         self._policy = policy
         self._on_retry = on_retry
         self._sleep = sleep

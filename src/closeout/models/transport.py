@@ -81,7 +81,7 @@ class Endpoint:
                 options["proxy"] = proxy
             if login and self.url.startswith("https:"):
                 options["proxy_headers"] = login
-            elif login:  # without TLS the proxy reads the request itself
+            elif login:  # the proxy reads a request without TLS itself
                 options["headers"] = CIMultiDict({**self.headers, **login})
             self._route = (URL(self.url), options)
         return self._route

@@ -13,7 +13,7 @@ from closeout.journal.subscribers import Progress, RunInfo
 
 __all__ = ["JsonLogListener"]
 
-# In addition to time, run_id, agent and event. What a person, a model or a tool wrote is in _CONTENT.
+# The fields beside time, run_id, agent and event. What a person, a model or a tool wrote is in _CONTENT.
 _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.RunStarted: ("name", "task_id"),
     ev.RunResumed: ("idle",),

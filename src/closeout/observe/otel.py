@@ -290,7 +290,7 @@ class _RunSpans:
         if held is None:
             return
         if held.token is not None and trace.get_current_span() is held.span:
-            otel_context.detach(held.token)  # in another task's context it is not current, and ends with that task
+            otel_context.detach(held.token)  # a span of another task's context is not current, and ends with that task
         held.span.set_attributes(dict(ended))
         if error:
             held.labels["error.type"] = error

@@ -28,7 +28,7 @@ __all__ = [
     "read_object",
 ]
 
-# In order of priority: the first key that is present counts. The first of each is the one that the prompts teach.
+# The first key that is present counts. The first of each is the one that the prompts teach.
 NAME_KEYS = ("action", "action_name", "tool", "tool_name", "function_name", "name", "function")
 INPUT_KEYS = (
     "action_input",

@@ -15,7 +15,7 @@ from closeout.parsing.readers import INVENTED_HINT, INVENTED_TAG, ReadEvent, rea
 from closeout.parsing.reasoning import ThinkingSplitter, split_thinking
 from closeout.parsing.salvage import AMID_TEXT, only_ends
 
-__all__ = ["MAX_PROGRAM", "ProgramReader", "numbers_in", "parse_python"]
+__all__ = ["MAX_PROGRAM", "ProgramReader", "parse_python"]
 
 MAX_PROGRAM = 100_000  # characters
 _MAX_FENCES = 20  # closing fences that are tried, as a string in the program may hold some
@@ -33,7 +33,6 @@ _NO_LANGUAGE = Defect(
 _LONG = Defect("too_long", f"The program is longer than {MAX_PROGRAM:,} characters. Write a shorter one.", refuses=True)
 
 _WORD = re.compile(r"[^\W\d]\w*+")
-_NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?!\w|[.,-]\d)", re.ASCII)
 
 
 class _FencedBlock(NamedTuple):
@@ -248,8 +247,3 @@ def parse_python(code: str) -> ast.Module | None:
             return ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-
-
-def numbers_in(text: str) -> list[str]:
-    """Return the numbers that a question states in digits, without those that are a part of a name or a date."""
-    return _NUMBER.findall(text)

@@ -69,7 +69,7 @@ EventKind = Literal[
     "final_delta",  # a piece of the final answer, decoded
     "final",  # the final answer is complete; role "plain": a candidate, as the reply had no structure
     "malformed",
-    "untrusted",  # after the first complete action, or after an observation that the model wrote
+    "untrusted",  # text after the first complete action, or after an observation that the model wrote
     "end",
 ]
 _STREAMED = frozenset({"text", "reasoning", "marker", "argument_delta", "final_delta", "untrusted"})
@@ -624,7 +624,7 @@ class State(Enum):
     ANSWER = auto()  # the text after `Final Answer:`
     REASONING = auto()  # text inside reasoning tags
     UNTRUSTED = auto()  # the text after an action, an answer or a defect
-    # Of an action, from its marker, tag or bracket to its end:
+    # The stages of an action, from its marker, tag or bracket to its end:
     VALUE = auto()  # blanks before a JSON value, a fence or a name
     FENCE_INFO = auto()  # the opening line of a fence around the value
     JSON = auto()

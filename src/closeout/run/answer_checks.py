@@ -53,7 +53,7 @@ class AnswerChecks:
         *,
         may_ask: bool = True,
     ) -> Objection | None:
-        """Return the first objection to an answer, None if there is none. An answer is checked once.
+        """Return the first objection to an answer, None if it passes. An answer is checked once.
 
         Args:
             found: The answer, as the contract read it.

@@ -143,7 +143,7 @@ class Attempt:
         self.agent = agent
         self.number = number
         self.turns = 0  # accepted so far
-        self._outcomes: list[CallOutcome] = []  # of all calls
+        self._outcomes: list[CallOutcome] = []  # those of all calls
         self._learned = learned
         self._path = scope.path
         self._journal = scope.journal
@@ -160,7 +160,7 @@ class Attempt:
         self._loops = LoopWatch()
         self._note_tools()
         self._loops_found = 0
-        self._non_answers = 0  # in a row
+        self._non_answers = 0  # consecutive ones
         self._reopened = 0
         self._unrun = False  # an answer that contained a call was asked for again
 

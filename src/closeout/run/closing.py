@@ -42,7 +42,7 @@ from closeout.run.result import AgentResult, Stop
 
 __all__ = ["close_attempt", "fall_back", "with_summary"]
 
-LAST_PART = 4  # of a conversation that is too long even without its results, this fraction of its end is kept: 1/4
+LAST_PART = 4  # the last quarter is kept of a conversation that is too long even without its results
 
 
 def close_attempt(attempt: Attempt, stop: Stop, *, is_final: bool) -> Awaitable[AgentResult | Reading]:

@@ -24,7 +24,7 @@ from closeout.run.result import RunResult, conversation_of, state_of
 __all__ = ["Session"]
 
 REPLIED = frozenset({"answered", "unanswered"})
-BUSY_SECONDS = 0.25  # between two looks at a message that another process answers
+BUSY_SECONDS = 0.25  # seconds between two looks at a message that another process answers
 FULL = 0.5  # share of the model's context that the history may take
 WORTH_ASKING = 1_000  # tokens: a server need not be asked how much fits while the history is shorter
 KEPT = 0.5  # share of that which stays when it is full: rare and large, so that the provider's cache is of use
@@ -248,7 +248,7 @@ class Session(Generic[Value]):
         return "" if self._store is None else f"{self.id}.{self._number(runs[-1]) + 1 if runs else 1}"
 
     def _number(self, record: RunRecord) -> int:
-        """Return the number of one of its runs, -1 if it is none: a key of `Agent.map` may have the same name."""
+        """Return the number of one of its runs, -1 for any other run: a key of `Agent.map` may have the same name."""
         if record.run_id == self.id:
             return 0 if is_new_run_id(self.id) else -1  # a name of a user's may be that of any run
         text = record.run_id.removeprefix(f"{self.id}.")

@@ -124,7 +124,7 @@ class ModelCalls:
         self._record_prompts = scope.record_prompts
         self._gate = scope.gate
         self._reserves = scope.reserves
-        self._bound: PromptBound | None = None  # of this agent's prompts, once a budget needs it
+        self._bound: PromptBound | None = None  # the bound of this agent's prompts, once a budget needs it
         self.sent = 0  # requests so far: the number of the next one
         self._tokens: tuple[int, ...] = ()  # ids of the last prompt and its reply, if the server states them
         self._warnings: set[str] = set()  # each is noted once

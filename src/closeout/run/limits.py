@@ -11,8 +11,8 @@ from closeout.messages import Usage, UsageSum
 
 __all__ = ["CLOSING_TOKENS", "Budget", "Limits"]
 
-CLOSING_TOKENS = 400  # of the closing instruction and a short answer
-RESERVE = 0.1  # of the time allowed that is kept for closing, at least
+CLOSING_TOKENS = 400  # the closing instruction and a short answer
+RESERVE = 0.1  # the fraction of the time that is kept for closing, at least
 CLOCK_STEP = 0.02  # seconds by which the moments of a journal and a deadline may differ
 
 
@@ -68,7 +68,7 @@ class Budget:
     seconds_of_last: float = 0.0
     started: float = -1.0
     request_pending: bool = False
-    children: list[Budget] = field(default_factory=list)  # of agents at work
+    children: list[Budget] = field(default_factory=list)  # the budgets of agents at work
     watched: bool = field(init=False)  # more than turns is limited, here or above
 
     def __post_init__(self) -> None:

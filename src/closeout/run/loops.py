@@ -33,7 +33,7 @@ class _Seen:
     name: str = ""
     query: Query | None = None
     result: int = 0
-    length: int = 0  # of the result
+    length: int = 0  # the length of the result
     failed_program: bool = False
 
 
@@ -51,7 +51,7 @@ class LoopWatch:
         self._turns: deque[_Seen] = deque(maxlen=WINDOW)
 
     def see(self, calls: Sequence[ToolCall], returns: Sequence[ToolReturn]) -> str:
-        """Add a turn. Returns a sentence that names the circle it completes, empty if there is none."""
+        """Add a turn. Returns a sentence that names the circle it completes, empty if it completes none."""
         if not calls:
             return ""
         self._turns.append(self._seen(calls, returns))
@@ -134,7 +134,7 @@ def _canonical(arguments: Mapping[str, Any] | str) -> str:
 
 SHORTEST = 12  # letters, with a Chinese character as three: shorter queries are similar by chance
 LONGEST = 500  # characters of a query that are compared; four times as many of a result
-LIKE_WORD = 80.0  # of 100, by rapidfuzz's ratio: two forms of one word ("world", "world's")
+LIKE_WORD = 80.0  # rapidfuzz's ratio, up to 100, of two forms of one word ("world", "world's")
 SHARED_WORDS = 0.6  # least share of the words of the longer query that both have
 # Least share of common words in the two results: if words of the query were moved, added or removed; and if a word was
 # replaced by another, which may be a synonym or the next name on a list.

@@ -45,7 +45,7 @@ __all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_k
 logger = logging.getLogger("closeout")
 
 ENDED = frozenset({"answered", "unanswered"})
-LOCKED_SECONDS = 0.25  # between two looks at a run that another process executes
+LOCKED_SECONDS = 0.25  # seconds between two looks at a run that another process executes
 MAX_NAME = 200  # characters of a key or a session's name
 
 TaskItem = str | Mapping[str, Any]
@@ -292,7 +292,7 @@ class ManyRuns(Generic[Value]):
     async def _run(self, item: _QueuedTask, *, wait: bool) -> Once[Value]:
         try:
             return await self._once(item.task, item.run_id, item.options, wait=wait)
-        except (UsageError, JournalDamaged) as error:  # of this task: the others are as good as before
+        except (UsageError, JournalDamaged) as error:  # only this task is affected
             return Once(
                 RunResult(
                     answer=None,
@@ -307,7 +307,7 @@ class ManyRuns(Generic[Value]):
             )
 
     async def _next(self, source: AsyncIterator[TaskItem]) -> _QueuedTask | None:
-        """Take the next task. Raises UsageError if it is none."""
+        """Take the next task. Raises UsageError if it is not one."""
         try:
             given = await anext(source)
         except StopAsyncIteration:

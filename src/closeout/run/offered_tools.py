@@ -94,7 +94,7 @@ def with_server_tools(specs: Iterable[ToolSpec], of_servers: Iterable[ToolSpec])
 
 
 def dump_specs(tools: Iterable[ToolSpec]) -> str:
-    """Write the tools of servers as JSON, empty if there are none. Local tools are part of the agent itself."""
+    """Write the tools of servers as JSON, empty without servers' tools. Local tools are part of the agent itself."""
     foreign = [asdict(tool) for tool in tools if tool.server_name is not None]
     return json.dumps(foreign, ensure_ascii=False, default=str) if foreign else ""
 

@@ -80,7 +80,7 @@ class Orchestrator:
                 plan, scope, session, final_format.client, seen=answers.seen, question=task or question
             )
         self.attempt: Attempt | None = None  # the last one
-        self._result: AgentResult | None = None  # of the last attempt
+        self._result: AgentResult | None = None  # the result of the last attempt
         self._agent = AgentWork(
             plan=plan,
             scope=scope,

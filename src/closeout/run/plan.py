@@ -123,10 +123,10 @@ class AgentPlan:
     may_switch_dialect: bool = False
     remember_dialect: Callable[[str], None] | None = None  # called with the dialect that a run switched to
     stream: bool = False
-    record_prompts: bool = True  # in the journal
+    record_prompts: bool = True  # the journal keeps the prompts
     output_formatter: OutputFormatter = field(default_factory=OutputFormatter)
     forms: tuple[Form, ...] = ()  # tool calls as text, beside the built-in forms
-    encodings: tuple[Encoding, ...] = ()  # of results, beside the built-in ones
+    encodings: tuple[Encoding, ...] = ()  # ways to write results, beside the built-in ones
     make_executor: MakeExecutor = ToolExecutor
     make_generator: MakeGenerator = AnswerGenerator
     telemetry: TelemetryCollector | None = None  # the user's, of all runs
@@ -436,10 +436,10 @@ class Scope:
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
         gate: Admits the run's requests to models, those of sub-agents too. None admits all.
         home: Returns the folder of the run, whose ledger keeps the budgets; None: it is kept in memory.
-        reserves: The budgets that the run's requests are charged to, those of sub-agents too. None: it has none.
+        reserves: The budgets that the run's requests are charged to, those of sub-agents too; None without budgets.
         deps: What the tools get as `RunContext.deps`.
         stream_handler: The user's, or one that sends nothing.
-        log: The user's TaskLog; None if there is none.
+        log: The user's TaskLog, if one was passed.
         clock: Returns the time, in seconds since the epoch.
         waits: What the run waits for as far as this process has come, in all its agents.
     """

@@ -26,7 +26,7 @@ TOKENS_OF_REQUEST = 1000
 TOKENS_OF_MESSAGE = 16
 TOKENS_OF_PICTURE = 50_000  # more than any vendor's documentation counts for one
 FIRST_POLL, LONGEST_POLL = 0.01, 0.25  # seconds between looks at requests under way
-LONGEST_SLEEP = 30.0  # of a wait for the next period: the clock may be set meanwhile
+LONGEST_SLEEP = 30.0  # a wait for the next period looks at the clock, which may be set meanwhile
 
 
 def open_reserves(

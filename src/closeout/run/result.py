@@ -166,7 +166,7 @@ class RunResult(Generic[Value]):
 
     @property
     def error_kind(self) -> str:
-        """The name of the exception that ended the run, most often one of `closeout.errors`; empty if there is none."""
+        """The name of the exception that ended the run, most often one of `closeout.errors`; empty if none did."""
         return self.failure.kind if self.failure is not None else ""
 
     @property

@@ -41,7 +41,7 @@ class Answers:
     def __init__(self, contract: AnswerContract, accept: Callable[[str], str | None] = lambda text: None) -> None:
         self.contract = contract
         self._accept = accept
-        self.seen: list[str] = []  # in the form of the contract, in the order in which they were given
+        self.seen: list[str] = []  # answers in the form of the contract, in the order in which they were given
         self._values: dict[str, Any] = {}
         self._texts: dict[str, str] = {}  # the text that held the answer, the last one if there are several
         self._last: tuple[str, ContractReading] | None = None  # a reply is read in several places
@@ -202,7 +202,7 @@ def review_outcomes(outcomes: Sequence[CallOutcome]) -> RollBack | None:
 
 # ------------------------------------------------------------------------------------------------ asking again
 
-STEP = 0.2  # by which each further rollback in a row raises the temperature
+STEP = 0.2  # each further rollback in a row raises the temperature by it
 HOTTEST = 1.0
 UNSET = 0.6  # what a temperature that is left to the server counts as; most servers take 0.7 to 1
 FAILURES = 3  # rollbacks in a row for the same tool after which it is not offered in the next try

@@ -93,7 +93,7 @@ class ModelSession:
         self._switched = False
         self._constraint_refused = False
         self._texts_taken = False  # the server has completed a text
-        self._listener: ReplyListener | None = None  # of the last reply, if it was streamed
+        self._listener: ReplyListener | None = None  # the listener of the last reply, if it was streamed
         self._last_request = ModelRequest()
         self._history_owner = owner_of(plan.client, "update_message_history")
         llm = plan.llm
@@ -430,7 +430,7 @@ def _without_messages(view: HistoryView) -> HistoryView:
 def _as_prompt(messages: Sequence[Message]) -> str:
     """Write a conversation that began as a text prompt as one text prompt again."""
     first, *rest = messages
-    # Without a label, as hints are written in it: a second "Question:" would be another task.
+    # The text has no label, because hints are written in it: a second "Question:" would be another task.
     parts = [first.text.rstrip().removesuffix(PRIMER).rstrip(), *(message.text for message in rest)]
     return "\n\n".join(parts) + f"\n\n{PRIMER}"
 

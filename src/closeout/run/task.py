@@ -58,7 +58,7 @@ class Task:
 
 
 def dump_texts(texts: Iterable[FileText]) -> str:
-    """Write texts as JSON for the journal, empty if there are none."""
+    """Write texts as JSON for the journal, empty for no texts."""
     rows = [(text.handle, text.name, text.text) for text in texts]
     return json.dumps(rows, ensure_ascii=False) if rows else ""
 

@@ -47,7 +47,7 @@ class _Asked:
         request: The turn's request, None in closing.
         may_act: Whether a reply that calls a tool ends closing: it is in `acted` then.
         reply: The last reply.
-        error: Why there is none.
+        error: Why the reply is missing.
     """
 
     info: RequestInfo
@@ -227,7 +227,7 @@ class UserGenerator:
         return reply
 
     def _reply(self, returned: Any, asked: _Asked) -> ModelReply | None:
-        """Return the reply with the text and the calls that the method returned; None if there is none."""
+        """Return the reply with the text and the calls that the method returned; None if it returned nothing."""
         text, should_break, infos, _ = returned
         text, infos = text or "", _listed(infos)
         reply = asked.reply

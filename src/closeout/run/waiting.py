@@ -128,7 +128,7 @@ async def decide(
             default answer if nobody has decided in time.
 
     Raises:
-        Suspended: There is none yet.
+        Suspended: The decision has not been made yet.
     """
     journal = scope.journal
     recorded = journal.recorded(DecisionRequested, request.agent, request.request)
@@ -220,7 +220,7 @@ def _id(event: DecisionRequested | DecisionMade) -> str:
 def _open_requests(rows: Iterable[Row]) -> dict[str, DecisionRequested]:
     """Requests without a decision, by id."""
     requests: dict[str, DecisionRequested] = {}
-    withdrawn: dict[str, DecisionRequested] = {}  # of a run that ended, until it waits again
+    withdrawn: dict[str, DecisionRequested] = {}  # requests of a run that ended, until it waits again
     for row in rows:
         event = row.event
         if isinstance(event, DecisionRequested):

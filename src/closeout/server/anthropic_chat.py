@@ -78,7 +78,7 @@ class _Messages:
         totals, story, text = RunTotals(), Story(), ReplyText()
         for event in writer.begin():
             yield event
-        gap = ""  # after a text that does not count: it cannot be taken from the client
+        gap = ""  # separates a text that does not count, which cannot be taken from the client
         async for row in self._host.follow(run_id):
             place = story.feed(row.event)
             for change in text.feed(row.event, place) if row.event.agent == "main" else ():

@@ -25,7 +25,7 @@ TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-RETRY_SECONDS = 5  # until a client that was refused may ask again
+RETRY_SECONDS = 5  # seconds until a refused client may ask again
 
 
 class ApiError(Exception):

@@ -13,7 +13,7 @@ from closeout.journal.subscribers import Progress
 
 __all__ = ["Wakeup", "follow"]
 
-POLL_SECONDS = 0.5  # between two looks at a run that another process executes
+POLL_SECONDS = 0.5  # seconds between two looks at a run that another process executes
 
 
 class Wakeup:

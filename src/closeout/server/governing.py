@@ -173,7 +173,7 @@ def arguments_text(call: ToolCall) -> str:
 
 
 def arguments_object(call: ToolCall) -> Mapping[str, Any]:
-    """Return the arguments of a call as an object; empty if they are none."""
+    """Return the arguments of a call as an object; empty if they are not one."""
     if isinstance(call.arguments, Mapping):
         return call.arguments
     return read_object(call.arguments) or {}

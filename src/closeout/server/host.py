@@ -36,9 +36,9 @@ log = logging.getLogger("closeout.server")
 
 UNNAMED = "unnamed"  # the user of a request that names none
 ORIGIN = "serve"  # the key of a run's origin under which the server keeps its own notes
-MAX_RESUMES = 3  # in a row without progress: such a run may be what kills the server
-WAKE_SECONDS = 1.0  # between two looks for runs that can continue because of another process
-PRUNE_SECONDS = 86_400.0  # between two deletions of old runs
+MAX_RESUMES = 3  # a run that makes no progress may be what kills the server
+WAKE_SECONDS = 1.0  # seconds between two looks for runs that can continue because of another process
+PRUNE_SECONDS = 86_400.0  # seconds between two deletions of old runs
 MAX_SCANNED = 100_000  # runs that are looked at for interrupted ones at start-up
 
 

@@ -104,7 +104,7 @@ class _Chat:
             return event_bytes({**head, "choices": [choice]})
 
         yield chunk({"role": "assistant", "content": ""})
-        gap = ""  # after a text that does not count: it cannot be taken from the client
+        gap = ""  # separates a text that does not count, which cannot be taken from the client
         async for row in self._host.follow(run_id):
             place = story.feed(row.event)
             for change in reply.feed(row.event, place) if row.event.agent == "main" else ():

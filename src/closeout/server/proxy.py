@@ -41,7 +41,7 @@ __all__ = ["Proxy"]
 MAX_AGAIN = 2  # times that a reply is asked for again
 TIMEOUT = 600.0  # seconds for one reply
 GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
-MAX_REQUESTS = 512  # at the same time
+MAX_REQUESTS = 512  # concurrent requests
 MAX_QUEUE = 1024  # that may wait
 REJECTIONS_BEFORE_TEXT = 2  # errors in a row about calls of the model before they are asked for as text
 LEARNED_KEPT = 1024  # models and keys for which the server refuses tools or fields
@@ -80,12 +80,12 @@ class Proxy:
         self.store = store
         self.record_only = record_only
         self.counts = Counter[str]()  # requests, repaired, again, unrepaired, failed
-        self.repairs = Counter[str]()  # by kind
+        self.repairs = Counter[str]()  # keyed by kind
         self.admission = Admission(max_requests, max_queue)
         self._read_only_tools = frozenset(read_only_tools)
         self._always_text = dialect == "text"
         self.forms = check_forms(forms)
-        self._learned: OrderedDict[tuple[str, str], _Learned] = OrderedDict()  # by model and client's key
+        self._learned: OrderedDict[tuple[str, str], _Learned] = OrderedDict()  # keyed by model and client's key
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
     def add_routes(self, app: web.Application) -> None:
@@ -202,7 +202,7 @@ class _Received:
     """A reply of the upstream server.
 
     Attributes:
-        response: The response that brought it.
+        response: The response that it came in.
         rest: The bytes that the client has not got; of a stream, its events.
         reply: The reply.
         fault: What in its form clients may not be able to read; empty if nothing.
@@ -551,14 +551,14 @@ class _ProxiedExchange:
 
     async def _convert(self) -> web.StreamResponse:
         """Rewrite the request for the upstream server, and the reply for the client."""
-        self._has_choices = False  # the client gets one, written anew
+        self._has_choices = False  # the client gets one, written again
         request = self._form.request(self._body, self._offered)
         client = self._proxy.upstream.client(self._model, self._request.headers)
         dialect = CotChat() if self._writes_text else None
         if dialect is not None:
             request = _as_text(request, dialect)
         messages = request.messages
-        cut: tuple[ModelReply, Verdict] | None = None  # as above
+        cut: tuple[ModelReply, Verdict] | None = None  # a reply that was cut off, as above
         while True:
             self._record.requested(messages=len(request.messages), size=0)
             try:
@@ -730,7 +730,7 @@ def _frame_ends(data: bytearray, start: int) -> Iterator[int]:
     if data.find(b"\r", start) >= 0:
         yield from (end.end() for end in _FRAME_END.finditer(data, start))
         return
-    while (found := data.find(b"\n\n", start)) >= 0:  # in long events five times as fast as the pattern
+    while (found := data.find(b"\n\n", start)) >= 0:  # five times as fast as the pattern in long events
         start = found + 2
         yield start
 

@@ -32,7 +32,7 @@ __all__ = ["KIND", "ProxyRecord"]
 KIND = "proxy"
 """The key of a run's origin that says it is a request through the proxy."""
 
-WRITE_SECONDS = 0.02  # after the end of a request until its record is written
+WRITE_SECONDS = 0.02  # seconds from the end of a request until its record is written
 MAX_TASK = 20_000  # characters of the last message that are kept
 # Characters that wait to be written, were all records as long as one: above it, its request waits for it to be written.
 MAX_UNWRITTEN = 2**22

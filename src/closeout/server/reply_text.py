@@ -34,7 +34,7 @@ __all__ = ["ReplyRecorder", "ReplyText", "TextChange"]
 
 # What was streamed cannot be withdrawn from every client, and the text before a tool call is usually a sentence or two.
 MIN_TEXT = 200  # characters that a reply must have before its text is streamed
-PIECE_SECONDS = 0.1  # between two recorded pieces of a reply
+PIECE_SECONDS = 0.1  # seconds between two recorded pieces of a reply
 
 
 class ReplyRecorder:

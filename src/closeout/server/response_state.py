@@ -86,7 +86,7 @@ class Outcome:
         elif ended.status == "cancelled":
             self.status = "cancelled"
         elif ended.status == "waiting":
-            self.status = "completed"  # with what it waits for
+            self.status = "completed"  # its output says what it waits for
             self.message = (
                 "The run waits for a decision, a time or a signal, see /v1/runs/ID. It continues when that is there."
             )
@@ -123,7 +123,7 @@ class ResponseState:
         self.pending: dict[str, PendingDecision] = {}
         # The times and signals that the run waits for.
         self._awaited: dict[tuple[str, str], PendingDecision] = {} if after is None else dict(after._awaited)
-        # By the handles of calls, the items that asked for their approval.
+        # The items that asked for the approval of calls, keyed by the calls' handles.
         self._approvals: dict[str, str] = {} if after is None else after._approvals
         self._completed_at: float | None = None
         self._totals = RunTotals()
@@ -166,7 +166,7 @@ class ResponseState:
             case ToolStarted():
                 reply = None if place.turn is None else place.turn.reply
                 if reply is not None and (reply.text or reply.reasoning):
-                    self._open_thought()  # before the calls, although its text is known after them
+                    self._open_thought()  # the thought precedes the calls, although its text is known after them
                 self._start_call(event.handle, event.name, event.arguments, event.server_name)
             case ToolFinished():
                 self._finish_call(event)

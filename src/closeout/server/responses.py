@@ -23,7 +23,7 @@ from closeout.server.sse import event_bytes, send_events
 
 __all__ = ["add_responses", "check_model", "check_tools", "run_headers", "schema_in"]
 
-MAX_ITEMS = 100  # of a page, as OpenAI allows
+MAX_ITEMS = 100  # the longest page that OpenAI allows
 MAX_METADATA = 16  # entries, as OpenAI allows
 
 
@@ -151,13 +151,13 @@ class _ResponsesRoutes:
         after = request.query.get("starting_after", "-1")
         if not after.removeprefix("-").isdecimal() or len(after) > 18:
             raise ApiError(400, "starting_after must be the sequence number of an event.", param="starting_after")
-        await self._view(response)  # raises if there is none
+        await self._view(response)  # raises if it does not exist
         return await send_events(request, self._events(response, int(after)), run_headers(response.run_id))
 
     async def input_items(self, request: web.Request) -> web.Response:
         """List the messages that a response answers, the newest first unless `order` is "asc"."""
         response = ResponseId.read(request.match_info["id"])
-        await self._view(response)  # raises if there is none
+        await self._view(response)  # raises if it does not exist
         started = (await self._host.find(response.run_id)).started
         earlier = decode_json(started.earlier.encode()) if started.earlier else []
         messages = [*earlier, {"role": "user", "content": started.task}]

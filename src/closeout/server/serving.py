@@ -27,9 +27,9 @@ from closeout.server.viewer.routes import add_viewer
 __all__ = ["agent_app", "check_address", "listening", "proxy_app", "serve_until_stopped", "viewer_app"]
 
 MAX_PROXY_BODY = 256 * 2**20  # bytes: conversations may hold pictures
-CLOSE_SECONDS = 2.0  # for connections, after the runs have been stopped
-IDLE_SECONDS = 20.0  # until a connection without a whole request header is closed
-LOG_SECONDS = 10.0  # between two reports that no connection can be accepted
+CLOSE_SECONDS = 2.0  # seconds that connections may take after the runs have been stopped
+IDLE_SECONDS = 20.0  # seconds until a connection without a whole request header is closed
+LOG_SECONDS = 10.0  # seconds between two reports that no connection can be accepted
 
 
 def agent_app(host: AgentHost, *, address: str = "127.0.0.1", keys: Sequence[str] = ()) -> web.Application:

@@ -29,7 +29,7 @@ def event_bytes(data: Mapping[str, Any] | bytes, *, name: str = "", number: int 
 async def send_events(
     request: web.Request, events: AsyncIterable[bytes], headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
-    """Send events until there are no more. Comments keep the connection alive while there are none.
+    """Send events until the last one. Comments keep the connection alive in between.
 
     Raises:
         ConnectionError: The client is gone.

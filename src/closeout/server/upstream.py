@@ -21,7 +21,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ENDPOINTS_KEPT = 256
-# Until what is learned of the server is tried again: it may have been restarted with other options.
+# Seconds until what is learned of the server is tried again: it may have been restarted with other options.
 LEARNED_SECONDS = 600.0
 
 # Headers that concern one connection, or that are written again.

@@ -38,7 +38,7 @@ class ReceivedRequest:
     turn: int = 0
     fault: str | None = None
     disconnected: bool = False  # the client closed the connection during the reply
-    view: RequestView = field(default_factory=RequestView, repr=False)  # as the script saw it
+    view: RequestView = field(default_factory=RequestView, repr=False)  # the request as the script saw it
 
     @property
     def json(self) -> Any:

@@ -78,7 +78,7 @@ class _MadeCall:
     result: Any = None
     failure: BaseException | None = None
     error: str = ""
-    passed_on: bool = False  # by `super().execute_tool_call`: the next call is the tool's own
+    passed_on: bool = False  # `super().execute_tool_call` was called: the next call is the tool's own
 
 
 _made_call: ContextVar[_MadeCall | None] = ContextVar("closeout_made_call", default=None)
@@ -285,7 +285,7 @@ class ToolManager:
             asked = _made_call.get()
             if asked is None or not asked.passed_on:
                 return await self._call_by_override(route, arguments, progress)
-            asked.passed_on = False  # of this call: the tool may make others
+            asked.passed_on = False  # only this call was passed on: the tool may make others
             progress = asked.progress
         if not isinstance(route.home, McpServer):
             with reporting_to(progress):

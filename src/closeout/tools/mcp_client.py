@@ -354,7 +354,7 @@ class _ServerSession:
                     self._client = client
                     self._ready.set_result(None)
                     await self._follow(client)
-            self._ready.cancel()  # without effect once it is done
+            self._ready.cancel()  # a finished one ignores it
         except asyncio.CancelledError:
             self._ready.cancel()
             raise

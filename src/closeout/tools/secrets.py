@@ -169,7 +169,7 @@ class Secrets:
         return iter(self._by_name.values())
 
     def instruction(self) -> str:
-        """Return what the model has to know of the secrets, empty if there are none."""
+        """Return what the model has to know of the secrets, empty without secrets."""
         lines = [
             f"- secret:{each.name} for {', '.join(each.tools)}{f': {each.description}' if each.description else ''}"
             for each in self

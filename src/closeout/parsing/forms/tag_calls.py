@@ -448,7 +448,7 @@ def read_minimax_m3(source: Source, toolbox: OfferedNames) -> Found:
     text, at = source.text, 0
     blocks: list[Block] = []
     stack: list[_Node] = []
-    start, call_start = -1, 0  # of the last <tool_call>, which a call need not be in; of the last call
+    start, call_start = -1, 0  # where the last <tool_call>, which is optional, and the last call begin
     name = ""
     for tag in _TAG.finditer(text):
         if stack:

@@ -59,7 +59,7 @@ class FormCheck(ABC):
 
     def __init__(self) -> None:
         self.fault = ""
-        self._ids: dict[Any, str] = {}  # of the calls so far, by place
+        self._ids: dict[Any, str] = {}  # ids of the calls so far, keyed by place
 
     @abstractmethod
     def take(self, value: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from closeout.journal.store import Store
 
 __all__ = ["evaluation_shape", "evaluations_shape", "trial_shape"]
 
-MOST_TASKS = 20_000  # in the matrix
+MOST_TASKS = 20_000  # rows of the matrix
 LONGEST_TEXT = 300  # characters of an answer or a reason in the matrix
 
 

@@ -36,10 +36,10 @@ __all__ = ["add_viewer"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOST_RUNS = 200  # in one response
+MOST_RUNS = 200  # runs in one response
 MOST_EVENTS = 5000
 LONGEST_REASON = 300  # characters
-INDEX_SECONDS = 0.1  # of indexing before a list is made; the rest is indexed between lists
+INDEX_SECONDS = 0.1  # seconds of indexing before a list is made; the rest is indexed between lists
 KEEP_ALIVE_SECONDS = 15.0
 STATIC: Final = files("closeout.server.viewer") / "static"
 POLICY = (

@@ -23,7 +23,7 @@ from closeout.server.viewer.shapes import cut, event_shape, totals_shape, withou
 
 __all__ = ["StoryItems"]
 
-LAST = 2**53  # after every number of an event
+LAST = 2**53  # larger than every number of an event
 Place = tuple[int, ...]
 
 
@@ -168,7 +168,7 @@ class StoryItems:
             "started": self._event(call.started),
             "finished": self._event(call.finished),
             "shown": self._shorten(call.shown),
-            # To the client of the proxy, which runs it.
+            # The call goes to the client of the proxy, which runs it.
             "passedOn": call.turn.accepted is not None and not has_outcome,
         }
 

@@ -40,7 +40,7 @@ MAX_OUTPUT_BYTES = 1_000_000  # a script that writes more is stopped
 CLOSING_SECONDS = 1.0
 # Seconds after which the script's own clock ends it, should the program not have done so.
 GRACE_SECONDS = 5.0
-WATCH_SECONDS = 0.2  # between two looks at the memory of a script and of what it started
+WATCH_SECONDS = 0.2  # seconds between two looks at the memory of a script and of what it started
 LEFTOVER_SECONDS = 60.0  # age of a folder that may be left over
 _PREFIX = "closeout-python-"
 _PSS = re.compile(r"^Pss:\s+(\d+)", re.MULTILINE)  # kB
@@ -289,7 +289,7 @@ async def _run(script: _Script, limits: dict[str, Any], seconds: float) -> str:
             _end_group(transport.get_pid())
             with suppress(ProcessLookupError):
                 transport.kill()
-            await asyncio.shield(asyncio.wait((watched.gone,), timeout=CLOSING_SECONDS))  # until it is reaped
+            await asyncio.shield(asyncio.wait((watched.gone,), timeout=CLOSING_SECONDS))  # the process is then reaped
         transport.close()
     if watched.output.total + watched.errors.total > MAX_OUTPUT_BYTES:
         raise ToolError(f"The script printed more than 1 MB and was stopped.{watched.printed()}")

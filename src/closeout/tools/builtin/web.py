@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AddressGuard", "Link", "PageReader", "WebPage", "fetch_url", "is_public", "read_body", "web_tool"]
 
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 # RFC 4291 and the IANA registry: all unicast addresses of the public internet. Outside of it lie forms that carry an
 # IPv4 address (::a.b.c.d, ::ffff:0:a.b.c.d, 64:ff9b:1::) and site-local ones, which older Pythons take for global.
