@@ -34,9 +34,8 @@ KEY_VARIABLE = "CLOSEOUT_SERVER_KEY"
 UPSTREAM_KEY = "CLOSEOUT_UPSTREAM_KEY"
 APIS = ("auto", "openai", "anthropic")
 PROXY_DIALECTS = ("auto", "text")
-DESCRIPTION = (
-    "An agent that works on a task with tools of its own until it has an answer."  # the description of the MCP tool
-)
+# The description of the MCP tool.
+DESCRIPTION = "An agent that works on a task with tools of its own until it has an answer."
 
 
 def usable_keys(file: str | None, address: str) -> tuple[str, ...]:

@@ -174,9 +174,7 @@ class BaseAgentRunner(AppRunner):
         self._agent_scratchpad: list[AgentScratchpadUnit] = []
         self._prompt_messages_tools: list[ToolSpec] = sorted((each.spec for each in self._tools), key=lambda s: s.name)
         self._steps: list[Step] = []
-        self._last_turn: list[
-            Message
-        ] = []  # the last turn of the previous run becomes history when the next one begins
+        self._last_turn: list[Message] = []  # what the previous run ended with; history in the next run
         self._request: tuple[HistoryView, Capabilities] | None = None  # the request that is being organized
         self._rendered: ModelRequest | None = None  # the request that the dialect wrote
 
