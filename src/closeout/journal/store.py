@@ -28,7 +28,15 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from closeout.errors import JournalError, JournalLocked, RunExists, RunNotFound
 from closeout.file_values import File
-from closeout.journal.database import FILE_NAME, LOCK_SECONDS, connect, explained, journal_error, make_folder
+from closeout.journal.database import (
+    FILE_NAME,
+    LOCK_SECONDS,
+    connect,
+    explained,
+    journal_error,
+    make_folder,
+    transaction,
+)
 from closeout.journal.events import Event, RunEnded, RunResumed, RunStarted, is_unreadable, read_event, unreadable
 from closeout.journal.locks import LOCKS_NAME, RunLocks, locked
 
