@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from closeout.errors import JournalError, RunNotFound
-from closeout.journal.database import FILE_NAME, LOCK_SECONDS, VERSION, explained, version_of
+from closeout.journal.database import FILE_NAME, LOCK_SECONDS, VERSION, explained, transaction, version_of
 from closeout.journal.store import SEQ_BITS, SYNCED_NAME, RunCounts, Store, references
 
 __all__ = ["copy_runs"]
