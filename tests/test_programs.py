@@ -677,3 +677,33 @@ def test_agents_of_one_manager_share_the_tool_that_runs_programs() -> None:
 async def test_a_value_is_answered_as_people_write_it(value: str, contract: Any, answer: str) -> None:
     result, _, _ = await run([block(f"final_answer({value})")], answer=contract)
     assert result.answer == answer
+
+
+async def test_programs_that_asked_and_waited_are_executed_again_from_their_record(home: Path) -> None:
+    @tool(read_only=True, timeout=None)
+    async def ask(context: RunContext) -> str:
+        """Ask for a city."""
+        return await context.ask("Which city?")
+
+    @tool(read_only=True, repeatable=True)
+    async def await_payment(context: RunContext) -> int:
+        """Wait for a payment."""
+        return int(await context.wait_for("payment"))
+
+    programs = ["city = ask()\npaid = await_payment()", "paid += await_payment()", "final_answer(f'{city} {paid}')"]
+
+    def write(view: RequestView) -> str:
+        done = sum(str(message.get("content", "")).startswith("Result:") for message in view.messages)
+        return f"Next.\n```python\n{programs[done]}\n```"
+
+    def agent() -> Agent:
+        return Agent(ScriptedClient(write), [ask, await_payment], dialect="code", home=home)
+
+    result = await agent().run("Ask, wait, report.", run_id="r")
+    assert [each.kind for each in result.waiting] == ["question"]
+    result = await agent().resume("r", decisions={result.waiting[0].id: "Bern"})
+    for amount in (40, 2):
+        assert [each.kind for each in result.waiting] == ["signal"]
+        await agent().signal("r", "payment", amount)
+        (result,) = await agent().resume_due()
+    assert result.answer == "Bern 42"

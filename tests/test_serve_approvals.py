@@ -393,3 +393,13 @@ async def test_a_response_says_what_its_run_waits_for() -> None:
         await served.host.signal(run_id, "付款", 1)
         assert await answered(served, run_id) == [("time", "clock"), ("1", "signal")]
         assert (await client.responses.retrieve(f"{first.id}.1")).output_text == "done"
+
+
+async def test_a_signal_needs_a_key_of_the_server() -> None:
+    async with serving(waiter(), keys=["right"]) as served:
+        run_id = await served.host.submit("Pay Ada.")
+        await served.host.wait(run_id)
+        path = f"{served.base_url}/runs/{run_id}/signals/x"
+        for key, status in (("", 401), ("Bearer wrong", 401), ("Bearer right", 202)):
+            async with served.http.post(path, json=1, headers={"Authorization": key}) as response:
+                assert response.status == status

@@ -413,6 +413,7 @@ def test_signals_and_due_runs_on_the_command_line(home: Path, tmp_path: Path, mo
     from shop_module import agent  # type: ignore[import-not-found]
 
     agent().run_sync("Wait.", run_id="r")
+    assert "waits for the signal 'the payment' until 20" in here("runs").out
     shown = here("runs", "r").out
     assert "r1.wait waits for the signal 'the payment' until 20" in shown
     assert "closeout signal r 'the payment'" in shown

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from closeout import Agent, tool
+from closeout import Agent, RunContext, tool
 from closeout.journal import events as ev
 from closeout.journal.store import open_store
 from closeout.run.waiting import pending_decisions
@@ -235,6 +236,40 @@ def test_the_page_shows_how_a_decided_run_continues_elsewhere(viewer: Viewer, ho
     page.wait_for_selector(".item.answer")
     assert texts(page, ".item.answer .final") == ["done"]
     assert page.locator(".decisions").is_hidden()
+
+
+def test_times_and_signals_are_shown_beside_what_people_decide(viewer: Viewer, home: Path) -> None:
+    @tool(read_only=True)
+    async def await_payment(context: RunContext) -> str:
+        """Wait for a payment."""
+        return str(await context.wait_for("付款 <b>", timeout=1e6))
+
+    @tool(read_only=True)
+    async def nap(context: RunContext) -> str:
+        """Wait until a time."""
+        await context.sleep_until(datetime(2199, 1, 1, 12, tzinfo=UTC))
+        return "over"
+
+    agent = Agent(
+        ScriptedClient([Turn(calls=[call("await_payment"), call("nap"), call("ask_user", question="Which?")])]),
+        [await_payment, nap, ask_user],
+        home=home,
+    )
+    run_id = run_apart(agent, "Wait.")
+    page = viewer.open()
+    page.get_by_text("Waits for the signal '付款 <b>' until").wait_for()
+    page.goto(f"{viewer.address}#/run/{run_id}")
+    page.wait_for_selector("text=This run waits for a decision")
+    assert [name.rpartition(" ")[2] for name in texts(page, ".request header b")] == ["Signal", "Timer", "Question"]
+    shown = texts(page, ".request > p")
+    assert shown[0].startswith("Waits for the signal 付款 <b>. At the latest until ")
+    assert shown[1].startswith("Waits until ")
+    assert page.locator(".request[data-id='r1.wait'] button").count() == 0
+    assert texts(page, ".call .state") == ["waits for a signal", "waits for a time", "waits for an answer"]
+    page.locator(".request[data-id=r3] textarea").fill("this one")
+    page.get_by_role("button", name="Send the answer").click()
+    page.get_by_role("heading", name="This run waits", exact=True).wait_for()
+    assert made(home, run_id) == [("r3", "answer", None, "this one")]
 
 
 def test_a_served_run_is_decided_and_followed_to_its_answer(browser: Any, home: Path) -> None:

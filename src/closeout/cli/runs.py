@@ -40,7 +40,7 @@ from closeout.journal.events import (
     TurnAccepted,
 )
 from closeout.journal.readonly import open_to_read
-from closeout.journal.store import Row, RunRecord
+from closeout.journal.store import Row, RunRecord, Store
 from closeout.journal.story import Story
 from closeout.journal.subscribers import Progress
 from closeout.journal.totals import RunTotals
@@ -83,11 +83,12 @@ def list_runs(limit: int, wanted: RunFilter, *, as_json: bool) -> int:
     """Print the latest runs that match, newest first. Return the exit code."""
     with open_to_read(home_folder()) as store:
         found = list(islice(wanted.select(store), min(limit, sys.maxsize - 1) + 1))
-    records = found[:limit]
+        records = found[:limit]
+        waits = {} if as_json else {each.run_id: _waits(store, each) for each in records if each.status == "waiting"}
     if as_json:
         print_json([asdict(record) for record in records])
     elif records:
-        _print_table(make_console(), RUNS, [_run_cells(record) for record in records])
+        _print_table(make_console(), RUNS, [_run_cells(record, waits.get(record.run_id, "")) for record in records])
         if len(found) > limit:
             print(f"The latest {limit:,}. More: closeout runs --limit {10 * limit}", file=sys.stderr)
     elif wanted.is_set:
@@ -126,9 +127,15 @@ def _print_table(console: Console, columns: Sequence[Column], rows: Sequence[Seq
         console.print(line)
 
 
-def _run_cells(record: RunRecord) -> list[Cell]:
+def _waits(store: Store, record: RunRecord) -> str:
+    from closeout.run.waiting import awaited, pending_decisions
+
+    return f"waits for {', '.join(map(awaited, pending_decisions(store.rows(record.run_id))))}"
+
+
+def _run_cells(record: RunRecord, waits: str) -> list[Cell]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
-    answer = record.answer if record.answer is not None else ""
+    answer = record.answer if record.answer is not None else waits
     status = (record.status, STYLES.get(record.status, ""))
     return [(record.run_id, ""), (when, ""), status, (record.model, ""), (record.task, ""), (answer, "")]
 

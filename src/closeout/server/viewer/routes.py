@@ -453,7 +453,12 @@ def _evaluations_in(home: Path) -> list[str]:
 
 
 def _reason(store: Store, record: RunRecord) -> str:
-    """Return why a run has no answer: its error, or why it stopped; empty for other runs."""
+    """Return why a run has no answer: its error, why it stopped, or what it waits for; empty for other runs."""
+    if record.status == "waiting":
+        from closeout.run.waiting import awaited, pending_decisions
+
+        waits = ", ".join(map(awaited, pending_decisions(store.rows(record.run_id))))
+        return f"Waits for {waits}."[:LONGEST_REASON] if waits else ""
     if record.status not in ("failed", "unanswered", "cancelled"):
         return ""
     last = store.last_event(record.run_id)

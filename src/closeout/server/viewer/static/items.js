@@ -126,12 +126,16 @@ function replyText(item, page) {
   return found;
 }
 
+const WAITS = { question: "waits for an answer", timer: "waits for a time", signal: "waits for a signal" };
+const ENDED = { time: "The time has come", signal: "Signal received", timeout: "The signal did not come in time" };
+const REQUESTS = { question: "Question to a person", timer: "Waits for a time", signal: "Waits for a signal" };
+
 function callElement(call, item, page) {
   const { started, finished } = call;
   const waits = call.decision && !call.isDecided && !finished && !call.shown && page.mayContinue();
   const isQuestion = call.decision?.kind === "question";
   const state = call.passedOn ? "passed-on" : waits ? "waits" : !started ? "not-run" : !finished ? "running" : finished.ok ? "ok" : "failed";
-  const label = { "passed-on": t("passed to the client"), waits: isQuestion ? t("waits for an answer") : t("waits for approval"), "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
+  const label = { "passed-on": t("passed to the client"), waits: t(WAITS[call.decision?.kind] ?? "waits for approval"), "not-run": t("not run"), running: t("running …"), ok: "", failed: t("failed") }[state];
   const head = h(
     "header", null,
     h("span.tool-name", { dir: "auto" }, textOf(call.name) || "?"),
@@ -266,12 +270,12 @@ const ITEMS = {
       turn: event.before + 1, tokens: count(event.tokens) })), longText(event.summary)]],
   toolsChanged: ({ event }) => [t("Other tools offered"), fold(t("Tools"), () =>
     longText(cutLength(event.tools) ? event.tools : pretty(event.tools)))],
-  decision: ({ event }, page) => [event.kind === "question" ? t("Question to a person") : t("Approval needed"), [
+  decision: ({ event }, page) => [t(REQUESTS[event.kind] ?? "Approval needed"), [
     h("p", null, h("span.tool-name", { dir: "auto" }, textOf(event.name)), ` ${textOf(event.request)}`),
     textOf(event.reason) ? longText(event.reason) : null,
     (event.kind === "question" && questionElement(event.arguments)) ||
       argumentList(event.arguments, fieldOf(page.runId, event.seq, (each) => pretty(each.arguments)))]],
-  decided: ({ event }) => [`${t("Decided")}: ${t(textOf(event.verdict))}`, [
+  decided: ({ event }) => [ENDED[event.verdict] ? t(ENDED[event.verdict]) : `${t("Decided")}: ${t(textOf(event.verdict))}`, [
     h("p.quiet", { dir: "auto" }, `${textOf(event.request)} · ${textOf(event.by)}`),
     textOf(event.text) ? longText(event.text) : null,
     event.arguments == null ? null : argumentList(event.arguments, null)]],
