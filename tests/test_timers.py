@@ -222,6 +222,28 @@ async def test_a_tool_may_wait_for_several_things_at_once(home: Path) -> None:
     assert result.answer == "[1, 2]"
 
 
+async def test_concurrent_waits_of_a_call_keep_their_outcomes_in_whatever_order_they_come(home: Path) -> None:
+    @tool(read_only=True)
+    async def chains(context: RunContext) -> str:
+        """Wait for two chains of events."""
+
+        async def chain(*names: str) -> list[Any]:
+            await context.sleep(0)
+            return [await context.wait_for(name) for name in names]
+
+        return str(await asyncio.gather(chain("a", "c"), chain("b", "d")))
+
+    agent = Agent(ScriptedClient(calls_then_done(call("chains"))), [chains], home=home)
+    result = await agent.run("Wait.", run_id="r")
+    for name in "bdac":
+        await agent.signal("r", name, name)
+        for result in await agent.resume_due():  # a chain goes on when the tool is called again
+            assert result.run_id == "r"
+    assert result.answer == "[['a', 'c'], ['b', 'd']]"
+    made = [row.event.text for row in open_store(home).rows("r") if isinstance(row.event, ev.DecisionMade)]
+    assert sorted(filter(None, made)) == ['"a"', '"b"', '"c"', '"d"']
+
+
 async def test_a_wait_that_times_out_raises_and_leaves_a_late_signal_for_others(home: Path) -> None:
     @tool(read_only=True, retries=2)
     async def expect(context: RunContext) -> str:

@@ -46,6 +46,7 @@ class Journal:
         subscribers: the callbacks that receive the run's events.
         inbox: the messages that the user sends to the run.
         replay_only: True if nothing may be done that is not in the record.
+        is_over: True once this process has recorded the end of the run, or left it without an end.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Journal:
         self._timer: asyncio.TimerHandle | None = None  # calls the next commit
         self._commit: Future[None] | None = None  # the last one that was begun
         self._failure: JournalError | None = None
+        self.is_over = False
         mailbox = None if replay_only else Mailbox(store, run_id, number)
         self.inbox = Inbox(mailbox, self._recorded)
         run = RunInfo(run_id, self.started, resumed=bool(rows) and not replay_only, add=self.append, mailbox=mailbox)
@@ -422,6 +424,7 @@ class Journal:
         raising.
         """
         self._stop_timer()
+        self.is_over = True
         try:
             await self._end(ended)
         finally:
@@ -449,6 +452,7 @@ class Journal:
     def abandon(self) -> None:
         """Release the run without an end: what was recorded so far is kept, and it can be resumed."""
         self._stop_timer()
+        self.is_over = True
         self.inbox.end()
         if self._store is not None:
             with suppress(JournalError):

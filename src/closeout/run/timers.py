@@ -6,17 +6,17 @@ the wait is recorded before the tool gets it. Which signals a run has received f
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import count
 from typing import Any
 
 from closeout.errors import SignalTimeout, ToolError
 from closeout.journal.events import DecisionMade, DecisionRequested
-from closeout.journal.mailbox import SentSignal, check_signal_name, mark_received, open_signals
+from closeout.journal.mailbox import check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
 from closeout.run.waiting import decide, question_digest
@@ -28,7 +28,7 @@ Memo = dict[str, DecisionMade]
 
 
 class CallWaits:
-    """The waits of one tool call, which are numbered in the order in which they begin.
+    """The waits of one tool call.
 
     Args:
         scope: The agent that makes the call.
@@ -42,7 +42,7 @@ class CallWaits:
         self._handle = handle
         self._spec = spec
         self._memo = memo
-        self._numbers = count(1)
+        self._begun: set[str] = set()
 
     async def until(self, when: datetime) -> None:
         """Wait until a time."""
@@ -82,7 +82,7 @@ class CallWaits:
         outcome_of: Callable[[DecisionRequested], Awaitable[DecisionMade | None]],
     ) -> DecisionMade:
         """Wait for the outcome of the call's next wait. A recorded one keeps the deadline that it began with."""
-        spec, number = self._spec, next(self._numbers)
+        spec = self._spec
         if spec.policy.crash_rule != "rerun":
             raise ToolError(f"{spec.name} waits, so it must be read_only or declared on_crash='rerun'.")
         if expires is not None:
@@ -90,10 +90,10 @@ class CallWaits:
                 arguments = {**arguments, "until": datetime.fromtimestamp(expires, UTC).isoformat(timespec="seconds")}
             if "until" not in arguments:
                 raise ToolError(f"{spec.name} cannot wait for so long: {expires:g} is beyond the year 9999.")
-        key = f"{self._handle}.wait{number if number > 1 else ''}"
         digest = question_digest(spec, [kind, arguments.get("signal")])
+        key = self._key(digest)
         made = self._memo.get(key)
-        if made is None or made.digest != digest:
+        if made is None:
             text = json.dumps(arguments)
             request = DecisionRequested(
                 self._scope.path, key, kind, name=spec.name, arguments=text, digest=digest, expires=expires
@@ -101,7 +101,23 @@ class CallWaits:
             made = self._memo[key] = await decide(self._scope, request, outcome_of)
             if made.signal:
                 await self._mark(made.signal)
+        await asyncio.sleep(0)  # so that concurrent waits of the call begin in the same order, over or not
         return made
+
+    def _key(self, digest: str) -> str:
+        """Return the name of the call's next wait.
+
+        It is that of the first recorded wait for the same, if there is one: what waits concurrently may take its turn
+        in another order when the tool is called again.
+        """
+        number = 1
+        while True:
+            key = f"{self._handle}.wait{number if number > 1 else ''}"
+            known = self._memo.get(key) or self._scope.journal.recorded(DecisionRequested, self._scope.path, key)
+            if key not in self._begun and (known is None or getattr(known, "digest", "") == digest):
+                self._begun.add(key)
+                return key
+            number += 1
 
     async def _over(self, request: DecisionRequested) -> DecisionMade | None:
         """Return the end of a timer, None before it."""
@@ -112,13 +128,13 @@ class CallWaits:
 
     async def _received(self, request: DecisionRequested) -> DecisionMade | None:
         """Return the first signal that nothing in the run has received, or the timeout; None while neither is there."""
+        # Nothing is awaited here: when one of several waits of a call suspends the run, the others must not go on.
         journal, name = self._scope.journal, json.loads(request.arguments)["signal"]
-        sent: list[SentSignal] = []
-        if journal.store is not None:
-            sent = await journal.store.off_loop(open_signals, journal.store, journal.run_id, name)
-        for each in sent:
+        store = journal.store
+        for each in open_signals(store, journal.run_id, name) if store is not None else ():
             if each.id in journal.received:
-                await self._mark(each.id)
+                assert store is not None
+                store.submit(mark_received, store, journal.run_id, [each.id])
             elif request.expires is None or each.sent <= request.expires:
                 journal.received.add(each.id)
                 return DecisionMade(

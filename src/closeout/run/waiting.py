@@ -131,6 +131,8 @@ async def decide(
         Suspended: The decision has not been made yet.
     """
     journal = scope.journal
+    if journal.is_over:  # a task that a suspended call has left behind
+        raise Suspended([request])
     recorded = journal.recorded(DecisionRequested, request.agent, request.request)
     if isinstance(recorded, DecisionRequested) and recorded.digest == request.digest:
         request = recorded  # it expires when it was first going to
