@@ -175,39 +175,40 @@ def install(at: int, flushed: bool) -> Callable[[], int]:
     original_transact = Store.transact
     count = 0
 
-    def begin() -> None:
+    def begin() -> int:
         nonlocal count
         count += 1
         if count == at and not flushed:
             os.kill(os.getpid(), signal.SIGKILL)
+        return count
 
-    def end() -> None:
-        if count == at and flushed:
+    def end(number: int) -> None:
+        if number == at and flushed:  # meanwhile another thread may have begun to write
             os.kill(os.getpid(), signal.SIGKILL)
 
     def write(self: journal_module.Journal, event: Event, *, durable: bool = False) -> None:
-        begin()
+        number = begin()
         original(self, event, durable=durable)
-        if count == at and flushed:
+        if number == at and flushed:
             self.flush()
-        end()
+        end(number)
 
     def add_events(self: Store, *arguments: Any) -> Any:
-        begin()
+        number = begin()
         added = original_add(self, *arguments)
-        end()
+        end(number)
         return added
 
     def transact(self: Store, act: Any) -> Any:
-        begin()
+        number = begin()
         found = original_transact(self, act)
-        end()
+        end(number)
         return found
 
-    def create_run(self: Store, *arguments: Any, **keywords: Any) -> int:
-        begin()
-        number = original_create(self, *arguments, **keywords)
-        end()
+    def create_run(self: Store, *arguments: Any, **options: Any) -> int:
+        begun = begin()
+        number = original_create(self, *arguments, **options)
+        end(begun)
         return number
 
     journal_module.Journal._write = write  # type: ignore[method-assign]
