@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from closeout.results.tool_output import ResponseFormat, ToolOutput, ToolTelemetry, format_observation
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
+    from closeout.run.handoff import Handoff
     from closeout.run.many import ManyRuns, MapProgress
     from closeout.run.orchestrator import Orchestrator
     from closeout.run.result import RunResult
@@ -158,6 +159,7 @@ __all__ = [
     "Fallback",
     "File",
     "FunctionCallAgentRunner",
+    "Handoff",
     "HistoryView",
     "JournalError",
     "Json",
@@ -294,6 +296,7 @@ _HOMES = {
     "Eviction": "context.policy",
     "EvictionPolicy": "context.policy",
     "FunctionCallAgentRunner": "compat.runners",
+    "Handoff": "run.handoff",
     "HistoryView": "dialects.protocol",
     "JournalError": "errors",
     "Json": "answers.contracts",

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from closeout.run.conversation import Session
     from closeout.run.event_stream import RunStream
     from closeout.run.gate import RequestGate
+    from closeout.run.handoff import Handoff
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
     from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
     from closeout.run.result import RunResult
@@ -84,6 +85,7 @@ class TaskKeywords(RunSettings, total=False):
     listeners: Sequence[Listener]
     state: Mapping[str, Any]
     user: str
+    handed_to: Sequence[str]
     deps: Any
 
 
@@ -167,6 +169,8 @@ class Agent(Generic[Deps, Value]):
             list of these.
         deps_type: The type of the `deps` that each run is given for the tools: a database handle, the user, a tenant.
             Tools take them as `context.deps`, with a parameter `context: RunContext[THE_TYPE]`.
+        handoffs: Agents that the model may hand the conversation over to, or `Handoff` objects. The other agent
+            continues it with everything that was said in view, and answers the next messages of the session.
         secrets: Each a `Secret`, whose value enters the calls that name it; the model sees the name only.
         skills: Folders of skills, each in a folder with a `SKILL.md`. The model is told their names and descriptions,
             and reads the rest with `read_skill`.
@@ -223,6 +227,7 @@ class Agent(Generic[Deps, Value]):
         strategy: Strategy | None = None,
         check: CheckFunction | Check | Sequence[CheckFunction | Check] | None = None,
         deps_type: type[Deps] | None = None,
+        handoffs: Sequence[Agent[Any, Any] | Handoff] = (),
         secrets: Sequence[Secret] = (),
         skills: Sequence[str | Path] = (),
         forms: Sequence[Form] = (),
@@ -278,6 +283,7 @@ class Agent(Generic[Deps, Value]):
             code_mode=code_mode,
             deps_type=deps_type,
             secrets=secrets,
+            handoffs=handoffs,
             skills=skills,
             forms=forms,
             encodings=encodings,
@@ -392,6 +398,7 @@ class Agent(Generic[Deps, Value]):
         listeners: Sequence[Listener] = (),
         state: Mapping[str, Any] | None = None,
         user: str = "",
+        handed_to: Sequence[str] = (),
         deps: Deps | None = None,
         **settings: Unpack[RunSettings],
     ) -> RunResult[Value]:
@@ -412,6 +419,8 @@ class Agent(Generic[Deps, Value]):
             state: The state that the run begins with: JSON values by name, which tools read as `RunContext.state`.
             user: The person for whom the agent runs. It is recorded, and never shown to the model: `export_data` and
                 `delete_data` find the run by it.
+            handed_to: The agents that the conversation in `history` was handed over to: `result.handed_to`. The last of
+                them begins.
             deps: Dependencies for the tools, of the agent's `deps_type`.
             settings: `max_turns`, `max_tokens`, `max_seconds`, `max_cost`, `budget` or `temperature` for this run. The
                 keys of `budget` pay beside those of the agent.
@@ -426,10 +435,11 @@ class Agent(Generic[Deps, Value]):
         from dataclasses import replace
 
         from closeout.assembly.files import prepare_task
+        from closeout.run.handoff import plan_after
         from closeout.run.lifecycle import execute_run, start_journal, with_read_result
 
         listeners = checks.check_listeners(listeners)
-        plan = self.plan(streamed=bool(listeners)).given(deps).overridden(settings)
+        plan = plan_after(self.plan(streamed=bool(listeners)).given(deps), handed_to).overridden(settings)
         prepared = await prepare_task(plan, task, files, history, work_files=work_files)
         prepared = replace(
             prepared,
@@ -438,6 +448,7 @@ class Agent(Generic[Deps, Value]):
             origin=origin or {},
             state=checks.check_state(state),
             user=checks.check_user(user),
+            handed=tuple(handed_to),
         )
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
@@ -604,6 +615,7 @@ class Agent(Generic[Deps, Value]):
         run_id: str = "",
         origin: Mapping[str, Any] | None = None,
         user: str = "",
+        handed_to: Sequence[str] = (),
         **settings: Unpack[RunSettings],
     ) -> str:
         """Record a run without starting it. `resume(run_id)` starts it, also in another process.
@@ -620,12 +632,12 @@ class Agent(Generic[Deps, Value]):
         from dataclasses import replace
 
         from closeout.assembly.files import prepare_task
+        from closeout.run.handoff import plan_after
         from closeout.run.lifecycle import start_journal, with_read_result
 
-        store, plan = self._kept_runs(), self.plan().overridden(settings)
-        prepared = replace(
-            await prepare_task(plan, task, files, history), origin=origin or {}, user=checks.check_user(user)
-        )
+        store, plan = self._kept_runs(), plan_after(self.plan(), handed_to).overridden(settings)
+        prepared = await prepare_task(plan, task, files, history)
+        prepared = replace(prepared, origin=origin or {}, user=checks.check_user(user), handed=tuple(handed_to))
         plan = with_read_result(plan, bool(prepared.texts))
         async with plan.manager:
             journal = await start_journal(plan, prepared, store, run_id)

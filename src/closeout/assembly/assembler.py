@@ -42,6 +42,7 @@ from closeout.models.local import LocalClient
 from closeout.parsing.forms import check_forms
 from closeout.results.encoding import check_encoding
 from closeout.run.gate import RequestGate
+from closeout.run.handoff import as_handoff
 from closeout.run.limits import Limits
 from closeout.run.plan import AgentPlan
 from closeout.run.programs import program_tool
@@ -77,6 +78,7 @@ class Assembler:
         model: Any = None,
         tools: Any = (),
         mcp_servers: Any = (),
+        handoffs: Any = (),
         dialect: Any = None,
         instructions: Any = None,
         base_url: str | None = None,
@@ -141,7 +143,10 @@ class Assembler:
             code_mode or config.agent.code_mode or getattr(self._dialect, "name", self._dialect) == "code"
         )
         self._secrets = secrets if isinstance(secrets, Secrets) else self._make_secrets(secrets)
-        self.manager = self._make_manager(tools, mcp_servers, parts.tools())
+        handoffs = [as_handoff(each) for each in check_list("handoffs", handoffs, "[billing]")]
+        if handoffs and getattr(self._dialect, "name", self._dialect) == "code":
+            raise ConfigError("The dialect code has no handoffs: a program cannot hand the conversation over.")
+        self.manager = self._make_manager(tools, mcp_servers, (*parts.tools(), *handoffs))
         self._prefers_programs = self._dialect == "auto" and self._adopt_programs()
         check_sub_agents(config.agent.sub_agents, self.manager)
         check_deps_types(deps_type, self.manager.local_tools)

@@ -76,7 +76,6 @@ ELSEWHERE = {
     "messages": "Pass history= to run(…).",
     "callbacks": "Pass listeners=, here or to run(…).",
     "memory": "Use agent.session(…), or pass history= to run(…).",
-    "handoffs": "Pass tools=[other.as_tool(name, description)].",
     "sub_agents": "Pass tools=[other.as_tool(name, description)].",
     "deps": "Pass deps= to run(…), and deps_type= here.",
     "fallback_models": "Pass model=['openai:a', 'anthropic:b'] or Fallback(…); see docs/fallback.md.",

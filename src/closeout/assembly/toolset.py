@@ -10,8 +10,9 @@ from typing import Any
 from closeout.assembly.named import named_object
 from closeout.config import SubAgentSettings, ToolSettings
 from closeout.errors import ConfigError, ToolDefinitionError, UsageError
+from closeout.run.agent_tool import SubAgentTool
 from closeout.run.plan import MAX_DEPTH, is_plain_class
-from closeout.run.subagents import SubAgentTool, as_tool
+from closeout.run.subagents import as_tool
 from closeout.tools import builtin
 from closeout.tools.builtin.python_isolation import find_isolation
 from closeout.tools.manager import AnyTool, ToolManager

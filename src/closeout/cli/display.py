@@ -28,6 +28,7 @@ from closeout.journal.events import (
     DecisionRequested,
     Event,
     Evicted,
+    HandedOver,
     MessageReceived,
     ModelFailed,
     ModelReplied,
@@ -209,6 +210,8 @@ class Display:
                 self._accepted(event, change)
             case TurnRolledBack():
                 self._rolled_back(event)
+            case HandedOver():
+                self._print(event, f"▸ {event.name} continues the conversation", "bold")
             case MessageReceived():
                 self._print(event, f"» {event.text}", "bold", cut=False)
             case Repaired():

@@ -34,6 +34,7 @@ class History:
         images: Pictures of the task, OpenAI `image_url` parts.
         agent: The agent's path in the run.
         answer: The JSON Schema of the answer, if its contract has one.
+        taken_over: The conversation of the agent that handed it over. Every attempt begins with it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class History:
         images: Sequence[dict[str, Any]] = (),
         agent: str = "main",
         answer: Mapping[str, Any] | None = None,
+        taken_over: HistoryView | None = None,
     ) -> None:
         self.tools = tuple(tools)
         self.evicted_before = 0  # turns before this one show stubs
@@ -57,10 +59,12 @@ class History:
         self._images = tuple(images)
         self._agent = agent
         self._answer = answer
-        self._steps: list[Step] = []  # only appended to; any other change makes a new list
+        self._taken_over = _before_the_first(taken_over.steps) if taken_over is not None else []
+        self._steps = [*self._taken_over]  # only appended to; any other change makes a new list
         self._origin: tuple[list[Step], int] | None = None  # the list before an eviction, and the steps both begin with
         self._evictions: tuple[int, ...] = ()  # the turns before which results were evicted, the last two times
-        self._messages: tuple[str, ...] = ()  # of the user's, before the first step
+        # Of the user's, before the first step.
+        self._messages: tuple[str, ...] = taken_over.messages if taken_over is not None else ()
         self._summary = ""  # the last one
         self._summarised: tuple[str, ...] = ()  # handles of the first and the last result of the turns that left
 
@@ -114,8 +118,9 @@ class History:
         self._replace([*others, last.followed_by(event.text)], kept=len(others))
 
     def _start(self, event: AttemptStarted) -> None:
-        self._messages = self.messages
-        self._replace([])
+        own = (step for step in self._steps if step.turn >= 0)
+        self._messages += tuple(message for step in own for message in step.messages)
+        self._replace([*self._taken_over])
         self.evicted_before = 0
         self._evictions = self._summarised = ()
         self._summary = ""
@@ -177,6 +182,12 @@ class History:
             borders=tuple(map(self._index_of, self._evictions)),
             answer=self._answer,
         )
+
+
+def _before_the_first(steps: Iterable[Step]) -> list[Step]:
+    """Return steps with turns below 0, as those of an agent that another one succeeds."""
+    found = [*steps]
+    return [replace(step, turn=index - len(found), rendered={}) for index, step in enumerate(found)]
 
 
 def stub_text(returned: ToolReturn) -> str:

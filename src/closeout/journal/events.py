@@ -31,6 +31,7 @@ __all__ = [
     "DecisionRequested",
     "Event",
     "Evicted",
+    "HandedOver",
     "InstructionsWritten",
     "MessageReceived",
     "ModelFailed",
@@ -108,6 +109,7 @@ class RunStarted(Event):
         user: the person for whom it runs; empty if nobody is named.
         kept_files: the files that the run begins with, as `File.to_dict` describes them: those of the task, and in a
             session those that earlier messages left. Their content is stored by its SHA-256.
+        handed: the agents that the conversation was handed over to before, one after the other.
     """
 
     bodies = ("task", "question", "earlier", "images", "texts", "tools")
@@ -131,6 +133,16 @@ class RunStarted(Event):
     state: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
     kept_files: tuple[Mapping[str, Any], ...] = ()
+    handed: tuple[str, ...] = ()
+
+
+@record
+class HandedOver(Event):
+    """The agent hands the conversation over to another one, which continues it under the path `to`."""
+
+    identity = "to"
+    name: str
+    to: str
 
 
 @record

@@ -250,6 +250,7 @@ class Inbox:
         self.mailbox = mailbox
         self._recorded = recorded
         self._agents: set[str] = set()  # at work
+        self._main = MAIN  # the agent that has the conversation
         self._unread: list[SentMessage] = []
 
     def join(self, agent: str) -> None:
@@ -259,6 +260,13 @@ class Inbox:
     def leave(self, agent: str) -> None:
         """Deliver no more messages to an agent."""
         self._agents.discard(agent)
+
+    def hand_over(self, agent: str, to: str) -> bool:
+        """Note that another agent continues an agent's conversation. Returns whether that is the run's own."""
+        self.leave(agent)
+        if agent == self._main:
+            self._main = to
+        return self._main == to
 
     def due(self, agent: str, request: int) -> list[MessageReceived]:
         """Return what joins an agent's conversation before a request, each message once.
@@ -271,7 +279,7 @@ class Inbox:
         found = recorded.take_messages(agent, request)
         if self.mailbox is None or recorded.find(ModelRequested, agent, str(request)) is not None:
             return found  # what was sent later joins later
-        if agent == MAIN:
+        if agent == self._main:
             self.mailbox.reopen()
         self._collect()
         for message in [each for each in self._unread if self._is_for(each, agent)] if self._unread else ():
@@ -326,7 +334,7 @@ class Inbox:
             self._collect()
             if not went_on and any(self._is_for(each, agent) for each in self._unread):
                 return False
-            if agent != MAIN or mailbox.close() or time.monotonic() > give_up:
+            if agent != self._main or mailbox.close() or time.monotonic() > give_up:
                 return True
             await asyncio.sleep(_LOOK_AGAIN)
 
@@ -335,4 +343,4 @@ class Inbox:
             self._unread += [each for each in found if each.id not in self._recorded.message_ids]
 
     def _is_for(self, message: SentMessage, agent: str) -> bool:
-        return message.to == agent or (agent == MAIN and message.to not in self._agents)
+        return message.to == agent or (agent == self._main and message.to not in self._agents)

@@ -18,6 +18,7 @@ from closeout.journal.events import (
     CheckpointReached,
     Event,
     Evicted,
+    HandedOver,
     MessageReceived,
     ModelFailed,
     ModelReplied,
@@ -235,8 +236,8 @@ def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
             return "info", f"{who} | Attempt {attempt}", f"starts with {len(event.experiences)} experiences", {}
         case ModelReplied(call=call):
             return "info", f"{who} | Model reply {call}", event.text, {"usage": dict(event.usage), "ms": event.ms}
-        case MessageReceived():
-            return "info", f"{who} | Message from the user", event.text, {"by": event.by}
+        case HandedOver() | MessageReceived():
+            return _describe_conversation(event, who)
         case ModelFailed(call=call):
             level = "info" if event.kind == REPLY_INTERRUPTED else "error"
             return level, f"{who} | Model request {call}", event.error, {"kind": event.kind}
@@ -258,6 +259,12 @@ def _describe(event: Event) -> tuple[str, str, str, dict[str, Any]] | None:
         case RunEnded():
             return "info", f"{who} | End", f"{event.status}: {event.stop_reason}", {"answer": event.answer}
     return None
+
+
+def _describe_conversation(event: HandedOver | MessageReceived, who: str) -> tuple[str, str, str, dict[str, Any]]:
+    if isinstance(event, HandedOver):
+        return "info", f"{who} | Handoff", f"{event.name} continues the conversation", {"to": event.to}
+    return "info", f"{who} | Message from the user", event.text, {"by": event.by}
 
 
 def _describe_tool(

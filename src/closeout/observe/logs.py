@@ -44,6 +44,7 @@ _FIELDS: Mapping[type[ev.Event], tuple[str, ...]] = {
     ev.CheckpointReached: ("attempt", "turn", "name", "handle"),
     ev.Evicted: ("attempt", "before", "results", "tokens", "reason"),
     ev.Compacted: ("attempt", "before", "tokens"),
+    ev.HandedOver: ("name", "to"),
     ev.MessageReceived: ("id", "request", "by", "interrupts"),
     ev.Noted: ("level", "name", "message"),
 }

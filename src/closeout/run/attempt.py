@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from closeout.answers.experience import CallFact, experience_from
@@ -27,6 +27,7 @@ from closeout.results.artifacts import Artifact
 from closeout.run.answer_checks import AnswerChecks, Objection
 from closeout.run.effects import ToolCalls, refusal_note
 from closeout.run.final_format import FinalFormat
+from closeout.run.handoff import Handoff
 from closeout.run.loops import LoopWatch
 from closeout.run.offered_tools import OfferedTools
 from closeout.run.plan import AgentPlan, Scope
@@ -69,6 +70,7 @@ class AgentWork:
     answers: Answers
     format: FinalFormat
     generator: UserGenerator | None  # None: closing asks by itself
+    handoffs: Mapping[str, Handoff]  # by the names of their tools
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -162,6 +164,7 @@ class Attempt:
         self._loops_found = 0
         self._non_answers = 0  # consecutive ones
         self._reopened = 0
+        self.handoff: Handoff | None = None  # to the agent that continues
         self._unrun = False  # an answer that contained a call was asked for again
 
     @property
@@ -208,7 +211,7 @@ class Attempt:
                         continue
                 stop = await self._take(AttemptTurn(self.turns, reading))
                 if stop is not None:
-                    if await self._takes_no_more():
+                    if self.handoff is not None or await self._takes_no_more():
                         return stop
                     self._keep_reply(stop)
             return Stop(reason=limit)
@@ -295,6 +298,9 @@ class Attempt:
         if back is not None:
             return self._roll_back(back, reading)
         self._accept(turn)
+        if self.agent.handoffs and (handoff := self._handoff_in(turn.outcomes)) is not None:
+            self.handoff = handoff
+            return Stop(reason="handed_over", accepted=True)
         if (answer := answer_given(turn.outcomes)) is not None:
             objection = await self._objection(answer, turn)
             if objection is None or not objection.sends_back:
@@ -308,6 +314,11 @@ class Attempt:
             return Stop(reason="loop")
         await self._make_room()
         return None
+
+    def _handoff_in(self, outcomes: Sequence[CallOutcome]) -> Handoff | None:
+        """Return the first handoff among the calls of a turn."""
+        called = (self.agent.handoffs.get(each.call.name) for each in outcomes if each.was_executed and each.ok)
+        return next(filter(None, called), None)
 
     # ------------------------------------------------------------------------------------------ the answer
 

@@ -18,6 +18,7 @@ from closeout.journal.totals import RunTotals
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.event_stream import RunStream
+from closeout.run.handoff import handed_to_of
 from closeout.run.kept_files import files_of
 from closeout.run.result import RunResult, conversation_of, state_of
 
@@ -82,6 +83,7 @@ class Session(Generic[Value]):
         self._messages = tuple(history)
         self._state: Mapping[str, Any] = {}
         self._files: tuple[File, ...] = ()
+        self._handed_to: tuple[str, ...] = ()
         self._messages_of: tuple[str, ...] = ()  # the ids of the runs that `_messages` was read from
         self._turn = asyncio.Lock()
 
@@ -126,7 +128,7 @@ class Session(Generic[Value]):
             DecisionRefused: The last message waits for a decision.
             JournalError: The record cannot be started.
         """
-        for name in ("history", "run_id", "state", "work_files"):
+        for name in ("history", "run_id", "state", "work_files", "handed_to"):
             if name in options:
                 raise UsageError(f"A session sets {name} itself. Leave it out, or call agent.run(…).")
         if self._user:
@@ -148,7 +150,7 @@ class Session(Generic[Value]):
                 history = await self._fitting_history()
                 try:
                     own = {"history": history, "run_id": run_id, "state": self._state, "work_files": self._files}
-                    result = await self._start(task, **own, **options)
+                    result = await self._start(task, **own, handed_to=self._handed_to, **options)
                 except RunExists:  # another process sent a message meanwhile
                     continue
                 return self._keep(result)
@@ -194,6 +196,7 @@ class Session(Generic[Value]):
         if result.status in REPLIED:
             self._messages, self._state, self._messages_of = result.messages, result.state, (result.run_id,)
             self._files = result.work_files
+            self._handed_to = result.handed_to
         return result
 
     async def _idle_runs(self) -> list[RunRecord]:
@@ -233,6 +236,7 @@ class Session(Generic[Value]):
             state.update(state_of([row.event for row in rows[0 if is_last else 1 :]]))
             found = files_of((row.event for row in rows), self._store.content)
             files |= {file.name: file for file in (found.all() if is_last else found.left())}
+            self._handed_to = handed_to_of(row.event for row in rows)
         self._messages, self._state, self._messages_of = messages, state, parts
         self._files = tuple(files.values())
 

@@ -425,11 +425,16 @@ class _Exchange:
 class ToolCalls:
     """Runs one agent's tool calls: approval and journal around each effect."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, first: int = 1) -> None:
         self._scope = scope
         self._turn = 0
         self._memo: Memo = {}
-        self._first = self._next = 1  # numbers of the reply's first call and of the one after its last
+        self._first = self._next = first  # numbers of the reply's first call and of the one after its last
+
+    @property
+    def next(self) -> int:
+        """The number of the next call."""
+        return self._next
 
     def begin(self, turn: int, calls: int) -> None:
         """Prepare for so many calls of one reply."""

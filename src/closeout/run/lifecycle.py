@@ -23,6 +23,7 @@ from closeout.redaction import redact
 from closeout.results.artifacts import Artifact
 from closeout.run.closing import with_summary
 from closeout.run.collecting import run_telemetry
+from closeout.run.handoff import plan_after
 from closeout.run.kept_files import Load, RunFiles, no_content
 from closeout.run.limits import Budget
 from closeout.run.offered_tools import dump_specs, load_specs, with_server_tools
@@ -81,6 +82,7 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         state=task.state,
         user=task.user,
         kept_files=tuple(file.to_dict() for file in task.kept),
+        handed=task.handed,
     )
 
 
@@ -162,6 +164,7 @@ def _scope(plan: AgentPlan, task: Task, journal: Journal, listeners: Sequence[Li
         deps=plan.deps,
         telemetry=run_telemetry(plan.telemetry, journal),
         state=dict(task.state),
+        handed=list(task.handed),
         stream_handler=stream or StreamHandler(),
         log=log,
         clock=plan.clock,
@@ -288,6 +291,7 @@ def _run_result(task: Task, result: AgentResult, scope: Scope, totals: RunTotals
         state=scope.state,
         files=scope.files.left(),
         work_files=scope.files.all(),
+        handed_to=tuple(scope.handed),
         telemetry=scope.telemetry,
         task=task.text,
         task_id=task.task_id,
@@ -304,6 +308,7 @@ def as_recorded(plan: AgentPlan, rows: Sequence[Row]) -> AgentPlan:
     started = rows[0].event if rows else None
     if not isinstance(started, RunStarted):
         return plan
+    plan = plan_after(plan, started.handed)
     plan = with_read_result(plan.overridden(started.overrides), bool(started.texts))
     if not plan.markers:
         plan = replace(plan, markers=started.fingerprint.get("markers") or {})
@@ -361,6 +366,7 @@ def recorded_task(
         state=started.state,
         user=started.user,
         kept=tuple(File.recorded(each, load) for each in started.kept_files),
+        handed=tuple(started.handed),
     )
 
 

@@ -15,16 +15,18 @@ from closeout.answers.generator import AnswerGenerator
 from closeout.context.history import History
 from closeout.context.keeper import ContextKeeper
 from closeout.dialects.functions import RUN_PROGRAM
-from closeout.journal.events import AttemptEnded
+from closeout.dialects.protocol import HistoryView
+from closeout.journal.events import AttemptEnded, HandedOver
 from closeout.messages import Message
 from closeout.results.tokens import estimate_tokens
 from closeout.run.attempt import AgentWork, Attempt
 from closeout.run.closing import close_attempt, fall_back
 from closeout.run.effects import ToolCalls
 from closeout.run.final_format import FinalFormat
+from closeout.run.handoff import Handoff, handoffs_of, successor_of
 from closeout.run.limits import CLOSING_TOKENS
 from closeout.run.offered_tools import OfferedTools
-from closeout.run.plan import AgentPlan, Scope
+from closeout.run.plan import AgentPlan, Scope, note_problems
 from closeout.run.programs import Programs
 from closeout.run.result import AgentResult, Stop
 from closeout.run.review import Answers
@@ -47,6 +49,8 @@ class Orchestrator:
         earlier: The conversation before the task.
         images: Pictures of the task, OpenAI `image_url` parts.
         task: The task without the texts of files; closing repeats it.
+        taken_over: The conversation of the agent that handed it over; None for an agent that begins it.
+        first_call: The number of its first call.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class Orchestrator:
         earlier: Sequence[Message] = (),
         images: Sequence[dict[str, Any]] = (),
         task: str = "",
+        taken_over: HistoryView | None = None,
+        first_call: int = 1,
     ) -> None:
         tools = OfferedTools(plan.manager, scope, plan.search_budget)
         final_format = FinalFormat(plan, scope.journal, scope.path, lambda: scope.budget.usage)
@@ -70,7 +76,7 @@ class Orchestrator:
             max_context=plan.llm.max_context_length,
             max_reply=plan.llm.max_tokens,
         )
-        tool_calls = ToolCalls(scope)
+        tool_calls = ToolCalls(scope, first_call)
         executor = plan.executor(tool_calls.publish_progress, scope)
         executor.offer(tools.specs)
         session = ModelSession(plan, scope, task or question, tools, keeper, answers)
@@ -93,6 +99,7 @@ class Orchestrator:
                 earlier=earlier,
                 images=images,
                 agent=scope.path,
+                taken_over=taken_over,
                 answer=answers.schema,
             ),
             keeper=keeper,
@@ -102,6 +109,7 @@ class Orchestrator:
             answers=answers,
             format=final_format,
             generator=generator,
+            handoffs=handoffs_of(plan),
         )
 
     async def run(self) -> AgentResult:
@@ -128,6 +136,8 @@ class Orchestrator:
                 stop = await attempt.run()
                 is_last = number == settings.context_compress_limit
                 while True:
+                    if attempt.handoff is not None:
+                        return await self._hand_over(attempt, stop, attempt.handoff)
                     await attempt.receive_last()
                     is_final = is_last or _ends_run(stop.reason, attempt)
                     closed = await close_attempt(attempt, stop, is_final=is_final)
@@ -146,6 +156,34 @@ class Orchestrator:
             journal.inbox.leave(agent.scope.path)
             unsubscribe()
             await programs.aclose()
+
+    async def _hand_over(self, attempt: Attempt, stop: Stop, handoff: Handoff) -> AgentResult:
+        """Have another agent continue the conversation, and return its result."""
+        agent, scope = self._agent, self._agent.scope
+        plan = successor_of(handoff, scope.stream, scope.deps)
+        below = replace(scope.successor(handoff.agent_name, plan.limits), deps=plan.deps).charged(plan)
+        scope.journal.append(HandedOver(scope.path, handoff.agent_name, below.path))
+        if scope.journal.inbox.hand_over(scope.path, below.path):
+            scope.handed.append(handoff.agent_name)
+        view = agent.history.view()
+        async with plan.manager:
+            note_problems(plan.manager, below.journal, below.path)
+            plan.check_secrets()
+            successor = Orchestrator(
+                await plan.with_instructions(below),
+                below,
+                view.question,
+                earlier=view.earlier,
+                images=[dict(image) for image in view.images],
+                task=agent.question,
+                taken_over=view,
+                first_call=agent.tool_calls.next,
+            )
+            result = await successor.run()
+        self._result = result
+        scope.journal.append(_ended(attempt, stop, result, scope.path))
+        self.attempt = successor.attempt or attempt
+        return result
 
     def best_result(self, broken: AgentResult) -> AgentResult:
         """Return the best answer there is when something breaks: the last attempt's, else one seen on the way."""

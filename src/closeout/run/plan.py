@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from closeout.run.reserves import Reserves
 
 __all__ = [
+    "HANDOFF",
     "MAX_DEPTH",
     "OVERRIDES",
     "AgentPlan",
@@ -412,6 +413,7 @@ def _digest(value: Any) -> str:
 
 # The scope of the agent at work, and the handle of the call that it is making.
 _current: ContextVar[tuple[Scope, str] | None] = ContextVar("closeout_scope", default=None)
+HANDOFF = "handoff"  # takes the place of a call in the path of an agent that was handed the conversation
 enter = _current.set
 leave = _current.reset
 
@@ -434,6 +436,7 @@ class Scope:
         shared: What every agent of the run may read: its files.
         telemetry: Collects the tool calls of the run.
         state: The run's state, which every agent of the run shares: the state updates of tools, merged by key.
+        handed: The agents that the conversation was handed over to, one after the other. Shared by the run's agents.
         gate: Admits the run's requests to models, those of sub-agents too. None admits all.
         home: Returns the folder of the run, whose ledger keeps the budgets; None: it is kept in memory.
         reserves: The budgets that the run's requests are charged to, those of sub-agents too; None without budgets.
@@ -457,6 +460,7 @@ class Scope:
     shared: dict[str, Artifact] = field(default_factory=dict)
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector)
     state: dict[str, Any] = field(default_factory=dict)
+    handed: list[str] = field(default_factory=list)
     gate: RequestGate | None = None
     home: Callable[[], Path | None] = lambda: None
     reserves: Reserves | None = None
@@ -528,6 +532,11 @@ class Scope:
         if self.reserves is not None:
             return replace(self, reserves=self.reserves.with_budget(budget))
         return replace(self, reserves=open_reserves(budget, self.home(), plan.llm.prices))
+
+    def successor(self, name: str, limits: Limits) -> Scope:
+        """Return the scope of the agent that continues this one's conversation. It reads the same results."""
+        below = replace(self, handle=HANDOFF).child(name, limits)
+        return replace(below, depth=self.depth, artifacts=self.artifacts, handed=self.handed)
 
     def update_state(self, output: ToolOutput) -> None:
         """Merge the state update of a call that succeeded."""

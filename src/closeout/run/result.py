@@ -16,6 +16,7 @@ from closeout.file_values import File
 from closeout.journal.events import (
     AttemptStarted,
     Event,
+    HandedOver,
     MessageReceived,
     ModelReplied,
     RunStarted,
@@ -125,6 +126,7 @@ class RunResult(Generic[Value]):
             The bytes are read from the journal when they are needed.
         work_files: The files that are there at the end: those that it began with, and those that it left. Pass them to
             the next run as `work_files`, and its scripts continue with them.
+        handed_to: The agents that the conversation was handed over to, one after the other. The last one answered.
         telemetry: The tool calls of the run, those of sub-agents included: calls, latency, failures, tokens by tool.
         task: The task of the run.
         task_id: The name that graders know the task by, if it has one.
@@ -153,6 +155,7 @@ class RunResult(Generic[Value]):
     state: dict[str, Any] = field(default_factory=dict)
     files: tuple[File, ...] = ()
     work_files: tuple[File, ...] = field(default=(), repr=False, compare=False)
+    handed_to: tuple[str, ...] = ()
     telemetry: TelemetryCollector = field(default_factory=TelemetryCollector, repr=False, compare=False)
     task: str = ""
     task_id: str = ""
@@ -269,13 +272,16 @@ def conversation_of(rows: Sequence[Row], closing_text: str, *, with_earlier: boo
         return ()
     started, steps, reply = rows[0].event, list[Step](), ModelReply()
     messages: tuple[str, ...] = ()  # of the user's to the running agent, before the first step
+    path, taken_over = "main", list[Step]()  # the agent that has the conversation, and the steps that it began with
     for row in rows:
         event = row.event
-        if event.agent != "main":
+        if event.agent != path:
             continue
-        if isinstance(event, AttemptStarted):
-            messages += tuple(message for step in steps for message in step.messages)
-            steps = []
+        if isinstance(event, HandedOver):
+            path, taken_over = event.to, [*steps]
+        elif isinstance(event, AttemptStarted):
+            messages += tuple(message for step in steps[len(taken_over) :] for message in step.messages)
+            steps = [*taken_over]
         elif isinstance(event, MessageReceived) and steps:
             steps[-1] = steps[-1].followed_by(event.text)
         elif isinstance(event, MessageReceived):

@@ -17,6 +17,7 @@ from closeout.parsing.reasoning import split_thinking
 from closeout.results.artifacts import read_result as read_stored
 from closeout.results.budgets import DEFAULT_BUDGET
 from closeout.results.tokens import estimate_tokens
+from closeout.run.agent_tool import SubAgentTool
 from closeout.run.collecting import run_telemetry
 from closeout.run.effects import ModelCalls
 from closeout.run.limits import Limits
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PageModel",
-    "SubAgentTool",
     "as_tool",
     "clients_of",
     "may_destroy",
@@ -97,20 +97,6 @@ def _refuse_unbound(something: Any) -> None:
         raise ToolDefinitionError(
             f"{name}.{function.__name__} is a method without its object. Pass tools=[{name}(…).{function.__name__}]."
         )
-
-
-class SubAgentTool(Tool[..., Any]):
-    """An agent as a tool. `plan_of` returns the agent's plan, given whether replies are streamed."""
-
-    def __init__(self, function: Callable[..., Any], *, plan_of: Callable[[bool], AgentPlan], **options: Any) -> None:
-        super().__init__(function, **options)
-        self.plan_of = plan_of
-
-    @property
-    def deps_type(self) -> Any:
-        """The type of the dependencies that the agent needs from its caller, None if it needs none."""
-        plan = self.plan_of(False)
-        return plan.deps_type if plan.deps is None else None
 
 
 def clients_of(plan: AgentPlan, depth: int = MAX_DEPTH) -> list[BaseClient]:

@@ -40,6 +40,7 @@ class Task:
         state: The state that the run begins with.
         user: The person for whom it runs.
         kept: The files that scripts and tools see: its own, and those of earlier messages of a session.
+        handed: The agents that the conversation was handed over to before.
     """
 
     text: str
@@ -55,6 +56,7 @@ class Task:
     state: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
     kept: tuple[File, ...] = ()
+    handed: tuple[str, ...] = ()
 
 
 def dump_texts(texts: Iterable[FileText]) -> str:

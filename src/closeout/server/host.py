@@ -240,7 +240,8 @@ class AgentHost:
             origin = {**self._origin, ORIGIN: {"agent": self.name, **(notes or {})}}
             user = str((notes or {}).get("user") or "")
             agent = self._agent_for(notes or {})
-            await agent.submit(task, history=history, run_id=run_id, origin=origin, user=user, **self._budget_of(user))
+            about = {"user": user, "handed_to": (notes or {}).get("handed_to", ())}
+            await agent.submit(task, history=history, run_id=run_id, origin=origin, **about, **self._budget_of(user))
         except BaseException:
             del self._tasks[run_id]
             raise

@@ -12,6 +12,7 @@ from closeout.codec import decode_json, encode_json
 from closeout.errors import RunNotFound, UsageError
 from closeout.journal.events import RunEnded
 from closeout.journal.store import Row
+from closeout.run.handoff import handed_to_of
 from closeout.run.result import conversation_of
 from closeout.server.api_errors import ApiError, json_body
 from closeout.server.host import AgentHost
@@ -136,7 +137,8 @@ class _ResponsesRoutes:
         if view.parts > earlier.part:
             text = f"The response {earlier} was continued. Continue the last one of its run."
             raise ApiError(400, text, param="previous_response_id")
-        return await self._submit(body, notes, await self._conversation(earlier))
+        messages, handed_to = await self._conversation(earlier)
+        return await self._submit(body, {**notes, "handed_to": handed_to}, messages)
 
     async def _submit(
         self, body: Mapping[str, Any], notes: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
@@ -217,14 +219,15 @@ class _ResponsesRoutes:
             error = {"type": "error", "code": "server_error", "message": failure, "param": None}
             yield event_bytes(error, name="error")
 
-    async def _conversation(self, response: ResponseId) -> list[dict[str, Any]]:
-        """The conversation up to the end of an earlier response, without its instructions."""
+    async def _conversation(self, response: ResponseId) -> tuple[list[dict[str, Any]], list[str]]:
+        """The conversation up to the end of an earlier response, without its instructions, and who continues it."""
         run, rows = await self._host.find(response.run_id), await self._host.rows(response.run_id)
         ended = _end_of(rows)
         if ended is None or ended.status != "answered" or self._host.state(response.run_id):
             raise ApiError(400, f"The response {response} is not completed.", param="previous_response_id")
         messages = [dict(message) for message in conversation_of(rows, ended.closing_text or ended.answer or "")]
-        return messages[1:] if run.notes.get("instructions") else messages
+        handed_to = handed_to_of(row.event for row in rows)
+        return messages[1:] if run.notes.get("instructions") else messages, [*handed_to]
 
 
 def _input_item(item_id: str, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -279,6 +279,7 @@ const ITEMS = {
     h("p.quiet", { dir: "auto" }, `${textOf(event.request)} · ${textOf(event.by)}`),
     textOf(event.text) ? longText(event.text) : null,
     event.arguments == null ? null : argumentList(event.arguments, null)]],
+  handedOver: ({ event }) => [t("Handed over"), h("p", { dir: "auto" }, t("{name} continues the conversation.", { name: textOf(event.name) }))],
   message: ({ event }, page) => [t("Message from the user"), [
     longText(event.text, { tag: "div.says", whole: fieldOf(page.runId, event.seq, (each) => each.text) }),
     h("p.quiet", { dir: "auto" }, [moment(event.sent), textOf(event.by), event.interrupts ? t("interrupted the reply") : ""].filter(Boolean).join(" · "))]],
