@@ -18,6 +18,7 @@ from closeout.errors import UsageError
 from closeout.messages import Constraint
 from closeout.parsing.json_text import repair_json
 from closeout.repair.schema_rules import short
+from closeout.repair.schema_width import too_wide
 from closeout.results.normal import compact_json, normalise
 
 __all__ = ["Json", "Yaml"]
@@ -59,6 +60,8 @@ class _Checker:
 def _by_schema(schema: Mapping[str, Any], owner: str) -> Callable[[Any], tuple[Any, str]]:
     import jsonschema_rs
 
+    if problem := too_wide(schema):
+        raise UsageError(f"{owner} needs another JSON Schema: {problem}.")
     try:
         validator = jsonschema_rs.validator_for(dict(schema), mask="the value", offline=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:

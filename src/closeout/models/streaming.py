@@ -159,7 +159,8 @@ class StreamReader(ABC):
 
 def unique_ids(ids: Sequence[str]) -> list[str]:
     """Return the ids of a reply's calls, with one of our own where the server sent none, or one twice."""
-    return [own if own and own not in ids[:n] else f"call_{n}" for n, own in enumerate(ids)]
+    first = {own: n for n, own in reversed(list(enumerate(ids)))}
+    return [own if own and first[own] == n else f"call_{n}" for n, own in enumerate(ids)]
 
 
 class ReplyBuilder:

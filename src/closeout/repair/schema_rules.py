@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import BrokenDependency, ToolDefinitionError
+from closeout.repair.schema_width import too_wide
 
 if TYPE_CHECKING:
     import jsonschema_rs
@@ -97,6 +98,8 @@ class SchemaRules:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.schema: dict[str, Any] = dict(schema)
+        if problem := too_wide(self.schema):
+            raise ToolDefinitionError(f"The schema cannot be used: {problem}.")
         self._validator = _compile(self.schema)
         self._subvalidators: dict[int, tuple[Any, Any]] = {}
         self.shape = self.shape_of(self.schema)

@@ -41,6 +41,8 @@ __all__ = ["Proxy"]
 MAX_AGAIN = 2  # times that a reply is asked for again
 TIMEOUT = 600.0  # seconds for one reply
 GOVERNORS_KEPT = 256  # lists of tools whose schemas stay compiled
+LONGEST_KEPT = 2**18  # bytes of such a list
+LONGEST_MODEL = 1_000  # characters of a model's name, under which things are kept
 MAX_REQUESTS = 512  # concurrent requests
 MAX_QUEUE = 1024  # that may wait
 REJECTIONS_BEFORE_TEXT = 2  # errors in a row about calls of the model before they are asked for as text
@@ -146,7 +148,7 @@ class Proxy:
                 parallel=parallel,
                 forms=self.forms,
             )
-        return kept(self._governors, key, found, GOVERNORS_KEPT)
+        return found if len(key) > LONGEST_KEPT else kept(self._governors, key, found, GOVERNORS_KEPT)
 
     def speaks_text(self, model: str, headers: Mapping[str, str]) -> bool:
         """Return whether a model gets its tools as text in requests with these headers."""
@@ -243,6 +245,8 @@ class _ProxiedExchange:
         self._body, repairs = (body, []) if proxy.record_only else form.mended(body)
         self._is_mended = False  # the client's own bytes are not sent
         self._model = str(body.get("model") or "")
+        if len(self._model) > LONGEST_MODEL:
+            raise ApiError(400, f"The name of the model is longer than {LONGEST_MODEL:,} characters.", param="model")
         self._streams = bool(body.get("stream"))
         self._has_choices = body.get("n") not in (None, 1)  # they pass unchanged: some may be valid, others not
         self._offered = form.tools(body)

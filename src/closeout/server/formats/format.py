@@ -60,6 +60,7 @@ class FormCheck(ABC):
     def __init__(self) -> None:
         self.fault = ""
         self._ids: dict[Any, str] = {}  # ids of the calls so far, keyed by place
+        self._seen: set[str] = set()
 
     @abstractmethod
     def take(self, value: Mapping[str, Any]) -> None:
@@ -70,9 +71,10 @@ class FormCheck(ABC):
 
     def _take_id(self, place: Any, call_id: Any) -> None:
         """Look at the id with which a call begins."""
-        if not isinstance(call_id, str) or not call_id or call_id in self._ids.values():
+        if not isinstance(call_id, str) or not call_id or call_id in self._seen:
             self._note("id")
         self._ids[place] = str(call_id or "")
+        self._seen.add(self._ids[place])
 
 
 class Format(ABC):
