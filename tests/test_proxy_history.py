@@ -289,3 +289,18 @@ async def test_a_translated_history_leaves_them_out_too(home: Path, vendor: str)
             async with server.http.post(f"{server.url}/v1/messages", json=body) as response:
                 assert response.status == 200
     assert len(server.model.requests) <= 3
+
+
+def test_very_many_late_results_are_put_in_place_in_linear_time() -> None:
+    count = 60_000  # comparing each result with all calls took minutes, in which nobody else was served
+    ids = [f"c{n}" for n in range(count)]
+    calls = [{"id": each, "type": "function", "function": {"name": "t", "arguments": "{}"}} for each in ids]
+    results = [{"role": "tool", "tool_call_id": each, "content": "r"} for each in reversed(ids)]
+    said = {"role": "user", "content": "?"}
+    chat, repairs = repair_chat([said, {"role": "assistant", "content": None, "tool_calls": calls}, said, *results])
+    assert (chat[2:-1], chat[-1]) == (results, said)
+    assert [repair.kind for repair in repairs] == ["history_order"]
+    uses = [{"type": "tool_use", "id": each, "name": "t", "input": {}} for each in ids]
+    answers = [{"type": "tool_result", "tool_use_id": each, "content": "r"} for each in reversed(ids)]
+    blocks = [{"role": "assistant", "content": uses}, {"role": "user", "content": [{"type": "text"}, *answers]}]
+    assert repair_blocks(blocks)[0][1]["content"] == [*answers, {"type": "text"}]

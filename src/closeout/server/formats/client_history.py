@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -154,7 +155,7 @@ class _CallIds:
 
     def check_order(self, was: Messages, now: Messages) -> None:
         """Note that results come first now, if nothing else has changed."""
-        if len(was) == len(now) and [*was] != [*now] and all(each in now for each in was):
+        if [*was] != [*now] and set(map(id, was)) == set(map(id, now)):
             self.repairs.append(Repair("history_order", "messages"))
 
     def turn(self, given: Sequence[Any], kept: Sequence[str]) -> _OpenCalls:
@@ -165,24 +166,32 @@ class _OpenCalls:
     """The calls of one message of the assistant, which wait for their results."""
 
     def __init__(self, calls: list[tuple[Any, str]], note: Callable[[Repair], object]) -> None:
-        self._open = calls
+        self._open = OrderedDict(enumerate(calls))
+        self._by_id: dict[str, deque[int]] = {}  # the places of the open calls with an id
         self._note = note
+        for place, (given, _) in self._open.items():
+            self._by_id.setdefault(repr(given), deque()).append(place)
 
     def claim(self, given: Any) -> str | None:
-        """Return the id of the call that a result belongs to; None for a result of no call, which is left out."""
-        place = next((n for n, (was, _) in enumerate(self._open) if was == given or (not given and was)), None)
-        if place is None:
+        """Return the id of the call that a result belongs to; None for a result of no call, which is left out.
+
+        A result without an id belongs to the first call that is open.
+        """
+        places = self._by_id.get(repr(given)) or (() if given else (next(iter(self._open), -1),))
+        if not places or places[0] not in self._open:
             self._note(Repair("history_orphan", "messages", str(given)[:_SHOWN]))
             return None
-        if self._open[place][0] != given:
-            self._note(Repair("history_id", "messages", str(given)[:_SHOWN], after=self._open[place][1]))
-        return self._open.pop(place)[1]
+        was, call_id = self._open.pop(places[0])
+        self._by_id[repr(was)].remove(places[0])  # the first of them
+        if was != given:
+            self._note(Repair("history_id", "messages", str(given)[:_SHOWN], after=call_id))
+        return call_id
 
     def without_result(self) -> list[str]:
         """Return the ids of the calls that have no result."""
-        for _, call_id in self._open:
+        for _, call_id in self._open.values():
             self._note(Repair("history_result", "messages", call_id, after=NO_RESULT))
-        return [call_id for _, call_id in self._open]
+        return [call_id for _, call_id in self._open.values()]
 
 
 def _arguments_text(given: Any, repairs: list[Repair]) -> str:
