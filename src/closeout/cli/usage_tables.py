@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from closeout.budget_limits import NANO
 from closeout.cli.terminal import Cell, Column, fit_table, make_console, print_json, say_error, width_of
 from closeout.config import home_folder
 from closeout.journal.ledger import spent_by_day
@@ -20,7 +17,7 @@ def print_usage(by: str, since: str, until: str, *, as_json: bool) -> int:
     groups = tuple(part.strip() for part in by.split(",") if part.strip())
     totals = usage_totals(by=groups, since=since, until=until)
     if as_json:
-        print_json([_json(total) for total in totals])
+        print_json([total.to_dict() for total in totals])
         return 0
     rows: list[list[Cell]] = [[*((name, "") for name in total.group.values()), *_numbers(total)] for total in totals]
     return _show([*(Column(name, least=10) for name in groups), *(Column(name, right=True) for name in NUMBERS)], rows)
@@ -28,18 +25,7 @@ def print_usage(by: str, since: str, until: str, *, as_json: bool) -> int:
 
 def print_budgets(*, as_json: bool) -> int:
     """Show what the keys of budgets have spent, by day. Return the exit code."""
-    spent = spent_by_day(home_folder())
-    found = [
-        {
-            "day": datetime.fromtimestamp(each.day, UTC).date().isoformat(),
-            "key": each.key,
-            "requests": each.spent.requests,
-            "tokens": each.spent.tokens,
-            "cost_usd": each.spent.usd / NANO,
-            "reserved_usd": each.reserved.usd / NANO,
-        }
-        for each in spent
-    ]
+    found = [each.to_dict() for each in spent_by_day(home_folder())]
     if as_json:
         print_json(found)
         return 0
@@ -67,20 +53,6 @@ def _show(columns: list[Column], rows: list[list[Cell]]) -> int:
     for line in fit_table(columns, rows, width_of(console)):
         console.print(line)
     return 0
-
-
-def _json(total: UsageTotal) -> dict[str, object]:
-    usage = total.usage
-    return {
-        **total.group,
-        "requests": usage.requests,
-        "input_tokens": usage.input_tokens,
-        "cache_read_tokens": usage.cache_read_tokens,
-        "cache_write_tokens": usage.cache_write_tokens,
-        "output_tokens": usage.output_tokens,
-        "cost_usd": usage.cost_usd,
-        "unpriced_requests": total.unpriced,
-    }
 
 
 def _numbers(total: UsageTotal) -> list[Cell]:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from closeout.budget_limits import BudgetLimit, Unit, period_start
+from closeout.budget_limits import NANO, BudgetLimit, Unit, period_start
 from closeout.journal.database import LOCK_SECONDS, empty_log, explained, make_folder, open_file, set_modes, transaction
 from closeout.journal.locks import RunLocks
 
@@ -89,6 +90,17 @@ class Spent:
     day: float
     spent: Amount
     reserved: Amount
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the day and the amounts as JSON values."""
+        return {
+            "day": datetime.fromtimestamp(self.day, UTC).date().isoformat(),
+            "key": self.key,
+            "requests": self.spent.requests,
+            "tokens": self.spent.tokens,
+            "cost_usd": self.spent.usd / NANO,
+            "reserved_usd": self.reserved.usd / NANO,
+        }
 
 
 class Ledger:

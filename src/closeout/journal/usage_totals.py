@@ -34,6 +34,20 @@ class UsageTotal:
     usage: Usage
     unpriced: int = 0
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the group and its numbers as JSON values."""
+        usage = self.usage
+        return {
+            **self.group,
+            "requests": usage.requests,
+            "input_tokens": usage.input_tokens,
+            "cache_read_tokens": usage.cache_read_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+            "output_tokens": usage.output_tokens,
+            "cost_usd": usage.cost_usd,
+            "unpriced_requests": self.unpriced,
+        }
+
 
 def usage_totals(
     home: str | Path | None = None,

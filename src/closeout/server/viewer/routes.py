@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from importlib.resources import files
 from itertools import islice
@@ -41,6 +42,7 @@ MOST_EVENTS = 5000
 LONGEST_REASON = 300  # characters
 INDEX_SECONDS = 0.1  # seconds of indexing before a list is made; the rest is indexed between lists
 KEEP_ALIVE_SECONDS = 15.0
+USAGE_DAYS, MOST_USAGE_DAYS = 31, 3_660
 STATIC: Final = files("closeout.server.viewer") / "static"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -78,6 +80,7 @@ def add_viewer(app: web.Application, *, host: AgentHost | None = None) -> None:
     route.add_get("/viewer/api/runs/{run_id}/files/{name:.+}", viewer.send_run_file)
     route.add_get("/viewer/api/evaluations", viewer.list_evaluations)
     route.add_get("/viewer/api/evaluations/{name}", viewer.show_evaluation)
+    route.add_get("/viewer/api/usage", viewer.show_usage)
     route.add_get("/viewer/{name:[a-z]*(?:\\.[a-z]+)?}", viewer.send_file)
 
 
@@ -291,6 +294,25 @@ class _Viewer:
             from closeout.server.viewer.evaluations import evaluation_shape
 
             return evaluation_shape(self._app[HOME], request.match_info["name"], scorer=scorer, version=version)
+
+        return _json(await self._read(read))
+
+    async def show_usage(self, request: web.Request) -> web.Response:
+        """The usage of the runs of the last `days`, in the groups of `by`, and what the keys of budgets have spent."""
+        by = tuple(name for name in request.query.get("by", "day,model").split(",") if name)
+        days = _number(request.query, "days", USAGE_DAYS, MOST_USAGE_DAYS)
+        since = (datetime.now(UTC).date() - timedelta(days=days - 1)).isoformat()
+
+        def read() -> dict[str, Any]:
+            from closeout.journal.ledger import spent_by_day
+            from closeout.journal.usage_totals import usage_totals
+
+            home = self._app[HOME]
+            return {
+                "since": since,
+                "usage": [total.to_dict() for total in usage_totals(home, by=by, since=since)],
+                "budgets": [row for spent in spent_by_day(home) if str((row := spent.to_dict())["day"]) >= since],
+            }
 
         return _json(await self._read(read))
 

@@ -288,6 +288,22 @@ const CHINESE = {
   "instructions": "指令",
   "answer contract": "答案契约",
   "tools": "工具",
+  "Usage": "用量",
+  "Groups": "分组",
+  "Days": "天数",
+  "Day": "日期",
+  "Agent": "智能体",
+  "Budget": "预算",
+  "Budgets": "预算",
+  "Requests": "请求",
+  "Input": "输入",
+  "Output": "输出",
+  "Total": "合计",
+  "Reserved": "已预留",
+  "Day and model": "日期与模型",
+  "{n} unpriced": "{n} 个价格未知",
+  "Since {day} (UTC). Failed, cancelled and rolled-back requests count too.": "自 {day}(UTC)起。失败、取消和回滚的请求也计入。",
+  "No run has used anything since then.": "此后没有运行产生用量。",
 };
 
 let current = "en";

@@ -9,6 +9,7 @@ import { showPrompts } from "./prompts.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { exportedRun } from "./source.js";
+import { showUsage } from "./usage.js";
 
 const THEMES = ["auto", "light", "dark"];
 const KEYS = [
@@ -23,7 +24,7 @@ const header = h("header.top");
 const main = h("main", { id: "main", tabindex: "-1" });
 const helpDialog = h("dialog", { id: "help" });
 
-/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/compare/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME. An exported file shows its run wherever it is opened. */
+/** #/, #/run/ID?e=SEQ, #/run/ID/prompts?e=SEQ, #/compare/ID/ID, #/evaluations, #/evaluation/NAME?show=OUTCOME, #/usage?by=GROUPS. An exported file shows its run wherever it is opened. */
 function readAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...ids] = path.split("/").map(decode);
@@ -34,7 +35,7 @@ function readAddress() {
   if (name === "run" && ids[0]) return { name: ids[1] === "prompts" ? "prompts" : "run", id: ids[0], ids, event, query: parameters };
   if (name === "compare" && ids[0]) return { name: "compare", ids: ids.filter(Boolean).slice(0, 2), event, query: parameters };
   if (name === "evaluation" && ids[0]) return { name, id: ids[0], ids, event, query: parameters };
-  if (name === "evaluations") return { name, ids, event, query: parameters };
+  if (name === "evaluations" || name === "usage") return { name, ids, event, query: parameters };
   return { name: "runs", ids, event, query: parameters };
 }
 
@@ -46,7 +47,9 @@ function decode(text) {
   }
 }
 
-const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, compare: showCompare, evaluations: showEvaluations, evaluation: showEvaluation };
+const PAGES = { runs: showRuns, run: showRun, prompts: showPrompts, compare: showCompare, evaluations: showEvaluations, evaluation: showEvaluation, usage: showUsage };
+/** The pages of the header, with the names of the pages below each. */
+const SECTIONS = { "#/": ["Runs", "runs", "run", "prompts", "compare"], "#/evaluations": ["Evaluations", "evaluations", "evaluation"], "#/usage": ["Usage", "usage"] };
 
 async function show() {
   const route = readAddress();
@@ -83,8 +86,8 @@ function drawHeader() {
     header,
     h("a.brand", { href: "#/" }, h("span.brand-mark", { "aria-hidden": "true" }, "✓"), h("span.brand-name", null, "Closeout")),
     exportedRun() ? h("span.quiet", null, t("exported run")) : h("nav", { "aria-label": t("Pages") },
-      Object.entries({ "#/": "Runs", "#/evaluations": "Evaluations" }).map(([href, name]) =>
-        h("a", { href, "aria-current": name.startsWith("Eval") === readAddress().name.startsWith("eval") ? "page" : null }, t(name)))),
+      Object.entries(SECTIONS).map(([href, [name, ...pages]]) =>
+        h("a", { href, "aria-current": pages.includes(readAddress().name) ? "page" : null }, t(name)))),
     h("span.spacer"),
     h("button", { type: "button", click: changeLanguage, "aria-label": t("Language") }, language() === "en" ? "中文" : "English"),
     h("button", { type: "button", click: () => changeTheme(next), title: colours, "aria-label": colours }, { auto: "◐", light: "☀", dark: "☾" }[theme]),

@@ -33,6 +33,11 @@ export function loadEvaluation(name, parameters) {
   return fetchJson(`evaluations/${encodeURIComponent(name)}`, parameters);
 }
 
+/** What the runs have used, in groups, and what the keys of budgets have spent: {since, usage, budgets}. */
+export function loadUsage(by, days) {
+  return fetchJson("usage", { by, days });
+}
+
 /** The verdicts on a run that is a trial of an evaluation: {expected, scores, …}; null for another run. */
 export async function loadTrial(id) {
   if (exportedData) return exportedData.trial;
