@@ -29,7 +29,6 @@ from closeout.server.host import AgentHost
 from closeout.testing import Misbehaviour, RequestView, ScriptedClient, Turn, always, answer, call, serve_script
 from raw_server import chat, http, raw_server
 from serving import serving
-from viewer_pages import Viewer, check_looks, run_apart, texts
 
 PRICE = {"*": [1.0, 10.0]}  # dollars per million tokens
 
@@ -506,32 +505,6 @@ def test_the_command_shows_usage_and_budgets() -> None:
     assert (kept["key"], kept["tokens"], kept["reserved_usd"]) == ("user:ann", used.total_tokens, 0)
     assert "1 unpriced" in here("usage").out
     assert "user:ann" in here("usage", "--budgets").out
-
-
-def test_the_viewer_shows_usage_and_budgets(viewer: Viewer, home: Path) -> None:
-    agent = agent_of([answer("42")], budget={"team": "1 USD/day", "客户:<b>x</b>": "5 USD/day"}, home=home, name="sums")
-    run_apart(agent, "How many?")
-    (total,) = usage_totals(by=["model"])
-    page = viewer.open("#/usage")
-    page.wait_for_selector("table.usage")
-    assert texts(page, "nav [aria-current=page]") == ["Usage"]
-    day, model, *numbers = texts(page, "table.usage >> nth=0 >> tbody td")
-    assert model == "scripted"
-    assert numbers[:2] == ["1", f"{total.usage.input_tokens:,}"]
-    assert texts(page, "table.usage >> nth=0 >> tfoot td")[2:] == numbers
-    assert [row.split("\t")[:2] for row in texts(page, "table.usage >> nth=1 >> tbody tr")] == [
-        [day, "team"], [day, "客户:<b>x</b>"],
-    ]  # fmt: skip
-    page.click("nav.choice >> text=Agent")
-    page.wait_for_selector("td:text('sums')")
-    page.click("nav.choice >> text=Budget")
-    page.wait_for_selector("table.usage >> nth=0 >> td:text('team')")
-    for options in ({"viewport": {"width": 320, "height": 700}}, {"color_scheme": "dark"}, {"locale": "zh-CN"}):
-        page = viewer.open("#/usage?by=key&days=7", **options)
-        page.wait_for_selector("table.usage")
-        check_looks(page)
-    page = viewer.open("#/usage?by=nobody&days=x")
-    page.wait_for_selector("table.usage >> nth=0 >> td:text('scripted')")
 
 
 async def test_a_served_agent_limits_each_user_that_requests_name(home: Path) -> None:
