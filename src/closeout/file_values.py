@@ -27,14 +27,14 @@ __all__ = [
     "shown_size",
 ]
 
-MAX_FILES = 200  # of a run
+MAX_FILES = 200  # files of one run
 MAX_FILE_SIZE = 50_000_000  # bytes of one file
 MAX_RUN_SIZE = 200_000_000  # bytes of all files of a run, earlier versions of a file included
 MAX_NAME = 200  # bytes of a name with its folders: what every system takes, below a folder of some length
 _BYTES = "application/octet-stream"
 _IMAGES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})  # what models and browsers show
 
-_FORBIDDEN = frozenset('<>:"|?*\\')  # by Windows
+_FORBIDDEN = frozenset('<>:"|?*\\')  # characters that Windows forbids
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$"}
     | {f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³"}

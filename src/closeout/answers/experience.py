@@ -147,7 +147,7 @@ def extract_failure_experience_summary(text: str) -> str:
     A reply that is nothing but reasoning returns the reasoning.
     """
     visible = said(text)
-    call = find_call_mark(visible)  # the account ends where the model calls a tool all the same
+    call = find_call_mark(visible)  # the account ends where the model still calls a tool
     account = visible[:call] if call >= 0 else visible
     return account.strip().strip("`").strip()
 

@@ -84,7 +84,7 @@ def serve_web_tools(model: str | None, base_url: str | None, config: Config) -> 
 
     try:
         search_provider(config.tools.web)
-    except ConfigError as error:  # pages can be read all the same
+    except ConfigError as error:  # pages can still be read
         say_error(f"web_search will fail: {error}")
     named = model or config.tools.web.extract_model or (model_in(config) if config.llm.model_name else None)
     ask = PageModel(connect(named, base_url, settings=config.llm)) if named else None

@@ -195,7 +195,7 @@ def show(
 
     if live:
         file = evaluation_file(home_folder(), name)
-        TrialStore(file).close()  # raises UsageError if there is none
+        TrialStore(file).close()  # raises UsageError if it is missing
         with EvalDisplay() as display, suppress(KeyboardInterrupt):
             asyncio.run(watch(file, display))
     report = load_report(name, scorer=scorer)

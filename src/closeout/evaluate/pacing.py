@@ -190,7 +190,7 @@ class SweepGate:
 
     async def over_budget(self, error: BudgetReached) -> None:
         self.close(f"a budget: {error}")
-        await self._slot()  # until the trial is cancelled: it continues when there is room
+        await self._slot()  # the trial continues when there is room, or is cancelled
 
     # -------------------------------------------------------------------------------------------- parts
 

@@ -86,7 +86,7 @@ class _Sequence:
     logprobs: list[float] = field(default_factory=list)
     reply: int | None = None
     complete: bool = True  # every reply has log-probabilities
-    versions: list[str] = field(default_factory=list)  # of the weights, one for each reply
+    versions: list[str] = field(default_factory=list)  # versions of the weights, one for each reply
     by_ids: bool = False  # the prompts were sent as ids
     truncated: bool = False  # the last reply reached the limit of tokens
 

@@ -94,7 +94,7 @@ class Mailbox:
         self._run_id = run_id
         self._number = number
         self._kept: list[SentMessage] = []
-        self._lock = threading.Lock()  # of a run without a store
+        self._lock = threading.Lock()  # guards a run without a store
         self._read = 0  # messages
         self._agents: list[str] = []
         self._is_closed = False
@@ -197,7 +197,7 @@ class Mailbox:
     # ------------------------------------------------------------------------------------------ reading
 
     def take(self) -> list[SentMessage]:
-        """Return the messages that were sent since the last time. Costs a read of eight bytes if there are none."""
+        """Return the messages that were sent since the last time. Costs a read of eight bytes if nothing is new."""
         if self._store is None:
             with self._lock:
                 found = self._kept[self._read :]

@@ -73,7 +73,7 @@ class RecordedRun:
         self.outcomes_left = 0
         self.signals: set[str] = set()
         self.message_ids: set[str] = set()
-        self._messages: dict[str, list[MessageReceived]] = {}  # by agent, the last one first
+        self._messages: dict[str, list[MessageReceived]] = {}  # keyed by agent, the last one first
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._events: dict[str, dict[_Place, Event]] = {}  # keyed by agent, like the next two
         self._outcomes: dict[str, dict[_Place, _RecordedOutcome]] = {}

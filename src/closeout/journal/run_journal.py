@@ -72,7 +72,7 @@ class Journal:
         self._recorded = RecordedRun(rows)
         self._worked_before = self._recorded.work  # seconds, in the processes before this one
         self._next = rows[-1].seq + 1 if rows else 0
-        self._kept: list[Row] = []  # of a run without a store
+        self._kept: list[Row] = []  # the events, if the run has no store
         # The content of files by SHA-256: until the event that names it is written; without a store, to the end.
         self._contents: dict[str, bytes] = {}
         self._load: Callable[[str], bytes] | None = None if store is None else store.content

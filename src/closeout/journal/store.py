@@ -383,7 +383,7 @@ class Store:
             db.execute(_CREATE_MESSAGES)
             count = db.execute(_COUNT_MESSAGES, (start, start, end)).fetchone()[0] or 0
             db.execute(_INSERT_MESSAGE, (start + count, body))
-            # Before the commit: whoever executes the run looks once too often rather than once too rarely.
+            # It precedes the commit, so that the executing process looks once too often rather than once too rarely.
             self._messages.set(number, count + 1)
 
         self.transact(add)
@@ -879,7 +879,7 @@ class RunCounts:
                 ) from None
 
     def of(self, run: int) -> int:
-        """Return the number of a run; 0 if there is none."""
+        """Return the number of a run; 0 if the run is unknown."""
         if self._file < 0:
             return 0
         with self._lock:

@@ -84,7 +84,7 @@ OUT_OF_TIME = "Stopped: the time allowed for this run is nearly over, and the re
 
 _Send: TypeAlias = "Callable[[_Exchange, ModelRequested, OnRetry | None], Awaitable[ModelReplied | ModelFailed]]"
 
-WATCH_SECONDS = 0.2  # between two looks for a message that interrupts a reply
+WATCH_SECONDS = 0.2  # seconds between two looks for a message that interrupts a reply
 
 MAX_URL = 2048  # characters of a picture's address in the record of a request; longer ones contain the picture
 

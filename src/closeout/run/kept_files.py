@@ -33,9 +33,9 @@ class RunFiles:
 
     load: Load
     _begun: dict[str, File] = field(default_factory=dict)
-    _left: dict[str, dict[_Place, File | None]] = field(default_factory=dict)  # by name; None: removed
-    _variables: dict[str, dict[_Place, File]] = field(default_factory=dict)  # by agent
-    _sizes: dict[str, int] = field(default_factory=dict)  # of all contents, by SHA-256
+    _left: dict[str, dict[_Place, File | None]] = field(default_factory=dict)  # keyed by name; None: removed
+    _variables: dict[str, dict[_Place, File]] = field(default_factory=dict)  # keyed by agent
+    _sizes: dict[str, int] = field(default_factory=dict)  # sizes of all contents, keyed by SHA-256
 
     def __call__(self, event: Any) -> None:
         """Take over what an event says of files."""

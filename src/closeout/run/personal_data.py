@@ -25,7 +25,7 @@ from closeout.run.result import conversation_of
 __all__ = ["PersonalData", "delete_data", "export_data", "find_data"]
 
 _NUMBERED = re.compile(r"(.+)\.\d{1,9}")  # the runs of a session
-_UNSAFE = re.compile(r"[^\w.-]")  # in the name of a folder
+_UNSAFE = re.compile(r"[^\w.-]")  # characters that are replaced in the name of a folder
 _BUSY = {"running": "being executed", "waiting": "waiting"}
 
 

@@ -143,7 +143,7 @@ class AgentPlan:
     deps_type: Any = None
     deps: Any = None  # what the tools get as RunContext.deps; never recorded
     secrets: Secrets = NO_SECRETS
-    clock: Callable[[], float] = wall_clock  # for timers
+    clock: Callable[[], float] = wall_clock  # the clock of timers
     skills: Skills = NO_SKILLS
 
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:

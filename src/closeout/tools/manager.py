@@ -125,7 +125,7 @@ class ToolManager:
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._only: frozenset[str] | None = None  # names of the tools on offer, None: all
         self._local: dict[str, _Route] = {}
-        self._own_names: set[str] = set()  # of local tools, those on the blacklist included
+        self._own_names: set[str] = set()  # names of local tools, those on the blacklist included
         self._listed_names: dict[str, set[str]] = {}  # server name → its tools, those on the blacklist included
         for tool in tools:
             self._add(tool)

@@ -40,7 +40,7 @@ _EXPECTED = (ToolError, UsageError, TimeoutError, asyncio.CancelledError)  # the
 TRACEBACK_FRAMES = 20  # innermost ones that the record keeps
 _MAX_MESSAGE = 2_000  # characters of an exception's text that are kept
 _MAX_DELAY = 8.0  # seconds
-MAX_IMAGE_BYTES = 5_000_000  # of a picture that a model is shown: the smallest limit of the large vendors
+MAX_IMAGE_BYTES = 5_000_000  # the smallest limit of the large vendors for a picture
 
 logger = logging.getLogger("closeout.tools")
 

@@ -28,8 +28,8 @@ __all__ = ["NO_SKILLS", "READ_SKILL", "Skill", "Skills"]
 READ_SKILL = "read_skill"
 MAIN_FILE = "SKILL.md"
 MAX_FILES = 1_000
-MAX_BYTES = 20_000_000  # of one skill
-MAX_TEXT = 1_000_000  # of a file that is shown to the model
+MAX_BYTES = 20_000_000  # the size of one skill
+MAX_TEXT = 1_000_000  # the longest file that is shown to the model
 MAX_SKILLS = 200
 MAX_FRONT = 65_536  # characters of front matter
 MAX_DEPTH = 20  # folders in one another
@@ -100,7 +100,7 @@ class Skills:
         return {name: skill.digest for name, skill in self._skills.items()}
 
     def instruction(self) -> str:
-        """Return what the model is told of the skills, empty if there are none."""
+        """Return what the model is told of the skills, empty without skills."""
         if not self._skills:
             return ""
         lines = [f"- {name}: {_one_line(skill.description)}" for name, skill in self._skills.items()]

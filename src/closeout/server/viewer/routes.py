@@ -248,7 +248,7 @@ class _Viewer:
         return _json({"waiting": [pending_shape(each) for each in left], "continues": host is not None})
 
     async def send_message(self, request: web.Request) -> web.Response:
-        """Send a message to a run, whoever executes it."""
+        """Send a message to a run, whichever process executes it."""
         from closeout.journal.inbox import mailbox_of
         from closeout.server.viewer.decision_requests import BY, check_own_page, read_message
 

@@ -50,7 +50,7 @@ class StoryItems:
         self._shorten: Callable[[Any], Any] = (lambda value: value) if whole else cut
         self._story = Story()
         self._totals = RunTotals()
-        self._rows: dict[int, Row] = {}  # by the identity of their events
+        self._rows: dict[int, Row] = {}  # keyed by the identity of their events
         self._turns: dict[TurnStory, _Item] = {}
         self._agents: dict[AgentStory, int] = {}  # the order in which they appeared
         self._changed: dict[_Item, None] = {}

@@ -47,7 +47,7 @@ _PSS = re.compile(r"^Pss:\s+(\d+)", re.MULTILINE)  # kB
 # Bytes of any file that the script writes.
 MAX_FILE_BYTES = 100_000_000
 VARIABLES = "variables"  # the file of a script's variables, in its home
-MAX_NOTE_BYTES = 4_000  # of what the script's process says of them
+MAX_NOTE_BYTES = 4_000  # the longest report of the script's process on them
 _CHILD = Path(__file__).with_name("python_child.py")
 _KEPT_VARIABLES = (
     "PATH",
