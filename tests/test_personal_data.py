@@ -94,6 +94,18 @@ async def test_all_of_a_person_is_found_exported_and_deleted(home: Path, tmp_pat
     assert places_of(home, SECRET) == []
 
 
+async def test_the_files_of_a_run_are_exported_and_deleted(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "蛋糕.csv").write_text(f"name\n{SECRET}\n" * 400)
+    agent = Agent(ScriptedClient([answer("done")]), home=home)
+    await agent.run("Read it.", files=[tmp_path / "蛋糕.csv"], user="ann", run_id="r")
+    export_data(tmp_path / "out", "ann", home=home)
+    (copy,) = (tmp_path / "out" / "0001-r" / "files").iterdir()
+    assert (copy.name, copy.read_bytes()) == ("1-蛋糕.csv", (tmp_path / "蛋糕.csv").read_bytes())
+    assert places_of(home, SECRET)
+    delete_data("ann", home=home)
+    assert places_of(home, SECRET) == []
+
+
 async def test_budgets_and_served_users_name_the_same_persons(home: Path) -> None:
     agent = Agent(ScriptedClient([answer("done")] * 9), home=home, max_tokens=100, config=PRICES)
     await agent.run("Spend.", budget={"user:安": "5 USD/day", "team": "9 USD/day"})

@@ -14,7 +14,7 @@ from typing import Any
 from closeout.config import home_folder
 from closeout.errors import JournalLocked, RunNotFound, UsageError
 from closeout.journal.database import FILE_NAME, wipe
-from closeout.journal.events import RunEnded, RunStarted
+from closeout.journal.events import RunEnded, RunStarted, ToolFinished
 from closeout.journal.ledger import forget_key, spent_by_day
 from closeout.journal.readonly import open_to_read
 from closeout.journal.store import Row, RunRecord, Store, open_store
@@ -94,7 +94,7 @@ def export_data(
     """Write the data of a person or of a session into a new folder, as JSON and as text.
 
     The folder has `index.json` with the list of runs, and for each run a folder with `conversation.txt` (what was said
-    and done), `events.jsonl` (the whole record, an event on each line) and `run.json` (its answer and status).
+    and done), `events.jsonl` (the whole record, an event on each line), `run.json` (its answer and status) and `files`.
 
     Args:
         target: The folder. It must not exist, or be empty.
@@ -119,7 +119,9 @@ def export_data(
     with open_to_read(_folder(home)) as store:
         for number, run in enumerate(data.runs, 1):
             names.append(f"{number:04}-{_UNSAFE.sub('_', run.run_id)[:80]}")
-            _write_run(folder / names[-1], run, list(store.rows(run.run_id)))
+            rows = list(store.rows(run.run_id))
+            _write_run(folder / names[-1], run, rows)
+            _write_files(folder / names[-1] / "files", store, rows)
     spent = [asdict(each) for each in spent_by_day(_folder(home)) if each.key in data.budget_keys]
     index = {"exported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **data.to_dict(), "budgets": spent}
     for shown, name in zip(index["runs"], names, strict=True):
@@ -231,6 +233,21 @@ def _write_run(folder: Path, run: RunRecord, rows: Sequence[Row]) -> None:
     events = ({"time": row.time, "type": type(row.event).__name__, **row.event.values()} for row in rows)
     lines = (json.dumps(event, ensure_ascii=False, default=str) for event in events)
     _write(folder / "events.jsonl", "\n".join(lines))
+
+
+def _write_files(folder: Path, store: Store, rows: Sequence[Row]) -> None:
+    """Write the files that a run was given and that it left, each version of a name once."""
+    found = [
+        file
+        for row in rows
+        for file in getattr(row.event, "kept_files" if isinstance(row.event, RunStarted) else "files", ())
+        if isinstance(row.event, RunStarted | ToolFinished) and "sha256" in file
+    ]
+    for number, (digest, name) in enumerate(dict.fromkeys((str(f["sha256"]), str(f["name"])) for f in found), 1):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / f"{number}-{_UNSAFE.sub('_', name)[-80:]}"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(store.content(digest))
 
 
 def _as_text(message: Any) -> str:
