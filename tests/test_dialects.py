@@ -9,11 +9,27 @@ from closeout.dialects.constrain import action_constraint, action_grammar, actio
 from closeout.dialects.prompts import tools_brief
 from closeout.dialects.protocol import DIALECTS, HistoryView, get_dialect, serves
 from closeout.errors import ConfigError, UsageError
-from closeout.messages import Capabilities, Constraint, Delta, Message, ModelReply, Step, ToolCall, ToolReturn, ToolSpec
+from closeout.messages import (
+    Capabilities,
+    Constraint,
+    Delta,
+    Message,
+    ModelReply,
+    Step,
+    ToolCall,
+    ToolPolicy,
+    ToolReturn,
+    ToolSpec,
+)
 
 TEXT = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
-SEARCH = ToolSpec("search", "Find things — über alles.", TEXT)
-CALC = ToolSpec("calculate", "Compute.", {"type": "object", "properties": {"e": {"type": "string"}}, "required": ["e"]})
+SEARCH = ToolSpec("search", "Find things — über alles.", TEXT, policy=ToolPolicy(read_only=True))
+CALC = ToolSpec(
+    "calculate",
+    "Compute.",
+    {"type": "object", "properties": {"e": {"type": "string"}}, "required": ["e"]},
+    policy=ToolPolicy(example="compute"),
+)
 TOOLS = (CALC, SEARCH)
 REACT = ("cot_chat", "cot_completion")
 

@@ -217,9 +217,6 @@ LISTS = {
     ("approve", "deny", "answer"): "verdicts of `resume(decisions=)`",
     ("answered", "unanswered", "failed", "cancelled", "waiting"): "values of `RunResult.status`",
     ("expires", "by", "idle", "summary"): "names of fields of events",
-    # By these a small model gets worked examples with the tools of the agent, and writes one text.
-    ("calc", "comput", "math", "arith"): "parts of the names of tools",
-    ("search", "look", "find", "retriev", "query", "wiki", "get", "read", "fetch"): "parts of the names of tools",
 }
 
 REGEX_CALLS = {"re.compile", "re.match", "re.search", "re.fullmatch", "re.findall", "re.finditer", "re.sub", "re.split"}

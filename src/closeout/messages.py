@@ -237,6 +237,9 @@ class ToolPolicy:
     drop_nulls: bool = False
     round_floats: int | None = None  # significant digits
     html_to_text: bool = False
+    # The part that the tool may play in worked examples for small models, as a tool with one required text. None: any
+    # tool that only reads may be the one that looks things up.
+    example: Literal["look_up", "compute"] | None = None
 
     @property
     def strict_names(self) -> bool:

@@ -43,10 +43,7 @@ _REQUIRED: Mapping[str, Mapping[str, str]] = {
     "code_completion": {"instruction": _FIRST_SLOTS["instruction"], "functions": "the tools"},
 }
 
-# Parts of the names of tools that compute and of tools that look something up, for worked examples.
-_COMPUTES = ("calc", "comput", "math", "arith")
 READ_RESULT = "read_result"  # the tool of every agent that reads more of what was shown shortened
-_LOOKS_UP = ("search", "look", "find", "retriev", "query", "wiki", "get", "read", "fetch")
 
 
 class PartlyFilled(str):
@@ -175,18 +172,20 @@ def tool_names(tools: Sequence[ToolSpec]) -> str:
 def examples_slots(tools: Sequence[ToolSpec]) -> dict[str, Any]:
     """The slots of a template of worked examples for weak models: tools of the agent's own.
 
-    A tool fits if its one required parameter is a string. One that only reads is taken if no name tells what it does.
+    A tool fits if its one required parameter is a string. Tools say what they do there (`ToolPolicy.example`); without
+    one that looks things up, the first tool that only reads is taken for it.
 
     Returns:
         `look_up` and `compute`, each {"name", "parameter", "server"} or None; empty without a tool to look things up.
     """
     fitting = [(tool, name) for tool in tools if tool.name != READ_RESULT and (name := only_text(tool)) is not None]
-    compute = next((_slot(tool, name) for tool, name in fitting if _is(tool, _COMPUTES)), None)
-    others = [(tool, name) for tool, name in fitting if not _is(tool, _COMPUTES)]
-    by_name = [(tool, name) for word in _LOOKS_UP for tool, name in others if word in tool.name.casefold()]
-    readers = [(tool, name) for tool, name in others if tool.policy.read_only]
-    look_up = next((_slot(tool, name) for tool, name in (*by_name, *readers)), None)
-    return {"look_up": look_up, "compute": compute} if look_up else {}
+    slots: dict[str, Any] = {"look_up": None, "compute": None}
+    for tool, name in fitting:
+        if tool.policy.example is not None:
+            slots[tool.policy.example] = slots[tool.policy.example] or _slot(tool, name)
+    readers = (_slot(tool, name) for tool, name in fitting if tool.policy.only_reads and tool.policy.example is None)
+    slots["look_up"] = slots["look_up"] or next(readers, None)
+    return slots if slots["look_up"] else {}
 
 
 def program_slots(tools: Sequence[ToolSpec]) -> dict[str, Any]:
@@ -195,12 +194,8 @@ def program_slots(tools: Sequence[ToolSpec]) -> dict[str, Any]:
     A program computes by itself, so examples are of use without a tool to look things up: `look_up` is None then.
     """
     slots = examples_slots(tools)
-    computes = any(_is(tool, _COMPUTES) for tool in tools)
+    computes = any(tool.policy.example == "compute" for tool in tools)
     return {"look_up": slots.get("look_up")} if slots or computes else {}
-
-
-def _is(tool: ToolSpec, words: tuple[str, ...]) -> bool:
-    return any(word in tool.name.casefold() for word in words)
 
 
 def _slot(tool: ToolSpec, parameter: str) -> dict[str, str]:

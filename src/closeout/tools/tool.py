@@ -76,6 +76,7 @@ class PolicyFields(TypedDict, total=False):
     drop_nulls: bool
     round_floats: int | None
     html_to_text: bool
+    example: Literal["look_up", "compute"] | None
 
 
 class Tool(Generic[P, R]):

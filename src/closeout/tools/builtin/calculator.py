@@ -535,6 +535,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Number, Number], bool]] = {
     read_only=True,
     idempotent=True,
     timeout=10.0,
+    example="compute",
     aliases={
         "expression": ("expr", "formula", "equation", "calculation", "math", "input", "query", "question", "code")
     },

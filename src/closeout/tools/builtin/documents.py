@@ -32,6 +32,7 @@ _SEARCH = ToolPolicy(
     idempotent=True,
     timeout=600.0,  # the first call of all indexes the folder
     empty_at=("results",),
+    example="look_up",
     aliases={"query": ("q", "question", "keywords", "search", "search_query", "text", "input", "term", "topic")},
 )
 _LIMIT_ALIASES = ("k", "top_k", "n", "max_results", "num_results", "count")
