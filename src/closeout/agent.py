@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from closeout.run.gate import RequestGate
     from closeout.run.handoff import Handoff
     from closeout.run.many import ManyRuns, MapProgress, Once, OnceRunner
-    from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator
+    from closeout.run.plan import AgentPlan, MakeExecutor, MakeGenerator, OnChange
     from closeout.run.result import RunResult
     from closeout.run.strategy import Strategy
+    from closeout.run.upgrade import UpgradeReport
     from closeout.run.waiting import Decisions
     from closeout.tools.manager import AnyTool, ToolManager
     from closeout.tools.run_context import RunContext
@@ -178,6 +179,9 @@ class Agent(Generic[Deps, Value]):
         encodings: Each an `Encoding` of results, for `@tool(format=…)`, and for "auto" if it is `automatic`.
         listeners: Callbacks that receive the events of every run, such as an `OpenTelemetryListener`. Those of a run
             are passed to `run`.
+        version: The version of the agent, for its runs' records: `"2026-11"`.
+        on_change: What a run does that an earlier version of this agent began: `"keep"` the instructions and the tools
+            that it began with, `"take"` the new ones, or `"refuse"` to be resumed.
         code_mode: Add the tool `run_program`, with which the model can write Python programs that call the other tools
             as functions, in a sandbox. Needs the extra `code`.
         max_tokens: The maximum number of tokens in a reply. The setting `agent.max_tokens` limits those of a run.
@@ -233,6 +237,8 @@ class Agent(Generic[Deps, Value]):
         forms: Sequence[Form] = (),
         encodings: Sequence[Encoding] = (),
         listeners: Sequence[Listener] = (),
+        version: str = "",
+        on_change: OnChange = "keep",
         code_mode: bool = False,
         max_tokens: int | None = None,
         max_seconds: float | None = None,
@@ -288,6 +294,8 @@ class Agent(Generic[Deps, Value]):
             forms=forms,
             encodings=encodings,
             listeners=listeners,
+            version=version,
+            on_change=on_change,
         )
 
     @classmethod
@@ -667,6 +675,7 @@ class Agent(Generic[Deps, Value]):
         run_id: str,
         *,
         decisions: Decisions | None = None,
+        on_change: OnChange | None = None,
         despite_changes: bool = False,
         despite_damage: bool = False,
         listeners: Sequence[Listener] = (),
@@ -678,7 +687,9 @@ class Agent(Generic[Deps, Value]):
             run_id: The id of the run.
             decisions: For a run that waits, a mapping from the ids in `result.waiting` to True or False (a call), a
                 text (a question) or a `Decision`. If one is not valid, none is recorded.
-            despite_changes: Resume although this agent differs from the one that began the run.
+            on_change: What the run does if this agent differs from the one that began it: see `Agent`. Defaults to the
+                agent's.
+            despite_changes: Resume in any case, also where the run cannot follow its record any more.
             despite_damage: Resume although parts of the record are missing or unreadable. What the run did there may be
                 done again.
             listeners: As for `run`.
@@ -688,10 +699,11 @@ class Agent(Generic[Deps, Value]):
             RunNotFound: No run in the home has this id.
             JournalLocked: Another process is executing the run.
             JournalDamaged: The record is damaged.
-            ResumeRefused: This agent differs from the one that began the run. The message says how.
+            ResumeRefused: This agent differs from the one that began the run, and cannot continue it so. The message
+                says in what, and what to do.
             DecisionRefused: The run does not wait for this decision, or it was made before.
         """
-        from closeout.run.lifecycle import resume_run
+        from closeout.run.resuming import resume_run
 
         store = self._kept_runs()
         listeners = checks.check_listeners(listeners)
@@ -702,6 +714,7 @@ class Agent(Generic[Deps, Value]):
             run_id,
             listeners,
             decisions=decisions,
+            on_change=on_change,
             despite_changes=despite_changes,
             despite_damage=despite_damage,
         )
@@ -735,6 +748,32 @@ class Agent(Generic[Deps, Value]):
             )
         mailbox = await asyncio.to_thread(mailbox_of, store, run_id)
         await asyncio.to_thread(mailbox.send, text, to=to, by=by, interrupt=interrupt)
+
+    async def check_runs(
+        self,
+        run_ids: Iterable[str] | None = None,
+        *,
+        on_change: OnChange | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> UpgradeReport:
+        """Find out how open runs, which earlier versions of this agent began, continue with it.
+
+        Each record is run again in memory, with no model, no tool and no effect.
+
+        Args:
+            run_ids: The runs to check. Defaults to all that are interrupted or wait and were begun by an agent of this
+                name.
+            on_change: What the runs do about differences: see `Agent`. Defaults to the agent's.
+            progress: Called with the number of runs that are checked, after each.
+
+        Raises:
+            RunNotFound: No run in the home has such an id.
+            JournalError: The journal cannot be read.
+        """
+        from closeout.run.upgrade import check_open_runs
+
+        store = self._kept_runs()
+        return await check_open_runs(self.plan(), store, run_ids, on_change=on_change, progress=progress)
 
     async def fork(
         self,
@@ -850,6 +889,7 @@ class Agent(Generic[Deps, Value]):
         run_id: str,
         *,
         decisions: Decisions | None = None,
+        on_change: OnChange | None = None,
         despite_changes: bool = False,
         despite_damage: bool = False,
         listeners: Sequence[Listener] = (),
@@ -863,6 +903,7 @@ class Agent(Generic[Deps, Value]):
             self.resume(
                 run_id,
                 decisions=decisions,
+                on_change=on_change,
                 despite_changes=despite_changes,
                 despite_damage=despite_damage,
                 listeners=listeners,

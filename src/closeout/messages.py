@@ -211,6 +211,7 @@ class ToolPolicy:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parameter → other names models give it
     defaults: Mapping[str, Any] = field(default_factory=dict)  # values of required parameters that models leave out
     other_names: tuple[str, ...] = ()  # names that models may call the tool by, where no tool has them
+    replaces: tuple[str, ...] = ()  # former names of the tool: runs that began with one continue with this tool
     duplicate_key: tuple[str, ...] | None = None  # parameters that make two calls the same; None: all of them
     repeatable: bool = False  # the same call may rightly be made again (a clock, a random number)
     read_only: bool = False
@@ -245,6 +246,11 @@ class ToolPolicy:
     def strict_names(self) -> bool:
         """True if a call that names another server is never taken for this tool."""
         return self.destructive or not (self.effects_known or self.read_only)
+
+    @property
+    def all_other_names(self) -> tuple[str, ...]:
+        """The names besides its own that calls of the tool may use."""
+        return (*self.other_names, *self.replaces)
 
     @property
     def only_reads(self) -> bool:

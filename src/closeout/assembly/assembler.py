@@ -44,7 +44,7 @@ from closeout.results.encoding import check_encoding
 from closeout.run.gate import RequestGate
 from closeout.run.handoff import as_handoff
 from closeout.run.limits import Limits
-from closeout.run.plan import AgentPlan
+from closeout.run.plan import AgentPlan, check_on_change
 from closeout.run.programs import program_tool
 from closeout.run.strategy import Strategy
 from closeout.run.subagents import PageModel, as_tool, read_result_tool, sub_agent_tool
@@ -102,6 +102,8 @@ class Assembler:
         forms: Any = (),
         encodings: Any = (),
         listeners: Any = (),
+        version: str = "",
+        on_change: Any = "keep",
         shares_policies: bool = False,
     ) -> None:
         self.config = config
@@ -137,6 +139,8 @@ class Assembler:
         self._skills = parts.skills(check_list("skills", skills, '["skills"]'))
         self._listeners = (*parts.listeners(), *check_listeners(listeners))
         self._stream = stream
+        self._version = check_text("version", version)
+        self._on_change = check_on_change(on_change)
         self.client = connect(model, base_url, api_key, config.llm)
         self._check_dialect()
         self._runs_programs = (
@@ -273,6 +277,8 @@ class Assembler:
             skills=self._skills,
             forms=self._forms,
             encodings=self._encodings,
+            version=self._version,
+            on_change=self._on_change,
         )
 
     def _with_forms(self, contract: AnswerContract[Any]) -> AnswerContract[Any]:

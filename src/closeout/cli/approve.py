@@ -54,7 +54,7 @@ def approve_command(
         from closeout.cli.options import recorded_options
         from closeout.cli.run_tasks import resume_run
 
-        return resume_run(run_id, recorded_options(run_id, agent=agent), force=False, as_json=as_json, quiet=quiet)
+        return resume_run(run_id, recorded_options(run_id, agent=agent), as_json=as_json, quiet=quiet)
     if as_json:
         print_json({"run_id": run_id, "decided": list(decisions), "waiting": []})
     else:

@@ -21,6 +21,7 @@ from closeout.cli.option_types import (
     Json,
     Mcp,
     Model,
+    OnChange,
     Profile,
     Quiet,
     Settings,
@@ -133,7 +134,8 @@ def resume(
     model: Model = None,
     base_url: BaseUrl = None,
     due: Annotated[bool, typer.Option("--due", help="Resume all waiting runs whose time or signal has come")] = False,
-    force: Annotated[bool, typer.Option(help="Resume even if the agent has changed since the run")] = False,
+    on_change: OnChange = None,
+    force: Annotated[bool, typer.Option(help="Resume even where the run cannot follow its record")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -155,7 +157,27 @@ def resume(
         raise UsageError("resume needs the id of a run; `closeout runs` lists them. --due resumes what waited.")
     run_id = full_run_id(run_id)
     options = recorded_options(run_id, agent=agent).with_model(model, base_url)
-    return resume_run(run_id, options, force=force, as_json=json, quiet=quiet)
+    return resume_run(run_id, options, on_change=on_change, force=force, as_json=json, quiet=quiet)
+
+
+@app.command()
+@guarded
+def upgrade(
+    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the new version")],
+    run_ids: Annotated[list[str] | None, typer.Argument(metavar="[RUN_ID]…", help="Only these runs")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check, which is the default")] = True,
+    on_change: OnChange = None,
+    json: Json = False,
+) -> int:
+    """Check before a deployment how the open runs of an agent continue with its new version.
+
+    Uses no model and no tool. The exit code is 0 if every run continues, 1 if one would stop.
+    """
+    from closeout.cli.agents import load_agent
+    from closeout.cli.options import RunOptions
+    from closeout.cli.upgrade import upgrade_command
+
+    return upgrade_command(load_agent(agent, RunOptions()), [*map(full_run_id, run_ids or ())], on_change, as_json=json)
 
 
 @app.command()

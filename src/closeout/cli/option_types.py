@@ -15,6 +15,7 @@ __all__ = [
     "Json",
     "Mcp",
     "Model",
+    "OnChange",
     "Profile",
     "Quiet",
     "Settings",
@@ -52,5 +53,9 @@ Settings = Annotated[
     typer.Option("--config", "-C", help="FILE.yaml, or key=value such as agent.max_turns=20; may be repeated"),
 ]
 Profile = Annotated[str | None, typer.Option(help="The profile of the settings files to use; or CLOSEOUT_PROFILE")]
+OnChange = Annotated[
+    str | None,
+    typer.Option(help="If the agent has changed since: keep what the run began with (the default), take, or refuse"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer")]

@@ -58,12 +58,25 @@ def run_command(question: str, options: RunOptions, *, continue_last: bool, as_j
     return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
 
 
-def resume_run(run_id: str, options: RunOptions, *, force: bool, as_json: bool, quiet: bool) -> int:
+def resume_run(
+    run_id: str,
+    options: RunOptions,
+    *,
+    on_change: str | None = None,
+    force: bool = False,
+    as_json: bool,
+    quiet: bool,
+) -> int:
     """Resume a run with the agent that the options describe. Return the exit code."""
+    from closeout.run.plan import check_on_change
+
     agent = make_agent(options)
+    mode = None if on_change is None else check_on_change(on_change)
 
     async def start(agent: Agent, listeners: Sequence[Listener]) -> RunResult:
-        return await agent.resume(run_id, despite_changes=force, despite_damage=force, listeners=listeners)
+        return await agent.resume(
+            run_id, on_change=mode, despite_changes=force, despite_damage=force, listeners=listeners
+        )
 
     return run_agent(agent, start, run_id, as_json=as_json, quiet=quiet)
 

@@ -47,7 +47,7 @@ class Code(TextChat):
             each
             for name, tool in functions.items()
             if tool.policy.destructive
-            for each in (name, *tool.policy.other_names)
+            for each in (name, *tool.policy.all_other_names)
         ]
         return ProgramReader(RUN_PROGRAM, {*functions, FINAL_ANSWER}, destructive)
 

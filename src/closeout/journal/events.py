@@ -110,9 +110,12 @@ class RunStarted(Event):
         kept_files: the files that the run begins with, as `File.to_dict` describes them: those of the task, and in a
             session those that earlier messages left. Their content is stored by its SHA-256.
         handed: the agents that the conversation was handed over to before, one after the other.
+        own_tools: a JSON list of the agent's own tools, each `[name, description, parameters]`.
+        instructions: the agent's instructions, if they are a text.
+        version: the agent's version, as its author calls it.
     """
 
-    bodies = ("task", "question", "earlier", "images", "texts", "tools")
+    bodies = ("task", "question", "earlier", "images", "texts", "tools", "own_tools", "instructions")
     task: str
     task_id: str = ""
     _: KW_ONLY
@@ -143,6 +146,9 @@ class HandedOver(Event):
     identity = "to"
     name: str
     to: str
+    own_tools: str = ""
+    instructions: str = ""
+    version: str = ""
 
 
 @record
@@ -185,11 +191,19 @@ class RunResumed(Event):
         idle: seconds between the last event and this one, by the wall clock. They do not count against `max_seconds`.
             Negative if the clock was set back in between.
         differences: how the agent differs from the one that made the record.
+        on_change: what the run does about them: "keep" or "take"; empty if there are none.
+        fingerprint: as of `RunStarted`, if the run continues with something that it did not begin with. So are
+            `instructions` and `own_tools`.
     """
 
     momentary = True
+    bodies = ("instructions", "own_tools")
     idle: float = 0.0
     differences: tuple[str, ...] = ()
+    on_change: str = ""
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    instructions: str = ""
+    own_tools: str = ""
 
 
 @record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -60,6 +61,8 @@ class RecordedRun:
         idle: seconds during which no process executed the run.
         elapsed: seconds of work at the outcome that was taken last.
         departure: where the run first did something else than its record; empty if it did not.
+        broken: the first recorded event that the run did not follow, and how it differed. A request that only has
+            another text does not count: the run continued from its reply.
         outcomes_left: recorded outcomes that have not been taken yet.
         signals: the ids of the signals that the run has received.
         message_ids: the recorded messages of the user's, by id.
@@ -70,6 +73,7 @@ class RecordedRun:
         self.idle = 0.0
         self.elapsed = 0.0
         self.departure = ""
+        self.broken: tuple[Event, str] | None = None
         self.outcomes_left = 0
         self.signals: set[str] = set()
         self.message_ids: set[str] = set()
@@ -182,6 +186,22 @@ class RecordedRun:
             self.departure = _difference(recorded, event)
         if not isinstance(event, (ModelRequested, DecisionRequested)):  # asking again does nothing else
             self._events.pop(event.agent, None)
+            self.broken = self.broken or (recorded, _difference(recorded, event))
+
+    def unreached(self, waiting: Collection[tuple[str, str]]) -> Event | None:
+        """Return the first recorded intent that the run has not reached, without those whose outcome it waits for.
+
+        Args:
+            waiting: the agent and key of each effect that has suspended the run.
+        """
+        left = (
+            event
+            for events in self._events.values()
+            for event in events.values()
+            if isinstance(event, (ModelRequested, ToolStarted, DecisionRequested))
+            and (event.agent, event.key) not in waiting
+        )
+        return next(left, None)
 
     def has_started(self, started: Event) -> bool:
         """True if the record holds this intent."""

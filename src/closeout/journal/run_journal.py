@@ -10,8 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 
 from closeout.errors import JournalDamaged, JournalError, Suspended
 from closeout.file_values import File
@@ -140,13 +142,16 @@ class Journal:
         return await _opened_off_loop(store, opening)
 
     @classmethod
-    def reopen(cls, store: Store, run_id: str, *, despite_damage: bool = False) -> Journal:
+    def reopen(
+        cls, store: Store, run_id: str, *, despite_damage: bool = False, resumed: RunResumed | None = None
+    ) -> Journal:
         """Return the journal of a recorded run, to continue it from where it stopped.
 
         Args:
             store: where the run is kept.
             run_id: the name of the run.
             despite_damage: continue although parts of the record are missing or cannot be read.
+            resumed: the event that says so; its `idle` is set here.
 
         Raises:
             RunNotFound: no run has this name.
@@ -165,13 +170,16 @@ class Journal:
         journal = cls(run_id, store, number, recorded=rows)
         idle = journal._opened_at - rows[-1].time if rows else 0.0
         journal._recorded.idle += idle
-        journal._opening = journal.append(RunResumed("main", idle))
+        journal._opening = journal.append(replace(resumed or RunResumed("main"), idle=idle))
         return journal
 
     @classmethod
-    async def resume(cls, store: Store, run_id: str, *, despite_damage: bool = False) -> Journal:
+    async def resume(
+        cls, store: Store, run_id: str, *, despite_damage: bool = False, resumed: RunResumed | None = None
+    ) -> Journal:
         """`reopen` without stopping the event loop."""
-        return await _opened_off_loop(store, store.submit(cls.reopen, store, run_id, despite_damage=despite_damage))
+        opening = store.submit(cls.reopen, store, run_id, despite_damage=despite_damage, resumed=resumed)
+        return await _opened_off_loop(store, opening)
 
     @classmethod
     def replay(
@@ -228,6 +236,17 @@ class Journal:
     def departure(self) -> str:
         """The first place where the run did something else than its record; empty if it did not."""
         return self._recorded.departure
+
+    def broken(self, waiting: Collection[tuple[str, str]]) -> tuple[Event, str] | None:
+        """Return the first recorded event that a replay did not follow, and how it differed or that it was missing.
+
+        Args:
+            waiting: the agent and key of each effect that has suspended the replay.
+        """
+        if self._recorded.broken is not None:
+            return self._recorded.broken
+        event = self._recorded.unreached(waiting)
+        return None if event is None else (event, f"{event.agent}: {type(event).__name__} {event.key} is not reached")
 
     @property
     def elapsed(self) -> float:

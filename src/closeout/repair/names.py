@@ -115,7 +115,7 @@ def _called(
     return [
         spec
         for spec in specs
-        if any(form == fold(other) for other in spec.policy.other_names)
+        if any(form == fold(other) for other in spec.policy.all_other_names)
         and _may_be_at(spec, server_name, servers)
         and _may_be_in(spec, namespace, servers)
     ]

@@ -82,6 +82,7 @@ async def fork_run(
     plan = as_recorded(plan, rows)
     async with plan.manager:
         task = recorded_task(plan, rows, run_id, load=store.content, despite_changes=True)
+        task = recorded_task(rows, run_id)
         before = rows[0].event
         assert isinstance(before, RunStarted)
         task = replace(task, origin=before.origin if origin is None else origin)

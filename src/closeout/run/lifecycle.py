@@ -1,4 +1,4 @@
-"""A whole run, from its first event to its RunResult: new, resumed, or replayed from its record."""
+"""A whole run, from its first event to its RunResult: new, or replayed from its record."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError
 from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunStarted, ToolsChanged
 from closeout.journal.run_journal import Journal, describe_damage
+from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError
+from closeout.journal.events import Noted, RunEnded, RunStarted
+from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, Store
 from closeout.journal.stream_handler import StreamHandler
 from closeout.journal.subscribers import Listener
@@ -26,23 +29,23 @@ from closeout.run.collecting import run_telemetry
 from closeout.run.handoff import plan_after
 from closeout.run.kept_files import Load, RunFiles, no_content
 from closeout.run.limits import Budget
-from closeout.run.offered_tools import dump_specs, load_specs, with_server_tools
+from closeout.run.offered_tools import dump_definitions, dump_specs, load_specs
 from closeout.run.orchestrator import Orchestrator
-from closeout.run.plan import AgentPlan, Scope, differences, note_problems
+from closeout.run.plan import AgentPlan, Scope, note_problems
 from closeout.run.result import AgentResult, RunResult, Status
 from closeout.run.subagents import read_result_tool
 from closeout.run.task import Task, dump_texts, load_texts
-from closeout.run.waiting import Decisions, pending_of, record_decisions
+from closeout.run.waiting import pending_of
 from closeout.tools.manager import ToolManager
 
 __all__ = [
     "as_recorded",
+    "beginning",
     "execute_on",
     "execute_run",
     "new_started",
     "recorded_task",
     "replay_run",
-    "resume_run",
     "start_journal",
     "with_read_result",
 ]
@@ -78,6 +81,9 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
         texts=dump_texts(task.texts),
         name=plan.name,
         tools=dump_specs(tools),
+        own_tools=dump_definitions(tools),
+        instructions=plan.instructions if plan.record_prompts else "",
+        version=plan.version,
         overrides=plan.overrides,
         state=task.state,
         user=task.user,
@@ -138,6 +144,8 @@ async def replay_run(
         plan = replace(plan, manager=_RecordedTools(plan.manager, load_specs(started.tools)))
     task = recorded_task(plan, tuple(rows), run_id, load=load, despite_changes=True)
     journal = Journal.replay(run_id, rows, load=load)
+    task = recorded_task(tuple(rows), run_id)
+    journal = Journal.replay(run_id, rows)
     result = await execute_run(plan, task, journal, listeners)
     return result, journal.departure
 
@@ -332,6 +340,8 @@ def recorded_task(
     despite_changes: bool = False,
 ) -> Task:
     """Return the task of a record, after comparing the agent with the one that made it.
+def recorded_task(rows: Sequence[Row], run_id: str) -> Task:
+    """Return the task of a record.
 
     Args:
         plan: The agent.
@@ -342,18 +352,8 @@ def recorded_task(
 
     Raises:
         JournalError: The record has no readable beginning.
-        ResumeRefused: The agents differ, and `despite_changes` is not set.
     """
-    started = rows[0].event if rows else None
-    if not isinstance(started, RunStarted):
-        raise JournalError(f"The record of run {run_id} has no readable beginning, so it cannot be run again.")
-    found = _differences(plan, started, rows)
-    if found and not despite_changes:
-        raise ResumeRefused(
-            f"Run {run_id} was made by another agent: {'; '.join(found)}. Resume it with that agent, or accept the "
-            "differences (--force, in Python despite_changes=True).",
-            found,
-        )
+    started = beginning(rows, run_id)
     return Task(
         text=started.task,
         question=started.question or started.task,
@@ -370,17 +370,16 @@ def recorded_task(
     )
 
 
-def _differences(plan: AgentPlan, started: RunStarted, rows: Sequence[Row]) -> list[str]:
-    """Return how the agent differs from the recorded one, whose servers may have changed their tools since."""
-    now = plan.fingerprint(plan.offered_tools())
-    found = differences(started.fingerprint, now)
-    changes = [row.event for row in rows if isinstance(row.event, ToolsChanged) and row.event.agent == "main"]
-    if found and changes:
-        tools = with_server_tools(plan.offered_tools(), load_specs(changes[-1].tools))
-        found = min(
-            found, differences({**started.fingerprint, "tools": plan.fingerprint(tools)["tools"]}, now), key=len
-        )
-    return found
+def beginning(rows: Sequence[Row], run_id: str) -> RunStarted:
+    """Return the first event of a record.
+
+    Raises:
+        JournalError: It cannot be read.
+    """
+    started = rows[0].event if rows else None
+    if not isinstance(started, RunStarted):
+        raise JournalError(f"The record of run {run_id} has no readable beginning, so it cannot be run again.")
+    return started
 
 
 class _RecordedTools(ToolManager):

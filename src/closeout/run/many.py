@@ -35,10 +35,11 @@ from closeout.errors import (
 )
 from closeout.journal.store import RunRecord, Store
 from closeout.messages import Usage, UsageSum
-from closeout.run.lifecycle import as_recorded, recorded_task, resume_run
+from closeout.run.lifecycle import as_recorded, recorded_task
 from closeout.run.loading import load_result
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
+from closeout.run.resuming import check_same, resume_run
 
 __all__ = ["ManyRuns", "MapProgress", "Once", "OnceRunner", "TaskItem", "check_key", "run_id_of"]
 
@@ -122,6 +123,9 @@ class OnceRunner(Generic[Value]):
         plan = as_recorded(self.plan.given(options.get("deps")), rows)
         async with plan.manager:
             recorded = recorded_task(plan, rows, run_id, load=store.content, despite_changes=self.despite_changes)
+            if not self.despite_changes:
+                check_same(plan, rows, run_id)
+            recorded = recorded_task(rows, run_id)
             if recorded.text != task:
                 raise ResumeRefused(f"Run {run_id} has another task: {recorded.text!r:.80}. Use another name.")
             if record.status in ENDED or (record.status == "failed" and not self.retry_failed):

@@ -14,7 +14,7 @@ from closeout.run.plan import Scope
 from closeout.tools.manager import ToolManager
 from closeout.tools.search_tools import definition_tokens
 
-__all__ = ["OfferedTools", "dump_specs", "load_specs", "with_server_tools"]
+__all__ = ["OfferedTools", "dump_definitions", "dump_specs", "load_specs", "with_server_tools"]
 
 
 _ALWAYS_SHOWN = frozenset({"read_result", "ask_user", "run_program"})
@@ -97,6 +97,12 @@ def dump_specs(tools: Iterable[ToolSpec]) -> str:
     """Write the tools of servers as JSON, empty without servers' tools. Local tools are part of the agent itself."""
     foreign = [asdict(tool) for tool in tools if tool.server_name is not None]
     return json.dumps(foreign, ensure_ascii=False, default=str) if foreign else ""
+
+
+def dump_definitions(tools: Iterable[ToolSpec]) -> str:
+    """Write what a model is shown of the agent's own tools as JSON, empty if there are none."""
+    own = [[tool.name, tool.description, tool.parameters] for tool in tools if tool.server_name is None]
+    return json.dumps(own, ensure_ascii=False, default=dict) if own else ""
 
 
 def load_specs(text: str) -> list[ToolSpec]:

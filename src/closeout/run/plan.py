@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, isawaitable, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from closeout.answers.contracts import AnswerContract
 from closeout.answers.formatter import OutputFormatter
@@ -60,8 +60,10 @@ __all__ = [
     "AgentPlan",
     "MakeExecutor",
     "MakeGenerator",
+    "OnChange",
     "Scope",
     "WriteInstructions",
+    "check_on_change",
     "current_scope",
     "differences",
     "is_plain_class",
@@ -98,6 +100,19 @@ MakeGenerator: TypeAlias = Callable[..., AnswerGenerator]
 def wall_clock() -> float:
     """Return the time in seconds since the epoch."""
     return time.time()
+
+
+OnChange: TypeAlias = Literal["keep", "take", "refuse"]
+"""What a recorded run does if the agent that resumes it has changed: it keeps the instructions and the tools that it
+began with, takes the new ones, or refuses."""
+
+
+def check_on_change(value: Any) -> OnChange:
+    """Return a value of `on_change`. Raises UsageError for any other."""
+    if value not in get_args(OnChange):
+        raise UsageError(f"on_change must be 'keep', 'take' or 'refuse', got {value!r:.40}.")
+    chosen: OnChange = value
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +160,8 @@ class AgentPlan:
     secrets: Secrets = NO_SECRETS
     clock: Callable[[], float] = wall_clock  # the clock of timers
     skills: Skills = NO_SKILLS
+    version: str = ""  # as its author calls it
+    on_change: OnChange = "keep"
 
     def overridden(self, overrides: Mapping[str, Any]) -> AgentPlan:
         """Return the plan with settings for one run, by the names in `OVERRIDES`. None leaves a setting as it is.

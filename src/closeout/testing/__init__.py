@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from closeout.testing.client import ScriptedClient
     from closeout.testing.isolation import isolated
     from closeout.testing.misbehaviour import MISBEHAVIOURS, NON_ANSWERS, Misbehaviour, always, once, sometimes
+    from closeout.testing.open_runs import assert_runs_continue
     from closeout.testing.recording import RecordedClient, Recording, export_run, recorded
     from closeout.testing.script import RequestView, Turn, answer, call, say
     from closeout.testing.scripted_server import ScriptedServer, serve_script
@@ -27,6 +28,7 @@ __all__ = [
     "Turn",
     "always",
     "answer",
+    "assert_runs_continue",
     "call",
     "export_run",
     "isolated",
@@ -41,6 +43,7 @@ _HOMES = {
     "client": ("ScriptedClient",),
     "isolation": ("isolated",),
     "misbehaviour": ("MISBEHAVIOURS", "NON_ANSWERS", "Misbehaviour", "always", "once", "sometimes"),
+    "open_runs": ("assert_runs_continue",),
     "recording": ("RecordedClient", "Recording", "export_run", "recorded"),
     "script": ("RequestView", "Turn", "answer", "call", "say"),
     "scripted_server": ("ScriptedServer", "serve_script"),

@@ -646,7 +646,7 @@ class ToolExecutor:
         toolbox = self._toolbox_with(tool_name)
         spec = toolbox.named(tool_name)
         if spec is None:
-            return _renamed(_as_object(arguments), self._policy(tool_name))
+            return renamed(_as_object(arguments), self._policy(tool_name))
         repaired = toolbox.repair(spec, arguments)
         return dict(repaired.arguments if repaired.ok else _as_object(arguments))
 
@@ -883,8 +883,8 @@ def _as_object(arguments: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _renamed(arguments: Mapping[str, Any], policy: ToolPolicy) -> dict[str, Any]:
-    """The arguments with a policy's aliases and defaults applied, where no schema is known."""
+def renamed(arguments: Mapping[str, Any], policy: ToolPolicy) -> dict[str, Any]:
+    """The arguments with a policy's aliases and defaults applied, where no schema is known or an older one was used."""
     fixed = dict(arguments)
     for parameter, aliases in policy.aliases.items():
         alias = next((name for name in aliases if name in fixed), None)

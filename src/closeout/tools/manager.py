@@ -381,6 +381,14 @@ class ToolManager:
         chosen._name_all()
         return chosen
 
+    def with_local(self, tools: Iterable[AnyTool]) -> ToolManager:
+        """Return a manager that offers these in place of the local tools. The two share their servers."""
+        chosen = copy(self)
+        chosen.__dict__.pop("_search", None)
+        chosen._local = {tool.spec.name: _Route(governed(tool.spec), tool.spec.name, tool) for tool in tools}
+        chosen._name_all()
+        return chosen
+
     def replace(self, tool: AnyTool) -> None:
         """Replace the local tool of the same name."""
         if self._local.pop(tool.spec.name, None) is not None:

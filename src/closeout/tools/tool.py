@@ -52,6 +52,7 @@ class PolicyFields(TypedDict, total=False):
     aliases: Mapping[str, str | Sequence[str]]
     defaults: Mapping[str, Any]
     other_names: str | Sequence[str]
+    replaces: str | Sequence[str]
     duplicate_key: str | Sequence[str] | None
     repeatable: bool
     read_only: bool
@@ -305,7 +306,7 @@ def _tool_name(function: Callable[..., Any], name: str | None) -> str:
 
 
 _NAMES_OF_FIELDS = tuple(field.name for field in dataclasses.fields(ToolPolicy))
-_TUPLE_FIELDS = ("other_names", "duplicate_key", "empty_at", "drop_keys")
+_TUPLE_FIELDS = ("other_names", "replaces", "duplicate_key", "empty_at", "drop_keys")
 
 
 def _policy(called: str, policy: ToolPolicy | None, fields: PolicyFields) -> ToolPolicy:

@@ -1,0 +1,285 @@
+"""Resume a recorded run, with the agent that began it or with one that has changed since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from closeout.errors import CloseoutError, JournalDamaged, ResumeRefused, Suspended
+from closeout.journal.events import (
+    DecisionRequested,
+    Event,
+    InstructionsWritten,
+    RunResumed,
+    RunStarted,
+    ToolFinished,
+    ToolsChanged,
+    ToolStarted,
+)
+from closeout.journal.run_journal import Journal, describe_damage
+from closeout.journal.store import Row, Store
+from closeout.journal.subscribers import Listener
+from closeout.records import record
+from closeout.run.kept_tools import RemovedTool, keep_tools
+from closeout.run.lifecycle import as_recorded, beginning, execute_on, execute_run, recorded_task
+from closeout.run.offered_tools import dump_definitions, load_specs, with_server_tools
+from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences
+from closeout.run.result import RunResult
+from closeout.run.waiting import Decisions, record_decisions
+
+__all__ = ["Continuation", "check_same", "continuation", "resume_run"]
+
+
+@record(kw_only=True)
+class Continuation:
+    """How a recorded run continues with an agent.
+
+    Attributes:
+        plan: The agent as it continues the run.
+        differences: How the agent differs from the one that began the run.
+        problem: Why it cannot continue the run; empty if it can.
+        remedy: What to do about the problem.
+        event: The number of the event of the record at which the run would stop, None if it is not a certain one.
+    """
+
+    plan: AgentPlan
+    differences: tuple[str, ...] = ()
+    problem: str = ""
+    remedy: str = ""
+    event: int | None = None
+
+
+async def resume_run(
+    plan: AgentPlan,
+    store: Store,
+    run_id: str,
+    listeners: Sequence[Listener] = (),
+    *,
+    decisions: Decisions | None = None,
+    on_change: OnChange | None = None,
+    despite_changes: bool = False,
+    despite_damage: bool = False,
+) -> RunResult:
+    """Continue a recorded run from where it stopped, with decisions on what it waits for.
+
+    Raises:
+        RunNotFound: No such run.
+        JournalLocked: Another process is running it.
+        JournalDamaged: Parts of the record are missing or cannot be read, and `despite_damage` is not set.
+        ResumeRefused: The agent cannot continue the run as it is, and `despite_changes` is not set.
+        DecisionRefused: The run does not wait for a decision, or it was decided before.
+    """
+    recorded = await store.off_loop(store.read, run_id)
+    if recorded.problems and not despite_damage:
+        await store.off_loop(store.check_unlocked, run_id)
+        raise JournalDamaged(describe_damage(run_id, recorded.problems))
+    rows = recorded.rows
+    plan = as_recorded(plan, rows)
+    mode = on_change or plan.on_change
+    async with plan.manager:
+        task = recorded_task(rows, run_id)
+        resumed = RunResumed("main")
+        found = _differences(plan, rows, run_id)
+        if found and despite_changes:
+            resumed = replace(resumed, differences=tuple(found), on_change="take")
+        elif found:
+            how = await continuation(plan, rows, run_id, mode)
+            if how.problem:
+                raise _refused(run_id, how)
+            plan = how.plan
+            resumed = replace(_in_force_from_now(plan, rows), differences=how.differences, on_change=mode)
+        if decisions:
+            await store.off_loop(record_decisions, store, run_id, decisions)
+        journal = await Journal.resume(store, run_id, despite_damage=despite_damage, resumed=resumed)
+        return await execute_run(plan, task, journal, listeners)
+
+
+async def continuation(plan: AgentPlan, rows: Sequence[Row], run_id: str, on_change: OnChange = "keep") -> Continuation:
+    """Find out how an agent continues a recorded run, by running the record again in memory.
+
+    No model is asked and no tool called.
+
+    Args:
+        plan: The agent, `as_recorded`. Its tools must be open.
+        rows: The record.
+        run_id: The name of the run.
+        on_change: What the run does about differences.
+
+    Raises:
+        JournalError: The record has no readable beginning.
+        UsageError: `on_change` is something else.
+    """
+    check_on_change(on_change)
+    found = tuple(_differences(plan, rows, run_id))
+    how = Continuation(plan=plan, differences=found)
+    if not found:
+        tried = await _tried(how, rows, run_id)
+        # Its settings or its code differ, which a fingerprint does not show. It continues from there.
+        return replace(how, differences=(f"departs at event {tried.event}: {tried.problem}",)) if tried.problem else how
+    if on_change == "refuse":
+        return replace(how, problem="; ".join(found), remedy="Resume it with that agent, or with on_change='keep'.")
+    if on_change == "take":
+        return await _tried(how, rows, run_id)
+    kept, misfits = _kept(plan, rows)
+    for name, why in misfits.items():
+        event = _call_of(rows, name)
+        problem = f"tool {name} has changed, and the run has called it"
+        return replace(how, problem=problem, remedy=_sentence(why), event=event)
+    left = _differences(kept, rows, run_id, kept=True)
+    if left:
+        remedy = "Resume it with that agent, or let it take the changes: on_change='take', --on-change take."
+        return replace(how, problem="; ".join(left), remedy=remedy)
+    return await _tried(replace(how, plan=kept), rows, run_id)
+
+
+def check_same(plan: AgentPlan, rows: Sequence[Row], run_id: str) -> None:
+    """Check that an agent is the one that made a record. Its tools must be open.
+
+    Raises:
+        JournalError: The record has no readable beginning.
+        ResumeRefused: The agent differs.
+    """
+    found = tuple(_differences(plan, rows, run_id))
+    if found:
+        remedy = "Resume it with that agent, or accept the differences (--force, in Python despite_changes=True)."
+        raise _refused(run_id, Continuation(plan=plan, differences=found, problem="; ".join(found), remedy=remedy))
+
+
+def _refused(run_id: str, how: Continuation) -> ResumeRefused:
+    where = "" if how.event is None else f" It would stop at event {how.event}."
+    text = f"Run {run_id} was made by another agent: {how.problem}.{where} {how.remedy}"
+    return ResumeRefused(text, how.differences or (how.problem,))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# ------------------------------------------------------------------------------------------------ what differs
+
+
+def _differences(plan: AgentPlan, rows: Sequence[Row], run_id: str, *, kept: bool = False) -> list[str]:
+    """Return how the agent differs from the recorded one, whose servers may have changed their tools since.
+
+    Args:
+        plan: The agent.
+        rows: The record.
+        run_id: The name of the run.
+        kept: Leave out the agent's own tools, and instructions that are those of the record.
+    """
+    started, agent = beginning(rows, run_id), _in_force(rows)
+    then, now = agent.fingerprint, plan.fingerprint(plan.offered_tools())
+    if kept:
+        own = {name for name, *_ in json.loads(agent.own_tools or "[]")}
+        own |= {spec.name for spec in plan.offered_tools() if spec.server_name is None}
+        then, now = ({**each, "tools": _without(each.get("tools") or {}, own)} for each in (then, now))
+        if _written(rows) is not None:
+            then, now = {**then, "instructions": ""}, {**now, "instructions": ""}
+    found = differences(then, now)
+    changes = [row.event for row in rows if isinstance(row.event, ToolsChanged) and row.event.agent == "main"]
+    if found and changes:
+        tools = with_server_tools(plan.offered_tools(), load_specs(changes[-1].tools))
+        found = min(found, differences({**then, "tools": plan.fingerprint(tools)["tools"]}, now), key=len)
+    if found and started.version != plan.version:
+        found.insert(0, f"version: {started.version or 'none'} then, {plan.version or 'none'} now")
+    return found
+
+
+def _in_force(rows: Sequence[Row]) -> RunStarted | RunResumed:
+    """Return the last event that says with which agent the run continues."""
+    events = (row.event for row in reversed(rows))
+    taken = (each for each in events if isinstance(each, RunResumed) and each.fingerprint)
+    started = rows[0].event
+    assert isinstance(started, RunStarted)
+    return next(taken, started)
+
+
+def _in_force_from_now(plan: AgentPlan, rows: Sequence[Row]) -> RunResumed:
+    """Return the event with which a run goes on; it describes the agent if that is not the one in force."""
+    offered, before = plan.offered_tools(), _in_force(rows)
+    fingerprint, tools = plan.fingerprint(offered), dump_definitions(offered)
+    if (fingerprint, tools) == (before.fingerprint, before.own_tools):
+        return RunResumed("main")
+    instructions = plan.instructions if plan.record_prompts else ""
+    return RunResumed("main", fingerprint=fingerprint, instructions=instructions, own_tools=tools)
+
+
+def _kept(plan: AgentPlan, rows: Sequence[Row]) -> tuple[AgentPlan, dict[str, str]]:
+    """Return the plan with the instructions and the tools of its own that the run has so far, as far as recorded.
+
+    Returns:
+        The plan, and the tools that the run has called whose calls do not fit them any more, each with the reason.
+    """
+    agent, written = _in_force(rows), _written(rows)
+    if written is None:
+        plan = replace(plan, instructions=agent.instructions, write_instructions=None)
+    else:
+        plan = replace(plan, instructions=written)
+    if not agent.own_tools:
+        return plan, {}
+    used = (row.event.name for row in rows if isinstance(row.event, (ToolStarted, DecisionRequested)))
+    manager, misfits = keep_tools(plan.manager, agent.own_tools, used)
+    return replace(plan, manager=manager), misfits
+
+
+def _without(tools: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: digest for name, digest in tools.items() if name not in names}
+
+
+def _written(rows: Iterable[Row]) -> str | None:
+    """Return the instructions that a function wrote when the run began, None if they were a text."""
+    events = (row.event for row in rows)
+    return next((each.text for each in events if isinstance(each, InstructionsWritten) and each.agent == "main"), None)
+
+
+def _call_of(rows: Iterable[Row], name: str) -> int | None:
+    """Return the number of the first event of a tool's calls."""
+    calls = (
+        row.seq for row in rows if isinstance(row.event, (ToolStarted, DecisionRequested)) and row.event.name == name
+    )
+    return next(calls, None)
+
+
+# ------------------------------------------------------------------------------------------------ trying it
+
+
+async def _tried(how: Continuation, rows: Sequence[Row], run_id: str) -> Continuation:
+    """Run a record again in memory up to its end, and return why the run could not continue there."""
+    journal = Journal.replay(run_id, rows, suspends=True)
+    open_effects: dict[tuple[str, str], Event] = {}
+
+    def follow(event: Any) -> None:
+        if isinstance(event, (ToolStarted, DecisionRequested)):
+            open_effects[event.agent, event.key] = event
+        elif isinstance(event, ToolFinished):
+            open_effects.pop((event.agent, event.key), None)
+
+    journal.subscribers.subscribe(follow)
+    ended = False
+    try:
+        await execute_on(how.plan, recorded_task(rows, run_id), journal)
+        ended = True
+    except Suspended as suspended:
+        for effect in suspended.requests:
+            follow(effect)
+    except CloseoutError as error:
+        return replace(how, problem=f"the agent fails on the record: {error}", remedy="Correct the agent.")
+    broken = journal.broken(open_effects.keys())
+    if broken is not None:
+        recorded, text = broken
+        at = next((row.seq for row in rows if row.event is recorded), None)
+        remedy = (
+            "Resume it with the agent that began it, or accept that it continues from there (--force, in Python "
+            "despite_changes=True)."
+        )
+        return replace(how, problem=text, remedy=remedy, event=at)
+    removed = {tool.spec.name for tool in how.plan.manager.local_tools if isinstance(tool, RemovedTool)}
+    for event in open_effects.values():
+        name = getattr(event, "name", "")
+        if name in removed and not ended:
+            remedy = f"If it has a new name: @tool(replaces={name!r})."
+            problem = f"tool {name} is gone, and a call of it is open"
+            return replace(how, problem=problem, remedy=remedy, event=_call_of(rows, name))
+    return how
