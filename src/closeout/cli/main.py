@@ -173,11 +173,11 @@ def upgrade(
 
     Uses no model and no tool. The exit code is 0 if every run continues, 1 if one would stop.
     """
-    from closeout.cli.agents import load_agent
-    from closeout.cli.options import RunOptions
+    from closeout.cli.options import RunOptions, make_agent
     from closeout.cli.upgrade import upgrade_command
 
-    return upgrade_command(load_agent(agent, RunOptions()), [*map(full_run_id, run_ids or ())], on_change, as_json=json)
+    loaded = make_agent(RunOptions(agent=agent))
+    return upgrade_command(loaded, [*map(full_run_id, run_ids or ())], on_change, as_json=json)
 
 
 @app.command()

@@ -15,9 +15,9 @@ from closeout.journal.events import RunStarted
 from closeout.journal.mailbox import runs_with_signals
 from closeout.journal.store import Store
 from closeout.journal.subscribers import Listener
-from closeout.run.lifecycle import resume_run
 from closeout.run.plan import AgentPlan
 from closeout.run.result import RunResult
+from closeout.run.resuming import resume_run
 from closeout.run.waiting import PendingDecision, pending_decisions
 
 __all__ = ["DueRuns", "resume_due"]
