@@ -22,12 +22,12 @@ from closeout.journal.run_journal import Journal, describe_damage
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.records import record
-from closeout.run.kept_tools import RemovedTool, keep_tools
 from closeout.run.lifecycle import as_recorded, beginning, execute_on, execute_run, recorded_task
 from closeout.run.offered_tools import dump_definitions, load_specs, with_server_tools
 from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences
 from closeout.run.result import RunResult
 from closeout.run.waiting import Decisions, record_decisions
+from closeout.tools.kept_tools import RemovedTool, keep_tools
 
 __all__ = ["Continuation", "check_same", "continuation", "resume_run"]
 
