@@ -217,6 +217,8 @@ LISTS = {
     ("approve", "deny", "answer"): "verdicts of `resume(decisions=)`",
     ("answered", "unanswered", "failed", "cancelled", "waiting"): "values of `RunResult.status`",
     ("expires", "by", "idle", "summary"): "names of fields of events",
+    ("keep", "take", "refuse"): "values of `on_change`",
+    ("waiting", "interrupted", "running"): "values of `RunRecord.status`",
 }
 
 REGEX_CALLS = {"re.compile", "re.match", "re.search", "re.fullmatch", "re.findall", "re.finditer", "re.sub", "re.split"}

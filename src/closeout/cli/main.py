@@ -174,7 +174,7 @@ def upgrade(
     Uses no model and no tool. The exit code is 0 if every run continues, 1 if one would stop.
     """
     from closeout.cli.options import RunOptions, make_agent
-    from closeout.cli.upgrade import upgrade_command
+    from closeout.cli.upgrade_check import upgrade_command
 
     loaded = make_agent(RunOptions(agent=agent))
     return upgrade_command(loaded, [*map(full_run_id, run_ids or ())], on_change, as_json=json)
