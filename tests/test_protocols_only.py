@@ -219,6 +219,7 @@ LISTS = {
     ("expires", "by", "idle", "summary"): "names of fields of events",
     ("keep", "take", "refuse"): "values of `on_change`",
     ("waiting", "interrupted", "running"): "values of `RunRecord.status`",
+    ("unchanged", "changed", "stops"): "values of `RunCheck.verdict`",
 }
 
 REGEX_CALLS = {"re.compile", "re.match", "re.search", "re.fullmatch", "re.findall", "re.finditer", "re.sub", "re.split"}
