@@ -81,8 +81,7 @@ async def fork_run(
     prefix = _with_results(run_id, _without_open_permits(_whole(rows, end)), set_results or {})
     plan = as_recorded(plan, rows)
     async with plan.manager:
-        task = recorded_task(plan, rows, run_id, load=store.content, despite_changes=True)
-        task = recorded_task(rows, run_id)
+        task = recorded_task(rows, run_id, load=store.content)
         before = rows[0].event
         assert isinstance(before, RunStarted)
         task = replace(task, origin=before.origin if origin is None else origin)

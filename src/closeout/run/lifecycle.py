@@ -9,11 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from closeout.errors import CloseoutError, Failure, JournalDamaged, JournalError, ResumeRefused, Suspended, ToolError
-from closeout.file_values import File
-from closeout.journal.events import Noted, RunEnded, RunStarted, ToolsChanged
-from closeout.journal.run_journal import Journal, describe_damage
 from closeout.errors import CloseoutError, Failure, JournalError, Suspended, ToolError
+from closeout.file_values import File
 from closeout.journal.events import Noted, RunEnded, RunStarted
 from closeout.journal.run_journal import Journal
 from closeout.journal.store import Row, Store
@@ -92,39 +89,6 @@ def new_started(plan: AgentPlan, task: Task) -> RunStarted:
     )
 
 
-async def resume_run(
-    plan: AgentPlan,
-    store: Store,
-    run_id: str,
-    listeners: Sequence[Listener] = (),
-    *,
-    decisions: Decisions | None = None,
-    despite_changes: bool = False,
-    despite_damage: bool = False,
-) -> RunResult:
-    """Continue a recorded run from where it stopped, with decisions on what it waits for.
-
-    Raises:
-        RunNotFound: No such run.
-        JournalLocked: Another process is running it.
-        JournalDamaged: Parts of the record are missing or cannot be read, and `despite_damage` is not set.
-        ResumeRefused: The agent differs from the one that made the record, and `despite_changes` is not set.
-        DecisionRefused: The run does not wait for a decision, or it was decided before.
-    """
-    record = await store.off_loop(store.read, run_id)
-    if record.problems and not despite_damage:
-        await store.off_loop(store.check_unlocked, run_id)
-        raise JournalDamaged(describe_damage(run_id, record.problems))
-    rows = record.rows
-    plan = as_recorded(plan, rows)
-    async with plan.manager:
-        task = recorded_task(plan, rows, run_id, load=store.content, despite_changes=despite_changes)
-        if decisions:
-            await store.off_loop(record_decisions, store, run_id, decisions)
-        journal = await Journal.resume(store, run_id, despite_damage=despite_damage)
-        return await execute_run(plan, task, journal, listeners)
-
-
 async def replay_run(
     plan: AgentPlan,
     run_id: str,
@@ -142,10 +106,8 @@ async def replay_run(
     started = rows[0].event if rows else None
     if isinstance(started, RunStarted) and started.tools:
         plan = replace(plan, manager=_RecordedTools(plan.manager, load_specs(started.tools)))
-    task = recorded_task(plan, tuple(rows), run_id, load=load, despite_changes=True)
+    task = recorded_task(tuple(rows), run_id, load=load)
     journal = Journal.replay(run_id, rows, load=load)
-    task = recorded_task(tuple(rows), run_id)
-    journal = Journal.replay(run_id, rows)
     result = await execute_run(plan, task, journal, listeners)
     return result, journal.departure
 
@@ -331,24 +293,8 @@ def with_read_result(plan: AgentPlan, needed: bool) -> AgentPlan:
     return replace(plan, manager=ToolManager([read_result_tool]))
 
 
-def recorded_task(
-    plan: AgentPlan,
-    rows: Sequence[Row],
-    run_id: str,
-    *,
-    load: Load = no_content,
-    despite_changes: bool = False,
-) -> Task:
-    """Return the task of a record, after comparing the agent with the one that made it.
-def recorded_task(rows: Sequence[Row], run_id: str) -> Task:
-    """Return the task of a record.
-
-    Args:
-        plan: The agent.
-        rows: The record.
-        run_id: The name of the run.
-        load: Returns the content of a file by its SHA-256.
-        despite_changes: Whether the agents may differ.
+def recorded_task(rows: Sequence[Row], run_id: str, *, load: Load = no_content) -> Task:
+    """Return the task of a record. `load` returns the content of a file by its SHA-256.
 
     Raises:
         JournalError: The record has no readable beginning.

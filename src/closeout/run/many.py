@@ -122,10 +122,9 @@ class OnceRunner(Generic[Value]):
         rows = (await store.off_loop(store.read, run_id)).rows
         plan = as_recorded(self.plan.given(options.get("deps")), rows)
         async with plan.manager:
-            recorded = recorded_task(plan, rows, run_id, load=store.content, despite_changes=self.despite_changes)
             if not self.despite_changes:
                 check_same(plan, rows, run_id)
-            recorded = recorded_task(rows, run_id)
+            recorded = recorded_task(rows, run_id, load=store.content)
             if recorded.text != task:
                 raise ResumeRefused(f"Run {run_id} has another task: {recorded.text!r:.80}. Use another name.")
             if record.status in ENDED or (record.status == "failed" and not self.retry_failed):

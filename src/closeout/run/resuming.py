@@ -22,6 +22,7 @@ from closeout.journal.run_journal import Journal, describe_damage
 from closeout.journal.store import Row, Store
 from closeout.journal.subscribers import Listener
 from closeout.records import record
+from closeout.run.kept_files import Load, no_content
 from closeout.run.lifecycle import as_recorded, beginning, execute_on, execute_run, recorded_task
 from closeout.run.offered_tools import dump_definitions, load_specs, with_server_tools
 from closeout.run.plan import AgentPlan, OnChange, check_on_change, differences
@@ -79,13 +80,13 @@ async def resume_run(
     plan = as_recorded(plan, rows)
     mode = on_change or plan.on_change
     async with plan.manager:
-        task = recorded_task(rows, run_id)
+        task = recorded_task(rows, run_id, load=store.content)
         resumed = RunResumed("main")
         found = _differences(plan, rows, run_id)
         if found and despite_changes:
             resumed = replace(resumed, differences=tuple(found), on_change="take")
         elif found:
-            how = await continuation(plan, rows, run_id, mode)
+            how = await continuation(plan, rows, run_id, mode, load=store.content)
             if how.problem:
                 raise _refused(run_id, how)
             plan = how.plan
@@ -96,7 +97,9 @@ async def resume_run(
         return await execute_run(plan, task, journal, listeners)
 
 
-async def continuation(plan: AgentPlan, rows: Sequence[Row], run_id: str, on_change: OnChange = "keep") -> Continuation:
+async def continuation(
+    plan: AgentPlan, rows: Sequence[Row], run_id: str, on_change: OnChange = "keep", *, load: Load = no_content
+) -> Continuation:
     """Find out how an agent continues a recorded run, by running the record again in memory.
 
     No model is asked and no tool called.
@@ -106,6 +109,7 @@ async def continuation(plan: AgentPlan, rows: Sequence[Row], run_id: str, on_cha
         rows: The record.
         run_id: The name of the run.
         on_change: What the run does about differences.
+        load: Returns the content of a file by its SHA-256.
 
     Raises:
         JournalError: The record has no readable beginning.
@@ -115,13 +119,13 @@ async def continuation(plan: AgentPlan, rows: Sequence[Row], run_id: str, on_cha
     found = tuple(_differences(plan, rows, run_id))
     how = Continuation(plan=plan, differences=found)
     if not found:
-        tried = await _tried(how, rows, run_id)
+        tried = await _tried(how, rows, run_id, load)
         # Its settings or its code differ, which a fingerprint does not show. It continues from there.
         return replace(how, differences=(f"departs at event {tried.event}: {tried.problem}",)) if tried.problem else how
     if on_change == "refuse":
         return replace(how, problem="; ".join(found), remedy="Resume it with that agent, or with on_change='keep'.")
     if on_change == "take":
-        return await _tried(how, rows, run_id)
+        return await _tried(how, rows, run_id, load)
     kept, misfits = _kept(plan, rows)
     for name, why in misfits.items():
         event = _call_of(rows, name)
@@ -131,7 +135,7 @@ async def continuation(plan: AgentPlan, rows: Sequence[Row], run_id: str, on_cha
     if left:
         remedy = "Resume it with that agent, or let it take the changes: on_change='take', --on-change take."
         return replace(how, problem="; ".join(left), remedy=remedy)
-    return await _tried(replace(how, plan=kept), rows, run_id)
+    return await _tried(replace(how, plan=kept), rows, run_id, load)
 
 
 def check_same(plan: AgentPlan, rows: Sequence[Row], run_id: str) -> None:
@@ -245,9 +249,9 @@ def _call_of(rows: Iterable[Row], name: str) -> int | None:
 # ------------------------------------------------------------------------------------------------ trying it
 
 
-async def _tried(how: Continuation, rows: Sequence[Row], run_id: str) -> Continuation:
+async def _tried(how: Continuation, rows: Sequence[Row], run_id: str, load: Load) -> Continuation:
     """Run a record again in memory up to its end, and return why the run could not continue there."""
-    journal = Journal.replay(run_id, rows, suspends=True)
+    journal = Journal.replay(run_id, rows, suspends=True, load=load)
     open_effects: dict[tuple[str, str], Event] = {}
 
     def follow(event: Any) -> None:
@@ -259,7 +263,7 @@ async def _tried(how: Continuation, rows: Sequence[Row], run_id: str) -> Continu
     journal.subscribers.subscribe(follow)
     ended = False
     try:
-        await execute_on(how.plan, recorded_task(rows, run_id), journal)
+        await execute_on(how.plan, recorded_task(rows, run_id, load=load), journal)
         ended = True
     except Suspended as suspended:
         for effect in suspended.requests:

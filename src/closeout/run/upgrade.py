@@ -123,7 +123,9 @@ async def _checks(
             yield replace(check, verdict="stops", problem=describe_damage(run.run_id, recorded.problems), remedy=remedy)
             continue
         try:
-            how = await continuation(as_recorded(plan, recorded.rows), recorded.rows, run.run_id, on_change)
+            how = await continuation(
+                as_recorded(plan, recorded.rows), recorded.rows, run.run_id, on_change, load=store.content
+            )
         except CloseoutError as error:
             yield replace(check, verdict="stops", problem=str(error), remedy="Correct the agent.")
             continue
