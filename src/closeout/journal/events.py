@@ -137,6 +137,9 @@ class RunStarted(Event):
     user: str = ""
     kept_files: tuple[Mapping[str, Any], ...] = ()
     handed: tuple[str, ...] = ()
+    own_tools: str = ""
+    instructions: str = ""
+    version: str = ""
 
 
 @record
@@ -146,9 +149,6 @@ class HandedOver(Event):
     identity = "to"
     name: str
     to: str
-    own_tools: str = ""
-    instructions: str = ""
-    version: str = ""
 
 
 @record
