@@ -15,7 +15,7 @@ import pytest
 
 from closeout import Agent, RunContext, tool
 from closeout.journal.events import DecisionMade
-from closeout.journal.mailbox import send_signal
+from closeout.journal.sent_signals import send_signal
 from closeout.journal.store import Store
 from closeout.run.waiting import record_decisions
 from closeout.server.response_state import ResponseId

@@ -16,7 +16,7 @@ from cli_process import here
 from closeout import Agent, RunContext, tool
 from closeout.errors import DecisionRefused, RunNotFound, SignalRefused, ToolError, UsageError
 from closeout.journal import events as ev
-from closeout.journal.mailbox import MAX_PAYLOAD, open_signals
+from closeout.journal.sent_signals import MAX_PAYLOAD, open_signals
 from closeout.journal.store import open_store
 from closeout.run.lifecycle import replay_run
 from closeout.run.waiting import awaited

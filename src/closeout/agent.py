@@ -845,7 +845,7 @@ class Agent(Generic[Deps, Value]):
             RunNotFound: No run in the home has this id.
             JournalError: The signal cannot be written.
         """
-        from closeout.journal.mailbox import send_signal
+        from closeout.journal.sent_signals import send_signal
 
         store = self._kept_runs()
         return await store.off_loop(send_signal, store, run_id, name, payload, id=id)

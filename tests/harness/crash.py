@@ -26,7 +26,7 @@ from closeout import Agent, RunContext, tool
 from closeout.errors import RunNotFound
 from closeout.journal import run_journal as journal_module
 from closeout.journal.events import DecisionMade, Event
-from closeout.journal.mailbox import send_signal
+from closeout.journal.sent_signals import send_signal
 from closeout.journal.store import Store, close_stores, open_store
 from closeout.run.result import RunResult
 from closeout.run.waiting import pending_decisions

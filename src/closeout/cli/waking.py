@@ -25,7 +25,7 @@ __all__ = ["resume_due_runs", "signal_command"]
 
 def signal_command(run_id: str, name: str, payload: str, *, id: str, as_json: bool) -> int:  # noqa: A002
     """Send a signal to a run. Return the exit code."""
-    from closeout.journal.mailbox import send_signal
+    from closeout.journal.sent_signals import send_signal
     from closeout.journal.store import open_store
     from closeout.run.waiting import pending_decisions
 

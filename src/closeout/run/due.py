@@ -12,7 +12,7 @@ from datetime import datetime
 
 from closeout.errors import JournalError, JournalLocked, ResumeRefused, RunNotFound
 from closeout.journal.events import RunStarted
-from closeout.journal.mailbox import runs_with_signals
+from closeout.journal.sent_signals import runs_with_signals
 from closeout.journal.store import Store
 from closeout.journal.subscribers import Listener
 from closeout.run.plan import AgentPlan

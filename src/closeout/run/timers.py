@@ -16,7 +16,7 @@ from typing import Any
 
 from closeout.errors import SignalTimeout, ToolError
 from closeout.journal.events import DecisionMade, DecisionRequested
-from closeout.journal.mailbox import check_signal_name, mark_received, open_signals
+from closeout.journal.sent_signals import check_signal_name, mark_received, open_signals
 from closeout.messages import ToolSpec
 from closeout.run.plan import Scope
 from closeout.run.waiting import decide, question_digest
