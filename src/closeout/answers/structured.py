@@ -18,7 +18,7 @@ from closeout.errors import UsageError
 from closeout.messages import Constraint
 from closeout.parsing.json_text import repair_json
 from closeout.repair.schema_rules import short
-from closeout.repair.schema_width import too_wide
+from closeout.repair.schema_width import multiplies, too_wide
 from closeout.results.normal import compact_json, normalise
 
 __all__ = ["Json", "Yaml"]
@@ -69,6 +69,10 @@ def _by_schema(schema: Mapping[str, Any], owner: str) -> Callable[[Any], tuple[A
 
     def check(value: Any) -> tuple[Any, str]:
         try:
+            if validator.is_valid(value):
+                return value, ""
+            if multiplies(schema, value):
+                return None, "The answer does not fit its schema."
             found = list(islice(validator.iter_errors(value), _MOST_PROBLEMS + 1))
         except ValueError as error:
             return None, f"The answer does not fit. {shorten(str(error), 200)}."

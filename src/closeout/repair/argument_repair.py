@@ -235,9 +235,9 @@ def _problem(arguments: Any, rules: SchemaRules) -> str:
             shown = f" (given: {given})" if given else ""
             return f"Missing argument{plural} {', '.join(missing)}{shown}; send {signature(rules)}"
     error = rules.first_error(arguments)
-    if error is None:
-        return "The arguments nest too deeply or hold text that is not valid Unicode"
-    return _sentence(error, rules)
+    if error is not None:
+        return _sentence(error, rules)
+    return "The arguments do not fit the schema, nest too deeply or hold text that is not valid Unicode"
 
 
 def _sentence(error: Any, rules: SchemaRules) -> str:

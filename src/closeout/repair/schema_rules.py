@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from closeout.errors import BrokenDependency, ToolDefinitionError
-from closeout.repair.schema_width import too_wide
+from closeout.repair.schema_width import multiplies, too_wide
 
 if TYPE_CHECKING:
     import jsonschema_rs
@@ -127,7 +127,7 @@ class SchemaRules:
         """Return the validator's first complaint, or None if it has none or cannot look into the arguments."""
         import jsonschema_rs
 
-        if nests_deeper(arguments):
+        if nests_deeper(arguments) or multiplies(self.schema, arguments):
             return None
         try:
             self._validator.validate(arguments)
