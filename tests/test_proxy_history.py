@@ -221,7 +221,7 @@ FOREIGN = [{"role": "user", "content": "Hi"}, THOUGHT, ASKED]
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("vendor", ["cerebras", "groq"])
-async def test_fields_that_a_server_refuses_are_left_out_for_that_model_and_key(
+async def test_fields_that_a_server_refuses_are_left_out_for_that_conversation(
     home: Path, vendor: str, stream: bool
 ) -> None:
     async with proxied(home, lambda view: answer("5"), vendor=vendor) as server:
@@ -245,6 +245,40 @@ async def test_fields_that_a_server_refuses_are_left_out_for_that_model_and_key(
         records = await server.records()
     kinds = [{event.kind for event in events if isinstance(event, Repaired)} for events in records]
     assert kinds == [{"history_field"}] * 4
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_an_error_that_repeats_the_words_of_a_client_changes_nothing_for_others(home: Path, key: str) -> None:
+    def answers(thought: str, **more: Any) -> list[Any]:
+        return [FOREIGN[0], {"role": "assistant", "content": "Hello", "reasoning": thought, **more}, ASKED]
+
+    forged = "x: 'reasoning' is unsupported, also"  # Cerebras takes `reasoning`, and repeats the name that it does not
+    async with proxied(home, lambda view: answer("5"), vendor="cerebras") as server:
+
+        async def status(messages: list[Any]) -> int:
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            body = {"model": "m", "messages": messages}
+            async with server.http.post(f"{server.url}/v1/chat/completions", json=body, headers=headers) as response:
+                await response.read()
+                return response.status
+
+        assert await status(answers("mine", **{forged: 1})) == 400
+        assert [sent_names(each.json) for each in server.model.requests] == [{"reasoning", forged}, {forged}]
+        server.model.requests.clear()
+        assert await status(answers("theirs")) == 200
+        assert [sent_names(each.json) for each in server.model.requests] == [{"reasoning"}]
+
+
+async def test_refused_fields_are_left_out_of_the_next_turns_of_their_conversation(home: Path) -> None:
+    async with proxied(home, lambda view: answer("5"), vendor="cerebras") as server:
+        messages = list(FOREIGN)
+        for _ in range(3):
+            async with server.http.post(
+                f"{server.url}/v1/chat/completions", json={"model": "m", "messages": messages}
+            ) as response:
+                said = (await response.json())["choices"][0]["message"]
+            messages += [{**said, "annotations": []}, ASKED]
+    assert len(server.model.requests) == 1 + 3  # one was refused
 
 
 def sent_names(body: Any) -> set[str]:

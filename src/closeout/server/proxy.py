@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Literal
 
 from aiohttp import web
@@ -46,7 +47,7 @@ LONGEST_MODEL = 1_000  # characters of a model's name, under which things are ke
 MAX_REQUESTS = 512  # concurrent requests
 MAX_QUEUE = 1024  # that may wait
 REJECTIONS_BEFORE_TEXT = 2  # errors in a row about calls of the model before they are asked for as text
-LEARNED_KEPT = 1024  # models and keys for which the server refuses tools or fields
+LEARNED_KEPT = 1024  # models and keys for which the server refuses tools, and conversations whose fields it refuses
 
 _FRAME_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
@@ -87,7 +88,8 @@ class Proxy:
         self._read_only_tools = frozenset(read_only_tools)
         self._always_text = dialect == "text"
         self.forms = check_forms(forms)
-        self._learned: OrderedDict[tuple[str, str], _Learned] = OrderedDict()  # keyed by model and client's key
+        self._text_until: OrderedDict[tuple[str, str], float] = OrderedDict()  # keyed by model and client's key
+        self._refused: OrderedDict[tuple[str, str, str], _RefusedFields] = OrderedDict()  # and by conversation
         self._governors: OrderedDict[bytes, Governor] = OrderedDict()
 
     def add_routes(self, app: web.Application) -> None:
@@ -152,43 +154,50 @@ class Proxy:
 
     def speaks_text(self, model: str, headers: Mapping[str, str]) -> bool:
         """Return whether a model gets its tools as text in requests with these headers."""
-        return self._always_text or self._learned_of(model, headers).wants_text
+        until = self._text_until.get((model, client_key(headers)), 0.0)
+        return self._always_text or time.monotonic() < until
 
-    def refused_fields(self, model: str, headers: Mapping[str, str]) -> frozenset[str]:
-        """Return the fields of the assistant's messages that the server refuses in requests with these headers."""
-        return self._learned_of(model, headers).refused
+    def speak_text(self, model: str, headers: Mapping[str, str]) -> None:
+        """Remember for a while that a model gets its tools as text in requests with these headers."""
+        kept(self._text_until, (model, client_key(headers)), time.monotonic() + LEARNED_SECONDS, LEARNED_KEPT)
 
-    def remember(self, model: str, headers: Mapping[str, str], *, refused: Collection[str] = ()) -> None:
-        """Remember for a while what the server refuses for a model and a client's key.
+    def refused_fields(self, model: str, headers: Mapping[str, str], messages: Any) -> frozenset[str]:
+        """Return the fields that the server refused in this conversation's messages."""
+        if not self._refused:
+            return frozenset()
+        found = self._refused.get((model, client_key(headers), _conversation(messages)), _NONE_REFUSED)
+        return found.fields if time.monotonic() < found.until else frozenset()
 
-        Args:
-            model: The model.
-            headers: The client's headers.
-            refused: Fields of the assistant's messages; by default native tools.
+    def refuse_fields(self, model: str, headers: Mapping[str, str], messages: Any, fields: Collection[str]) -> None:
+        """Remember for a while the fields that the server refused in a conversation's messages.
+
+        An error may repeat a client's words, and clients without a key share the empty one. So nothing is learned for
+        other conversations.
         """
-        known = self._learned_of(model, headers)
-        learned = _Learned(
-            time.monotonic() + LEARNED_SECONDS,
-            wants_text=known.wants_text or not refused,
-            refused=known.refused.union(refused),
-        )
-        kept(self._learned, (model, client_key(headers)), learned, LEARNED_KEPT)
-
-    def _learned_of(self, model: str, headers: Mapping[str, str]) -> _Learned:
-        found = self._learned.get((model, client_key(headers)), _NOTHING_LEARNED)
-        return found if time.monotonic() < found.until else _NOTHING_LEARNED
+        known = self.refused_fields(model, headers, messages)
+        refused = _RefusedFields(time.monotonic() + LEARNED_SECONDS, known.union(fields))
+        kept(self._refused, (model, client_key(headers), _conversation(messages)), refused, LEARNED_KEPT)
 
 
 @dataclass(frozen=True, slots=True)
-class _Learned:
-    """What the server refuses for one model and key, and until when that counts."""
+class _RefusedFields:
+    """The fields that the server refuses in a conversation, and until when that counts."""
 
     until: float = 0.0
-    wants_text: bool = False
-    refused: frozenset[str] = frozenset()
+    fields: frozenset[str] = frozenset()
 
 
-_NOTHING_LEARNED = _Learned()
+_NONE_REFUSED = _RefusedFields()
+
+
+def _conversation(messages: Any) -> str:
+    """Return what identifies a conversation: a digest of its messages up to the first of the assistant."""
+    beginning = []
+    for message in messages if isinstance(messages, list) else ():
+        beginning.append(message)
+        if isinstance(message, dict) and message.get("role") == "assistant":
+            break
+    return sha256(encode_json(beginning)).hexdigest()
 
 
 def _api_error(error: ModelError) -> ApiError:
@@ -244,6 +253,7 @@ class _ProxiedExchange:
         # In record-only mode the client's own words are sent.
         self._body, repairs = (body, []) if proxy.record_only else form.mended(body)
         self._is_mended = False  # the client's own bytes are not sent
+        self._own_messages = body.get("messages")  # as the client wrote them
         self._model = str(body.get("model") or "")
         if len(self._model) > LONGEST_MODEL:
             raise ApiError(400, f"The name of the model is longer than {LONGEST_MODEL:,} characters.", param="model")
@@ -307,7 +317,7 @@ class _ProxiedExchange:
     async def _pass_through(self, form: NativeFormat) -> web.StreamResponse | None:
         """Pass the request on as it is. Returns None if the model must get its tools as text."""
         endpoint = self._proxy.upstream.endpoint(self._form.path, self._request.headers)
-        self._leave_out(self._proxy.refused_fields(self._model, self._request.headers))
+        self._leave_out(self._proxy.refused_fields(self._model, self._request.headers, self._own_messages))
         data = encode_json(self._body) if self._is_mended else await self._request.read()
         # Of the replies that are of no use, clients recognise one that was cut off: they get it rather than the last.
         cut: tuple[_Received, Verdict] | None = None
@@ -362,7 +372,7 @@ class _ProxiedExchange:
         return True
 
     def _write_as_text(self) -> None:
-        self._proxy.remember(self._model, self._request.headers)
+        self._proxy.speak_text(self._model, self._request.headers)
         self._writes_text = True
 
     def _learns_fields(self, response: transport.Response, raw: bytes) -> bool:
@@ -378,7 +388,7 @@ class _ProxiedExchange:
         if not refused:
             return False
         self._record.failed(ModelError(f"The server refuses {', '.join(sorted(refused))}.", status=response.status))
-        self._proxy.remember(self._model, self._request.headers, refused=refused)
+        self._proxy.refuse_fields(self._model, self._request.headers, self._own_messages, refused)
         self._leave_out(refused)
         return True
 
