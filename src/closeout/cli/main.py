@@ -180,6 +180,42 @@ def upgrade(
     return upgrade_command(loaded, [*map(full_run_id, run_ids or ())], on_change, as_json=json)
 
 
+@app.command("what-if")
+@guarded
+def what_if(
+    agent: Annotated[str, typer.Argument(help="FILE.yaml or package.module:agent: the candidate")],
+    run_ids: Annotated[list[str] | None, typer.Argument(metavar="[RUN_ID]…", help="Only these runs")] = None,
+    last: Annotated[int, typer.Option(help="The newest ended runs of agents of this name", min=1)] = 100,
+    model: Model = None,
+    base_url: BaseUrl = None,
+    instructions: Annotated[str | None, typer.Option(help="A file with other instructions")] = None,
+    baseline: Annotated[str | None, typer.Option(help="The agent as it was, asked again to see the noise")] = None,
+    allow_read_only: Annotated[bool, typer.Option("--allow-read-only", help="Run tools that only read")] = False,
+    limit_cost: Annotated[float | None, typer.Option(help="Dollars after which no request is sent")] = None,
+    parallel: Annotated[int, typer.Option(help="Runs at a time", min=1)] = 4,
+    json: Json = False,
+) -> int:
+    """Run recorded runs again with a changed agent, in memory, and say what it does otherwise.
+
+    Only requests that differ from the recorded ones are sent. No call with effects is made. The exit code is 0 if
+    nothing differs, else 1.
+    """
+    from closeout.cli.options import RunOptions, make_agent
+    from closeout.cli.what_if_command import read_instructions, what_if_command
+
+    text = None if instructions is None else read_instructions(instructions)
+    loaded = make_agent(RunOptions(agent=agent, model=model, base_url=base_url, instructions=text))
+    return what_if_command(
+        loaded,
+        [*map(full_run_id, run_ids)] if run_ids else last,
+        baseline=None if baseline is None else make_agent(RunOptions(agent=baseline)),
+        allow_read_only=allow_read_only,
+        limit_cost=limit_cost,
+        parallel=parallel,
+        as_json=json,
+    )
+
+
 @app.command()
 @guarded
 def approve(

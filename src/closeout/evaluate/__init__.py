@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from closeout.evaluate.scores import Attempted, Score
     from closeout.evaluate.simulated_user import SimulatedUser
     from closeout.evaluate.tasks import EvalTask, load_tasks
+    from closeout.evaluate.what_if_report import WhatIfReport, what_if
 
 __all__ = [
     "Attempted",
@@ -30,6 +31,7 @@ __all__ = [
     "Score",
     "Scorer",
     "SimulatedUser",
+    "WhatIfReport",
     "compare",
     "compare_all",
     "evaluate",
@@ -37,6 +39,7 @@ __all__ = [
     "load_tasks",
     "rescore",
     "retry",
+    "what_if",
     "write_html",
 ]
 
@@ -50,6 +53,7 @@ _HOMES = {
     "scores": ("Attempted", "Score"),
     "simulated_user": ("SimulatedUser",),
     "tasks": ("EvalTask", "load_tasks"),
+    "what_if_report": ("WhatIfReport", "what_if"),
 }
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from closeout.testing.misbehaviour import MISBEHAVIOURS, NON_ANSWERS, Misbehaviour, always, once, sometimes
     from closeout.testing.open_runs import assert_runs_continue
     from closeout.testing.recording import RecordedClient, Recording, export_run, recorded
+    from closeout.testing.regression import assert_no_regression
     from closeout.testing.script import RequestView, Turn, answer, call, say
     from closeout.testing.scripted_server import ScriptedServer, serve_script
 
@@ -28,6 +29,7 @@ __all__ = [
     "Turn",
     "always",
     "answer",
+    "assert_no_regression",
     "assert_runs_continue",
     "call",
     "export_run",
@@ -45,6 +47,7 @@ _HOMES = {
     "misbehaviour": ("MISBEHAVIOURS", "NON_ANSWERS", "Misbehaviour", "always", "once", "sometimes"),
     "open_runs": ("assert_runs_continue",),
     "recording": ("RecordedClient", "Recording", "export_run", "recorded"),
+    "regression": ("assert_no_regression",),
     "script": ("RequestView", "Turn", "answer", "call", "say"),
     "scripted_server": ("ScriptedServer", "serve_script"),
 }

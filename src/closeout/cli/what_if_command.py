@@ -1,0 +1,106 @@
+"""The command what-if: what a changed agent would have done on recorded runs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from closeout.agent import Agent
+from closeout.cli import exits
+from closeout.cli.terminal import one_line, print_json, printable
+from closeout.errors import UsageError
+from closeout.evaluate.what_if_report import WhatIfReport, what_if
+from closeout.run.what_if import WhatIfCase
+
+if TYPE_CHECKING:
+    from closeout.evaluate.estimates import PairedEstimate
+
+__all__ = ["read_instructions", "what_if_command"]
+
+LISTED = 20  # runs that are printed
+
+
+def read_instructions(path: str) -> str:
+    """Return the text of a file. Raises UsageError if it cannot be read."""
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(f"--instructions {path} cannot be read: {reason}. Pass a text file.") from None
+
+
+def what_if_command(agent: Agent, runs: int | list[str], *, as_json: bool, **options: Any) -> int:
+    """Run recorded runs again with an agent, and print what differs. `options` are those of `what_if`.
+
+    Returns:
+        0 if nothing differs, else 1.
+    """
+    shows = sys.stderr.isatty() and not as_json
+
+    def progress(done: int, number: int) -> None:
+        if shows:
+            print(f"\r{done} of {number} runs", end="", file=sys.stderr, flush=True)
+
+    report = asyncio.run(what_if(agent, runs, progress=progress, **options))
+    if shows:
+        print("\r\033[K", end="", file=sys.stderr)
+    if as_json:
+        print_json(_data(report))
+    else:
+        _print_report(report)
+    return exits.OK if report.cases and not (report.changed or report.skipped) else exits.UNANSWERED
+
+
+def _data(report: WhatIfReport) -> dict[str, Any]:
+    estimates = {
+        name: None if (found := getattr(report, name)) is None else asdict(found)
+        for name in ("grade", "tokens", "turns", "baseline_grade")
+    }
+    cases = [{**asdict(case), "changed": case.changed, "added": case.added, "lost": case.lost} for case in report.cases]
+    return {"paid": report.paid, "cost": report.cost, **estimates, "cases": cases}
+
+
+def _print_report(report: WhatIfReport) -> None:
+    if not report.cases:
+        print("No ended run of an agent of this name was found. `closeout runs` lists the runs.", file=sys.stderr)
+        return
+    changed, left, skipped = report.changed, report.left, report.skipped
+    print(f"{len(report.cases) - len({c.run_id for c in (*changed, *skipped)}):>6}  as recorded")
+    print(f"{len(changed):>6}  changed, of which {len(left)} left the record")
+    if any(case.baseline for case in report.cases):
+        print(f"{len(report.baseline_changed):>6}  changed with the baseline")
+    if skipped:
+        print(f"{len(skipped):>6}  not run to the end")
+    for case in [*changed, *(each for each in skipped if not each.changed)][:LISTED]:
+        print(_described(case))
+    if len(changed) + len(skipped) > LISTED:
+        print(f"        at most {LISTED} are listed (--json has all)")
+    for name, unit in (("grade", ""), ("tokens", " per run"), ("turns", " per run"), ("baseline_grade", "")):
+        found: PairedEstimate | None = getattr(report, name)
+        if found is not None:
+            print(f"{name.replace('_', ' ')}: {found.difference:+.3g}{unit} ({found.low:.3g} to {found.high:.3g})")
+    cost = "unknown cost" if report.cost is None else f"{report.cost:.4f} USD"
+    print(f"{report.paid} requests paid, {cost}")
+
+
+def _described(case: WhatIfCase) -> str:
+    lines = [f"{case.run_id}  {one_line(case.task, 60)}"]
+    if case.problem:
+        lines.append(f"  {case.problem}")
+    if case.then is not None and case.now is not None:
+        if case.divergence:
+            lines.append(f"  first difference: {case.divergence}")
+        if case.now.problem:
+            lines.append(f"  {case.now.problem}")
+        elif case.then.answer != case.now.answer:
+            lines.append(f"  answer: {_short(case.then.answer)} → {_short(case.now.answer)}")
+        lines += [f"  + {_short(call)}" for call in case.added[:5]]
+        lines += [f"  - {_short(call)}" for call in case.lost[:5]]
+    return "\n".join(f"        {printable(one_line(line, 160))}" for line in lines)
+
+
+def _short(text: str | None) -> str:
+    return "none" if text is None else one_line(text, 60)

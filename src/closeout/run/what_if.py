@@ -1,0 +1,315 @@
+"""Run recorded runs again with a changed agent, and find what it does otherwise. Only what differs is paid for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from closeout.errors import CloseoutError, JournalError, UsageError
+from closeout.journal.events import (
+    Event,
+    HandedOver,
+    MessageReceived,
+    ModelReplied,
+    ModelRequested,
+    RunEnded,
+    RunStarted,
+    ToolFinished,
+)
+from closeout.journal.run_journal import describe_damage
+from closeout.journal.store import Row, Store
+from closeout.journal.totals import RunTotals
+from closeout.records import record
+from closeout.run.compare import first_difference
+from closeout.run.lifecycle import as_recorded, execute_run, new_started, recorded_task
+from closeout.run.plan import AgentPlan
+from closeout.run.recorded_effects import CostLimit, KnownTools, RecordedEffects, WhatIfJournal, shown
+
+__all__ = ["Lane", "WhatIfCase", "run_again"]
+
+_ENDED = ("answered", "unanswered")
+_SHOWN = 200  # characters of a task
+
+
+@record(kw_only=True)
+class Lane:
+    """A task as one agent did it.
+
+    Attributes:
+        answer: Its answer.
+        status: "answered", "unanswered", "failed", "left the record" or "stopped" (at the cost limit).
+        turns: Its turns.
+        tokens: Tokens of its requests, also of those that were taken from the record.
+        calls: Its tool calls, in order.
+        paid: The requests that were sent to the model.
+        cost: What these cost in dollars; None if a price is unknown.
+        left: The call that it wanted to make, which the record does not have and which must not be made.
+        problem: Why it failed or stopped.
+    """
+
+    answer: str | None
+    status: str
+    turns: int = 0
+    tokens: int = 0
+    calls: tuple[str, ...] = ()
+    paid: int = 0
+    cost: float | None = 0.0
+    left: str = ""
+    problem: str = ""
+
+
+@record(kw_only=True)
+class WhatIfCase:
+    """One recorded run, and what a changed agent does on it.
+
+    Attributes:
+        run_id: The recorded run.
+        task: The beginning of its task.
+        then: The run as recorded; None if it cannot be read.
+        now: With the candidate; None if the run was not run again.
+        baseline: With the agent that the candidate is compared with: asked again from the request at which the
+            candidate left the record, so that it shows how much the model varies by itself. None without one.
+        divergence: The first difference between `then` and `now`; empty if there is none.
+        problem: Why the run was not run again.
+    """
+
+    run_id: str
+    task: str = ""
+    then: Lane | None = None
+    now: Lane | None = None
+    baseline: Lane | None = None
+    divergence: str = ""
+    problem: str = ""
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The calls of the candidate that the recorded run did not make."""
+        return _more(self.now, self.then)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The calls of the recorded run that the candidate does not make."""
+        return _more(self.then, self.now)
+
+    @property
+    def changed(self) -> bool:
+        """True if the candidate answers or ends otherwise, or makes other calls."""
+        return differs(self.then, self.now)
+
+
+def differs(then: Lane | None, now: Lane | None) -> bool:
+    """Return True if two lanes have other answers, ends or calls. The order of calls does not count."""
+    if then is None or now is None:
+        return False
+    return (then.answer, then.status, Counter(then.calls)) != (now.answer, now.status, Counter(now.calls))
+
+
+def _more(first: Lane | None, second: Lane | None) -> tuple[str, ...]:
+    if first is None or second is None:
+        return ()
+    return tuple((Counter(first.calls) - Counter(second.calls)).elements())
+
+
+async def run_again(
+    plan: AgentPlan,
+    store: Store,
+    runs: int | Iterable[str],
+    *,
+    baseline: AgentPlan | None = None,
+    allow_read_only: bool = False,
+    limit_cost: float | None = None,
+    parallel: int = 4,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[WhatIfCase]:
+    """Run recorded runs again with an agent, in memory. The records stay as they are.
+
+    Args:
+        plan: The changed agent.
+        store: Where the runs are kept.
+        runs: The ids of the runs, or the number of the newest ended runs of agents of this name.
+        baseline: The agent to compare it with.
+        allow_read_only: Run tools that only read for calls that are not in the record.
+        limit_cost: Dollars after which no request is sent any more.
+        parallel: Runs at a time.
+        progress: Called with the number of runs that are done and of all, after each.
+
+    Raises:
+        UsageError: An argument is wrong.
+        RunNotFound: No run has such an id.
+        JournalError: The journal cannot be read.
+    """
+    if parallel < 1:
+        raise UsageError(f"parallel must be at least 1, got {parallel}.")
+    if limit_cost is not None and not limit_cost > 0:
+        raise UsageError(f"limit_cost must be more than 0 dollars, got {limit_cost}.")
+    if isinstance(runs, str):
+        runs = [runs]
+    ids = await store.off_loop(_chosen, store, plan.name, runs)
+    lab = _Lab(store, allow_read_only=allow_read_only, cost=CostLimit(limit_cost))
+    candidate, other = _quiet(plan), None if baseline is None else _quiet(baseline)
+    places = asyncio.Semaphore(parallel)
+    done = 0
+
+    async def case(run_id: str) -> WhatIfCase:
+        nonlocal done
+        async with places:
+            found = await lab.case(run_id, candidate, other)
+        done += 1
+        if progress is not None:
+            progress(done, len(ids))
+        return found
+
+    async with plan.manager, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(case(run_id)) for run_id in ids]
+    return [task.result() for task in tasks]
+
+
+def _chosen(store: Store, name: str, runs: int | Iterable[str]) -> list[str]:
+    if not isinstance(runs, int):
+        return list(dict.fromkeys(store.run(run_id).run_id for run_id in runs))
+    number = runs
+    if number < 1:
+        raise UsageError(f"runs must be run ids or the number of runs, at least 1; got {number}.")
+    found: list[str] = []
+    for run in store.each_run():
+        if run.status not in _ENDED:
+            continue
+        first = next(store.rows(run.run_id), None)
+        if first is not None and isinstance(first.event, RunStarted) and first.event.name == name:
+            found.append(run.run_id)
+            if len(found) == number:
+                break
+    return found
+
+
+def _quiet(plan: AgentPlan) -> AgentPlan:
+    """Return the plan without what it tells others, and with the prompts, which are compared."""
+    return replace(plan, listeners=(), telemetry=None, remember_dialect=None, record_prompts=True)
+
+
+class _Lab:
+    """Runs cases. `cost` is charged by all of them."""
+
+    def __init__(self, store: Store, *, allow_read_only: bool, cost: CostLimit) -> None:
+        self._store = store
+        self._allow_read_only = allow_read_only
+        self._cost = cost
+
+    async def case(self, run_id: str, plan: AgentPlan, baseline: AgentPlan | None) -> WhatIfCase:
+        """Run one recorded run again."""
+        try:
+            recorded = await self._store.off_loop(self._store.read, run_id)
+        except JournalError as error:
+            return WhatIfCase(run_id=run_id, problem=str(error))
+        rows = recorded.rows
+        started = rows[0].event if rows else None
+        if recorded.problems or not isinstance(started, RunStarted):
+            return WhatIfCase(run_id=run_id, problem=describe_damage(run_id, recorded.problems))
+        case = WhatIfCase(run_id=run_id, task=started.task[:_SHOWN])
+        if problem := _unfit(rows):
+            return replace(case, problem=problem)
+        if self._cost.reached:
+            return replace(case, problem=self._cost.reached)
+        try:
+            return await self._lanes(case, rows, plan, baseline)
+        except CloseoutError as error:
+            return replace(case, problem=f"the agent cannot run the task: {error}")
+
+    async def _lanes(
+        self, case: WhatIfCase, rows: Sequence[Row], plan: AgentPlan, baseline: AgentPlan | None
+    ) -> WhatIfCase:
+        then, now, journal = await self._lane(case.run_id, rows, plan)
+        if then is None:
+            problem = "The run was recorded without its prompts (journal.prompts is off), so they cannot be compared."
+            return replace(case, problem=problem)
+        difference = first_difference(_behaviour(rows), _behaviour(journal.rows()))
+        case = replace(case, then=then, now=now, divergence="" if difference is None else str(difference))
+        if baseline is None:
+            return case
+        _, lane, _ = await self._lane(case.run_id, rows, baseline, ask_from=journal.first_paid, names=journal.tools)
+        return replace(case, baseline=lane)
+
+    async def _lane(
+        self,
+        run_id: str,
+        rows: Sequence[Row],
+        plan: AgentPlan,
+        *,
+        ask_from: int | None = None,
+        names: KnownTools | None = None,
+    ) -> tuple[Lane | None, Lane, WhatIfJournal]:
+        plan = as_recorded(plan, rows)
+        task = recorded_task(rows, run_id, load=self._store.content)
+        async with plan.manager:
+            tools = KnownTools(plan)
+            effects = RecordedEffects.of((row.event for row in rows), tools)
+            then = None if effects.lacks_prompts else _as_recorded(rows, effects.calls)
+            journal = WhatIfJournal(
+                new_started(plan, task),
+                effects,
+                tools,
+                load=self._store.content,
+                allow_read_only=self._allow_read_only,
+                cost=self._cost,
+                ask_from=ask_from,
+            )
+            if then is None:
+                return None, Lane(answer=None, status="failed"), journal
+            result = await execute_run(plan, task, journal, ())
+        status = "left the record" if journal.left else "stopped" if journal.problem else result.status
+        now = Lane(
+            answer=None if journal.problem else result.answer,
+            status=status,
+            turns=result.turns,
+            tokens=result.usage.total_tokens,
+            calls=tuple(shown((names or tools).canonical(*each)) for each in journal.calls),
+            paid=journal.requests_paid,
+            cost=journal.paid.cost_usd if journal.requests_paid else 0.0,
+            left=journal.left,
+            problem=journal.problem or result.error,
+        )
+        return then, now, journal
+
+
+def _unfit(rows: Sequence[Row]) -> str:
+    """Return why a run cannot be run again; empty if it can."""
+    last = rows[-1].event
+    if not isinstance(last, RunEnded) or last.status not in (*_ENDED, "failed"):
+        return "The run has not ended with an answer or without one."
+    if any(isinstance(row.event, HandedOver) for row in rows):
+        return "The conversation was handed over to another agent, and its model is not recorded."
+    if any(isinstance(row.event, MessageReceived) for row in rows):
+        return "Messages were sent to the run while it was running, and their time cannot be repeated."
+    return ""
+
+
+def _as_recorded(rows: Sequence[Row], calls: Iterable[str]) -> Lane:
+    totals = RunTotals(row.event for row in rows)
+    ended = rows[-1].event
+    assert isinstance(ended, RunEnded)
+    return Lane(
+        answer=ended.answer,
+        status=ended.status,
+        turns=totals.turns,
+        tokens=totals.usage.total_tokens,
+        calls=tuple(calls),
+        cost=totals.usage.cost_usd,
+        problem=ended.error,
+    )
+
+
+def _behaviour(rows: Iterable[Row]) -> list[Row]:
+    """Return what the model said and the tools returned, and the end. A request only says which turn it is."""
+    found = []
+    for row in rows:
+        event: Event = row.event
+        if isinstance(event, ModelRequested):
+            event = ModelRequested(event.agent, event.call, event.attempt, turn=event.turn, purpose=event.purpose)
+        elif not isinstance(event, (ModelReplied, ToolFinished, RunEnded)):
+            continue
+        if isinstance(event, RunEnded):
+            event = RunEnded(event.agent, event.status, event.stop_reason, answer=event.answer)
+        found.append(replace(row, event=event))
+    return found
