@@ -14,6 +14,8 @@ from closeout import Agent, tool
 from closeout.errors import RunNotFound, UsageError
 from closeout.evaluate import what_if
 from closeout.journal.store import open_store
+from closeout.messages import Usage
+from closeout.run.recorded_effects import CostLimit
 from closeout.testing import ScriptedClient, answer, assert_no_regression, call, serve_script
 
 sys.path.insert(0, str(Path(__file__).parent / "harness"))
@@ -202,6 +204,14 @@ async def test_no_request_is_sent_after_the_cost_limit(tmp_path: Path) -> None:
     assert report.paid == 1, "the price of the scripted model is unknown, so no limit can be kept"
     assert len(report.skipped) == 2
     assert "the price of the model is unknown" in report.skipped[0].problem
+
+
+def test_a_cost_limit_is_reached_by_the_sum_of_all_requests() -> None:
+    cost = CostLimit(1.0)
+    cost.charge(Usage(requests=1, cost_usd=0.6))
+    assert not cost.reached
+    cost.charge(Usage(requests=1, cost_usd=0.4))
+    assert cost.reached == "The cost limit of 1 USD is reached."
 
 
 async def test_runs_that_cannot_be_compared_are_named(world: World, tmp_path: Path) -> None:

@@ -137,7 +137,11 @@ def _report(cases: list[WhatIfCase], grader: AnswerGrader | None) -> WhatIfRepor
 
     then = {name: before for name, (_, before, _) in pairs.items()}
     now = {name: after for name, (_, _, after) in pairs.items()}
-    again = {name: case.baseline for name, (case, _, _) in pairs.items() if case.baseline is not None}
+    again = {
+        name: case.baseline
+        for name, (case, _, _) in pairs.items()
+        if case.baseline is not None and case.baseline.status != "stopped"
+    }
     complete = {name for name, lane in now.items() if not lane.left}  # what a run that left needs is unknown
     return replace(
         report,

@@ -100,8 +100,11 @@ class WhatIfCase:
 
 
 def differs(then: Lane | None, now: Lane | None) -> bool:
-    """Return True if two lanes have other answers, ends or calls. The order of calls does not count."""
-    if then is None or now is None:
+    """Return True if two lanes have other answers, ends or calls. The order of calls does not count.
+
+    Nothing is known of a lane that was stopped.
+    """
+    if then is None or now is None or now.status == "stopped":
         return False
     return (then.answer, then.status, Counter(then.calls)) != (now.answer, now.status, Counter(now.calls))
 
